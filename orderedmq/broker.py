@@ -213,10 +213,11 @@ class Log(Protocol):
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
         """Check that the account may read the topics as the group. Raises RocketMQError NO_PERMISSION with all it lacks."""
 
-    def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
-        """Append rows (any of the PRODUCER_COLUMNS, ``body`` required) durably, and return their offsets.
+    def append(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> dict[MessageQueue, OffsetRange]:
+        """Append rows (any of the PRODUCER_COLUMNS, ``body`` required) to their queues durably, and return their offsets.
 
-        Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE, StoreFullError; then no row is added.
+        Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE, StoreFullError; then no row is added. An error of a server may
+        come when some rows are stored, if publishing is not atomic (Capabilities). It then says how many are stored in each queue.
         """
 
     def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:

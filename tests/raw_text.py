@@ -57,4 +57,4 @@ def append_raw(broker: Broker, queue: MessageQueue, **columns: pa.Array) -> None
     """Store messages unchanged, without the checks and corrections that this package makes when it writes."""
     log = "orderedmq.embedded.log"
     with patch(f"{log}.normalise", lambda rows, where: rows), patch(f"{log}.check_topic", lambda name, writing: None):
-        broker.log.append(queue, pa.record_batch(columns))
+        broker.log.append({queue: pa.record_batch(columns)})

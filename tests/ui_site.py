@@ -45,7 +45,7 @@ class Shop:
         self.queues = self.broker.log.queues("orders")
         for queue in self.queues:
             bodies = [f"{queue.queue_id}-{number}".encode() for number in range(6)]
-            self.broker.log.append(queue, rows(bodies, "x", "y", None, "x", "y/<b>&", None))
+            self.broker.log.append({queue: rows(bodies, "x", "y", None, "x", "y/<b>&", None)})
         self.tokens = self.own("query-1", self.queues)
         self.broker.groups.commit({self.token(0): 2})
 

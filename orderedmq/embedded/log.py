@@ -328,14 +328,17 @@ class EmbeddedLog:
         joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         return bounded(joined.slice(0, max_messages), max_bytes)
 
-    def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
-        check_topic(queue.topic, writing=True)
-        checked = normalise(rows, f"queue {queue}")
+    def append(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> dict[MessageQueue, OffsetRange]:
+        """See `Log.append`. One transaction adds all rows."""
+        for queue in rows:
+            check_topic(queue.topic, writing=True)
+        checked = {queue: normalise(some, f"queue {queue}") for queue, some in rows.items()}
         with self._store.write() as txn:
-            topic = topic_of(txn, queue.topic)
+            topics = {name: topic_of(txn, name) for name in {queue.topic for queue in checked}}
             now = self._clock.wall()
-            added = append_rows(txn, topic, queue, checked, now)
-            index.retain(txn, topic, now)
+            added = {queue: append_rows(txn, topics[queue.topic], queue, some, now) for queue, some in checked.items()}
+            for topic in topics.values():
+                index.retain(txn, topic, now)
             return added
 
     def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:

@@ -41,7 +41,7 @@ class ParkedAdmin:
         log = self._log.reading(PullSettings(group))
         keys = log.sender.unique_keys(rows.num_rows)
         extra = property_columns(rows, PARKED_PROPERTIES)
-        log.sender.append_encoded(lot, encode(rows, keys, f"the parking lot {lot}", extra=extra), keys)
+        log.sender.append_encoded(lot, list(encode(rows, keys, f"the parking lot {lot}", extra=extra)), keys)
 
     def _lots(self, *, group: str | None = None, topic: str | None = None) -> dict[str, tuple[str, str]]:
         """Return the topics of parking lots of a group, or for a topic, with group and topic."""

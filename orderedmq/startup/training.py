@@ -36,7 +36,7 @@ def main(folder: str) -> None:
             broker.admin.create_topic(topic, 2)
         for queue in broker.log.queues("in"):
             keys = [f"key of queue {queue.queue_id}"] * _ROWS
-            broker.log.append(queue, pa.record_batch({"body": [b"body"] * _ROWS, "sharding_key": keys}))
+            broker.log.append({queue: pa.record_batch({"body": [b"body"] * _ROWS, "sharding_key": keys})})
     spark = (
         SparkSession.builder.master("local[2]")
         .appName("orderedmq-training")

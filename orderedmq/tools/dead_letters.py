@@ -344,5 +344,7 @@ def _same(queue: MessageQueue, origin: MessageQueue) -> bool:
 
 def _send(log: Log, placed: list[tuple[MessageQueue, DeadLetter]]) -> None:
     """Append letters to their queues, in their order within each queue."""
-    for target, group in groupby(sorted(placed, key=lambda pair: pair[0]), key=lambda pair: pair[0]):
-        log.append(target, pa.RecordBatch.from_pylist([letter.row() for _, letter in group], schema=PRODUCER_SCHEMA))
+    rows: dict[MessageQueue, list[dict[str, Any]]] = {}
+    for target, letter in placed:
+        rows.setdefault(target, []).append(letter.row())
+    log.append({target: pa.RecordBatch.from_pylist(found, schema=PRODUCER_SCHEMA) for target, found in rows.items()})

@@ -66,10 +66,11 @@ class Producer:
         ``deliver_timestamp`` (a timestamp with a time zone) for messages that are delivered later, as in the sink. Others are
         ignored. The arguments ``delay_time_level`` and ``deliver_timestamp`` stand for columns with one value.
 
-        There is one append per queue: the more rows, the less each costs. Delayed rows are sent first, one by one, without order
-        and at least once. All rows are checked before. Raises SchemaError, MessageError, OptionError CONFLICT for a delayed row
-        with a key (unless ``delayed_rows`` is "unordered") and UNSUPPORTED where it cannot be delayed, and the errors of
-        `Log.append`; the queues before the failed one then have their rows.
+        The more rows, the less each costs: on the embedded broker a call is one transaction, over RocketMQ one or more requests
+        per queue. Delayed rows are sent first, one by one, without order and at least once. All rows are checked before. Raises
+        SchemaError, MessageError, OptionError CONFLICT for a delayed row with a key (unless ``delayed_rows`` is "unordered") and
+        UNSUPPORTED where it cannot be delayed, and the errors of `Log.append`. After an error no row is stored; over RocketMQ the
+        error says how many rows of which queues are.
         """
         rows = self._with_columns(rows, {LEVEL: delay_time_level, TIME: deliver_timestamp})
         if self._trace_context and rows.num_rows:
@@ -80,11 +81,11 @@ class Producer:
 
     def _send(self, rows: pa.RecordBatch) -> None:
         rows, late = self._split(rows)
-        parts = list(self._by_queue(rows))
+        parts = dict(self._by_queue(rows))
         if late is not None:
             self._log.append_delayed(dict(self._by_queue(late)))
-        for queue, some in parts:
-            self._log.append(queue, some)
+        if parts:
+            self._log.append(parts)
 
     def _with_columns(self, rows: pa.RecordBatch, values: dict[str, object]) -> pa.RecordBatch:
         """Return the rows with a column for each value that is not None. Raises OptionError CONFLICT, INVALID."""

@@ -53,7 +53,7 @@ def fill(broker: Broker, topic: str, queues: int, rows: int, step: int = 65536) 
         made = messages(step, queue.queue_id)
         left = rows // queues
         while left > 0:
-            broker.log.append(queue, made.slice(0, min(left, step)))
+            broker.log.append({queue: made.slice(0, min(left, step))})
             left -= step
 
 

@@ -161,7 +161,7 @@ def _sides(made: Rig) -> dict[str, _Side]:
 
     def send_ours() -> None:
         with connect() as broker:
-            broker.log.append(broker.log.queues("few")[0], data.messages(ROWS))
+            broker.log.append({broker.log.queues("few")[0]: data.messages(ROWS)})
 
     send = partial(made.send, topic, 0)
     return {

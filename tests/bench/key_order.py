@@ -41,7 +41,7 @@ def _fill(broker: Broker, topic: str, rows: int, keys: int) -> None:
     for number, queue in enumerate(broker.log.queues(topic)):
         names = [f"key-{number}-{key % (keys // QUEUES):05d}" for key in range(rows // QUEUES)]
         broker.log.append(
-            queue, pa.record_batch({"body": pa.array([b"x" * 100] * len(names), pa.binary()), "sharding_key": names})
+            {queue: pa.record_batch({"body": pa.array([b"x" * 100] * len(names), pa.binary()), "sharding_key": names})}
         )
 
 
@@ -135,7 +135,7 @@ def _traffic(path: Path, every: float, keys: Callable[[int], list[str]]) -> Iter
             while not stop.wait(every):
                 names = keys(turn)
                 bodies = pa.array([b"x" * 100] * len(names), pa.binary())
-                broker.log.append(queue, pa.record_batch({"body": bodies, "sharding_key": names}))
+                broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": names})})
                 turn += 1
 
     thread = threading.Thread(target=produce)
@@ -208,7 +208,7 @@ def lot(bench: Bench) -> list[Figure]:
 def _park(broker: Broker, group: str, queue: MessageQueue, count: int) -> None:
     """Park ``count`` messages of 5 keys, due in an hour, and bring the group to the end of the queue."""
     names = [f"parked-{one % 5}" for one in range(count)]
-    broker.log.append(queue, pa.record_batch({"body": pa.array([b"x" * 100] * count, pa.binary()), "sharding_key": names}))
+    broker.log.append({queue: pa.record_batch({"body": pa.array([b"x" * 100] * count, pa.binary()), "sharding_key": names})})
     client = broker.groups.join("bench")
     token = broker.groups.lock(group, client, [queue])[queue]
     assert isinstance(token, LockToken)

@@ -51,7 +51,7 @@ def producing(connect: Callable[[], Broker], topic: str, every: float) -> Iterat
     made = data.messages(ROWS)
     with connect() as broker:
         (queue,) = broker.log.queues(topic)
-        with ticking(lambda: broker.log.append(queue, made), every):
+        with ticking(lambda: broker.log.append({queue: made}), every):
             yield
 
 
@@ -119,7 +119,7 @@ def idle(bench: Bench) -> list[Figure]:
     """CPU seconds per second of a query with the default trigger whose source has nothing new."""
     path = _store(bench)
     with orderedmq.connect(path) as broker:
-        broker.log.append(broker.log.queues("t")[0], data.messages(ROWS))
+        broker.log.append({broker.log.queues("t")[0]: data.messages(ROWS)})
     seconds = 3 if bench.quick else 10
 
     def run(null: bool) -> dict[str, float]:

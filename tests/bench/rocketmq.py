@@ -337,10 +337,10 @@ def many_queues(bench: Bench) -> list[Figure]:
     reader = StreamReader(options, full_schema(False))
     try:
         for queue in queues:
-            made.broker.log.append(queue, one)
+            made.broker.log.append({queue: one})
         start: dict[str, Any] = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
         for number in range(10 if bench.quick else 60):
-            made.broker.log.append(queues[number % MANY], one)
+            made.broker.log.append({queues[number % MANY]: one})
             for what in times:
                 # As far apart as triggers that have something to do.
                 time.sleep(0.1)

@@ -115,7 +115,7 @@ def fill(broker: Broker, topic: str, each: int, make: Callable[[int], pa.RecordB
     made = make(min(each, STEP))
     for queue in broker.log.queues(topic):
         for begin in range(0, each, STEP):
-            broker.log.append(queue, made.slice(0, min(STEP, each - begin)))
+            broker.log.append({queue: made.slice(0, min(STEP, each - begin))})
 
 
 def warm(made: Rig, topic: str) -> list[float]:

@@ -93,7 +93,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         made.park(0, 3, "ValueError: " + "no stock of a very long name " * 8)
         made.park(1, 5)
         made.give_up(0, 1, "y")
-        made.broker.log.append(made.queues[0], rows([b"w" * 400], "a-key-without-a-space-" * 8))
+        made.broker.log.append({made.queues[0]: rows([b"w" * 400], "a-key-without-a-space-" * 8)})
         yield made
 
 

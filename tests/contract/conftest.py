@@ -166,7 +166,7 @@ def clock(place: Place) -> FakeClock:
 def token(broker: Broker) -> LockToken:
     """The lock of the first queue, which has ten messages, in the group ``g``."""
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(range(10)))
+    broker.log.append({queue: rows(range(10))})
     [token] = locked(broker, "g", broker.groups.join("me"), [queue])
     return token
 

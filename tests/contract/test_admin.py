@@ -90,18 +90,18 @@ def test_any_name_is_a_topic_or_refused_before_anything_is_made(broker: Broker, 
     except OrderedMQError:
         assert broker.log.topics() == before
     else:
-        broker.log.append(queues_of(broker, name)[0], rows(["a"]))
+        broker.log.append({queues_of(broker, name)[0]: rows(["a"])})
         assert bodies(broker, queues_of(broker, name)[0]) == ["a"]
         broker.admin.delete_topic(name)
 
 
 def test_a_topic_grows_and_its_queues_stay(broker: Broker):
-    broker.log.append(queues_of(broker)[0], rows("abc"))
+    broker.log.append({queues_of(broker)[0]: rows("abc")})
     incarnation = broker.log.topic("orders").incarnation
     grown = broker.admin.add_queues("orders", 5)
     assert (grown.queues, grown.incarnation) == (5, incarnation)
     assert [len(bodies(broker, queue)) for queue in queues_of(broker)] == [3, 0, 0, 0, 0]
-    broker.log.append(queues_of(broker)[4], rows("x"))
+    broker.log.append({queues_of(broker)[4]: rows("x")})
     assert broker.admin.add_queues("orders", 5) == grown
     with refused("TOPIC.QUEUE_COUNT", 5, 4):
         broker.admin.add_queues("orders", 4)
@@ -113,8 +113,8 @@ def test_a_topic_grows_and_its_queues_stay(broker: Broker):
 def test_a_deleted_topic_takes_its_groups_offsets_with_it(broker: Broker):
     broker.admin.create_topic("other", 1)
     queues, [other] = queues_of(broker), queues_of(broker, "other")
-    broker.log.append(queues[0], rows("abc"))
-    broker.log.append(other, rows("xyz"))
+    broker.log.append({queues[0]: rows("abc")})
+    broker.log.append({other: rows("xyz")})
     tokens = locked(broker, "g", broker.groups.join("me"), [*queues, other])
     broker.groups.commit(dict.fromkeys(tokens, 0))
     broker.admin.delete_topic("orders")
@@ -166,10 +166,10 @@ def test_retention_by_age_deletes_whole_chunks_that_are_too_old(broker: Broker, 
     broker.admin.create_topic("t", 1, retention_seconds=100.0)
     queue = queues_of(broker, "t")[0]
     for _ in range(4):
-        broker.log.append(queue, rows(range(BIG)))
+        broker.log.append({queue: rows(range(BIG))})
         clock.pass_(40)
     assert broker.log.bounds([queue])[queue] == QueueBounds(BIG, 4 * BIG)
-    broker.log.append(queue, rows(["last"]))
+    broker.log.append({queue: rows(["last"])})
     assert broker.log.bounds([queue])[queue] == QueueBounds(2 * BIG, 4 * BIG + 1)
     with refused("DATA_LOSS.AGED_OUT", f"0 to {2 * BIG - 1} ({2 * BIG})"):
         broker.log.pull(queue, 0, 10, 10, ("body",))
@@ -184,12 +184,12 @@ def test_a_retention_that_is_changed_counts_from_the_next_write(place: Place, br
     made = broker.admin.create_topic("t", 1, retention_bytes=1 << 30)
     queue = queues_of(broker, "t")[0]
     for _ in range(3):
-        broker.log.append(queue, rows(range(BIG)))
+        broker.log.append({queue: rows(range(BIG))})
         clock.pass_(40)
     altered = place.connect().admin.alter_topic("t", retention_seconds=100.0)
     assert altered == replace(made, retention_seconds=100.0) == broker.log.topic("t")
     assert broker.log.bounds([queue])[queue] == QueueBounds(0, 3 * BIG)
-    broker.log.append(queue, rows(["last"]))
+    broker.log.append({queue: rows(["last"])})
     assert broker.log.bounds([queue])[queue] == QueueBounds(BIG, 3 * BIG + 1)
     assert broker.admin.alter_topic("t", retention_seconds=None, retention_bytes=None) == replace(made, retention_bytes=None)
     clock.pass_(1000)
@@ -209,7 +209,7 @@ def test_retention_by_size_keeps_at_least_what_it_says_and_not_a_chunk_more(brok
     broker.admin.create_topic("t", 1, retention_bytes=300_000, compression="none")
     queue = queues_of(broker, "t")[0]
     for _ in range(10):
-        begin = broker.log.append(queue, rows([b"x" * 20] * BIG)).begin
+        begin = broker.log.append({queue: rows([b"x" * 20] * BIG)})[queue].begin
         [info] = broker.admin.describe_topic("t")
         assert info.bounds.min_offset <= begin
         chunk = info.stored_bytes // info.chunks
@@ -222,9 +222,9 @@ def test_retention_by_size_keeps_at_least_what_it_says_and_not_a_chunk_more(brok
 def test_a_single_append_above_the_retention_stays_readable(broker: Broker):
     broker.admin.create_topic("t", 1, retention_bytes=1000, compression="none")
     queue = queues_of(broker, "t")[0]
-    broker.log.append(queue, rows([b"x" * 5000]))
+    broker.log.append({queue: rows([b"x" * 5000])})
     assert len(bodies(broker, queue)) == 1
-    broker.log.append(queue, rows([b"y" * 5000] * BIG))
+    broker.log.append({queue: rows([b"y" * 5000] * BIG)})
     assert broker.log.bounds([queue])[queue].max_offset == BIG + 1
 
 
@@ -233,7 +233,7 @@ def test_retention_by_size_counts_all_queues_together(broker: Broker):
     broker.admin.create_topic("t", 4, retention_bytes=600_000, compression="none")
     for _ in range(6):
         for queue in queues_of(broker, "t"):
-            broker.log.append(queue, rows([b"x" * 20] * BIG))
+            broker.log.append({queue: rows([b"x" * 20] * BIG)})
     infos = broker.admin.describe_topic("t")
     total, chunks = sum(info.stored_bytes for info in infos), sum(info.chunks for info in infos)
     assert 600_000 <= total < 600_000 + 4 * total // chunks
@@ -255,9 +255,9 @@ def test_publishing_applies_retention_too(broker: Broker, clock: FakeClock):
 @needs("trim")
 def test_without_retention_nothing_is_deleted(broker: Broker, clock: FakeClock):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(range(BIG)))
+    broker.log.append({queue: rows(range(BIG))})
     clock.pass_(1e9)
-    broker.log.append(queue, rows(["a"]))
+    broker.log.append({queue: rows(["a"])})
     assert broker.admin.trim("orders") == {}
     assert broker.log.bounds([queue])[queue] == QueueBounds(0, BIG + 1)
 
@@ -266,14 +266,14 @@ def test_without_retention_nothing_is_deleted(broker: Broker, clock: FakeClock):
 def test_trim_deletes_whole_chunks_before_an_offset(broker: Broker):
     first, second, _ = queues_of(broker)
     for _ in range(3):
-        broker.log.append(first, rows(range(BIG)))
-    broker.log.append(second, rows(range(BIG)))
+        broker.log.append({first: rows(range(BIG))})
+    broker.log.append({second: rows(range(BIG))})
     assert broker.admin.trim("orders", {first: BIG - 1, second: 0}) == {}
     assert broker.admin.trim("orders", {first: 2 * BIG + 1}) == {first: 2 * BIG}
     assert broker.log.bounds([first, second]) == {first: QueueBounds(2 * BIG, 3 * BIG), second: QueueBounds(0, BIG)}
     assert bodies(broker, first) == [str(number) for number in range(BIG)]
     assert broker.admin.trim("orders", {first: 1 << 40}) == {first: BIG}
-    assert broker.log.append(first, rows("ab")).begin == 3 * BIG
+    assert broker.log.append({first: rows("ab")})[first].begin == 3 * BIG
     assert bodies(broker, first) == ["a", "b"]
     with refused("TOPIC.MISSING"):
         broker.admin.trim("nothing")
@@ -285,7 +285,7 @@ def test_trim_deletes_whole_chunks_before_an_offset(broker: Broker):
 def test_trim_of_one_topic_does_not_touch_another(broker: Broker):
     broker.admin.create_topic("other", 1)
     [other] = queues_of(broker, "other")
-    broker.log.append(other, rows("abc"))
+    broker.log.append({other: rows("abc")})
     with refused("TOPIC.NO_SUCH_QUEUE", "other"):
         broker.admin.trim("orders", {other: 3})
     assert len(bodies(broker, other)) == 3
@@ -295,9 +295,9 @@ def test_trim_of_one_topic_does_not_touch_another(broker: Broker):
 def test_a_topic_is_described_queue_by_queue(broker: Broker, clock: FakeClock):
     first = queues_of(broker)[0]
     begin = clock.micros
-    broker.log.append(first, rows(range(BIG)))
+    broker.log.append({first: rows(range(BIG))})
     clock.pass_(5)
-    broker.log.append(first, rows(range(BIG)))
+    broker.log.append({first: rows(range(BIG))})
     one, two, _ = broker.admin.describe_topic("orders")
     assert (one.queue, one.bounds, one.chunks) == (first, QueueBounds(0, 2 * BIG), 2)
     assert (one.first_timestamp, one.last_timestamp) == (begin, begin + 5_000_000)
@@ -313,7 +313,7 @@ def test_compression_changes_sizes_not_rows(broker: Broker, compression: str):
     broker.admin.create_topic("t", 1, compression=compression)
     queue = queues_of(broker, "t")[0]
     for _ in range(5):
-        broker.log.append(queue, rows([b"abcd" * 100] * 500, tags=["x"] * 500))
+        broker.log.append({queue: rows([b"abcd" * 100] * 500, tags=["x"] * 500)})
     assert bodies(broker, queue) == ["abcd" * 100] * 2500
     [info] = broker.admin.describe_topic("t")
     assert (info.stored_bytes < 200_000) is (compression == "lz4")

@@ -36,7 +36,7 @@ def offsets(broker: Broker, queue: MessageQueue, begin: int, end: int, wanted: F
 def test_only_rows_with_one_of_the_tags_come_and_the_others_are_passed_by(broker: Broker):
     queue = queues_of(broker)[0]
     tags = ["a", "b", None, "a", "Aa", "BB", "b c", "aa", "a"]
-    broker.log.append(queue, rows(range(9), tags=tags))
+    broker.log.append({queue: rows(range(9), tags=tags)})
     assert offsets(broker, queue, 0, 9, A) == [0, 3, 8]
     assert offsets(broker, queue, 0, 9, Filter(tags=("a", "b c"))) == [0, 3, 6, 8]
     assert offsets(broker, queue, 1, 8, A) == [3], "neither before the range nor behind it"
@@ -46,7 +46,7 @@ def test_only_rows_with_one_of_the_tags_come_and_the_others_are_passed_by(broker
 def test_tags_whose_java_hashes_are_the_same_are_told_apart(broker: Broker):
     """Brokers compare hashes, and "Aa" and "BB" have the same."""
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(range(100), tags=["Aa", "BB"] * 50))
+    broker.log.append({queue: rows(range(100), tags=["Aa", "BB"] * 50)})
     assert offsets(broker, queue, 0, 100, Filter(tags=("Aa",))) == list(range(0, 100, 2))
     assert offsets(broker, queue, 0, 100, Filter(tags=("BB",))) == list(range(1, 100, 2))
 
@@ -54,14 +54,14 @@ def test_tags_whose_java_hashes_are_the_same_are_told_apart(broker: Broker):
 @pytest.mark.parametrize("columns", [("body",), ("tags", "body"), tuple(MESSAGE_SCHEMA.names)])
 def test_columns_come_in_the_order_asked_for_with_a_filter(broker: Broker, columns: tuple[str, ...]):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(["x", "y", "z"], tags=["b", "a", "a"]))
+    broker.log.append({queue: rows(["x", "y", "z"], tags=["b", "a", "a"])})
     found = matching(broker, queue, 0, 3, A, columns)
     assert [row["body"] for row in found] == [b"y", b"z"]
 
 
 def test_a_filtered_pull_stops_at_its_offsets_and_at_the_end(broker: Broker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(range(10), tags=["a", "b"] * 5))
+    broker.log.append({queue: rows(range(10), tags=["a", "b"] * 5)})
     for offset in (0, 4, 9):
         for most in (1, 3, 100):
             batch, after = broker.log.pull_matching(queue, offset, most, EVERYTHING, ("queue_offset",), A)
@@ -75,7 +75,7 @@ def test_a_filtered_pull_stops_at_its_offsets_and_at_the_end(broker: Broker):
 
 def test_bytes_bound_a_filtered_pull_and_lose_nothing(broker: Broker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows([bytes(100)] * 40, tags=["a", "b"] * 20))
+    broker.log.append({queue: rows([bytes(100)] * 40, tags=["a", "b"] * 20)})
     at, found = 0, []
     while at < 40:
         batch, after = broker.log.pull_matching(queue, at, 40, 250, ("body", "queue_offset"), A)
@@ -89,9 +89,9 @@ def test_bytes_bound_a_filtered_pull_and_lose_nothing(broker: Broker):
 @needs("trim")
 def test_a_filtered_pull_before_the_first_message_names_what_is_gone(broker: Broker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(["a", "b", "c"], tags=["b", "b", "b"]))
+    broker.log.append({queue: rows(["a", "b", "c"], tags=["b", "b", "b"])})
     broker.admin.trim("orders", {queue: 3})
-    broker.log.append(queue, rows(["d"], tags=["a"]))
+    broker.log.append({queue: rows(["d"], tags=["a"])})
     with refused("DATA_LOSS.AGED_OUT", "1 to 2 (2)", queue):
         broker.log.pull_matching(queue, 1, 10, EVERYTHING, ("body",), A)
 
@@ -108,7 +108,7 @@ def test_many_messages_with_any_share_of_matches(broker: Broker, share: float):
     queue = queues_of(broker)[0]
     draw = random.Random(int(share * 100))
     tags = ["a" if draw.random() < share or at == 33_000 else draw.choice(["b", None]) for at in range(40_000)]
-    broker.log.append(queue, rows(range(40_000), tags=tags))
+    broker.log.append({queue: rows(range(40_000), tags=tags)})
     expected = [at for at, tag in enumerate(tags) if tag == "a"]
     assert offsets(broker, queue, 0, 40_000, A) == expected
     assert offsets(broker, queue, 7, 33_001, A) == [at for at in expected if 7 <= at < 33_001]

@@ -231,7 +231,7 @@ def test_a_name_that_is_no_groups_is_refused(broker: Broker, group: str):
 
 def test_offsets_move_only_forward(broker: Broker):
     queues = queues_of(broker)
-    broker.log.append(queues[0], rows(range(9)))
+    broker.log.append({queues[0]: rows(range(9))})
     a, b, _ = locked(broker, "g", broker.groups.join("me"), queues)
     assert broker.groups.offsets("g", queues) == {}
     broker.groups.commit({a: 5, b: 0})
@@ -276,7 +276,7 @@ def test_a_stale_epoch_moves_nothing_and_neither_does_what_goes_with_it(broker: 
         pytest.skip("this kind of broker does not fence")
     queues = queues_of(broker)
     for queue in queues:
-        broker.log.append(queue, rows(range(9)))
+        broker.log.append({queue: rows(range(9))})
     mine = locked(broker, "g", broker.groups.join("me"), queues)
     broker.groups.commit(dict.fromkeys(mine, 1))
     clock.pass_(61)
@@ -311,7 +311,7 @@ def test_a_commit_that_changes_nothing_is_fenced_too(broker: Broker, clock: Fake
 
 def test_a_reset_moves_in_any_direction_and_is_counted(broker: Broker):
     queue, other, _ = queues_of(broker)
-    broker.log.append(queue, rows(range(9)))
+    broker.log.append({queue: rows(range(9))})
     a, b = locked(broker, "g", broker.groups.join("me"), [queue, other])
     broker.groups.commit({a: 7})
     assert broker.groups.reset_number("g") == 0
@@ -327,7 +327,7 @@ def test_a_reset_moves_in_any_direction_and_is_counted(broker: Broker):
 
 def test_a_seek_sets_offsets_and_makes_every_earlier_token_stale(place: Place, broker: Broker):
     queue, other, _ = queues_of(broker)
-    broker.log.append(queue, rows(range(9)))
+    broker.log.append({queue: rows(range(9))})
     me = broker.groups.join("me")
     a, b = locked(broker, "g", me, [queue, other])
     broker.groups.commit({a: 7, b: 0})
@@ -368,7 +368,7 @@ def test_a_seek_of_a_dead_or_expired_holders_group_needs_no_force(broker: Broker
 
 def test_a_seek_of_a_group_that_never_was_makes_it(broker: Broker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows("abc"))
+    broker.log.append({queue: rows("abc")})
     assert broker.admin.seek("new", {queue: 3}) == 1
     assert broker.admin.group_offsets("new") == {queue: 3}
 
@@ -376,7 +376,7 @@ def test_a_seek_of_a_group_that_never_was_makes_it(broker: Broker):
 @pytest.mark.parametrize("offset", [-1, 4])
 def test_a_seek_beyond_the_queue_is_refused_whole(broker: Broker, offset: int):
     queue, other, _ = queues_of(broker)
-    broker.log.append(queue, rows("abc"))
+    broker.log.append({queue: rows("abc")})
     with refused("OFFSET.BEYOND_END", offset, queue):
         broker.admin.seek("g", {other: 0, queue: offset})
     assert broker.admin.groups() == []

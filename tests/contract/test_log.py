@@ -54,7 +54,7 @@ def test_a_missing_topic_is_named_with_what_to_do(broker: Broker):
         lambda: broker.log.topic("nothing"),
         lambda: broker.log.queues("nothing"),
         lambda: pull(broker, missing),
-        lambda: broker.log.append(missing, rows("a")),
+        lambda: broker.log.append({missing: rows("a")}),
     ):
         with refused("TOPIC.MISSING", "'nothing'", "create it"):
             call()
@@ -62,14 +62,14 @@ def test_a_missing_topic_is_named_with_what_to_do(broker: Broker):
 
 def test_a_missing_queue_is_named(broker: Broker):
     missing = queues_of(broker)[0]._replace(queue_id=3)
-    for call in (lambda: pull(broker, missing), lambda: broker.log.append(missing, rows("a"))):
+    for call in (lambda: pull(broker, missing), lambda: broker.log.append({missing: rows("a")})):
         with refused("TOPIC.NO_SUCH_QUEUE", "orders", 3):
             call()
 
 
 def test_bounds_leave_out_what_does_not_exist(broker: Broker):
     first, second, _ = queues_of(broker)
-    broker.log.append(second, rows("abc"))
+    broker.log.append({second: rows("abc")})
     asked = [first, second, first._replace(queue_id=9), first._replace(topic="nothing")]
     assert broker.log.bounds(asked) == {first: QueueBounds(0, 0), second: QueueBounds(0, 3)}
 
@@ -78,7 +78,7 @@ def test_a_change_is_noticed_from_another_connection(place, broker: Broker):
     other = place.connect()
     before = other.log.change()
     assert before is None or other.log.change() == before
-    broker.log.append(queues_of(broker)[0], rows("a"))
+    broker.log.append({queues_of(broker)[0]: rows("a")})
     assert before is None or other.log.change() != before
 
 
@@ -87,20 +87,37 @@ def test_a_change_is_noticed_from_another_connection(place, broker: Broker):
 
 def test_what_is_appended_comes_back_in_order_from_any_connection(place, broker: Broker):
     queue, other, _ = queues_of(broker)
-    assert broker.log.append(queue, rows(["a", "b"])) == span(0, 2)
-    assert broker.log.append(other, rows(["x"])) == span(0, 1)
-    assert broker.log.append(queue, rows(["c"])) == span(2, 3)
+    assert broker.log.append({queue: rows(["a", "b"])})[queue] == span(0, 2)
+    assert broker.log.append({other: rows(["x"])})[other] == span(0, 1)
+    assert broker.log.append({queue: rows(["c"])})[queue] == span(2, 3)
     assert bodies(place.connect(), queue) == ["a", "b", "c"]
     assert bodies(broker, other) == ["x"]
+
+
+def test_rows_of_several_queues_are_appended_in_one_call_all_or_none(broker: Broker):
+    first, second, third = queues_of(broker)
+    assert broker.log.append({second: rows("ab"), first: rows("c")}) == {second: span(0, 2), first: span(0, 1)}
+    before = state(broker, ["orders"])
+    for condition, other, letters in (
+        ("TOPIC.NO_SUCH_QUEUE", third._replace(queue_id=7), rows("e")),
+        ("TOPIC.MISSING", third._replace(topic="nothing"), rows("e")),
+        ("MESSAGE.TOO_LARGE", third, rows([b"x" * 5_000_000])),
+    ):
+        with refused(condition):
+            broker.log.append({first: rows("d"), other: letters})
+        assert state(broker, ["orders"]) == before
 
 
 def test_every_column_has_its_value(broker: Broker):
     queue = queues_of(broker)[1]
     broker.log.append(
-        queue,
-        rows(["a", "b"], tags=["t", None], keys=[None, "k1 k2"], sharding_key=["s", "s"], properties=[[("p", "1")], None]),
+        {
+            queue: rows(
+                ["a", "b"], tags=["t", None], keys=[None, "k1 k2"], sharding_key=["s", "s"], properties=[[("p", "1")], None]
+            )
+        },
     )
-    broker.log.append(queue, rows(["c"]))
+    broker.log.append({queue: rows(["c"])})
     batch = pull(broker, queue, columns=tuple(MESSAGE_SCHEMA.names))
     while batch.num_rows < 3:
         batch = pa.concat_batches([batch, pull(broker, queue, batch.num_rows, tuple(MESSAGE_SCHEMA.names))])
@@ -124,9 +141,9 @@ def test_every_column_has_its_value(broker: Broker):
 def test_messages_have_the_time_of_their_append(broker: Broker, clock: FakeClock):
     queue = queues_of(broker)[1]
     born = clock.micros
-    broker.log.append(queue, rows(["a", "b"]))
+    broker.log.append({queue: rows(["a", "b"])})
     clock.pass_(2.5)
-    broker.log.append(queue, rows(["c"]))
+    broker.log.append({queue: rows(["c"])})
     for name in ("born_timestamp", "store_timestamp"):
         assert [row[name] for row in read(broker, queue, 0, (name,))] == [when(born), when(born), when(born + 2_500_000)]
 
@@ -134,7 +151,7 @@ def test_messages_have_the_time_of_their_append(broker: Broker, clock: FakeClock
 @pytest.mark.parametrize("name", MESSAGE_SCHEMA.names)
 def test_a_column_alone_is_what_it_is_among_all(broker: Broker, name: str):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(["a", "b", "c"], tags=["x", None, "z"], properties=[None, [("p", "1")], []]))
+    broker.log.append({queue: rows(["a", "b", "c"], tags=["x", None, "z"], properties=[None, [("p", "1")], []])})
     everything = pull(broker, queue, columns=tuple(MESSAGE_SCHEMA.names))
     alone = pull(broker, queue, columns=(name,))
     assert alone.schema == select_schema((name,))
@@ -144,13 +161,13 @@ def test_a_column_alone_is_what_it_is_among_all(broker: Broker, name: str):
 @needs("empty values")
 def test_a_property_may_have_no_value(broker: Broker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(["a", "b"], properties=[[("p", None), ("q", "")], []]))
+    broker.log.append({queue: rows(["a", "b"], properties=[[("p", None), ("q", "")], []])})
     assert [row["properties"] for row in read(broker, queue, 0, ("properties",))] == [[("p", None), ("q", "")], []]
 
 
 def test_columns_come_in_the_order_asked_for(broker: Broker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(["a"]))
+    broker.log.append({queue: rows(["a"])})
     for columns in (DEFAULT_COLUMNS, DEFAULT_COLUMNS[::-1], ("queue_offset", "body", "topic"), ("body", "queue_id")):
         assert pull(broker, queue, columns=columns).schema == select_schema(columns)
         assert pull(broker, queue, 1, columns=columns).schema == select_schema(columns)
@@ -158,7 +175,7 @@ def test_columns_come_in_the_order_asked_for(broker: Broker):
 
 def test_no_columns_still_count_messages(broker: Broker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(["a", "b", "c"]))
+    broker.log.append({queue: rows(["a", "b", "c"])})
     assert pull(broker, queue, 1, ()).num_rows == 2
     assert pull(broker, queue, 3, ()).num_rows == 0
 
@@ -167,13 +184,13 @@ def test_a_column_that_no_message_has_is_refused(broker: Broker):
     for offset in (0, 1):
         with refused("SCHEMA.UNKNOWN_COLUMN", "'colour'"):
             pull(broker, queues_of(broker)[0], 0, ("body", "colour"))
-        broker.log.append(queues_of(broker)[0], rows(["a"] * offset))
+        broker.log.append({queues_of(broker)[0]: rows(["a"] * offset)})
 
 
 def test_a_pull_at_the_end_is_empty_and_in_the_right_schema(broker: Broker):
     queue = queues_of(broker)[0]
     assert pull(broker, queue, 0, ("body", "queue_offset")).num_rows == 0
-    broker.log.append(queue, rows(["a", "b"]))
+    broker.log.append({queue: rows(["a", "b"])})
     at_end = pull(broker, queue, 2, ("body", "queue_offset"))
     assert at_end.num_rows == 0
     assert at_end.schema == select_schema(("body", "queue_offset"))
@@ -181,7 +198,7 @@ def test_a_pull_at_the_end_is_empty_and_in_the_right_schema(broker: Broker):
 
 def test_a_pull_behind_the_end_is_refused(broker: Broker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(["a", "b"]))
+    broker.log.append({queue: rows(["a", "b"])})
     with refused("DATA_LOSS.BEYOND_END", 3, queue):
         pull(broker, queue, 3)
 
@@ -189,11 +206,11 @@ def test_a_pull_behind_the_end_is_refused(broker: Broker):
 @needs("trim")
 def test_a_pull_before_the_first_message_names_what_is_gone(broker: Broker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(["a", "b", "c"]))
+    broker.log.append({queue: rows(["a", "b", "c"])})
     broker.admin.trim("orders", {queue: 3})
     begin = broker.log.bounds([queue])[queue].min_offset
     assert begin == 3
-    broker.log.append(queue, rows(["d"]))
+    broker.log.append({queue: rows(["d"])})
     with refused("DATA_LOSS.AGED_OUT", "1 to 2 (2)", queue):
         pull(broker, queue, 1)
     assert bodies(broker, queue) == ["d"]
@@ -201,7 +218,7 @@ def test_a_pull_before_the_first_message_names_what_is_gone(broker: Broker):
 
 def test_a_pull_stops_at_max_messages(broker: Broker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(range(10)))
+    broker.log.append({queue: rows(range(10))})
     for offset in (0, 4, 9):
         for most in (1, 3, 100):
             batch = pull(broker, queue, offset, ("queue_offset", "body"), messages=most)
@@ -211,7 +228,7 @@ def test_a_pull_stops_at_max_messages(broker: Broker):
 
 def test_a_pull_stops_at_max_bytes_but_returns_one_message_whatever_its_size(broker: Broker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(["aaaa", "bbbb", "cccc", "d" * 100, "e"]))
+    broker.log.append({queue: rows(["aaaa", "bbbb", "cccc", "d" * 100, "e"])})
     assert pull(broker, queue, 0, ("body",), size=8).num_rows == 2
     assert pull(broker, queue, 0, ("body",), size=11).num_rows == 2
     assert pull(broker, queue, 3, ("body",), size=5).num_rows == 1
@@ -222,7 +239,7 @@ def test_a_pull_stops_at_max_bytes_but_returns_one_message_whatever_its_size(bro
 def test_a_pull_under_another_anchor_is_refused(broker: Broker):
     queue = queues_of(broker)[0]
     old = broker.log.topic("orders").incarnation
-    broker.log.append(queue, rows(["old"]))
+    broker.log.append({queue: rows(["old"])})
     assert broker.log.pull(queue, 0, 10, 10, ("body",), old).num_rows == 1
     broker.admin.delete_topic("orders")
     with refused("TOPIC.MISSING"):
@@ -236,12 +253,12 @@ def test_a_pull_under_another_anchor_is_refused(broker: Broker):
 
 def test_an_anchor_tells_a_topic_from_a_later_one_of_its_name(broker: Broker, place: Place):
     one, two = queues_of(broker)[:2]
-    broker.log.append(one, rows(range(10)))
-    broker.log.append(two, rows(range(3)))
+    broker.log.append({one: rows(range(10))})
+    broker.log.append({two: rows(range(3))})
     anchor = broker.log.anchor("orders", {one: 10, two: 2})
     assert anchor
     assert not broker.log.is_another("orders", anchor)
-    broker.log.append(one, rows(range(5)))
+    broker.log.append({one: rows(range(5))})
     assert not place.connect().log.is_another("orders", anchor)
     assert not broker.log.is_another("orders", "")
     broker.admin.delete_topic("orders")
@@ -252,7 +269,7 @@ def test_an_anchor_tells_a_topic_from_a_later_one_of_its_name(broker: Broker, pl
     broker.admin.create_topic("orders", 3)
     for count in (0, 30):
         if count:
-            broker.log.append(one, rows(range(count)))
+            broker.log.append({one: rows(range(count))})
         assert place.connect().log.is_another("orders", anchor)
     assert not place.connect().log.is_another("orders", broker.log.anchor("orders", {one: 30}))
 
@@ -261,7 +278,7 @@ def test_messages_of_a_recreated_topic_have_other_ids(broker: Broker):
     queue = queues_of(broker)[0]
     seen = set()
     for _ in range(2):
-        broker.log.append(queue, rows(["a", "b"]))
+        broker.log.append({queue: rows(["a", "b"])})
         seen |= set(pull(broker, queue, 0, ("message_id",)).column(0).to_pylist())
         broker.admin.delete_topic("orders")
         broker.admin.create_topic("orders", 3)
@@ -274,7 +291,7 @@ def test_slices_are_appended_as_what_they_show(broker: Broker):
         range(100), tags=[str(number) for number in range(100)], properties=[[("n", str(number))] for number in range(100)]
     )
     for begin, count in ((90, 10), (0, 1), (37, 5), (50, 0)):
-        broker.log.append(queue, whole.slice(begin, count))
+        broker.log.append({queue: whole.slice(begin, count)})
     expected = [*range(90, 100), 0, *range(37, 42)]
     assert users_properties(read(broker, queue, 0, ("body", "tags", "properties"))) == [
         {"body": str(number).encode(), "tags": str(number), "properties": [("n", str(number))]} for number in expected
@@ -283,14 +300,14 @@ def test_slices_are_appended_as_what_they_show(broker: Broker):
 
 def test_a_message_of_the_greatest_size_passes(broker: Broker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows([b"a", b"x" * MAX_BODY_BYTES, b"b"]))
+    broker.log.append({queue: rows([b"a", b"x" * MAX_BODY_BYTES, b"b"])})
     assert [len(row["body"]) for row in read(broker, queue)] == [1, MAX_BODY_BYTES, 1]
 
 
 def test_many_rows_at_once_come_back_whole(broker: Broker):
     queue = queues_of(broker)[0]
     count = 50_000
-    assert broker.log.append(queue, rows(range(count))) == span(0, count)
+    assert broker.log.append({queue: rows(range(count))})[queue] == span(0, count)
     assert bodies(broker, queue) == [str(number) for number in range(count)]
 
 
@@ -308,10 +325,10 @@ def test_many_rows_at_once_come_back_whole(broker: Broker):
 )
 def test_rows_that_are_no_messages_are_refused_whole(broker: Broker, bad, condition: str):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows(["before"]))
+    broker.log.append({queue: rows(["before"])})
     before = state(broker, ["orders"])
     with refused(condition, queue):
-        broker.log.append(queue, bad)
+        broker.log.append({queue: bad})
     assert state(broker, ["orders"]) == before
 
 
@@ -324,7 +341,7 @@ def test_offset_at_finds_the_first_message_at_or_after_a_time(broker: Broker, cl
     begin = clock.micros
     assert broker.log.offset_at(queue, begin) == 0
     for number in range(20):
-        broker.log.append(queue, rows([number, number]))
+        broker.log.append({queue: rows([number, number])})
         clock.pass_(1.0)
     for number in range(20):
         assert broker.log.offset_at(queue, begin + number * SECOND) == 2 * number
@@ -341,7 +358,7 @@ def test_store_times_never_go_back_when_the_clock_does(broker: Broker, clock: Fa
     queue = queues_of(broker)[0]
     for seconds in (0, -3600, 1, 5000, -86400):
         clock.micros += seconds * SECOND
-        broker.log.append(queue, rows(["a"]))
+        broker.log.append({queue: rows(["a"])})
     stamps = [row["store_timestamp"] for row in read(broker, queue, 0, ("store_timestamp",))]
     assert stamps == sorted(stamps)
     for number, stamp in enumerate(stamps):
@@ -368,7 +385,7 @@ def test_any_appends_read_as_a_plain_list_does(place: Place, broker: Broker, clo
     written: list[bytes] = []
     for lengths, pause in batches:
         values = [b"%d" % len(written) * length for length in lengths]
-        assert broker.log.append(queue, rows(values)) == span(len(written), len(written) + len(values))
+        assert broker.log.append({queue: rows(values)})[queue] == span(len(written), len(written) + len(values))
         written += values
         clock.pass_(pause)
     stored = [row["store_timestamp"] for row in read(broker, queue, 0, ("store_timestamp",))]
@@ -407,7 +424,7 @@ def test_any_appends_read_as_a_plain_list_does(place: Place, broker: Broker, clo
 def test_advance_of_an_empty_range_stays(broker: Broker):
     queue = queues_of(broker)[0]
     assert broker.log.advance(queue, 0, 0, 10) == 0
-    broker.log.append(queue, rows(["abc", "d"]))
+    broker.log.append({queue: rows(["abc", "d"])})
     for begin in (0, 1, 2):
         assert broker.log.advance(queue, begin, begin, 10) == begin
     assert broker.log.advance(queue, 0, 2, EVERYTHING) == 2
@@ -422,7 +439,7 @@ def test_queues_do_not_mix(broker: Broker):
     some = [*queues_of(broker), *queues_of(broker, "order"), *[queues_of(broker, "orders-1")[n] for n in (0, 1, 255, 256, 257)]]
     for turn in range(3):
         for queue in some:
-            broker.log.append(queue, rows([f"{queue} {turn}"]))
+            broker.log.append({queue: rows([f"{queue} {turn}"])})
     for queue in some:
         assert bodies(broker, queue) == [f"{queue} {turn}" for turn in range(3)]
     broker.admin.delete_topic("orders")

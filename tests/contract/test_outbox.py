@@ -55,7 +55,7 @@ def test_rows_can_be_read_when_they_are_published_and_not_before_where_staging_i
 
 def test_rows_become_visible_in_the_order_of_partitions_and_rows(broker: Broker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows("0"))
+    broker.log.append({queue: rows("0")})
     late = staged(broker, numbered(0), 2, (queue, "e"), (queue, "f"))
     early = staged(broker, numbered(0), 0, (queue, "ab"))
     middle = staged(broker, numbered(0), 1, (queue, "cd"))
@@ -91,7 +91,7 @@ def test_columns_and_large_batches_survive_staging(broker: Broker):
 def test_what_only_a_broker_or_a_column_may_set_is_left_out(broker: Broker):
     queue = queues_of(broker)[0]
     smuggled = [(name, "smuggled") for name in [*sorted(RESERVED_PROPERTIES), "__RMQ.TRANSIENT.X", "mine"]]
-    broker.log.append(queue, rows("a", properties=[smuggled]))
+    broker.log.append({queue: rows("a", properties=[smuggled])})
     broker.outbox.publish(numbered(0), [staged_rows(broker, queue, rows("b", properties=[smuggled]))])
     for offset in range(2):
         [pairs] = broker.log.pull(queue, offset, 1, 1 << 20, ("properties",)).column(0).to_pylist()
@@ -407,7 +407,7 @@ def source(broker: Broker) -> list[MessageQueue]:
     """Queues of another topic, with ten messages each."""
     broker.admin.create_topic("in", 2)
     for queue in queues_of(broker, "in"):
-        broker.log.append(queue, rows(range(10)))
+        broker.log.append({queue: rows(range(10))})
     return queues_of(broker, "in")
 
 

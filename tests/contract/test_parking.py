@@ -92,7 +92,7 @@ def test_a_parked_message_is_in_all_its_columns_the_message_that_was_sent(broker
         "sharding_key": ["s", None],
         "properties": [[("own", "x"), ("ä\u202e", "ö")], None],
     }
-    broker.log.append(token.queue, rows([b"\0\xff", "two"], **columns))
+    broker.log.append({token.queue: rows([b"\0\xff", "two"], **columns)})
     sent = pull(broker, token.queue, 10, ALL).to_pylist()
     clock.pass_(5)
     puts = [put(token.queue, 10, attempts=4, puts=2, due=77, error="why \u202e"), put(token.queue, 11)]
@@ -134,8 +134,8 @@ def test_messages_are_parked_in_the_order_in_which_they_are_given(broker: Broker
 
 @needs("chunks")
 def test_messages_are_copied_from_any_number_of_chunks(broker: Broker, token: LockToken):
-    broker.log.append(token.queue, rows(range(10, BIG)))
-    broker.log.append(token.queue, rows(range(BIG, 2 * BIG)))
+    broker.log.append({token.queue: rows(range(10, BIG))})
+    broker.log.append({token.queue: rows(range(BIG, 2 * BIG))})
     chosen = [2 * BIG - 1, 9, *range(BIG - 3, BIG + 3), 10, 0]
     assert park(broker, token, chosen) == [True] * len(chosen)
     assert bodies(broker, parked_queue("g", token.queue)) == [str(offset) for offset in chosen]
@@ -152,7 +152,7 @@ def test_lots_grow_with_their_topic(broker: Broker, token: LockToken):
     park(broker, token, [3])
     broker.admin.add_queues("orders", 5)
     new = queues_of(broker)[4]
-    broker.log.append(new, rows("a"))
+    broker.log.append({new: rows("a")})
     [other] = locked(broker, "g", broker.groups.join("other"), [new])
     assert park(broker, other, [0]) == [True]
     assert broker.log.topic(LOTS).queues == 5
@@ -161,7 +161,7 @@ def test_lots_grow_with_their_topic(broker: Broker, token: LockToken):
 
 def test_each_group_and_each_queue_has_a_lot_of_its_own(broker: Broker, token: LockToken):
     second = queues_of(broker)[1]
-    broker.log.append(second, rows(range(10)))
+    broker.log.append({second: rows(range(10))})
     me = broker.groups.join("other")
     [beside] = locked(broker, "g", me, [second])
     [elsewhere] = locked(broker, "h", me, [token.queue])
@@ -228,10 +228,10 @@ def test_a_message_that_is_not_there_keeps_the_others_from_being_parked(broker: 
 
 @needs("trim")
 def test_a_message_that_retention_has_deleted_keeps_the_others_from_being_parked(broker: Broker, token: LockToken):
-    broker.log.append(token.queue, rows([bytes(BIG)] * BIG))
+    broker.log.append({token.queue: rows([bytes(BIG)] * BIG)})
     broker.admin.trim("orders", {token.queue: 10 + BIG})
     begin = broker.log.bounds([token.queue])[token.queue].min_offset
-    broker.log.append(token.queue, rows("z"))
+    broker.log.append({token.queue: rows("z")})
     before = everything(broker)
     with refused("DATA_LOSS.AGED_OUT", token.queue):
         park(broker, token, [10 + BIG, begin - 1])
@@ -347,7 +347,7 @@ def test_a_batch_that_is_repeated_after_its_publish_finds_its_part_of_the_lot(br
 
 
 def test_an_order_is_read_by_the_owner_of_the_queue(broker: Broker, token: LockToken):
-    broker.log.append(token.queue, rows("abc", sharding_key=["k", "l", "k"]))
+    broker.log.append({token.queue: rows("abc", sharding_key=["k", "l", "k"])})
     broker.groups.park(token, [put(token.queue, 10), put(token.queue, 11), put(token.queue, 12, due=BEHIND)])
     assert lot_of(broker, token.queue).next_due() == 9
     broker.admin.order_parked("g", token.queue, [Order("hold", "l"), Order("retry", "k")])
@@ -382,9 +382,9 @@ def test_retention_deletes_nothing_that_is_parked(broker: Broker, clock: FakeClo
     park(broker, token, [3, 4])
     broker.admin.alter_topic("orders", retention_seconds=10, retention_bytes=1)
     clock.pass_(50)
-    broker.log.append(token.queue, rows(["x" * BIG]))
+    broker.log.append({token.queue: rows(["x" * BIG])})
     clock.pass_(11)
-    broker.log.append(token.queue, rows(["y" * BIG]))
+    broker.log.append({token.queue: rows(["y" * BIG])})
     broker.admin.trim("orders")
     assert broker.log.bounds([token.queue])[token.queue].min_offset >= 10
     park(broker, token, [11])
@@ -404,7 +404,7 @@ def test_retention_deletes_nothing_that_is_parked(broker: Broker, clock: FakeClo
 @needs("offsets of topics")
 def test_a_deleted_topic_takes_what_all_groups_have_parked_of_it(broker: Broker, token: LockToken):
     broker.admin.create_topic("more", 1)
-    broker.log.append(queues_of(broker, "more")[0], rows("a"))
+    broker.log.append({queues_of(broker, "more")[0]: rows("a")})
     me = broker.groups.join("other")
     [other] = locked(broker, "h", me, [token.queue])
     [kept] = locked(broker, "g", me, queues_of(broker, "more"))
@@ -418,7 +418,7 @@ def test_a_deleted_topic_takes_what_all_groups_have_parked_of_it(broker: Broker,
     assert offsets(broker, kept.queue) == [0]
     assert broker.groups.offsets("g", [companion(token).queue]) == {}
     broker.admin.create_topic("orders", 3)
-    broker.log.append(token.queue, rows(range(10)))
+    broker.log.append({token.queue: rows(range(10))})
     [again] = locked(broker, "g", me, [token.queue])
     assert park(broker, again, [3, 0]) == [True, True]
     assert offsets(broker, token.queue) == [3, 0]
@@ -459,7 +459,7 @@ def test_a_lot_is_not_written_to_from_outside(broker: Broker, token: LockToken):
     park(broker, token, [3])
     lot, before = companion(token).queue, everything(broker)
     with refused("TOPIC.RESERVED", LOTS):
-        broker.log.append(lot, rows("a"))
+        broker.log.append({lot: rows("a")})
     staging = broker.outbox.open(SinkBatch("sink", 0), 0)
     with refused("TOPIC.RESERVED", LOTS):
         staging.add(lot, rows("a"))

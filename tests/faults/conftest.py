@@ -108,7 +108,7 @@ class World:
             places = range(ends[queue], ends[queue] + rows)
             bodies = [f"{queue}:{place}".encode() for place in places]
             keys = [f"{queue.queue_id}-{place % 7}" for place in places]
-            self.broker.log.append(queue, pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys}))
+            self.broker.log.append({queue: pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys})})
 
     def spec(self, checkpoint: str = "ck", **more: Any) -> dict[str, Any]:
         """The arguments that start a query of this world, in this process or in a separate driver."""

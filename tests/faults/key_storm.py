@@ -126,7 +126,7 @@ class Storm:
         for number, queue in enumerate(queues):
             mine = [names[key] for key in chosen if key % len(queues) == number]
             bodies = pa.array([b"x" * 100] * len(mine), pa.binary())
-            self.world.broker.log.append(queue, pa.record_batch({"body": bodies, "sharding_key": mine}))
+            self.world.broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": mine})})
 
     def done(self) -> bool:
         """Whether everything is decided. What is parked is made due, as an operator may do."""

@@ -59,7 +59,7 @@ class Rig:
             self.broker.admin.create_topic(topic, 2)
         for queue in self.source:
             bodies = [f"{queue}:{place}".encode() for place in range(20)]
-            self.broker.log.append(queue, pa.record_batch({"body": bodies, "sharding_key": [f"{queue.queue_id}"] * 20}))
+            self.broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": [f"{queue.queue_id}"] * 20})})
         self._monkeypatch = monkeypatch
 
     @property

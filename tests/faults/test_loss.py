@@ -85,7 +85,7 @@ def recreate(world: World) -> None:
     world.broker.admin.delete_topic("in")
     world.broker.admin.create_topic("in", len(world.queues))
     for queue in world.queues:
-        world.broker.log.append(queue, pa.record_batch({"body": [f"new {queue}:{place}".encode() for place in range(5)]}))
+        world.broker.log.append({queue: pa.record_batch({"body": [f"new {queue}:{place}".encode() for place in range(5)]})})
 
 
 def bodies(world: World) -> list[str]:

@@ -49,7 +49,7 @@ class World:
             broker.close()
 
     def send(self, queue: MessageQueue, count: int) -> None:
-        self.log.append(queue, rows(range(count)))
+        self.log.append({queue: rows(range(count))})
 
     def lock(self, broker: RocketMQBroker, client: Identity, queues: Sequence[MessageQueue] | None = None) -> list[LockToken]:
         return locked(broker, self.group, client, self.queues if queues is None else queues)

@@ -71,7 +71,7 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         ask(cluster, ADMIN, admin.create_topic(QUEUE.topic, 1))
         ask(cluster, ADMIN, admin.create_topic("invoices", 1))
         with RocketMQBroker(cluster.address, credentials=ADMIN) as broker:
-            broker.log.append(QUEUE, roles.row())
+            broker.log.append({QUEUE: roles.row()})
         roles.commit(cluster, ADMIN, "shipping")
         roles.put_aside(cluster, ADMIN, "returns")
         roles.park(cluster, ADMIN, "decided")
@@ -142,7 +142,7 @@ def test_an_account_of_one_group_reads_in_its_name(guarded: Cluster, accounts: A
     reader = accounts.make(rights(guarded.version, "source of"))
     with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
         queue = broker.log.queues(QUEUE.topic)[0]
-        begin = broker.log.append(queue, pa.record_batch({"body": pa.array([b"x"]), "tags": ["a"]})).begin
+        begin = broker.log.append({queue: pa.record_batch({"body": pa.array([b"x"]), "tags": ["a"]})})[queue].begin
     with RocketMQBroker(guarded.address, credentials=reader) as broker:
         for log in (broker.log, broker.log.reading(PullSettings("shipping"))):
             with pytest.raises(RocketMQError, match="NO_PERMISSION"):
@@ -259,7 +259,7 @@ def listen_by_key(cluster: Place, account: Credentials, group: str) -> None:
 
 def topic_with_a_lot(cluster: Place, account: Credentials, name: str) -> None:
     with RocketMQBroker(cluster.address, credentials=ADMIN) as broker:
-        broker.log.append(broker.log.queues(make_topic(cluster, name))[0], roles.row())
+        broker.log.append({broker.log.queues(make_topic(cluster, name))[0]: roles.row()})
     roles.park(cluster, ADMIN, "billing", name)
     roles.command(cluster, account, "topic", "delete", name, "--yes")
 
@@ -504,7 +504,7 @@ def test_traces_need_a_right_on_their_topic_and_without_it_a_warning_names_it(
         account = accounts.make([right for right in given if allowed or right.resource != "Topic:traces"])
         with RocketMQBroker(guarded.address, credentials=account) as broker:
             traced = broker.traced("traces")
-            traced.log.append(QUEUE, roles.row())
+            traced.log.append({QUEUE: roles.row()})
         assert broker._traced["traces"].dispatcher.dropped == (0 if allowed else 1)
     [told] = [record.getMessage() for record in caplog.records if "trace" in record.getMessage()]
     assert told.startswith("the traces of 1 messages were not written to topic traces: ")
@@ -634,7 +634,7 @@ def test_a_deletion_that_is_refused_keeps_what_is_parked(guarded: Cluster, accou
     every = rights(guarded.version, "`topic delete orders`", "`topic delete`, of", "`parked list")
     given = [right for right in every if right not in (Right(f"Topic:{kept}", "Delete"), Right("admin", "true"))]
     with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
-        broker.log.append(broker.log.queues(make_topic(guarded, name))[0], roles.row())
+        broker.log.append({broker.log.queues(make_topic(guarded, name))[0]: roles.row()})
         roles.park(guarded, ADMIN, "billing", name)
         [lot] = broker.log.queues(f"%PARKED%billing%{name}")
 
@@ -697,7 +697,7 @@ def test_queries_of_an_account_that_may_do_what_they_need(
 
     account = options(accounts.make(every))
     with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
-        broker.log.append(QUEUE, roles.row(b"poison"))
+        broker.log.append({QUEUE: roles.row(b"poison")})
         target = broker.log.queues("invoices")[0]
         before = broker.log.bounds([target])[target].max_offset
 

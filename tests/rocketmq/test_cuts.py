@@ -37,7 +37,7 @@ class World:
         self.broker = orderedmq.connect(namesrv_addr=cluster.address)
         self.broker.admin.create_topic(self.topic, 1)
         [self.queue] = self.broker.log.queues(self.topic)
-        self.broker.log.append(self.queue, pa.record_batch({"body": pa.array([b"a", b"b", b"c"])}))
+        self.broker.log.append({self.queue: pa.record_batch({"body": pa.array([b"a", b"b", b"c"])})})
         for made in (admin_requests.create_group(self.group), group_requests.update_consumer_offset(self.group, self.queue, 1)):
             self.ask(made)
 

@@ -70,10 +70,10 @@ def world(cluster: Cluster) -> Iterator[World]:
 def test_many_messages_come_back_whole_in_pieces_of_what_the_broker_gives(everywhere: World) -> None:
     """Trap 4: a pull brings 32 messages or 256 KiB."""
     log, queue = everywhere.log, everywhere.queue
-    assert log.append(queue, numbers(5000)) == OffsetRange(0, 5000)
+    assert log.append({queue: numbers(5000)})[queue] == OffsetRange(0, 5000)
     large = [bytes([number]) * 100_000 for number in range(40)]
-    assert log.append(queue, rows(large)) == OffsetRange(5000, 5040)
-    assert log.append(queue, numbers(100, 5040)) == OffsetRange(5040, 5140)
+    assert log.append({queue: rows(large)})[queue] == OffsetRange(5000, 5040)
+    assert log.append({queue: numbers(100, 5040)})[queue] == OffsetRange(5040, 5140)
     expected = [b"%d" % number for number in range(5000)] + large + [b"%d" % number for number in range(5040, 5140)]
     assert read(everywhere.broker, queue, 0, 5140) == expected
     assert read(everywhere.broker, queue, 4990, 5050) == expected[4990:5050]
@@ -93,7 +93,7 @@ def test_bounds_of_what_does_not_exist(everywhere: World) -> None:
 
 def test_a_pull_at_the_end_does_not_wait(everywhere: World) -> None:
     """Trap 6: a broker that holds a pull back answers up to 5 s late; ours are never held back."""
-    everywhere.log.append(everywhere.queue, numbers(3))
+    everywhere.log.append({everywhere.queue: numbers(3)})
     took = []
     for _ in range(20):
         begin = time.monotonic()
@@ -107,7 +107,7 @@ def test_what_was_appended_is_seen_by_everybody_at_once(everywhere: World) -> No
     """Trap 7: a broker acknowledges a message before readers see it."""
     with RocketMQBroker(everywhere.cluster.address) as other:
         for number in range(100):
-            assert everywhere.log.append(everywhere.queue, numbers(1, number)).begin == number
+            assert everywhere.log.append({everywhere.queue: numbers(1, number)})[everywhere.queue].begin == number
             assert other.log.bounds([everywhere.queue])[everywhere.queue].max_offset == number + 1
             assert other.log.pull(everywhere.queue, number, 1, 1, ("body",)).column(0).to_pylist() == [b"%d" % number]
 
@@ -117,7 +117,7 @@ def test_a_time_is_found_exactly(everywhere: World) -> None:
     log, queue = everywhere.log, everywhere.queue
     assert log.offset_at(queue, 0) == log.offset_at(queue, 1 << 60) == 0
     for number in range(30):
-        log.append(queue, numbers(1 + number % 3))
+        log.append({queue: numbers(1 + number % 3)})
         time.sleep(0.02 if number % 5 == 0 else 0.002)
     end = log.bounds([queue])[queue].max_offset
     stamps = log.pull(queue, 0, end, 1 << 40, ("store_timestamp",)).column(0).cast(pa.int64()).to_pylist()
@@ -131,8 +131,8 @@ def test_a_time_is_found_exactly(everywhere: World) -> None:
 def test_a_limit_of_bytes_is_met_about(everywhere: World) -> None:
     """Exactly where the first few messages decide."""
     log, queue = everywhere.log, everywhere.queue
-    log.append(queue, rows([bytes(1000)] * 3000))
-    log.append(queue, rows([bytes(10)] * 3000))
+    log.append({queue: rows([bytes(1000)] * 3000)})
+    log.append({queue: rows([bytes(10)] * 3000)})
     assert [log.advance(queue, 0, 6000, size) for size in (0, 999, 1000, 12_345)] == [0, 0, 1, 12]
     assert 900 <= log.advance(queue, 0, 6000, 1_000_000) <= 1100
     assert log.advance(queue, 2000, 2100, 1 << 40) == 2100
@@ -142,7 +142,7 @@ def test_a_limit_of_bytes_is_met_about(everywhere: World) -> None:
 def test_a_topic_that_was_made_again_is_another_where_a_message_tells(everywhere: World) -> None:
     log, queue, topic = everywhere.log, everywhere.queue, everywhere.topic
     assert log.anchor(topic, {queue: 0, queue._replace(queue_id=1): 5}) == ""
-    log.append(queue, numbers(10))
+    log.append({queue: numbers(10)})
     anchor = log.anchor(topic, {queue: 7, queue._replace(queue_id=1): 0})
     assert anchor.startswith(f"{queue.broker_name}/0/6@")
     assert not log.is_another(topic, anchor)
@@ -152,7 +152,7 @@ def test_a_topic_that_was_made_again_is_another_where_a_message_tells(everywhere
         other.admin.create_topic(topic, 2)
         with pytest.raises(DataLossError, match="TOPIC_RECREATED"):
             other.log.pull(queue, 0, 10, 10, ("body",), anchor)
-        other.log.append(queue, numbers(10))
+        other.log.append({queue: numbers(10)})
         for number in (6, 3):
             assert other.log.is_another(topic, anchor.replace("/6@", f"/{number}@"))
         assert not other.log.is_another(topic, other.log.anchor(topic, {queue: 10}))
@@ -162,7 +162,7 @@ def test_a_topic_that_was_made_again_is_another_where_a_message_tells(everywhere
 def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
     """Trap 20: brokers forget it first, then the nameservers."""
     log, queue, topic = everywhere.log, everywhere.queue, everywhere.topic
-    log.append(queue, numbers(3))
+    log.append({queue: numbers(3)})
     with RocketMQBroker(everywhere.cluster.address) as other:
         assert other.log.pull(queue, 0, 3, 100, ("body",)).num_rows == 3
         other.log.bounds([queue])
@@ -171,7 +171,7 @@ def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
             other.log.pull(queue, 0, 3, 100, ("body",))
         assert other.log.bounds([queue]) == {}
         assert topic not in [info.name for info in other.log.topics()]
-    for call in (lambda: log.append(queue, numbers(1)), lambda: log.queues(topic), lambda: log.offset_at(queue, 0)):
+    for call in (lambda: log.append({queue: numbers(1)}), lambda: log.queues(topic), lambda: log.offset_at(queue, 0)):
         with pytest.raises(TopicError, match="MISSING"):
             call()
 
@@ -185,7 +185,7 @@ def test_what_is_appended_to_a_topic_that_was_deleted_just_now_does_not_make_it_
         everywhere.broker.admin.delete_topic(topic)
         # It still believes in the topic's route: no more is asked about it for a second.
         other.log._confirmed[topic] = time.monotonic()
-        for send in (lambda: producer.send(numbers(3)), lambda: other.log.append(everywhere.queue, numbers(3))):
+        for send in (lambda: producer.send(numbers(3)), lambda: other.log.append({everywhere.queue: numbers(3)})):
             with pytest.raises(TopicError, match=f"MISSING.*{topic}.*create it"):
                 send()
         assert topic not in [info.name for info in everywhere.log.topics()]
@@ -200,7 +200,7 @@ def test_a_port_that_is_for_sending_only_is_named(everywhere: World) -> None:
 
 def test_an_answer_may_have_another_kind_of_header_than_its_request(everywhere: World) -> None:
     """Trap 18: 5.x answers a binary header in JSON."""
-    everywhere.log.append(everywhere.queue, numbers(3))
+    everywhere.log.append({everywhere.queue: numbers(3)})
     fields = {"topic": everywhere.topic, "queueId": "0"}
     ext = b"".join(
         struct.pack(">h", len(name)) + name.encode() + struct.pack(">i", len(value)) + value.encode()
@@ -217,7 +217,7 @@ def test_an_answer_may_have_another_kind_of_header_than_its_request(everywhere: 
 
 
 def test_a_topic_is_described_by_what_brokers_tell(everywhere: World) -> None:
-    everywhere.log.append(everywhere.queue, numbers(3))
+    everywhere.log.append({everywhere.queue: numbers(3)})
     one, two = everywhere.broker.admin.describe_topic(everywhere.topic)
     stamps = everywhere.log.pull(everywhere.queue, 0, 3, 100, ("store_timestamp",)).column(0).cast(pa.int64()).to_pylist()
     assert (one.queue, one.bounds, one.first_timestamp, one.last_timestamp) == (
@@ -233,7 +233,7 @@ def test_a_topic_is_described_by_what_brokers_tell(everywhere: World) -> None:
 
 
 def test_a_broker_that_is_killed_and_comes_back_while_it_is_read(world: World) -> None:
-    world.log.append(world.queue, numbers(20_000))
+    world.log.append({world.queue: numbers(20_000)})
     # It has not been written to disk in order yet when it is killed right away.
     time.sleep(1.0)
     world.log.pull(world.queue, 0, 100, 1 << 40, ("body",))
@@ -250,7 +250,7 @@ def test_a_nameserver_that_was_restarted_does_not_make_topics_disappear(world: W
     """It has no routes until brokers report to it, up to 30 s later; they know better."""
     for module in ("net.client", "messages.log"):
         monkeypatch.setattr(f"orderedmq.rocketmq.{module}.NAMESERVER_TIMEOUT", 0.5)
-    world.log.append(world.queue, numbers(3))
+    world.log.append({world.queue: numbers(3)})
     world.cluster.namesrv.kill()
     try:
         world.log.forget(world.topic)
@@ -268,7 +268,7 @@ def test_a_nameserver_that_was_restarted_does_not_make_topics_disappear(world: W
 
 def test_connections_that_are_cut_while_reading_cost_no_message(cluster: Cluster) -> None:
     with Network.before(cluster) as network, World(cluster, queues=2, address=network.address) as world:
-        world.log.append(world.queue, numbers(10_000))
+        world.log.append({world.queue: numbers(10_000)})
         # Each connection brings some of them, and then no more.
         network.broker.default = Path(down=Way(cut_after=300_000, reset=True))
         before = len(network.broker.connections)
@@ -311,7 +311,9 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
         cuts: list[Future[None]] = []
         with ThreadPoolExecutor(1) as pool:
             for number in range(3):
-                assert world.log.append(world.queue, numbers(10, 10 * number)) == OffsetRange(10 * number, 10 * number + 10)
+                assert world.log.append({world.queue: numbers(10, 10 * number)})[world.queue] == OffsetRange(
+                    10 * number, 10 * number + 10
+                )
             for done in cuts:
                 done.result()
         assert read(world.broker, world.queue, 0, 30) == [b"%d" % number for number in range(30)]
@@ -339,12 +341,12 @@ def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, m
     with ThreadPoolExecutor(1) as pool:
         for number in range(2):
             gave_up.clear()
-            done = pool.submit(world.log.append, world.queue, numbers(10, 10 * number))
+            done = pool.submit(world.log.append, {world.queue: numbers(10, 10 * number)})
             try:
                 assert gave_up.wait(60)
             finally:
                 world.cluster.broker.resume()
-            assert done.result(60) == OffsetRange(10 * number, 10 * number + 10)
+            assert done.result(60) == {world.queue: OffsetRange(10 * number, 10 * number + 10)}
     assert read(world.broker, world.queue, 0, 20) == [b"%d" % number for number in range(20)]
     assert world.log.bounds([world.queue])[world.queue].max_offset == 20
 
@@ -364,7 +366,7 @@ def test_topics_are_divided_among_brokers(two_brokers: Cluster) -> None:
         with pytest.raises(TopicError, match="QUEUE_COUNT"):
             broker.admin.add_queues(name, 7)
         for number, queue in enumerate(broker.log.queues(name)):
-            broker.log.append(queue, numbers(number))
+            broker.log.append({queue: numbers(number)})
         assert [bounds.max_offset for bounds in broker.log.bounds(broker.log.queues(name)).values()] == list(range(8))
         broker.admin.delete_topic(name)
         with pytest.raises(TopicError, match="MISSING"):
@@ -379,7 +381,7 @@ def test_a_topic_that_one_broker_lost_is_still_a_topic(two_brokers: Cluster) -> 
         # A second time, where it is not there any more.
         delete_at_broker(client, two_brokers.brokers[0].address, name)
         queue = broker.log.queues(name)[-1]
-        broker.log.append(queue, numbers(1))
+        broker.log.append({queue: numbers(1)})
         broker.admin.delete_topic(name)
 
 
@@ -424,15 +426,15 @@ def test_what_rocketmq_cannot_do_is_refused_by_name(world: World) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_after_fork_has_connections_of_its_own(world: World) -> None:
-    world.log.append(world.queue, numbers(1))
+    world.log.append({world.queue: numbers(1)})
     child = os.fork()
     if not child:
         code = 1
         try:
-            world.log.append(world.queue, numbers(1, 1))
+            world.log.append({world.queue: numbers(1, 1)})
             code = 0 if read(world.broker, world.queue, 0, 2) == [b"0", b"1"] else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    world.log.append(world.queue, numbers(1, 2))
+    world.log.append({world.queue: numbers(1, 2)})
     assert read(world.broker, world.queue, 0, 3) == [b"0", b"1", b"2"]

@@ -173,7 +173,7 @@ def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces:
     in_java = peers.producer(address, "java-producers", enableTrace=True, traceTopic=traces)
     by_java = in_java.send(world.topic, b"j", tags="T", keys="key-j all").id
     until(lambda: len(ids(world)) == 1, "it can be read")
-    world.broker.traced(traces).log.append(world.queue, rows("a", "b"))
+    world.broker.traced(traces).log.append({world.queue: rows("a", "b")})
     batch = SinkBatch("a-sink", 0, topic=world.topic)
     staging = world.broker.traced(traces).outbox.open(batch, 0)
     staging.add(world.queue, rows("c", "d"))
@@ -215,7 +215,7 @@ def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces:
 def test_each_row_of_a_large_batch_is_found_by_its_id(world: World, traces: str, peers: Peers) -> None:
     reader = Reader(peers, world.log, traces)
     with RocketMQBroker(world.cluster.address) as broker:
-        broker.traced(traces).log.append(world.queue, pa.record_batch({"body": [f"{number}" for number in range(3000)]}))
+        broker.traced(traces).log.append({world.queue: pa.record_batch({"body": [f"{number}" for number in range(3000)]})})
         assert broker._traced[traces].dispatcher.dropped == 0
     # The connection sent what waited before it closed.
     own = ids(world)
@@ -239,7 +239,7 @@ def test_a_delayed_row_is_traced_as_one(world: World, traces: str, peers: Peers)
 
 def test_mqadmin_shows_the_traces_in_the_usual_topic(quick_locks: Cluster, peers: Peers) -> None:
     with World(quick_locks, 1) as world:
-        world.broker.traced().log.append(world.queue, rows("a"))
+        world.broker.traced().log.append({world.queue: rows("a")})
         [message_id] = ids(world)
         told = until(lambda: mqadmin(peers, "-i", message_id, "-n", quick_locks.address), "it is indexed", 60.0)
     shown = told.split()
@@ -281,9 +281,9 @@ def test_a_missing_topic_is_an_error_at_the_start_and_a_warning_later(world: Wor
         world.broker.traced("no-traces")
     with RocketMQBroker(world.cluster.address) as broker, caplog.at_level(logging.WARNING, "orderedmq"):
         traced = broker.traced("no-traces", check=False)
-        traced.log.append(world.queue, rows("a", "b"))
+        traced.log.append({world.queue: rows("a", "b")})
         until(lambda: broker._traced["no-traces"].dispatcher.dropped == 2, "they are dropped")
-        traced.log.append(world.queue, rows("c"))
+        traced.log.append({world.queue: rows("c")})
     assert len(ids(world)) == 3
     first, last = (record.getMessage() for record in caplog.records if "trace" in record.getMessage())
     assert first.startswith("the traces of 2 messages were not written to topic no-traces: ")
@@ -299,7 +299,7 @@ def test_what_waits_is_bounded_and_what_is_too_much_is_dropped(
     monkeypatch.setattr(trace_dispatcher, "_CLOSE_TIMEOUT", 0.0)
     with RocketMQBroker(world.cluster.address) as broker, caplog.at_level(logging.WARNING, "orderedmq"):
         for _ in range(4):
-            broker.traced(traces).log.append(world.queue, rows("a", "b", "c", "d"))
+            broker.traced(traces).log.append({world.queue: rows("a", "b", "c", "d")})
         dispatcher = broker._traced[traces].dispatcher
         assert (dispatcher.dropped, dispatcher._messages) == (8, 8)
     assert dispatcher.dropped == 16

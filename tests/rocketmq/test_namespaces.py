@@ -80,7 +80,7 @@ def test_a_listener_in_a_namespace_puts_dead_letters_where_its_tools_look(
     spark: SparkSession, cluster: Cluster, inside: Broker, outside: Broker, tmp_path: Path
 ) -> None:
     inside.admin.create_topic("ns-poison", 1)
-    inside.log.append(inside.log.queues("ns-poison")[0], rows([b"good", b"poison"]))
+    inside.log.append({inside.log.queues("ns-poison")[0]: rows([b"good", b"poison"])})
 
     def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
         assert messages[0].topic == "ns-poison"
@@ -116,7 +116,7 @@ def test_a_java_member_of_the_namespace_and_a_lock_exclude_each_other(
 def test_a_parking_lot_is_in_the_namespace_of_its_topic(inside: Broker, outside: Broker) -> None:
     inside.admin.create_topic("ns-parks", 1)
     [queue] = inside.log.queues("ns-parks")
-    inside.log.append(queue, rows([b"a", b"b"]))
+    inside.log.append({queue: rows([b"a", b"b"])})
     [token] = locked(inside, "ns-p", inside.groups.join("me"), [queue])
     assert inside.groups.park(token, [Put(queue, 1, Ticket(1, 1, 1, 0, "boom"))]) == [True]
     lot = parked_topic("ns-p", "ns-parks")
@@ -144,5 +144,5 @@ def test_a_topic_whose_name_is_too_long_with_its_namespace_is_refused_before_it_
 def test_requests_of_a_namespace_of_version_2_are_taken(cluster: Cluster, outside: Broker) -> None:
     with orderedmq.connect(namesrv_addr=cluster.address, namespace_v2="acme") as broker:
         broker.admin.create_topic("ns-v2", 1)
-        broker.log.append(broker.log.queues("ns-v2")[0], rows([b"a"]))
+        broker.log.append({broker.log.queues("ns-v2")[0]: rows([b"a"])})
     assert bodies(outside, "ns-v2") == ["a"]

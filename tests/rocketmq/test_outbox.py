@@ -263,7 +263,7 @@ def test_a_committed_batch_that_comes_again_with_other_rows_is_refused_before_an
 
 def fill(world: World, count: int) -> None:
     """Another producer's messages in the first queue."""
-    world.log.append(world.queue, rows(numbered(count)))
+    world.log.append({world.queue: rows(numbered(count))})
 
 
 def test_the_history_of_an_old_topic_is_not_read(usual: World, network: Network) -> None:

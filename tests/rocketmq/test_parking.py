@@ -158,7 +158,7 @@ def test_another_process_knows_what_is_parked(usual: Lots) -> None:
 
 def test_a_copy_has_the_messages_own_key_and_all_that_its_producer_said(usual: Lots) -> None:
     columns = {"tags": ["t", None], "keys": [None, "k"], "sharding_key": ["s", None], "properties": [[("own", "x")], None]}
-    begin = usual.log.append(usual.queue, rows([b"\0\xff", b""], **columns)).begin
+    begin = usual.log.append({usual.queue: rows([b"\0\xff", b""], **columns)})[usual.queue].begin
     assert usual.park(begin, begin + 1, 0) == [True] * 3
     wanted = ("body", "tags", "keys", "sharding_key", "message_id")
     sent, copies = (read(usual.broker, queue, at, wanted) for queue, at in ((usual.queue, begin), (usual.lot, 0)))
@@ -168,7 +168,7 @@ def test_a_copy_has_the_messages_own_key_and_all_that_its_producer_said(usual: L
 
 def test_an_error_is_cut_where_properties_leave_no_room_and_full_properties_are_refused_by_name(usual: Lots) -> None:
     full, overfull = ([("p", "x" * size)] for size in (FULL, OVERFULL))
-    begin = usual.log.append(usual.queue, rows(["full", "overfull"], properties=[full, overfull])).begin
+    begin = usual.log.append({usual.queue: rows(["full", "overfull"], properties=[full, overfull])})[usual.queue].begin
     assert usual.park(begin, error="e" * 900) == [True]
     [row] = read(usual.broker, usual.lot, 0, ("properties",))
     ticket = Ticket.from_properties(dict(row["properties"]))
@@ -180,7 +180,7 @@ def test_an_error_is_cut_where_properties_leave_no_room_and_full_properties_are_
 
 
 def test_more_messages_than_one_request_carries_are_parked_in_the_order_of_the_puts(usual: Lots) -> None:
-    begin = usual.log.append(usual.queue, rows([f"{number:0500}" * 100 for number in range(120)])).begin
+    begin = usual.log.append({usual.queue: rows([f"{number:0500}" * 100 for number in range(120)])})[usual.queue].begin
     # Far apart, near to each other, and backwards.
     offsets = [begin + at for at in (*range(60), 110, 70, 119, 65)]
     assert usual.park(*offsets) == [True] * len(offsets)

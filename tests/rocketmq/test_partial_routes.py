@@ -49,7 +49,7 @@ class World:
         self.broker.admin.create_topic(self.topic, 4)
         self.queues = self.broker.log.queues(self.topic)
         for queue in self.queues:
-            self.broker.log.append(queue, pa.record_batch({"body": [b"%d" % number for number in range(10)]}))
+            self.broker.log.append({queue: pa.record_batch({"body": [b"%d" % number for number in range(10)]})})
 
     @contextlib.contextmanager
     def reader(self, **options: str) -> Iterator[StreamReader]:
@@ -118,7 +118,7 @@ def test_a_query_that_is_restarted_forgets_no_queue_of_a_broker_that_the_nameser
             answers = other.groups.lock(f"{world.topic}-g", other.groups.join("other"), world.queues[2:])
             assert all(isinstance(answer, LockToken) for answer in answers.values()), answers
     with world.reader() as reader:
-        world.broker.log.append(world.queues[0], pa.record_batch({"body": [b"more"]}))
+        world.broker.log.append({world.queues[0]: pa.record_batch({"body": [b"more"]})})
         later = reader.latestOffset(processed, ReadAllAvailable())
         assert positions(later, world.topic) == {**dict.fromkeys(world.queues, 10), world.queues[0]: 11}
         assert not later["entered"], "no range is read again"
@@ -161,7 +161,7 @@ def test_queues_that_were_taken_out_of_a_topic_are_missed_also_after_a_restart(
             reader.latestOffset(offset, ReadAllAvailable())
     with world.reader() as reader, pytest.raises(DataLossError, match="QUEUE_DELETED"):
         reader.latestOffset(offset, ReadAllAvailable())
-    world.broker.log.append(world.queues[0], pa.record_batch({"body": [b"more"]}))
+    world.broker.log.append({world.queues[0]: pa.record_batch({"body": [b"more"]})})
     with world.reader(failOnDataLoss="false") as reader, caplog.at_level(logging.WARNING, "orderedmq"):
         for _ in range(3):
             later = reader.latestOffset(offset, ReadAllAvailable())

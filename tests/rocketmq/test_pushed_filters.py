@@ -46,7 +46,7 @@ def planned(world: World, *filters: Filter) -> tuple[dict[int, tuple[int, int]],
 def test_comparisons_of_queues_offsets_and_times_narrow_the_ranges(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(EACH):
         for queue in world.broker.log.queues(world.topic):
-            world.broker.log.append(queue, rows([b"%d" % number]))
+            world.broker.log.append({queue: rows([b"%d" % number])})
         time.sleep(0.005)
     first, second = world.broker.log.queues(world.topic)
     columns: Any = ("store_timestamp",)

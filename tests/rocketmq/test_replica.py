@@ -72,7 +72,7 @@ class Topic:
         [self.queue] = broker.log.queues(name)
         self.bodies = [b"%d" % number for number in range(ROWS)]
         if not broker.log.bounds([self.queue])[self.queue].max_offset:
-            broker.log.append(self.queue, pa.record_batch({"body": pa.array(self.bodies)}))
+            broker.log.append({self.queue: pa.record_batch({"body": pa.array(self.bodies)})})
 
     def read(self) -> list[bytes]:
         out: list[bytes] = []

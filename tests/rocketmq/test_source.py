@@ -69,7 +69,7 @@ class Rig:
         if properties:
             pairs = [[(name, text.format(number)) for name, text in properties.items()] for number in numbers]
             rows["properties"] = pa.array(pairs, pa.map_(pa.string(), pa.string()))
-        self.broker.log.append(self.broker.log.queues(self.source)[0], pa.record_batch(rows))
+        self.broker.log.append({self.broker.log.queues(self.source)[0]: pa.record_batch(rows)})
 
     def stream(self, **options: Any) -> DataFrame:
         reader = self.spark.readStream.format("orderedmq").options(namesrvAddr=self.cluster.address)
@@ -319,7 +319,7 @@ def test_a_topic_that_is_deleted_before_its_offset_is_committed_is_a_loss_of_dat
     rig.broker.admin.create_topic(rig.target, 1)
     [kept] = until(lambda: rig.broker.log.queues(rig.target), "the other topic is known")
     row = pa.record_batch({"body": pa.array([b"x"])})
-    rig.broker.log.append(kept, row)
+    rig.broker.log.append({kept: row})
     pattern = f"{rig.source}|{rig.target}"
     options = {"namesrvAddr": rig.cluster.address, "topicPattern": pattern, "consumerGroup": rig.group}
     reader = StreamReader({**options, "failOnDataLoss": str(not accepted)}, full_schema(False))
@@ -327,13 +327,13 @@ def test_a_topic_that_is_deleted_before_its_offset_is_committed_is_a_loss_of_dat
         first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
         assert sorted(first["next"]) == [rig.source, rig.target]
         rig.fill(20, 1)
-        rig.broker.log.append(kept, row)
+        rig.broker.log.append({kept: row})
         ends = {rig.source: {"broker-a": {"0": 21}}, rig.target: {"broker-a": {"0": 2}}}
         second = until(
             lambda: (found := reader.latestOffset(first, ReadAllAvailable()))["next"] == ends and found,
             "the new messages are seen",
         )
-        rig.broker.log.append(kept, row)
+        rig.broker.log.append({kept: row})
         if routed:
             with Client(rig.cluster.address) as client:
                 delete_at_broker(client, rig.cluster.broker.address, rig.source)
@@ -461,7 +461,7 @@ def test_texts_that_are_not_utf_8_are_what_a_java_consumer_sees_and_go_where_its
 def fill_files(broker: Broker, topic: str, count: int) -> None:
     bodies = [b"%d" % number for number in range(count)]
     broker.log.append(
-        broker.log.queues(topic)[0], pa.record_batch({"body": pa.array([b.ljust(50_000) for b in bodies], pa.binary())})
+        {broker.log.queues(topic)[0]: pa.record_batch({"body": pa.array([b.ljust(50_000) for b in bodies], pa.binary())})}
     )
 
 

@@ -97,7 +97,7 @@ class Flow:
                     names = [f"{queue}:{next(self._numbers)}" for _ in range(ROWS)]
                     keys = [f"{queue.queue_id}-{n % 3}" for n in range(ROWS)]
                     rows = pa.record_batch({"body": [name.encode() for name in names], "sharding_key": keys})
-                    self._acknowledged.append((str(queue), broker.log.append(queue, rows)))
+                    self._acknowledged.append((str(queue), broker.log.append({queue: rows})[queue]))
             self._quiet.wait(0.2)
 
     @contextlib.contextmanager

@@ -143,7 +143,7 @@ def send(broker: Broker, topic: str, rows: int) -> None:
         places = range(ends[queue].max_offset, ends[queue].max_offset + rows)
         bodies = [f"{queue.queue_id}:{place}".encode() for place in places]
         keys = [f"{queue.queue_id}-{place % 5}" for place in places]
-        broker.log.append(queue, pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys}))
+        broker.log.append({queue: pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys})})
 
 
 def read(broker: Broker, topic: str) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ def static_topic(cluster: Cluster, peers: Peers) -> Iterator[Broker]:
     [
         lambda broker: broker.log.queues(TOPIC),
         lambda broker: broker.log.bounds([QUEUE]),
-        lambda broker: broker.log.append(QUEUE, rows([b"a"])),
+        lambda broker: broker.log.append({QUEUE: rows([b"a"])}),
         lambda broker: broker.log.pull(QUEUE, 0, 1, 1 << 20, ("body",)),
         lambda broker: broker.groups.lock("static-g", broker.groups.join("me"), [QUEUE]),
         lambda broker: broker.admin.add_queues(TOPIC, 8),
@@ -86,7 +86,7 @@ def test_a_replica_that_acts_as_master_gives_no_locks_and_takes_no_offsets(
             with orderedmq.connect(namesrv_addr=cluster.address) as broker:
                 broker.admin.create_topic("acted", 1)
                 [queue] = broker.log.queues("acted")
-                broker.log.append(queue, rows([b"a"]))
+                broker.log.append({queue: rows([b"a"])})
                 me = broker.groups.join("me")
                 assert broker.groups.lock("g", me, [queue])
                 cluster.broker.kill()
@@ -101,6 +101,6 @@ def test_a_replica_that_acts_as_master_gives_no_locks_and_takes_no_offsets(
                 with pytest.raises(RocketMQUnavailableError, match="a replica acts as master"):
                     broker.groups.lock("other", me, [queue])
                 with pytest.raises(RocketMQUnavailableError, match="a replica acts as master"):
-                    broker.log.append(queue, rows([b"b"]))
+                    broker.log.append({queue: rows([b"b"])})
         finally:
             replica.kill()

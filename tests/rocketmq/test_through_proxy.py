@@ -112,7 +112,7 @@ def test_a_query_reads_and_writes_through_a_proxy_and_goes_on_there_after_a_rest
 
 def test_a_listener_puts_a_poison_message_aside_through_a_proxy(rig: Rig, direct: Broker) -> None:
     source = rig.topic("in", 2)
-    direct.log.append(direct.log.queues(source)[0], rows([b"good", b"poison", b"after"]))
+    direct.log.append({direct.log.queues(source)[0]: rows([b"good", b"poison", b"after"])})
 
     def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
         if bytes(messages[0].body) == b"poison":
@@ -130,7 +130,7 @@ def test_a_connection_with_tls_reads_writes_and_locks_through_a_proxy(direct: Br
     direct.admin.create_topic("encrypted", 2)
     queue = direct.log.queues("encrypted")[0]
     with orderedmq.connect(namesrv_addr=proxy.address, tls=TlsOptions(verify=False)) as broker:
-        broker.log.append(queue, rows([b"a", b"b"]))
+        broker.log.append({queue: rows([b"a", b"b"])})
         assert broker.log.pull(queue, 0, 2, 1 << 20, ("body",)).column(0).to_pylist() == [b"a", b"b"]
         [token] = locked(broker, "encrypted-g", broker.groups.join("me"), [queue])
         broker.groups.commit({token: 2})
@@ -146,7 +146,7 @@ def test_a_message_is_parked_through_a_proxy_where_the_parking_lot_exists(
     direct.admin.create_topic("parked-there", 2)
     queue = direct.log.queues("parked-there")[0]
     make_topic(newest, direct, parked_topic("parker-there", queue.topic), 1)
-    direct.log.append(queue, rows([b"a", b"b"], sharding_key=["k", "k"]))
+    direct.log.append({queue: rows([b"a", b"b"], sharding_key=["k", "k"])})
     [token] = locked(through, "parker-there", through.groups.join("me"), [queue])
     for _ in range(2):
         assert through.groups.park(token, [Put(queue, 0, Ticket(0, 1, 1, 0)), Put(queue, 1, Ticket(1, 1, 1, 0))]) == [
@@ -165,7 +165,7 @@ def test_a_member_that_reads_retries_makes_the_retry_topic_through_a_proxy_and_s
     """A heartbeat makes it at each broker, but a Proxy keeps heartbeats to itself."""
     direct.admin.create_topic("retried", 2)
     queue = direct.log.queues("retried")[0]
-    direct.log.append(queue, rows([b"a"]))
+    direct.log.append({queue: rows([b"a"])})
     me = through.groups.join("me")
     through.groups.heartbeat("retrier", me, Subscription("shared", queue.topic, "AVG", failures="retryTopic"))
     retries = until(lambda: _queues(direct, RETRY_PREFIX + "retrier"), "the retry topic is there")
@@ -180,7 +180,7 @@ def test_a_member_that_reads_retries_makes_the_retry_topic_through_a_proxy_and_s
 def test_a_query_reads_and_writes_over_tls_through_a_proxy(rig: Rig, direct: Broker) -> None:
     source, target = rig.topic("in"), rig.topic("out")
     for number, queue in enumerate(direct.log.queues(source)):
-        direct.log.append(queue, rows([b"%d" % number] * 3, sharding_key=[f"k{number}"] * 3))
+        direct.log.append({queue: rows([b"%d" % number] * 3, sharding_key=[f"k{number}"] * 3)})
     rig.write(rig.stream(source, useTLS="true", tlsVerify="false"), target, useTLS="true", tlsVerify="false")
     assert sorted(body for found in bodies(direct, target).values() for body in found) == sorted("0123" * 3)
 
@@ -204,7 +204,7 @@ def test_a_key_waits_in_a_parking_lot_through_a_proxy_and_comes_back(rig: Rig, n
     source = rig.topic("in", 2)
     queue = direct.log.queues(source)[0]
     make_topic(newest, direct, parked_topic(rig.group, source), 1)
-    direct.log.append(queue, rows([b"0", b"1", b"2"], sharding_key=["k", "other", "k"]))
+    direct.log.append({queue: rows([b"0", b"1", b"2"], sharding_key=["k", "other", "k"])})
     path, lines = heard(rig)
     healed, to = str(rig.folder / "healed"), str(path)
 
@@ -236,7 +236,7 @@ def test_a_key_waits_in_a_parking_lot_through_a_proxy_and_comes_back(rig: Rig, n
 def test_a_message_goes_back_to_the_retry_topic_through_a_proxy(rig: Rig, direct: Broker) -> None:
     source = rig.topic("in", 2)
     queue = direct.log.queues(source)[0]
-    direct.log.append(queue, rows([b"0", b"1"]))
+    direct.log.append({queue: rows([b"0", b"1"])})
     path, lines = heard(rig)
     to = str(path)
 
@@ -402,7 +402,7 @@ def test_a_static_topic_is_refused_by_name_though_a_proxy_does_not_tell(
     assert error.value.sub == RocketMQCondition.STATIC_TOPIC
     for queue in queues:
         with pytest.raises(RocketMQError) as error:
-            through.log.append(queue, rows([b"a"]))
+            through.log.append({queue: rows([b"a"])})
         assert error.value.sub == RocketMQCondition.STATIC_TOPIC
         staging = through.outbox.open(SinkBatch("a sink", 0, topic="proxied-static"), 0)
         with pytest.raises(RocketMQError) as error:
@@ -433,7 +433,7 @@ def test_calls_are_traced_through_a_proxy_and_sends_are_not_since_it_wants_no_tr
     for topic in ("traced", "its-traces"):
         direct.admin.create_topic(topic, 1)
     traced = through.traced("its-traces")
-    traced.log.append(direct.log.queues("traced")[0], rows([b"a"]))
+    traced.log.append({direct.log.queues("traced")[0]: rows([b"a"])})
     assert traced.trace is not None
     traced.trace(TracedCall("billing", "DefaultRegion", "REQUEST", 1, (TracedMessage("ID", None, 0),)))
     [trace] = until(lambda: bodies(direct, "its-traces")[0], "the trace is there", 60.0)
@@ -443,7 +443,7 @@ def test_calls_are_traced_through_a_proxy_and_sends_are_not_since_it_wants_no_tr
 def test_a_message_is_not_parked_where_the_parking_lot_cannot_be_made(direct: Broker, through: Broker) -> None:
     direct.admin.create_topic("parks", 2)
     queue = direct.log.queues("parks")[0]
-    direct.log.append(queue, rows([b"a", b"b"]))
+    direct.log.append({queue: rows([b"a", b"b"])})
     [token] = locked(through, "parker", through.groups.join("me"), [queue])
     with pytest.raises(RocketMQError, match=r"Proxy.*nameserver") as error:
         through.groups.park(token, [Put(queue, 0, Ticket(0, 1, 1, 0))])
@@ -455,7 +455,7 @@ def test_a_reset_is_known_to_every_broker_behind_a_proxy(direct: Broker, through
     direct.admin.create_topic("resets", 4)
     queues = direct.log.queues("resets")
     for queue in queues:
-        direct.log.append(queue, rows([b"a", b"b"]))
+        direct.log.append({queue: rows([b"a", b"b"])})
     tokens = locked(through, "resetter", through.groups.join("me"), queues)
     through.groups.commit(dict.fromkeys(tokens, 2))
     assert through.groups.reset(dict.fromkeys(tokens, 1)) == 1

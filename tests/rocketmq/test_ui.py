@@ -32,7 +32,7 @@ def test_owners_hand_overs_messages_letters_and_parked_keys_are_shown_and_mended
     group, topic, broker = world.group, world.topic, world.broker
     for queue in world.queues:
         world.log.append(
-            queue, rows([f"{queue.broker_name}-{queue.queue_id}-{part}" for part in "ab"], sharding_key=["k", "k"])
+            {queue: rows([f"{queue.broker_name}-{queue.queue_id}-{part}" for part in "ab"], sharding_key=["k", "k"])}
         )
     first = replace(broker.groups.join("query"), name="billing")
     broker.groups.heartbeat(group, first, world.shared())

@@ -46,7 +46,7 @@ class Rig:
             bodies = [f"{queue.queue_id}:{number}".encode() for number in numbers]
             keys = [f"k{queue.queue_id}-{number % 5}" for number in numbers]
             if bodies:
-                self.broker.log.append(queue, pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys}))
+                self.broker.log.append({queue: pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys})})
 
     def stream(self, schema: str | None = None, **options: Any) -> DataFrame:
         reader = self.spark.readStream.format("orderedmq").option("path", self.path)

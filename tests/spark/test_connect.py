@@ -27,12 +27,12 @@ def connected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with orderedmq.connect(path) as broker:
         broker.admin.create_topic("keyed", 1)
         keys = ["fine", "poisoned", "also fine"] * 3
-        broker.log.append(broker.log.queues("keyed")[0], pa.record_batch({"body": [b"x"] * 9, "sharding_key": keys}))
+        broker.log.append({broker.log.queues("keyed")[0]: pa.record_batch({"body": [b"x"] * 9, "sharding_key": keys})})
         for topic, rows in (("in", 50), ("lagging", 30)):
             broker.admin.create_topic(topic, 2)
             for queue in broker.log.queues(topic):
                 bodies = [f"{queue.queue_id}-{number}".encode() for number in range(rows)]
-                broker.log.append(queue, pa.record_batch({"body": pa.array(bodies, pa.binary())}))
+                broker.log.append({queue: pa.record_batch({"body": pa.array(bodies, pa.binary())})})
     done = subprocess.run(
         [sys.executable, str(JOB), path, str(folder)],
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},

@@ -34,7 +34,7 @@ def fill(rig: Rig) -> None:
         keys = [f"k{n % 4}" for n in range(queue.queue_id, 20, 2)]
         properties = pa.array([[("colour", "red")]] * len(bodies), pa.map_(pa.string(), pa.string()))
         rows = {"body": pa.array(bodies, pa.binary()), "sharding_key": keys, "properties": properties}
-        rig.broker.log.append(queue, pa.record_batch(rows))
+        rig.broker.log.append({queue: pa.record_batch(rows)})
 
 
 def decoded(rig: Rig) -> DataFrame:

@@ -43,7 +43,7 @@ def rig(spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
 
 def more(rig: Rig) -> None:
     for queue in rig.broker.log.queues("orders"):
-        rig.broker.log.append(queue, make.orders(queue.queue_id, range(make.MESSAGES, END)))
+        rig.broker.log.append({queue: make.orders(queue.queue_id, range(make.MESSAGES, END))})
 
 
 def finish(rig: Rig, query: Any) -> Any:

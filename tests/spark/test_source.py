@@ -26,7 +26,7 @@ def test_a_batch_read_gives_every_column_with_the_value_that_was_written(rig: Ri
             "properties": pa.array([[("p", "1")], None], pa.map_(pa.string(), pa.string())),
         }
     )
-    rig.broker.log.append(rig.broker.log.queues("in")[0], rows)
+    rig.broker.log.append({rig.broker.log.queues("in")[0]: rows})
     read = rig.batch(topic="in", includeProperties="true")
     plain = read.selectExpr("topic", "queue_id", "queue_offset", "cast(body as string) body", "tags", "keys", "sharding_key")
     expected = rig.spark.createDataFrame([("in", 0, 0, "a", "t", None, "x"), ("in", 0, 1, "b", None, "k", "y")], plain.schema)
@@ -97,7 +97,7 @@ def test_a_trigger_takes_at_most_max_offsets_from_all_queues_in_proportion(rig: 
 def test_a_trigger_takes_at_most_max_bytes(rig: Rig) -> None:
     rig.broker.admin.create_topic("in", 2)
     for queue in rig.broker.log.queues("in"):
-        rig.broker.log.append(queue, pa.record_batch({"body": pa.array([bytes(100)] * 50, pa.binary())}))
+        rig.broker.log.append({queue: pa.record_batch({"body": pa.array([bytes(100)] * 50, pa.binary())})})
     sizes = copied(rig, maxBytesPerTrigger="1000")
     assert sum(sizes) == 100
     assert max(sizes) <= 10
@@ -108,7 +108,7 @@ def test_a_trigger_takes_at_most_max_bytes(rig: Rig) -> None:
 def test_a_message_larger_than_max_bytes_goes_alone(rig: Rig) -> None:
     rig.broker.admin.create_topic("in", 1)
     bodies = [b"small", bytes(5000), b"small", b"small"]
-    rig.broker.log.append(rig.broker.log.queues("in")[0], pa.record_batch({"body": pa.array(bodies, pa.binary())}))
+    rig.broker.log.append({rig.broker.log.queues("in")[0]: pa.record_batch({"body": pa.array(bodies, pa.binary())})})
     assert copied(rig, maxBytesPerTrigger="1000") == [1, 1, 2]
 
 
@@ -186,7 +186,7 @@ def test_queues_that_are_added_are_read_from_their_beginning(rig: Rig) -> None:
     until(lambda: query.lastProgress is not None and len(rig.broker.admin.locks()) == 2)
     rig.broker.admin.add_queues("in", 3)
     third = MessageQueue("in", "embedded", 2)
-    rig.broker.log.append(third, pa.record_batch({"body": pa.array([b"2:100"], pa.binary())}))
+    rig.broker.log.append({third: pa.record_batch({"body": pa.array([b"2:100"], pa.binary())})})
     until(lambda: numbers(rig.bodies("out")) == [100])
     query.stop()
 
@@ -240,7 +240,9 @@ def test_tags_choose_messages_and_offsets_count_all(rig: Rig) -> None:
     rig.topic("in", 1)
     rows = [f"0:{number}".encode() for number in range(60)]
     tags = pa.array([("a", "b", None)[number % 3] for number in range(60)])
-    rig.broker.log.append(rig.broker.log.queues("in")[0], pa.record_batch({"body": pa.array(rows, pa.binary()), "tags": tags}))
+    rig.broker.log.append(
+        {rig.broker.log.queues("in")[0]: pa.record_batch({"body": pa.array(rows, pa.binary()), "tags": tags})}
+    )
     expected = [number for number in range(60) if number % 3 == 0]
     assert rig.batch(topic="in", tags=" a ").count() == 20
     assert sorted(copied(rig, tags="a || c", maxOffsetsPerTrigger="20")) == [6, 7, 7]

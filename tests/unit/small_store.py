@@ -38,7 +38,7 @@ def make(path: Path) -> tuple[EmbeddedBroker, Client, Receipt]:
     clock = FixedClock(1_700_000_000_000_000)
     broker = EmbeddedBroker(path, clock=clock)
     broker.admin.create_topic("gone", 2)
-    broker.log.append(queues_of(broker, "gone")[0], rows([b"gone" * 700] * 3))
+    broker.log.append({queues_of(broker, "gone")[0]: rows([b"gone" * 700] * 3)})
     broker.admin.create_topic("orders", 2, retention_bytes=1 << 30)
     broker.admin.create_topic("plain", 1, compression="none")
     first, second = queues_of(broker)
@@ -46,10 +46,10 @@ def make(path: Path) -> tuple[EmbeddedBroker, Client, Receipt]:
         clock.micros += 1_000_000
         keys = [f"key-{number}-{row}" for row in range(5)]
         broker.log.append(
-            first, rows([f"{number} {row}" for row in range(5)], sharding_key=keys, tags=["a", "b", None, "a", "b"])
+            {first: rows([f"{number} {row}" for row in range(5)], sharding_key=keys, tags=["a", "b", None, "a", "b"])}
         )
-    broker.log.append(second, rows(["x" * 2500], keys=["k"], properties=[[("colour", "red")]]))
-    broker.log.append(queues_of(broker, "plain")[0], rows(["p", "q" * 3000]))
+    broker.log.append({second: rows(["x" * 2500], keys=["k"], properties=[[("colour", "red")]])})
+    broker.log.append({queues_of(broker, "plain")[0]: rows(["p", "q" * 3000])})
     broker.admin.delete_topic("gone")
     me = broker.groups.join("me")
     tokens = locked(broker, "g", me, [first, second])
@@ -166,7 +166,7 @@ def write_all(broker: EmbeddedBroker, receipt: Receipt) -> dict[str, Any]:
     first = queues_of(broker)[0]
     known = broker.outbox.publish(SinkBatch("s", 2), [], skip_differing_replay=True).replayed
     broker.outbox.publish(SinkBatch("later", 1), [receipt])
-    broker.log.append(first, rows(["after"]))
+    broker.log.append({first: rows(["after"])})
     offsets = broker.groups.offsets("h", [first])
     broker.admin.seek("h", {first: offsets[first] + 1})
     broker.admin.trim("orders", {first: 9})

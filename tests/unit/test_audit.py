@@ -223,7 +223,7 @@ def fill(broker: Broker, topic: str, *queues: list[tuple[str | None, bytes]]) ->
                 "sharding_key": pa.array([key for key, _ in rows], pa.string()),
                 "body": pa.array([body for _, body in rows]),
             }
-            broker.log.append(queue, pa.record_batch(columns))
+            broker.log.append({queue: pa.record_batch(columns)})
 
 
 def test_two_topics_whatever_their_queues(broker: Broker) -> None:
@@ -241,7 +241,7 @@ def test_examples_of_topics_are_messages(broker: Broker) -> None:
     fill(broker, "one", [("x", b"0")], [("k", b"1"), ("k", b"2"), ("k", b"3")])
     fill(broker, "two", [("x", b"0"), ("k", b"2"), ("k", b"1"), ("k", b"\xff" * 100)], [])
     # What lies before the first offset that is left is no part of the topic.
-    broker.log.append(broker.log.queues("two")[1], pa.record_batch({"body": [b"old"]}))
+    broker.log.append({broker.log.queues("two")[1]: pa.record_batch({"body": [b"old"]})})
     broker.admin.trim("two", {broker.log.queues("two")[1]: 1})
     found = audit(TopicSide(broker.log, "one"), TopicSide(broker.log, "two"))
     assert [(example.kind, example.where, example.key, example.id[:4]) for example in found.examples] == [

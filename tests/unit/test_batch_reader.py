@@ -34,7 +34,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 def produce(broker: Broker, *counts: int) -> None:
     """Append a chunk for each count of messages; retention deletes chunk by chunk."""
     for count in counts:
-        broker.log.append(QUEUE, pa.record_batch({"body": pa.array([b"x"] * count, pa.binary())}))
+        broker.log.append({QUEUE: pa.record_batch({"body": pa.array([b"x"] * count, pa.binary())})})
 
 
 def trim(broker: Broker, before: int) -> None:

@@ -29,7 +29,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
         for number in range(100):
             clock.micros += chance.choice((0, 0, 1, 50))
             keys = [chance.choice(KEYS) for _ in range(3)]
-            made.log.append(chance.choice(queues), rows([f"{number}.{part}" for part in range(3)], sharding_key=keys))
+            made.log.append({chance.choice(queues): rows([f"{number}.{part}" for part in range(3)], sharding_key=keys)})
         yield made
 
 

@@ -158,7 +158,7 @@ def test_topics_and_groups_of_a_broker_become_histories(tmp_path: Path) -> None:
         source = [MessageQueue("in", "embedded", number) for number in range(2)]
         for queue in source:
             bodies = [f"m{queue.queue_id}-{place}".encode() for place in range(2)]
-            broker.log.append(queue, pa.record_batch({"body": bodies, "sharding_key": [f"k{queue.queue_id}"] * 2}))
+            broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": [f"k{queue.queue_id}"] * 2})})
         target = broker.log.queues("out")[0]
 
         def copy(*origins: tuple[int, int]) -> None:
@@ -167,7 +167,7 @@ def test_topics_and_groups_of_a_broker_become_histories(tmp_path: Path) -> None:
                 "sharding_key": [f"k{number}" for number, _ in origins],
                 "keys": [f"{source[number]}:{place}" for number, place in origins],
             }
-            broker.log.append(target, pa.record_batch(rows))
+            broker.log.append({target: pa.record_batch(rows)})
 
         copy((0, 0), (1, 0), (1, 1))
         tokens = broker.groups.lock("g", broker.groups.join("owner"), source).values()

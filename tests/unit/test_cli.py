@@ -592,16 +592,16 @@ def test_follow_shows_what_comes_until_ctrl_c(store: Path, broker: Broker) -> No
     first, second = broker.log.queues("a")
     rows = {body: pa.record_batch({"body": [body], "sharding_key": [body[0]]}) for body in ("x0", "x1", "y0", "x2", "y1")}
     for body in ("x0", "x1"):
-        broker.log.append(first, rows[body])
+        broker.log.append({first: rows[body]})
     all_of_it, of_key = Following(store, "--last", "1"), Following(store, "--queue", "0", "--offset", "1", "--key", "x")
     assert all_of_it.rows(1) == of_key.rows(1) == [(0, "x1")]
-    broker.log.append(second, rows["y0"])
+    broker.log.append({second: rows["y0"]})
     assert all_of_it.rows(1) == [(1, "y0")]
-    broker.log.append(first, rows["x2"])
+    broker.log.append({first: rows["x2"]})
     assert all_of_it.rows(1) == of_key.rows(1) == [(0, "x2")]
     # A queue that is new.
     broker.admin.add_queues("a", 3)
-    broker.log.append(broker.log.queues("a")[2], rows["y1"])
+    broker.log.append({broker.log.queues("a")[2]: rows["y1"]})
     assert all_of_it.rows(1) == [(2, "y1")]
     assert all_of_it.end() == of_key.end() == ""
 
@@ -610,7 +610,7 @@ def test_follow_ends_after_a_count_and_says_when_the_topic_is_another(store: Pat
     broker.admin.create_topic("a", 1)
     [queue] = broker.log.queues("a")
     for body in ("0", "1", "2"):
-        broker.log.append(queue, pa.record_batch({"body": [body]}))
+        broker.log.append({queue: pa.record_batch({"body": [body]})})
     result = CliRunner().invoke(app, ["peek", "a", "-f", "-q", "0", "--offset", "1", "-n", "2", "--path", str(store)])
     assert [json.loads(line)["body"] for line in result.stdout.splitlines()] == ["1", "2"]
     result = CliRunner().invoke(app, ["peek", "a", "-f", "--last", "2", "-n", "2", "--no-json", "--path", str(store)])
@@ -630,7 +630,7 @@ def test_a_message_gives_a_terminal_no_orders(run: Run, text: Run, store: Path, 
     """Escape sequences set the terminal's title or clear its screen, or make it answer as if the user had typed."""
     broker.admin.create_topic("a", 1)
     body, key = "\x1b]0;title\x07\tend\x9b2J\r\nnext\u202egnp.exe\u2066\u200f", "k\x1b[2J\r"
-    broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": [body], "sharding_key": [key], "tags": ["\x7f"]}))
+    broker.log.append({broker.log.queues("a")[0]: pa.record_batch({"body": [body], "sharding_key": [key], "tags": ["\x7f"]})})
     (row,) = run("peek", "a")
     assert (row["body"], row["sharding_key"], row["tags"]) == (body, key, "\x7f")
     followed = CliRunner().invoke(app, ["peek", "a", "-f", "--last", "1", "-n", "1", "--no-json", "--path", str(store)]).stdout
@@ -679,7 +679,7 @@ def test_a_terminal_gets_a_screen_of_a_long_value_its_length_and_how_to_see_all_
 
 def test_follow_on_a_terminal(store: Path, broker: Broker) -> None:
     broker.admin.create_topic("a", 1)
-    broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": ["two\nlines"], "sharding_key": ["k"]}))
+    broker.log.append({broker.log.queues("a")[0]: pa.record_batch({"body": ["two\nlines"], "sharding_key": ["k"]})})
     said, status = on_terminal(["peek", "a", "--follow", "--last", "1", "--path", str(store)], (b"two lines", CTRL_C))
     assert status == 0
     assert "Ctrl-C ends" in said
@@ -763,7 +763,7 @@ def spawn(*arguments: str, **settings: Any) -> subprocess.Popen[bytes]:
 def test_peek_into_produce(store: Path, broker: Broker) -> None:
     broker.admin.create_topic("a", 2)
     rows = pa.record_batch({"body": [str(number).encode() for number in range(5000)], "sharding_key": ["k"] * 5000})
-    broker.log.append(broker.log.queues("a")[0], rows)
+    broker.log.append({broker.log.queues("a")[0]: rows})
     peek = spawn("peek", "a", "-n", "5000", "--path", str(store))
     done = subprocess.run(
         [*COMMAND, "produce", "b", "--key", "sharding_key", "--queues", "2", "--path", str(store)],
@@ -782,7 +782,7 @@ def test_peek_into_produce(store: Path, broker: Broker) -> None:
 @pytest.mark.parametrize("form", ["--json", "--no-json"])
 def test_a_reader_of_the_output_may_stop(store: Path, broker: Broker, form: str) -> None:
     broker.admin.create_topic("a", 1)
-    broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": [b"x" * 1000] * 1500}))
+    broker.log.append({broker.log.queues("a")[0]: pa.record_batch({"body": [b"x" * 1000] * 1500})})
     peek = spawn("peek", "a", "-n", "1500", "--path", str(store), form)
     assert peek.stdout is not None
     assert peek.stderr is not None

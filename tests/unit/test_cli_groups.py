@@ -104,7 +104,7 @@ def broker(store: Path) -> Iterator[Broker]:
     with orderedmq.connect(store) as broker:
         broker.admin.create_topic("a", 2)
         for queue in broker.log.queues("a"):
-            broker.log.append(queue, pa.record_batch({"body": [b"1", b"2", b"3"]}))
+            broker.log.append({queue: pa.record_batch({"body": [b"1", b"2", b"3"]})})
         yield broker
 
 
@@ -233,7 +233,7 @@ def test_seek_to_a_time(run: Run, broker: Broker) -> None:
     time.sleep(0.05)
     between = time.time_ns() // 1000
     time.sleep(0.05)
-    broker.log.append(queue, pa.record_batch({"body": [b"4"] * 3}))
+    broker.log.append({queue: pa.record_batch({"body": [b"4"] * 3})})
     moment = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(between // 10**6))}.{between % 10**6:06}"
     zoned = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(between // 10**6 + 7200)) + f".{between % 10**6:06}+02:00"
     for when in (str(between), str(between // 1000), moment, f"{moment}Z", zoned):

@@ -66,8 +66,8 @@ def broker(store: Path) -> Iterator[Broker]:
         broker.admin.create_topic("a", 2)
         broker.admin.create_topic("b", 1)
         for queue in broker.log.queues("a"):
-            broker.log.append(queue, rows("x", "y", None, "x", "y", None))
-        broker.log.append(broker.log.queues("b")[0], rows("x"))
+            broker.log.append({queue: rows("x", "y", None, "x", "y", None)})
+        broker.log.append({broker.log.queues("b")[0]: rows("x")})
         yield broker
 
 

@@ -29,7 +29,7 @@ class World:
         self.broker = EmbeddedBroker(path / "store")
         self.broker.admin.create_topic("orders", 2)
         for queue in QUEUES:
-            self.broker.log.append(queue, rows([f"{queue.queue_id}:{n}" for n in range(6)], sharding_key=list("ababab")))
+            self.broker.log.append({queue: rows([f"{queue.queue_id}:{n}" for n in range(6)], sharding_key=list("ababab"))})
         self.me = self.broker.groups.join("me")
         self.tokens = locked(self.broker, "g", self.me, QUEUES)
 

@@ -331,9 +331,10 @@ class FakeLog:
     def targets(self, topic: str) -> list[MessageQueue]:
         return [MessageQueue(topic, "a", number) for number in range(2)]
 
-    def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
-        assert not set(rows.schema.names) & {"delay_time_level", "deliver_timestamp"}
-        self.appended.append((queue.queue_id, rows.column("body").to_pylist()))
+    def append(self, rows: dict[MessageQueue, pa.RecordBatch]) -> None:
+        for queue, some in rows.items():
+            assert not set(some.schema.names) & {"delay_time_level", "deliver_timestamp"}
+            self.appended.append((queue.queue_id, some.column("body").to_pylist()))
 
     def append_delayed(self, rows: dict[MessageQueue, pa.RecordBatch]) -> None:
         assert not self.appended

@@ -33,8 +33,8 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(tmp_path / "store") as broker:
         broker.admin.create_topic("orders", 2)
         for _ in range(3):
-            broker.log.append(Q0, rows(range(BIG)))
-        broker.log.append(Q1, rows("ab", tags=["x", None]))
+            broker.log.append({Q0: rows(range(BIG))})
+        broker.log.append({Q1: rows("ab", tags=["x", None])})
         me = broker.groups.join("me")
         [token] = locked(broker, "g", me, [Q0])
         broker.groups.commit({token: 7})

@@ -17,8 +17,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from orderedmq import Producer
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import SourceRun
@@ -97,7 +99,7 @@ def append_for_ever(broker: Broker, pipe: Connection) -> None:
     [queue, _] = queues_of(broker)
     at = broker.log.bounds([queue])[queue].max_offset
     while True:
-        done = broker.log.append(queue, rows(range(at, at + 3)))
+        done = broker.log.append({queue: rows(range(at, at + 3))})[queue]
         pipe.send(done)
         at = done.end
 
@@ -158,7 +160,7 @@ def lock_and_commit_for_ever(broker: Broker, pipe: Connection) -> None:
 def test_a_consumer_that_is_killed_leaves_both_offsets_where_one_commit_put_them(path: Path, broker: EmbeddedBroker):
     queues = queues_of(broker)
     for queue in queues:
-        broker.log.append(queue, rows(range(5000)))
+        broker.log.append({queue: rows(range(5000))})
     epochs = []
     for _ in range(5):
         child = Child(path, lock_and_commit_for_ever)
@@ -184,13 +186,13 @@ def write_some(broker: Broker, pipe: Connection, name: int, turns: int) -> None:
         values = [f"{name}.{sent + n}" for n in range(random.randint(1, 40))]
         sent += len(values)
         if turn % 3:
-            broker.log.append(queue, rows(values))
+            broker.log.append({queue: rows(values)})
         else:
             batch = SinkBatch(f"sink {name}", turn)
             staging = broker.outbox.open(batch, 0)
             staging.add(queue, rows(values))
             broker.outbox.publish(batch, [staging.receipt()])
-        broker.log.append(random.choice(aged), rows([os.urandom(40) for _ in range(300)]))
+        broker.log.append({random.choice(aged): rows([os.urandom(40) for _ in range(300)])})
     pipe.send(sent)
 
 
@@ -262,13 +264,17 @@ class Writes:
         self.queue = queues_of(broker)[0]
         self.client = broker.groups.join("me")
         self.token: LockToken | None = None
-        broker.log.append(self.queue, rows(["first"]))
+        broker.log.append({self.queue: rows(["first"])})
         self.lot = parked_queue("parking", self.queue)
         [self.parking] = locked(broker, "parking", self.client, [self.queue])
         broker.groups.park(self.parking, [Put(self.queue, 0, Ticket(0, 1, 1, 9))])
 
     def append(self) -> None:
-        self.broker.log.append(self.queue, rows([os.urandom(1000).hex()]))
+        self.broker.log.append({self.queue: rows([os.urandom(1000).hex()])})
+
+    def send(self) -> None:
+        """To two queues, the second row much larger than the first: both or none."""
+        Producer(self.broker.log, "orders").send(pa.record_batch({"body": [b"small", os.urandom(20_000)]}))
 
     def stage(self) -> None:
         self.number += 1
@@ -307,7 +313,7 @@ class Writes:
         self.broker.groups.park(self.parking, [Put(self.lot, last, Ticket(0, 1, 1, 9, os.urandom(500).hex()))])
 
 
-KINDS = ["append", "stage", "publish", "lock", "commit", "create_topic", "seek", "park"]
+KINDS = ["append", "send", "stage", "publish", "lock", "commit", "create_topic", "seek", "park"]
 
 
 def fill(broker: EmbeddedBroker, write: Callable[[], object]) -> None:
@@ -350,13 +356,13 @@ def test_a_full_store_says_so_changes_nothing_and_works_once_there_is_room(path:
         write = getattr(writes, kind)
         write()
         # Most of the room goes to what can be deleted again.
-        fill(broker, lambda: broker.log.append(writes.queue, rows([os.urandom(10_000).hex()])))
+        fill(broker, lambda: broker.log.append({writes.queue: rows([os.urandom(10_000).hex()])}))
         fill(broker, write)
         assert check(path) == []
         assert len(bodies(broker, writes.queue)) > 3
         assert broker.admin.trim("orders", {writes.queue: 1 << 40})
         write()
-        broker.log.append(writes.queue, rows(["after"]))
+        broker.log.append({writes.queue: rows(["after"])})
         assert bodies(broker, writes.queue)[-1] == "after"
         assert check(path) == []
 
@@ -380,7 +386,7 @@ def test_a_full_store_lets_a_query_renew_and_stop_and_a_user_delete(path: Path, 
         assert not broker.groups.check(token)
         broker.admin.delete_topic("orders")
         broker.admin.create_topic("orders", 2)
-        broker.log.append(writes.queue, rows(["after"]))
+        broker.log.append({writes.queue: rows(["after"])})
         assert bodies(broker, writes.queue) == ["after"]
         assert check(path) == []
 
@@ -388,7 +394,7 @@ def test_a_full_store_lets_a_query_renew_and_stop_and_a_user_delete(path: Path, 
 def write_beyond(broker: Broker, pipe: Connection) -> None:
     [queue, _] = queues_of(broker)
     for _ in range(20):
-        pipe.send(broker.log.append(queue, rows([os.urandom(100_000).hex()])).end)
+        pipe.send(broker.log.append({queue: rows([os.urandom(100_000).hex()])})[queue].end)
 
 
 def test_a_process_with_a_smaller_map_follows_one_that_writes_beyond_it(path: Path):
@@ -396,7 +402,7 @@ def test_a_process_with_a_smaller_map_follows_one_that_writes_beyond_it(path: Pa
     with EmbeddedBroker(path, map_size=400_000) as broker:
         broker.admin.create_topic("orders", 2)
         queue = queues_of(broker)[0]
-        broker.log.append(queue, rows(["first"]))
+        broker.log.append({queue: rows(["first"])})
         told, errors = threading.Event(), []
 
         def read_on() -> None:
@@ -416,7 +422,7 @@ def test_a_process_with_a_smaller_map_follows_one_that_writes_beyond_it(path: Pa
             thread.join()
         assert errors == []
         assert len(bodies(broker, queue)) == 21
-        broker.log.append(queue, rows(["mine"]))
+        broker.log.append({queue: rows(["mine"])})
         assert check(path) == []
 
 
@@ -426,12 +432,12 @@ def fill_the_disk(broker: EmbeddedBroker, pipe: Connection, kind: str) -> None:
     write()
     limit = os.stat(broker.path / "data.mdb").st_size + 100_000
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    fill(broker, lambda: broker.log.append(writes.queue, rows([os.urandom(10_000).hex()])))
+    fill(broker, lambda: broker.log.append({writes.queue: rows([os.urandom(10_000).hex()])}))
     fill(broker, write)
     pipe.send(check(broker.path))
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     write()
-    broker.log.append(writes.queue, rows(["after"]))
+    broker.log.append({writes.queue: rows(["after"])})
     pipe.send(bodies(broker, writes.queue)[-1])
     pipe.send(check(broker.path))
 
@@ -475,7 +481,7 @@ def test_a_flipped_bit_is_never_delivered(path: Path, broker: EmbeddedBroker, co
     random = Random(3)
     for queue in queues_of(broker, "t"):
         for _ in range(3):
-            broker.log.append(queue, rows([random.randbytes(8) * 4 for _ in range(BIG)], tags=["t"] * BIG))
+            broker.log.append({queue: rows([random.randbytes(8) * 4 for _ in range(BIG)], tags=["t"] * BIG)})
     places = [place for place in payload_places(broker) if place[0].topic == "t"]
     assert len(places) == 6
     for turn in range(150):
@@ -499,10 +505,10 @@ def test_a_flipped_bit_is_never_delivered(path: Path, broker: EmbeddedBroker, co
 
 def test_a_damaged_tail_does_not_keep_new_messages_out(path: Path, broker: EmbeddedBroker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows([b"x" * 100] * 100))
+    broker.log.append({queue: rows([b"x" * 100] * 100)})
     [(_, first, count, place, length)] = payload_places(broker)
     flip(broker, place + length // 2, 3)
-    broker.log.append(queue, rows([b"y" * 100] * 100))
+    broker.log.append({queue: rows([b"y" * 100] * 100)})
     staging = broker.outbox.open(SinkBatch("s", 0), 0)
     staging.add(queue, rows(["z"]))
     broker.outbox.publish(SinkBatch("s", 0), [staging.receipt()])
@@ -514,7 +520,7 @@ def test_a_damaged_tail_does_not_keep_new_messages_out(path: Path, broker: Embed
 
 def test_damaged_staged_rows_are_not_merged_into_a_queue(broker: EmbeddedBroker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows([b"x" * 100] * 100))
+    broker.log.append({queue: rows([b"x" * 100] * 100)})
     staging = broker.outbox.open(SinkBatch("s", 0), 0)
     staging.add(queue, rows([b"unmistakable" * 10] * 100))
     receipt = staging.receipt()
@@ -528,8 +534,8 @@ def test_damaged_staged_rows_are_not_merged_into_a_queue(broker: EmbeddedBroker)
 
 def test_a_damaged_store_can_still_be_trimmed_and_its_topics_deleted(path: Path, broker: EmbeddedBroker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows([b"x" * 100] * BIG))
-    broker.log.append(queue, rows([b"y" * 100] * BIG))
+    broker.log.append({queue: rows([b"x" * 100] * BIG)})
+    broker.log.append({queue: rows([b"y" * 100] * BIG)})
     for _, _, _, place, length in payload_places(broker):
         flip(broker, place + length // 2, 1)
     assert broker.admin.trim("orders", {queue: BIG}) == {queue: BIG}

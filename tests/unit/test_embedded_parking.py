@@ -71,7 +71,7 @@ def remembered(broker: EmbeddedBroker) -> list[tuple[str, int, int]]:
 
 
 def test_messages_of_a_lot_are_deleted_up_to_where_the_groups_offset_was_before(broker: EmbeddedBroker, token: LockToken):
-    broker.log.append(QUEUE, rows(range(3 * BIG)))
+    broker.log.append({QUEUE: rows(range(3 * BIG))})
     for part in range(3):
         broker.groups.park(token, puts(QUEUE, range(part * BIG, part * BIG + BIG)))
     begins = []
@@ -82,7 +82,7 @@ def test_messages_of_a_lot_are_deleted_up_to_where_the_groups_offset_was_before(
 
 
 def test_what_lies_above_the_groups_offset_is_never_deleted_by_it(broker: EmbeddedBroker, token: LockToken):
-    broker.log.append(QUEUE, rows(range(2 * BIG)))
+    broker.log.append({QUEUE: rows(range(2 * BIG))})
     for part in range(2):
         broker.groups.park(token, puts(QUEUE, range(part * BIG, part * BIG + BIG)))
     for offset in (BIG - 1, BIG, BIG + 1):
@@ -94,7 +94,7 @@ def test_what_lies_above_the_groups_offset_is_never_deleted_by_it(broker: Embedd
 
 
 def test_a_place_is_forgotten_when_the_groups_offset_passes_it(broker: EmbeddedBroker, token: LockToken):
-    broker.log.append(QUEUE, rows(range(10)))
+    broker.log.append({QUEUE: rows(range(10))})
     broker.groups.park(token, puts(QUEUE, range(2, 6)))
     broker.groups.park(token, puts(LOT, range(1, 3)))
     assert remembered(broker) == [
@@ -114,7 +114,7 @@ def test_places_of_other_groups_and_queues_are_kept(broker: EmbeddedBroker, toke
     me = broker.groups.join("other")
     tokens = [token, locked(broker, "g", me, [other])[0], locked(broker, "h", me, [QUEUE])[0]]
     for one in tokens:
-        broker.log.append(one.queue, rows(range(2)))
+        broker.log.append({one.queue: rows(range(2))})
         broker.groups.park(one, puts(one.queue, range(2)))
     broker.groups.commit({token: 2})
     assert [(topic, offset) for topic, offset, _ in remembered(broker)] == [("orders", 0), ("orders", 1)] * 2
@@ -122,7 +122,7 @@ def test_places_of_other_groups_and_queues_are_kept(broker: EmbeddedBroker, toke
 
 def test_a_lot_that_does_not_exist_gets_no_offset(broker: EmbeddedBroker, token: LockToken):
     """A lot that is made later begins at 0, and an offset of a former lot would settle what is parked in it."""
-    broker.log.append(QUEUE, rows(range(10)))
+    broker.log.append({QUEUE: rows(range(10))})
     broker.groups.commit({token: 1, companion(token): 5})
     broker.groups.reset({companion(token): 5})
     assert broker.groups.offsets("g", [QUEUE, LOT]) == {QUEUE: 1}
@@ -131,7 +131,7 @@ def test_a_lot_that_does_not_exist_gets_no_offset(broker: EmbeddedBroker, token:
 
 
 def test_parking_what_is_parked_writes_nothing(broker: EmbeddedBroker, token: LockToken):
-    broker.log.append(QUEUE, rows(range(3)))
+    broker.log.append({QUEUE: rows(range(3))})
     broker.groups.park(token, puts(QUEUE, range(3)))
     before = broker.log.change()
     broker.groups.park(token, puts(QUEUE, range(3)))
@@ -139,8 +139,8 @@ def test_parking_what_is_parked_writes_nothing(broker: EmbeddedBroker, token: Lo
 
 
 def test_each_chunk_is_read_once(broker: EmbeddedBroker, token: LockToken, monkeypatch: pytest.MonkeyPatch):
-    broker.log.append(QUEUE, rows(range(BIG)))
-    broker.log.append(QUEUE, rows(range(BIG)))
+    broker.log.append({QUEUE: rows(range(BIG))})
+    broker.log.append({QUEUE: rows(range(BIG))})
     read: list[int] = []
     load = index.load
 
@@ -192,7 +192,7 @@ def park_and_die(path: Path, token: LockToken, database: str) -> None:
 def test_a_process_that_is_killed_in_the_middle_has_parked_nothing(
     path: Path, broker: EmbeddedBroker, token: LockToken, database: str
 ):
-    broker.log.append(QUEUE, rows(range(10)))
+    broker.log.append({QUEUE: rows(range(10))})
     child = PROCESSES.Process(target=park_and_die, args=(path, token, database), daemon=True)
     child.start()
     child.join()
@@ -233,16 +233,16 @@ def test_a_store_of_the_second_format_is_upgraded_and_can_park(old: Path):
 def test_a_process_of_the_former_release_goes_on_with_a_store_that_was_upgraded(old: Path, monkeypatch: pytest.MonkeyPatch):
     """It has the store open, and signs what it writes as of format 2."""
     with EmbeddedBroker(old) as broker:
-        broker.log.append(QUEUE, rows("a"))
+        broker.log.append({QUEUE: rows("a")})
         former = transaction.written
         with monkeypatch.context() as patch:
             patch.setattr(transaction, "written", lambda number: former(number, 2))
             for _ in range(2):
-                broker.log.append(QUEUE, rows("b"))
+                broker.log.append({QUEUE: rows("b")})
     for _ in range(2):
         assert check(old) == []
         with EmbeddedBroker(old) as broker:
-            broker.log.append(QUEUE, rows("c"))
+            broker.log.append({QUEUE: rows("c")})
 
 
 def test_a_store_of_the_third_format_that_lacks_the_database_is_damaged(path: Path):

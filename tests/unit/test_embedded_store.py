@@ -342,7 +342,7 @@ def test_everything_in_the_directory_is_its_owners_alone_whatever_the_umask(path
 
 def test_connections_of_one_process_share_one_environment(path: Path, broker: Broker):
     with connect(path) as second:
-        second.log.append(queues_of(broker)[0], rows("ab"))
+        second.log.append({queues_of(broker)[0]: rows("ab")})
         [opened] = [store for store in Store._shared.values() if store.path == path]
         assert opened._users == 2
     assert bodies(broker, queues_of(broker)[0]) == ["a", "b"]
@@ -355,7 +355,7 @@ def test_what_was_taken_from_a_closed_connection_says_so(broker: Broker):
     log, queue = broker.log, queues_of(broker)[0]
     broker.close()
     with refused("STORE.IO", "closed"):
-        log.append(queue, rows("a"))
+        log.append({queue: rows("a")})
     broker.close()
 
 
@@ -366,9 +366,9 @@ def test_threads_share_a_connection(broker: Broker):
     def work(number: int) -> None:
         try:
             for turn in range(20):
-                broker.log.append(queue, rows([f"{number}.{turn}"]))
+                broker.log.append({queue: rows([f"{number}.{turn}"])})
                 assert bodies(broker, queue)
-                broker.log.append(other, rows(["x"]))
+                broker.log.append({other: rows(["x"])})
         except BaseException as error:
             errors.append(error)
 
@@ -431,7 +431,7 @@ def test_a_fork_opens_its_own_environment_and_leaves_the_parents_alone(path: Pat
         broker = connect(sys.argv[1])
         queue = broker.log.queues("orders")[0]
         rows = pa.record_batch({"body": [b"a"]})
-        broker.log.append(queue, rows)
+        broker.log.append({queue: rows})
         client = broker.groups.join("me")
         token = broker.groups.lock("g", client, [queue])[queue]
         members = broker.groups.heartbeat("g", client, Subscription("shared", "orders"))
@@ -440,7 +440,7 @@ def test_a_fork_opens_its_own_environment_and_leaves_the_parents_alone(path: Pat
             if child == 0:
                 code = 1
                 try:
-                    assert broker.log.append(queue, rows).begin == 1 + 2 * turn
+                    assert broker.log.append({queue: rows})[queue].begin == 1 + 2 * turn
                     assert broker.groups.check(token)
                     assert broker.groups.alive(client.client_id)
                     broker.groups.leave(client)
@@ -451,7 +451,7 @@ def test_a_fork_opens_its_own_environment_and_leaves_the_parents_alone(path: Pat
                 finally:
                     os._exit(code)
             assert os.waitpid(child, 0)[1] == 0
-            assert broker.log.append(queue, rows).begin == 2 + 2 * turn
+            assert broker.log.append({queue: rows})[queue].begin == 2 + 2 * turn
             assert broker.groups.alive(client.client_id)
             assert broker.groups.members("g") == members
         print("fine")
@@ -522,7 +522,7 @@ def test_the_slots_of_killed_readers_do_not_keep_pages_for_ever(path: Path, brok
         reader.communicate()
     queue = queues_of(broker)[0]
     for _ in range(100):
-        broker.log.append(queue, rows([b"x" * 20_000]))
+        broker.log.append({queue: rows([b"x" * 20_000])})
         broker.admin.trim("orders", {queue: 1 << 40})
     assert (path / "data.mdb").stat().st_size < 50 * 20_000
 
@@ -535,7 +535,7 @@ def test_the_number_of_a_change_is_never_ahead_of_what_is_read(path: Path):
             "import sys, pyarrow as pa, orderedmq\n"
             "with orderedmq.connect(sys.argv[1]) as broker:\n"
             "    [queue] = broker.log.queues('t')\n"
-            "    for number in range(200): broker.log.append(queue, pa.record_batch({'body': [b'x']}))\n"
+            "    for number in range(200): broker.log.append({queue: pa.record_batch({'body': [b'x']})})\n"
         )
         writer = subprocess.Popen([sys.executable, "-c", script, str(path)])
         [queue] = broker.log.queues("t")

@@ -68,7 +68,7 @@ class Rig:
         self.room = 100
 
     def send(self, *keys: str | None) -> None:
-        self.broker.log.append(QUEUE, rows([f"body {key}" for key in keys], sharding_key=list(keys)))
+        self.broker.log.append({QUEUE: rows([f"body {key}" for key in keys], sharding_key=list(keys))})
 
     def ends(self) -> tuple[int, int]:
         return self.broker.log.bounds([QUEUE])[QUEUE].max_offset, lots.end_of(self.broker.log, LOT)

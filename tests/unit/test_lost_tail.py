@@ -48,7 +48,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     with connect(tmp_path / "store") as made:
         for topic in ("orders", "flights", "turnarounds"):
             made.admin.create_topic(topic, 1)
-            made.log.append(MessageQueue(topic, "embedded", 0), rows(range(10)))
+            made.log.append({MessageQueue(topic, "embedded", 0): rows(range(10))})
         yield made
 
 

@@ -43,7 +43,7 @@ def test_a_lot_that_was_never_made_is_empty(log: Log) -> None:
 
 
 def test_a_lot_is_read_from_where_it_begins_up_to_the_end_that_is_asked_for(log: Log) -> None:
-    log.append(QUEUE, parked(*((f"k{n}", Ticket(n, 1, 1, 1000 + n)) for n in range(5))))
+    log.append({QUEUE: parked(*((f"k{n}", Ticket(n, 1, 1, 1000 + n)) for n in range(5)))})
     lot = Lot(1)
     lots.read(log, lot, QUEUE, 4)
     assert (list(lot.keys), lot.end, lot.next_due()) == (["k1", "k2", "k3"], 4, 1001)
@@ -51,10 +51,10 @@ def test_a_lot_is_read_from_where_it_begins_up_to_the_end_that_is_asked_for(log:
 
 def test_a_lot_is_continued_where_it_ended_and_never_goes_back(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lots, "LOT_PULL", 2)
-    log.append(QUEUE, parked(("a", Ticket(0, 1, 1, 1000)), ("a", Ticket(1, 0, 0, BEHIND)), (None, Ticket(2, 1, 1, 500))))
+    log.append({QUEUE: parked(("a", Ticket(0, 1, 1, 1000)), ("a", Ticket(1, 0, 0, BEHIND)), (None, Ticket(2, 1, 1, 500)))})
     lot = Lot(0)
     lots.read(log, lot, QUEUE, 3)
-    log.append(QUEUE, parked(("a", Ticket(3, 0, 0, BEHIND))))
+    log.append({QUEUE: parked(("a", Ticket(3, 0, 0, BEHIND)))})
     lots.read(log, lot, QUEUE, lots.end_of(log, QUEUE))
     lots.read(log, lot, QUEUE, 2)
     assert {key: one.offsets for key, one in lot.keys.items()} == {"a": [0, 1, 3], 2: [2]}
@@ -62,7 +62,7 @@ def test_a_lot_is_continued_where_it_ended_and_never_goes_back(log: Log, monkeyp
 
 
 def test_a_lot_that_ends_before_a_known_end_is_a_loss_of_data(log: Log) -> None:
-    log.append(QUEUE, parked(("a", Ticket(0, 1, 1, 1000))))
+    log.append({QUEUE: parked(("a", Ticket(0, 1, 1, 1000)))})
     lot = Lot(0)
     with pytest.raises(DataLossError, match="BEYOND_END"):
         lots.read(log, lot, QUEUE, 3)

@@ -43,13 +43,13 @@ class Rig:
         for name in ("orders", "lot"):
             self.broker.admin.create_topic(name, 1)
         keys = [*"ababab"]
-        self.broker.log.append(QUEUE, rows(range(6), sharding_key=keys, properties=[[("shop", "berlin")]] * 6))
+        self.broker.log.append({QUEUE: rows(range(6), sharding_key=keys, properties=[[("shop", "berlin")]] * 6)})
         (self.token,) = locked(self.broker, "g", self.broker.groups.join("me"), [QUEUE])
         sent = self.broker.log.pull(QUEUE, 0, 2, 1 << 20, SOURCE_COLUMNS)
         puts = [Put(QUEUE, 0, Ticket(0, 3, 1, 5000, "no")), Put(QUEUE, 1, Ticket(1, 0, 0, BEHIND))]
-        self.broker.log.append(LOT, rows(["gone"]))
+        self.broker.log.append({LOT: rows(["gone"])})
         for parked in (to_park(sent, puts), *([order_rows(orders)] if orders else ())):
-            self.broker.log.append(LOT, parked)
+            self.broker.log.append({LOT: parked})
 
     def part(self, begin: int, end: int, lot: tuple[int, int] | None, **other: Any) -> QueuePartition:
         anchor = self.broker.log.topic("orders").incarnation

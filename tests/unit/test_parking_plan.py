@@ -56,7 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def produce(broker: Broker, *keys: str) -> None:
     rows = pa.record_batch({"body": pa.array([b"x"] * len(keys), pa.binary()), "sharding_key": list(keys)})
-    broker.log.append(QUEUE, rows)
+    broker.log.append({QUEUE: rows})
 
 
 def options(broker: Broker, **more: str) -> dict[str, str]:

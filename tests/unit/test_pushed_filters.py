@@ -55,7 +55,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
             for topic in ("in", "other"):
                 for queue in broker.log.queues(topic):
                     bodies = [f"{number} {row}".encode() for row in range(ROWS)]
-                    broker.log.append(queue, pa.record_batch({"body": pa.array(bodies, pa.binary())}))
+                    broker.log.append({queue: pa.record_batch({"body": pa.array(bodies, pa.binary())})})
             clock.pass_(60)
         assert broker.admin.describe_topic("in")[0].chunks == CHUNKS
     return str(path)

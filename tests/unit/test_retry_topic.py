@@ -231,6 +231,6 @@ def test_the_embedded_broker_has_no_retry_topic(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path / "store") as broker:
         broker.admin.create_topic("orders", 1)
         (token,) = locked(broker, "g", broker.groups.join("me"), [QUEUE])
-        assert broker.log.append(QUEUE, rows(["a"])) == OffsetRange(0, 1)
+        assert broker.log.append({QUEUE: rows(["a"])})[QUEUE] == OffsetRange(0, 1)
         with pytest.raises(OptionError, match=r"UNSUPPORTED.*parkingLot=true"):
             broker.groups.send_back(token, [(0, 1)], 16)

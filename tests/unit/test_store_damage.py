@@ -449,7 +449,7 @@ def write_until(enough: Event, path: Path, number: int, begun: Event) -> None:
         queue = broker.log.queues("orders")[number]
         written = 0
         while not enough.is_set():
-            broker.log.append(queue, rows([str(written) * 100]))
+            broker.log.append({queue: rows([str(written) * 100])})
             written += 1
             if written % 20 == 0:
                 broker.admin.trim("orders", {queue: written // 2})

@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 def broker(path: Path) -> Iterator[Broker]:
     with connect(path) as broker:
         broker.admin.create_topic("orders", 1)
-        broker.log.append(QUEUE, rows("ab"))
+        broker.log.append({QUEUE: rows("ab")})
         yield broker
 
 
@@ -52,7 +52,7 @@ def anew(path: Path) -> None:
     away(path)
     with connect(path) as other:
         other.admin.create_topic("orders", 1)
-        other.log.append(QUEUE, rows("xyz"))
+        other.log.append({QUEUE: rows("xyz")})
 
 
 def copied(path: Path) -> None:
@@ -87,7 +87,7 @@ def test_every_use_of_an_open_connection_is_refused_by_name(
         broker.log.change,
         lambda: broker.log.bounds([QUEUE]),
         lambda: broker.log.pull(QUEUE, 0, 10, 1 << 20, ("body",)),
-        lambda: broker.log.append(QUEUE, rows("c")),
+        lambda: broker.log.append({QUEUE: rows("c")}),
         lambda: broker.groups.join("another"),
         lambda: broker.groups.members("g"),
         lambda: broker.groups.heartbeat("g", client, Subscription("shared", "orders", "averagely")),
@@ -111,7 +111,7 @@ def test_every_use_of_an_open_connection_is_refused_by_name(
 def test_a_new_connection_has_the_new_store_and_the_old_one_still_none(path: Path, broker: Broker) -> None:
     copied(path)
     with connect(path) as after:
-        after.log.append(QUEUE, rows("new"))
+        after.log.append({QUEUE: rows("new")})
         with refused("STORE.REPLACED"):
             bodies(broker, QUEUE)
         assert bodies(after, QUEUE) == ["a", "b", "n", "e", "w"]
@@ -141,7 +141,7 @@ def test_a_store_that_is_open_by_another_path_goes_on_there(path: Path, broker: 
         assert bodies(broker, QUEUE) == ["a", "b"]
     elsewhere = away(path)
     with connect(elsewhere) as moved:
-        moved.log.append(QUEUE, rows("c"))
+        moved.log.append({QUEUE: rows("c")})
         client = moved.groups.join("me")
         assert [token.queue for token in locked(moved, "g", client, [QUEUE])] == [QUEUE]
         assert bodies(broker, QUEUE) == ["a", "b", "c"]
@@ -224,7 +224,7 @@ def test_a_kept_connection_is_not_handed_out_for_the_store_that_stands_there_now
         after = planning.identity
     assert after != before
     second = kept(endpoint, after)
-    second.log.append(QUEUE, rows("c"))
+    second.log.append({QUEUE: rows("c")})
     assert bodies(second, QUEUE) == ["a", "b", "c"]
     # A task of the query that was planned before.
     with refused("STORE.REPLACED", path):

@@ -195,7 +195,7 @@ def test_every_kind_of_listener_is_called_in_the_context_of_its_messages(
     answer = ConsumeConcurrentlyStatus.CONSUME_SUCCESS if kind == "none" else SUCCESS
     properties = pa.array([[("traceparent", PARENT)], [("traceparent", OTHER)]], PROPERTIES_TYPE)
     rig.broker.log.append(
-        rig.token.queue, pa.record_batch({"body": ["a", "b"], "sharding_key": ["k", "l"], "properties": properties})
+        {rig.token.queue: pa.record_batch({"body": ["a", "b"], "sharding_key": ["k", "l"], "properties": properties})}
     )
     inside: list[str] = []
 

@@ -95,7 +95,7 @@ def test_of_many_queues_those_furthest_behind_are_shown_and_the_others_in_pages(
     with orderedmq.connect(tmp_path) as broker:
         broker.admin.create_topic("wide", 120)
         queues = broker.log.queues("wide")
-        broker.log.append(queues[117], rows([b"a", b"b"], None, None))
+        broker.log.append({queues[117]: rows([b"a", b"b"], None, None)})
         client = broker.groups.join("q")
         broker.groups.lock("g", client, queues)
         with served(broker) as site:
@@ -147,7 +147,7 @@ def test_messages_are_found_by_queue_offset_and_time(still: Served) -> None:
 
 def test_a_keys_whole_history_over_all_queues_is_in_the_order_of_arrival(shop: Shop, site: Served) -> None:
     for number in (3, 0, 2):
-        shop.broker.log.append(shop.queues[number], rows([b"later-%d" % number], "x"))
+        shop.broker.log.append({shop.queues[number]: rows([b"later-%d" % number], "x")})
     said = site.get("/topics/orders/messages?key=x").words
     assert re.findall(r"\b(?:\d-\d|later-\d)\b", said) == [
         "0-0", "0-3", "1-0", "1-3", "2-0", "2-3", "3-0", "3-3", "later-3", "later-0", "later-2",
@@ -158,7 +158,7 @@ def test_a_keys_whole_history_over_all_queues_is_in_the_order_of_arrival(shop: S
 def test_a_long_history_goes_on_where_its_last_page_ended(shop: Shop, site: Served) -> None:
     for part in range(15):
         for queue in shop.queues:
-            shop.broker.log.append(queue, rows([b"n%d.%d" % (part, queue.queue_id)], "long"))
+            shop.broker.log.append({queue: rows([b"n%d.%d" % (part, queue.queue_id)], "long")})
     found: list[str] = []
     path: str | None = "/topics/orders/messages?key=long"
     pages = 0
@@ -174,8 +174,8 @@ def test_a_long_history_goes_on_where_its_last_page_ended(shop: Shop, site: Serv
 
 def test_a_message_has_a_page_with_its_whole_body_and_its_properties(shop: Shop, site: Served) -> None:
     message = {"body": b"\x1b[31m<script>" + b"z" * 5000, "sharding_key": "k", "properties": [("colour", "<red>")]}
-    shop.broker.log.append(shop.queues[0], pa.RecordBatch.from_pylist([message], schema=PRODUCER_SCHEMA))
-    shop.broker.log.append(shop.queues[0], rows([b"\xff\x00"], None))
+    shop.broker.log.append({shop.queues[0]: pa.RecordBatch.from_pylist([message], schema=PRODUCER_SCHEMA)})
+    shop.broker.log.append({shop.queues[0]: rows([b"\xff\x00"], None)})
     page = site.get("/topics/orders/message?queue=0&offset=6")
     assert "\\x1b[31m&lt;script&gt;zzz" in page.text
     assert page.text.count("z") >= 5000
@@ -255,7 +255,7 @@ def test_a_seek_is_shown_first_and_sets_what_was_shown(shop: Shop, mending: Serv
     assert shop.offsets() == {shop.queues[0]: 2}
     form = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', shown.text))
     for queue in shop.queues:
-        shop.broker.log.append(queue, rows([b"came since"], None))
+        shop.broker.log.append({queue: rows([b"came since"], None)})
     fields = [(name, form[name].replace("&#34;", '"')) for name in ("to", "parked", "force")]
     done = mending.follow(mending.post(f"/groups/{GROUP}/seek", fields)).words
     assert "Set the offsets of 4 queues of group billing; its reset number is 1." in done

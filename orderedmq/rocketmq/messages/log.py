@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -24,6 +25,7 @@ from orderedmq.core.filters import Filter
 from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.errors import (
     DataLossError,
+    OrderedMQError,
     RocketMQError,
     RocketMQUnavailableError,
     TopicError,
@@ -37,7 +39,7 @@ from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
 from orderedmq.rocketmq.messages.delayed import DelayedSender
 from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
-from orderedmq.rocketmq.messages.sender import Sender
+from orderedmq.rocketmq.messages.sender import Sender, sent_in_part
 from orderedmq.rocketmq.messages.topic_anchor import find_anchor, is_same_topic, parse_anchor
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.backoff import RETRY
@@ -371,20 +373,29 @@ class RocketMQLog:
         wanted = rights.of_source(topics, group)
         access.require(self._client, wanted, rights.SOURCE, rights.of_source_at_proxy(topics, group))
 
-    def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
-        """See `Log.append`. Readers see the rows when it returns. Without other producers the rows have no gap.
+    def append(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> dict[MessageQueue, OffsetRange]:
+        """See `Log.append`. Readers see the rows when it returns. Without other producers the rows of a queue have no gap.
 
         Raises TopicError MISSING also for a topic that is deleted meanwhile, which may take some rows with it; does not create
         it again.
         """
-        check_topic(queue.topic, writing=True)
-        self.require(queue)
-        self.refuse_hidden_static(queue.topic)
-        try:
-            return self.sender.append(queue, rows)
-        except TopicError:
-            self.forget(queue.topic)
-            raise missing_topic(queue.topic) from None
+        for queue in rows:
+            check_topic(queue.topic, writing=True)
+            self.require(queue)
+            self.refuse_hidden_static(queue.topic)
+        # All rows are encoded before any is sent, so that a row that cannot be sent refuses the others as well.
+        encoded = {queue: self.sender.encoded(queue, some) for queue, some in rows.items()}
+        stored: Counter[MessageQueue] = Counter()
+        added: dict[MessageQueue, OffsetRange] = {}
+        for queue, (bodies, keys) in encoded.items():
+            try:
+                added[queue] = self.sender.append_encoded(queue, bodies, keys, stored)
+            except TopicError:
+                self.forget(queue.topic)
+                raise missing_topic(queue.topic) from None
+            except OrderedMQError as error:
+                raise sent_in_part(error, stored, {to: len(found) for to, (_, found) in encoded.items()}) from None
+        return added
 
     def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
         """See `Log.append_delayed`. Also raises what `append` raises. A row whose answer was lost may come twice."""

@@ -12,16 +12,16 @@ import os
 import secrets
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.core.message_rows import normalise
-from orderedmq.errors import RocketMQUnavailableError
+from orderedmq.errors import OrderedMQError, RocketMQUnavailableError
 from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.encode import SendBody, encode
@@ -49,6 +49,10 @@ _VISIBLE_TIMEOUT: Final = 10.0
 _POLL: Final = 0.001
 _LOOK_MESSAGES: Final = 16384
 _LOOK_BYTES: Final = 64 * 1024 * 1024
+#: Of the rows of a request without an answer.
+_PERHAPS: Final = ", and perhaps the next ones"
+
+E = TypeVar("E", bound=OrderedMQError)
 
 
 def send_request(queue: MessageQueue, body: SendBody, group: str, trace: SendTrace | None = None) -> Request[SendResult]:
@@ -84,16 +88,19 @@ class Sender:
         # Random instead of an address: a host has several, and containers share them.
         self._keys = UniqueKeys(secrets.token_bytes(4), os.getpid(), secrets.randbits(32))
 
-    def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
-        """Append rows; see `Log.append`. Raises RocketMQError or RocketMQUnavailableError; some rows may be stored then."""
+    def encoded(self, queue: MessageQueue, rows: pa.RecordBatch) -> tuple[list[SendBody], pa.Array]:
+        """Return the requests for rows, all checked, and the rows' new UNIQ_KEYs. Raises MessageError."""
         checked = normalise(rows, f"queue {queue}")
         keys = self.unique_keys(checked.num_rows)
-        return self.append_encoded(queue, encode(checked, keys, f"queue {queue}"), keys)
+        return list(encode(checked, keys, f"queue {queue}")), keys
 
-    def append_encoded(self, queue: MessageQueue, encoded: Iterable[SendBody], keys: pa.Array) -> OffsetRange:
-        """Append what `encode` yields, as `append`. ``keys`` are the rows' UNIQ_KEYs, which no other message has."""
-        # All rows are encoded before any is sent, so that a row that cannot be sent refuses the others, too.
-        bodies = list(encoded)
+    def append_encoded(
+        self, queue: MessageQueue, bodies: Sequence[SendBody], keys: pa.Array, stored: Counter[MessageQueue] | None = None
+    ) -> OffsetRange:
+        """Append what `encode` yields. ``keys`` are the rows' UNIQ_KEYs, which no other message has.
+
+        ``stored`` counts the rows that the broker has acknowledged. Raises RocketMQError or RocketMQUnavailableError.
+        """
         if not bodies:
             end = self._ask_end(queue)
             return OffsetRange(end, end)
@@ -103,6 +110,8 @@ class Sender:
             begin = None
             for body in bodies:
                 at = self.send(queue, body, keys[body.first].as_py(), end)
+                if stored is not None:
+                    stored[queue] += body.rows
                 begin = at if begin is None else begin
                 end = at + body.rows
         assert begin is not None
@@ -185,3 +194,19 @@ class Sender:
 
 
 _senders: Final = BeginAnew(Sender._begin)
+
+
+def sent_in_part(error: E, stored: Mapping[MessageQueue, int], wanted: Mapping[MessageQueue, int]) -> E:
+    """Return the error that ended an append, saying how many rows of each queue are stored; as it is if none are.
+
+    ``stored`` and ``wanted``: the number of rows that the broker has acknowledged, and of all rows.
+    """
+    if not any(stored.values()):
+        return error
+    where = ", ".join(f"{stored[queue]} of {count} of queue {queue}" for queue, count in wanted.items() if stored[queue])
+    unknown = isinstance(error, RocketMQUnavailableError) and error.outcome_unknown
+    return type(error)(
+        error.sub,
+        f"{error.message}; {sum(stored.values())} of {sum(wanted.values())} rows are stored ({where}){_PERHAPS if unknown else ''}: send only "
+        "the others again",
+    )

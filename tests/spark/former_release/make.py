@@ -143,8 +143,8 @@ def fill(store: Path) -> None:
     with orderedmq.connect(store) as broker:
         broker.admin.create_topic("orders", QUEUES)
         for queue in broker.log.queues("orders"):
-            broker.log.append(queue, orders(queue.queue_id, range(MESSAGES // 2)))
-            broker.log.append(queue, orders(queue.queue_id, range(MESSAGES // 2, MESSAGES)))
+            broker.log.append({queue: orders(queue.queue_id, range(MESSAGES // 2))})
+            broker.log.append({queue: orders(queue.queue_id, range(MESSAGES // 2, MESSAGES))})
         first = MessageQueue("orders", "embedded", 0)
         me = broker.groups.join("parker")
         token: Any = broker.groups.lock("parking", me, [first])[first]
