@@ -14,6 +14,7 @@ from orderedmq.cli.shell import Column
 from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.errors import OptionError, TopicError, no_such_queue
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
+from orderedmq.options.values import whole_number
 
 #: Maximum choices that an error names.
 _CHOICES: Final = 8
@@ -36,7 +37,7 @@ def columns(rows: Sequence[Mapping[str, Any]], *, topic: bool = True) -> tuple[C
 def topic_of(text: str) -> str:
     """Return the topic of TOPIC, TOPIC/QUEUE or TOPIC/BROKER/QUEUE. Raises OptionError INVALID."""
     topic, *rest = text.split("/")
-    if not topic or len(rest) > 2 or (rest and not (all(rest) and _is_number(rest[-1]))):
+    if not topic or len(rest) > 2 or (rest and not (all(rest) and whole_number(rest[-1]) is not None)):
         raise OptionError(
             OptionCondition.INVALID,
             f"{text!r} is neither TOPIC nor TOPIC/BROKER/QUEUE; write for example orders, orders/3 or orders/broker-a/3",
@@ -60,13 +61,14 @@ def find(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
     Raises OptionError INVALID, TopicError NO_SUCH_QUEUE or AMBIGUOUS.
     """
     topic = queues[0].topic
-    broker, _, number = text.removeprefix(f"{topic}/").rpartition("/")
-    if not _is_number(number) or "/" in broker:
+    broker, _, digits = text.removeprefix(f"{topic}/").rpartition("/")
+    number = whole_number(digits)
+    if number is None or "/" in broker:
         raise OptionError(
             OptionCondition.INVALID,
             f"{text!r} is no queue of topic {topic!r}; write for example 3, {queues[0].broker_name}/3 or {queues[0]}",
         )
-    found = [queue for queue in queues if queue.queue_id == int(number) and broker in ("", queue.broker_name)]
+    found = [queue for queue in queues if queue.queue_id == number and broker in ("", queue.broker_name)]
     if not found:
         raise no_such_queue(topic, text, f"its queues are {spans(queues)}")
     if len(found) > 1:
@@ -86,7 +88,3 @@ def spans(queues: Sequence[MessageQueue]) -> str:
         last = f" to {prefix}{numbers[-1]}" if len(numbers) > 1 else ""
         said.append(f"{prefix}{numbers[0]}{last}")
     return ", ".join(said)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()

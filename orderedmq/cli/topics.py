@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -35,9 +36,9 @@ _KEPT = (
 
 def parse_retention(text: str) -> float:
     """Return the seconds of a duration, such as 30m or 7d. Raises OptionError INVALID."""
-    days = text.strip().removesuffix("d")
-    if days != text.strip() and days.isascii() and days.isdigit():
-        return int(days) * 86400.0
+    days = re.fullmatch(r"([0-9]{1,9})d", text.strip())
+    if days:
+        return int(days[1]) * 86400.0
     try:
         return parse_duration(text.strip(), "--retention-time")
     except OptionError as error:

@@ -61,6 +61,17 @@ def parse_bool(text: str, option: str) -> bool:
     return value
 
 
+def whole_number(text: str) -> int | None:
+    """Return the whole number that somebody typed, None if it is none. A number beyond all offsets becomes the greatest offset.
+
+    Python's ``int`` refuses more than 4,300 digits, and a store and a cluster have no room for more than 64 bits.
+    """
+    if not (text.isascii() and text.isdigit()):
+        return None
+    digits = text.lstrip("0") or "0"
+    return min(int(digits), MAX_LONG) if len(digits) <= len(str(MAX_LONG)) else MAX_LONG
+
+
 def integer(low: int, high: int = MAX_LONG, example: int = 1000) -> Parser[int]:
     """Return a parser of whole decimal numbers from ``low`` to ``high``, both inclusive."""
 

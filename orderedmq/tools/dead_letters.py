@@ -26,6 +26,7 @@ from orderedmq.core.selector import Keying
 from orderedmq.core.sharding_key import is_number
 from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, RocketMQError, TopicError, no_such_offset
 from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, check_group, check_topic
+from orderedmq.options.values import whole_number
 from orderedmq.pulls import pulls
 
 #: The group whose offset of a dead-letter queue says how far the letters were replayed.
@@ -139,7 +140,7 @@ def _letter(row: dict[str, Any]) -> DeadLetter:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+    return None if text is None else whole_number(text)
 
 
 def replayed_to(broker: Broker, queue: MessageQueue) -> int:

@@ -79,9 +79,12 @@ def _parsed(texts: pa.Array, names: tuple[str, ...], kind: pa.DataType) -> pa.Ar
 def _object(row: int, text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadJson(row, f"not JSON ({error.msg}): {_shown(text)}") from error
+    except UnicodeDecodeError as error:
+        raise BadJson(row, f"not JSON (not UTF-8): {_shown(text)}") from error
     except ValueError as error:
-        why = error.msg if isinstance(error, json.JSONDecodeError) else "not UTF-8"
-        raise BadJson(row, f"not JSON ({why}): {_shown(text)}") from error
+        raise BadJson(row, f"a number in it has more digits than Python reads: {_shown(text)}") from error
     except RecursionError as error:
         raise BadJson(row, f"nested too deep: {_shown(text)}") from error
     if not isinstance(value, dict):

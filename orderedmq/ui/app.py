@@ -15,8 +15,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from orderedmq.broker import Broker
+from orderedmq.conditions import GroupCondition, TopicCondition
 from orderedmq.errors import OrderedMQError
 from orderedmq.tools.failures import Kind, kind_of
+from orderedmq.tools.readable import escaped
 from orderedmq.ui.guard import LIVE, LOGIN, Guard, Rules, log_in
 from orderedmq.ui.messages import Browser
 from orderedmq.ui.pages import Pages
@@ -24,8 +26,9 @@ from orderedmq.ui.rendering import HERE
 from orderedmq.ui.repairs import Repairs
 from orderedmq.ui.site import Site
 
+#: What is wrongly asked is refused with the same status as what cannot be done now.
 _STATUS: Final[dict[Kind, HTTPStatus]] = {
-    "usage": HTTPStatus.BAD_REQUEST,
+    "usage": HTTPStatus.CONFLICT,
     "missing": HTTPStatus.NOT_FOUND,
     "refused": HTTPStatus.CONFLICT,
 }
@@ -52,13 +55,13 @@ def make_app(broker: Broker, address: str, rules: Rules, say: Callable[[str], No
 
     def failed(request: Request, error: Exception) -> Response:
         if isinstance(error, OrderedMQError):
-            status: int = HTTPStatus.SERVICE_UNAVAILABLE if error.retriable else _STATUS[kind_of(error)]
+            status: int = _status(error)
             text, condition = error.typed, error.condition
         else:
             assert isinstance(error, HTTPException)
             status, text, condition = error.status_code, error.detail, ""
         if request.scope["path"].startswith(LIVE):
-            return PlainTextResponse(text, status)
+            return PlainTextResponse(escaped(text), status)
         return site.page(request, "error.html", status, title=HTTPStatus(status).phrase, at="", text=text, condition=condition)
 
     app = Starlette(
@@ -78,3 +81,12 @@ def make_app(broker: Broker, address: str, rules: Rules, say: Callable[[str], No
         exception_handlers={OrderedMQError: failed, HTTPException: failed},
     )
     return Guard(app, rules)
+
+
+def _status(error: OrderedMQError) -> HTTPStatus:
+    if error.retriable:
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    # An address may have any name. What cannot be a name is not there.
+    if error.sub in (TopicCondition.BAD_NAME, GroupCondition.BAD_NAME):
+        return HTTPStatus.NOT_FOUND
+    return _STATUS[kind_of(error)]

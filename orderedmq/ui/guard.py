@@ -75,7 +75,7 @@ class Guard:
     """The outermost application: refuses what `Rules` refuse, and adds headers to every answer."""
 
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
-        self._app = app
+        self.app = app
         self._rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +90,7 @@ class Guard:
                 headers.setdefault("cache-control", "no-cache" if path.startswith(STATIC) else "no-store")
             await send(message)
 
-        app = self._refusal(Headers(scope=scope), scope["method"], path) or self._app
+        app = self._refusal(Headers(scope=scope), scope["method"], path) or self.app
         await app(scope, receive, answer)
 
     def _refusal(self, headers: Headers, method: str, path: str) -> Response | None:

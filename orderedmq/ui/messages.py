@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import unquote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from orderedmq.broker import Log
 from orderedmq.errors import no_such_queue
 from orderedmq.model import MessageQueue
-from orderedmq.options.values import parse_timestamp
+from orderedmq.options.values import parse_timestamp, shown, whole_number
 from orderedmq.tools.browse import Found, Place, last_of, message_at, rows_of, search
 from orderedmq.tools.readable import body_fields, body_text, escaped
 from orderedmq.ui.pages import ROWS, number_of
@@ -79,7 +80,7 @@ class Browser:
         queue = asked.queue or log.queues(topic)[0]
         row = message_at(log, queue, asked.offset or 0)
         body: bytes = row["body"]
-        text = escaped(body_text(body_fields(body[:MOST_BODY])))
+        text = body_text(body_fields(body[:MOST_BODY]))
         return self._site.page(
             request, "message.html", title=f"Message {row['queue_offset']} of {queue}", at="topics", row=row, body=text,
             size=len(body), cut=max(0, len(body) - MOST_BODY),
@@ -93,7 +94,9 @@ def _asked(request: Request, topic: str, queues: Sequence[MessageQueue]) -> _Ask
     chosen = None
     if given.get("of", ""):
         broker, _, text = given["of"].rpartition("/")
-        number = int(text) if text.isascii() and text.isdigit() else -1
+        number = whole_number(text)
+        if number is None:
+            raise no_such_queue(topic, shown(given["of"]))
     if number is not None:
         chosen = MessageQueue(topic, broker or queues[0].broker_name, number)
         if chosen not in queues:
@@ -102,7 +105,13 @@ def _asked(request: Request, topic: str, queues: Sequence[MessageQueue]) -> _Ask
     if after is not None:
         at = MessageQueue(topic, given.get("at_broker", ""), number_of(request, "at_queue") or 0)
         place = Place(after, at, number_of(request, "at_offset") or 0)
-    return _Asked(chosen, number_of(request, "offset"), given.get("time", "").strip(), given.get("key", ""), place)
+    return _Asked(chosen, number_of(request, "offset"), given.get("time", "").strip(), _key(given), place)
+
+
+def _key(given: Mapping[str, str]) -> str:
+    """Return the key that is asked for. Its field shows a key as `escaped` has it, and ``exact`` has the key of what is shown."""
+    typed, exact = given.get("key", ""), unquote(given.get("exact", ""))
+    return exact if escaped(exact) == typed else typed
 
 
 def _since(text: str) -> int | None:

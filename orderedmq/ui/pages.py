@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from orderedmq.broker import QueueInfo, TopicInfo
+from orderedmq.conditions import OptionCondition
+from orderedmq.errors import OptionError
 from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX
+from orderedmq.options.values import shown, whole_number
 from orderedmq.tools.owner_names import short_names
 from orderedmq.tools.parked import ParkedKey
 from orderedmq.ui.lag_history import LagHistory
@@ -84,13 +87,14 @@ class Pages:
 
 
 def number_of(request: Request, name: str) -> int | None:
-    """Return a number of the address, None if it is not there. Raises HTTPException 400 for what is no number."""
+    """Return a number of the address, None if it is not there. Raises OptionError INVALID for what is no number."""
     text = request.query_params.get(name, "").strip()
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise HTTPException(400, f"{name} is {text[:100]!r}, which is not a whole number")
-    return int(text)
+    number = whole_number(text)
+    if number is None:
+        raise OptionError(OptionCondition.INVALID, f"{name} is {shown(text)}, which is not a whole number")
+    return number
 
 
 def _of_groups(groups: Sequence[GroupNow]) -> dict[str, Any]:
@@ -129,9 +133,12 @@ def _of_parked(group: str, now: ParkedNow, first: int) -> dict[str, Any]:
 
 
 def identity(one: ParkedKey) -> str:
-    """Return a text that names a parked key: its queue, and the key, or the offset of a message that is parked by itself."""
+    """Return a text that names a parked key: its queue, and the key, or the offset of a message that is parked by itself.
+
+    It is a value of a form, which has to come back as it is, so what a page would not show as it is has percent signs.
+    """
     alone = one.key is None or one.ticket.alone
-    return f"{one.queue}/{'o' if alone else 'k'}/{one.offset if alone else one.key}"
+    return f"{one.queue}/{'o' if alone else 'k'}/{one.offset if alone else quote(one.key or '', safe='')}"
 
 
 def _of_topics(topics: Sequence[TopicNow]) -> dict[str, Any]:

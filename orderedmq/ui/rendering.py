@@ -27,6 +27,7 @@ def environment(shared: Mapping[str, Any]) -> Environment:
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_finalize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -35,6 +36,7 @@ def environment(shared: Mapping[str, Any]) -> Environment:
         size=size,
         duration=duration,
         plain=escaped,
+        quoted=lambda text: quote(text, safe=""),
         preview=lambda text: preview(text, PREVIEW),
         stored=stored,
         clock=clock,
@@ -45,6 +47,14 @@ def environment(shared: Mapping[str, Any]) -> Environment:
     )
     made.globals.update(shared, topic_url=topic_url, group_url=group_url, messages_url=messages_url, until=until, now=time.time)
     return made
+
+
+def _finalize(value: Any) -> Any:
+    """Return what a template prints for a value: all texts come here, so no page has a character that a browser obeys.
+
+    Markup is made of such texts. A value that a form has to send back as it is must not have them: see `quoted` and `pages.identity`.
+    """
+    return value if isinstance(value, Markup | int | float) else escaped(str(value))
 
 
 def stored(micros: int | None) -> str:

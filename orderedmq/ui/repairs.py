@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast, get_args
+from urllib.parse import unquote
 
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from orderedmq.broker import Broker
+from orderedmq.conditions import OptionCondition
 from orderedmq.core.offsets import offsets_to_json
 from orderedmq.core.parking import AtSeek, OrderAction
 from orderedmq.core.selector import Keying
+from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue, check_group
+from orderedmq.options.values import shown, whole_number
 from orderedmq.tools import dead_letters
 from orderedmq.tools.dead_letters import DeadLetter, Replayed
 from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
@@ -81,12 +84,12 @@ class Repairs:
     def replay(self, group: str, form: Form, _: Request) -> Response:
         """Send chosen dead letters again, or all that were not yet."""
         everything = bool(form.one("all"))
-        offsets = [int(text) for text in form.all("offset") if text.isascii() and text.isdigit()]
+        offsets = [_letter(text) for text in form.all("offset")]
         if not everything and not offsets:
-            raise HTTPException(400, "no dead letter is chosen: go back and choose some, or replay all")
+            raise OptionError(OptionCondition.MISSING, "no dead letter is chosen: go back and choose some, or replay all")
         how = form.one("keying")
         if how not in KEYINGS:
-            raise HTTPException(400, f"{how[:100]!r} is no way in which keys choose queues")
+            raise OptionError(OptionCondition.INVALID, f"{shown(how)} is no way in which keys choose queues")
         broker, done = self._site.broker, Replayed()
         queue = dead_letters.dead_letter_queue(broker, group)
         if queue is not None:
@@ -115,10 +118,10 @@ class Repairs:
         """Tell the owners of chosen parked keys to try, hold or drop them. A drop is asked for once more."""
         action = form.one("action")
         if action not in get_args(OrderAction):
-            raise HTTPException(400, f"{action[:100]!r} is no order: retry, hold or drop")
+            raise OptionError(OptionCondition.INVALID, f"{shown(action)} is no order: retry, hold or drop")
         wanted, broker = form.all("key"), self._site.broker
         if not wanted:
-            raise HTTPException(400, "no key is chosen: go back and choose some")
+            raise OptionError(OptionCondition.MISSING, "no key is chosen: go back and choose some")
         those = _chosen(broker, group, wanted)
         messages = sum(one.messages for one in those)
         said = (
@@ -164,7 +167,9 @@ class Repairs:
     def _sought(self, group: str, to: str, topics: Sequence[str], given: Callable[..., str], *, dry_run: bool) -> Sought:
         parked = given("parked", "")
         if parked not in ("", "keep", "drop"):
-            raise HTTPException(400, f"{parked[:100]!r} is nothing that can become of parked messages: keep or drop")
+            raise OptionError(
+                OptionCondition.INVALID, f"{shown(parked)} is nothing that can become of parked messages: keep or drop"
+            )
         return seek(
             self._site.broker, group, parse_target(to, "to"), topics, force=bool(given("force", "")),
             parked=cast(AtSeek, parked or None), dry_run=dry_run,
@@ -180,13 +185,20 @@ def _moves(plan: Sought) -> list[tuple[MessageQueue, int | None, int]]:
 def _chosen(broker: Broker, group: str, wanted: Sequence[str]) -> list[ParkedKey]:
     """Return the parked keys of these identities. Raises GroupError NOT_PARKED for one that is not parked any more."""
     there = parked_keys(broker, group)
-    known = {identity(one): one for one in there}
+    known = {unquote(identity(one)): one for one in there}
     found: list[ParkedKey] = []
-    for name in dict.fromkeys(wanted):
+    for name in dict.fromkeys(map(unquote, wanted)):
         # The topic's, the broker's and the queue's names have no slash; a key may have any.
         *_, kind, key = name.split("/", 4) if name.count("/") >= 4 else ("k", name)
-        by_offset = kind == "o" and key.isascii() and key.isdigit()
-        found += chosen(
-            group, [known[name]] if name in known else [], [] if by_offset else [key], [int(key)] if by_offset else [], False
-        )
+        offset = whole_number(key) if kind == "o" else None
+        keys, offsets = ([key], []) if offset is None else ([], [offset])
+        found += chosen(group, [known[name]] if name in known else [], keys, offsets, False)
     return found
+
+
+def _letter(text: str) -> int:
+    """Return the number of a dead letter. Raises OptionError INVALID."""
+    offset = whole_number(text)
+    if offset is None:
+        raise OptionError(OptionCondition.INVALID, f"{shown(text)} is not the number of a dead letter")
+    return offset

@@ -276,6 +276,43 @@ def test_what_to_do_about_a_nameserver_that_cannot_be_reached() -> None:
     assert pickle.loads(pickle.dumps(caught.value)).typed == caught.value.typed
 
 
+def _options() -> list[tuple[list[str], str]]:
+    """Each command with numbers but those that start servers or Spark, with each of its options but those that name a broker."""
+    found = []
+    for first in ({*cli.COMMANDS} | {*cli.GROUPS}) - {"check", "demo", "rocketmq", "spark", "ui"}:
+        made: Any = cli.load(first)
+        for name, one in made.commands.items() if first in cli.GROUPS else [("", made)]:
+            for option in one.params:
+                if option.param_type_name == "option" and option.name not in ("path", "namesrv", "namespace", "follow"):
+                    found.append(([first, name] if name else [first], max(option.opts, key=len)))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("text", ["9" * 19, "9" * 5000], ids=["64 bits", "5000 digits"])
+def test_a_number_that_nothing_has_room_for_ends_no_command_with_a_traceback(store: Path, broker: Broker, text: str) -> None:
+    broker.admin.create_topic("a", 1)
+    [queue] = broker.log.queues("a")
+    broker.log.append(queue, pa.record_batch({"body": [b"x"]}))
+    broker.groups.lock("g", broker.groups.join("q"), [queue])
+    codes = {}
+    for words, option in _options():
+        names = {"audit": ["a", "a"], "parked": ["g"], "dlq": ["g"], "group": ["g"], "top": []}.get(words[0], ["a"])
+        # An offset is one of a queue.
+        more = ["--queue", "0"] if words == ["peek"] and option == "--offset" else []
+        done = CliRunner().invoke(app, ["--path", str(store), *words, *names, *more, option, text], input="y\n")
+        assert isinstance(done.exception, SystemExit | None), (words, option, done.exception)
+        codes[" ".join([*words, option])] = done.exit_code
+    assert set(codes.values()) <= {0, 1, 2, 3}
+    refused = {
+        "peek --queue": 3,
+        "topic create --queues": 2,
+        "topic create --retention-time": 2,
+        "parked list --topic": 3,
+        "group seek --to": 2,
+    }
+    assert {name: codes[name] for name in refused} == refused, codes
+
+
 def test_a_topic_is_created_if_it_does_not_exist(run: Run, text: Run) -> None:
     create = ("topic", "create", "a", "--queues", "2", "--if-not-exists")
     assert [run(*create)[0]["created"] for _ in range(2)] == [True, False]

@@ -57,6 +57,7 @@ def test_any_values_in_any_form(seed: int) -> None:
         ([b'{"a":1}', b"[1]"], 1, "not a JSON object"),
         ([b'{"a":1}', b'{"a":1'], 1, "not JSON"),
         ([b"\xff"], 0, "not UTF-8"),
+        ([b'{"a":%s}' % (b"9" * 5000)], 0, "more digits"),
         ([b'{"a":"x"}', b'{"a":"\xff"}'], 1, "not UTF-8"),
         ([b'{"a":"x"}', b'{"a":"\\ud800"}'], 1, "half a character"),
         ([b'{"a":' * 100_000], 0, "nested too deep|not JSON"),

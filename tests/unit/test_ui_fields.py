@@ -1,0 +1,287 @@
+"""Whatever is typed into a page's address or fields is answered with a page, and no text of a message reaches a page as it is.
+
+The routes are those of the application, and their fields are those that the handlers ask for, so a new one is tested without being
+named here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlencode
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.datastructures import QueryParams
+from starlette.routing import Route
+
+from orderedmq.model import PRODUCER_SCHEMA
+from orderedmq.ui.app import make_app
+from orderedmq.ui.guard import Form, Guard, Rules
+from tests.ui_site import GROUP, Answer, Shop
+
+#: Characters that a browser or a terminal obeys instead of showing them.
+OBEYED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+#: One of each kind.
+FOREIGN = "\x00\x1b[2J\u202egnp\u2066\u200f\x85"
+#: More digits than Python's int accepts.
+DIGITS = "9" * 5000
+#: Answers to what was typed, and to an address.
+ANSWERS = {200, 303, 404, 409}
+#: Values of fields without which a handler asks for no others.
+SENSIBLE = {"action": "drop", "key": "orders/embedded/0/k/x", "of": "embedded/0", "to": "latest", "parked": "keep"}
+#: Fields that nobody may guess: the answer to a wrong one is 403.
+SECRET = {"mark", "token"}
+
+
+class Pages:
+    """The application, asked without a server."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.shop = shop
+        self.rules = Rules(allow_changes=True)
+        guard = make_app(shop.broker, "data/omq", self.rules)
+        assert isinstance(guard, Guard)
+        self.guard = guard
+        self.loop = asyncio.new_event_loop()
+
+    @property
+    def routes(self) -> list[tuple[str, str]]:
+        """The method and the path of each address but static files."""
+        app: Any = self.guard.app
+        found = [(method, route.path) for route in app.routes if isinstance(route, Route) for method in route.methods or ()]
+        return [(method, path) for method, path in found if method != "HEAD"]
+
+    def ask(self, method: str, path: str, fields: Sequence[tuple[str, str]] = ()) -> Answer:
+        """Send fields in the address of a GET, or as the form of a POST with our mark."""
+        fields = [(name, value) for name, value in fields if name]
+        if method == "POST" and not any(name == "mark" for name, _ in fields):
+            fields = [*fields, ("mark", self.rules.mark)]
+        sent = urlencode(fields).encode()
+        raw_path, _, query = path.partition("?")
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http", "root_path": "",
+            "path": unquote(raw_path), "raw_path": raw_path.encode(), "query_string": query.encode() if method == "POST" else sent or
+            query.encode(), "headers": [(b"host", b"127.0.0.1"), (b"origin", b"http://127.0.0.1")], "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80), "state": {},
+        }  # fmt: skip
+        answered: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": sent if method == "POST" else b"", "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            answered.append(message)
+
+        self.loop.run_until_complete(self.guard(scope, receive, send))  # type: ignore[arg-type]
+        headers = {name.decode(): value.decode() for name, value in answered[0]["headers"]}
+        return Answer(answered[0]["status"], headers, b"".join(part.get("body", b"") for part in answered[1:]).decode())
+
+
+@dataclass
+class Recorder:
+    """The names of fields that handlers ask for."""
+
+    names: set[str]
+
+
+@contextmanager
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    recorder = Recorder(set())
+    item, every = QueryParams.__getitem__, Form.all
+
+    def one_of_query(self: QueryParams, name: str) -> str:
+        recorder.names.add(name)
+        return item(self, name)
+
+    def all_of_form(self: Form, name: str) -> list[str]:
+        recorder.names.add(name)
+        return every(self, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(QueryParams, "__getitem__", one_of_query)
+        patch.setattr(Form, "all", all_of_form)
+        yield recorder
+
+
+def here(path: str) -> str:
+    return path.replace("{group}", GROUP).replace("{topic}", "orders")
+
+
+def fields_of(pages: Pages, method: str, path: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The fields that the handler of an address asks for. It asks for some only if others have a value."""
+    known: set[str] = set()
+    with recorded(monkeypatch) as recorder:
+        while True:
+            for value in ("", "1"):
+                pages.ask(method, here(path), [(name, value) for name in known - {"mark"}])
+                pages.ask(method, here(path), [(name, SENSIBLE.get(name, value)) for name in known - {"mark"}])
+            if recorder.names <= known:
+                return known - SECRET
+            known |= recorder.names
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
+    """A store with parked keys and dead letters, for changes that may come to pass."""
+    shop = Shop(tmp_path_factory.mktemp("fields") / "store")
+    with shop.broker:
+        shop.park(0, 3)
+        shop.park(1, 5)
+        shop.give_up(0, 1, "y")
+        made = Pages(shop)
+        yield made
+        made.loop.close()
+
+
+def test_every_field_is_found(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the tests below would test less than they say."""
+    found = {(method, path): fields_of(pages, method, path, monkeypatch) for method, path in pages.routes}
+    assert found["GET", "/topics/{topic}/messages"] >= {
+        "of", "broker", "queue", "offset", "time", "key", "exact", "after", "at_broker", "at_queue", "at_offset",
+    }  # fmt: skip
+    assert found["GET", "/groups/{group}/seek"] >= {"to", "topic", "parked", "force"}
+    assert found["POST", "/groups/{group}/seek"] >= {"to", "parked", "force"}
+    assert found["POST", "/groups/{group}/parked/order"] >= {"action", "key", "sure"}
+    assert found["POST", "/groups/{group}/dead/replay"] >= {"all", "offset", "keying", "to"}
+    assert found["GET", "/live/groups/{group}"] >= {"first"}
+
+
+TYPED = (
+    DIGITS, "0" * 5000 + "1", str(2**63 - 1), str(2**63), str(2**64), "-1", "1.5", "1e9", "٣", "", " ", FOREIGN, "/", "////o/" + DIGITS,
+    "orders/embedded/0/o/" + DIGITS, "orders/embedded/0/k/" + FOREIGN, "embedded/" + DIGITS, f"orders/embedded/{DIGITS}/k/x", "{", "[" * 5000,
+    f"[{DIGITS}]", f'{{"orders": {{"embedded": {{"0": {DIGITS}}}}}}}', f'{{"orders": {{"embedded": {{"{DIGITS}": 1}}}}}}',
+    '{"\\ud800": 1}', "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "99999999999999", DIGITS + "-01-01", "latest", "earliest",
+    "2026-03-01T12:00:00Z", "drop", "keep", "hold", "int", "%", "%ff", "\ud7ff", "x" * 70000,
+)  # fmt: skip
+
+
+def test_a_number_of_5000_digits_and_other_odd_texts_are_answered_in_every_field(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for method, path in pages.routes:
+        for name in sorted(fields_of(pages, method, path, monkeypatch)):
+            for text in TYPED:
+                # What handlers ask for first.
+                asked = SENSIBLE | {"action": "hold", "key": "orders/embedded/0/k/x", name: text}
+                if name.startswith("at_"):
+                    asked |= {"after": "1", "of": ""}
+                if name == "after":
+                    asked |= {"of": "", "key": ""}
+                answer = pages.ask(method, here(path), list(asked.items()))
+                assert answer.status in ANSWERS, (method, path, name, text[:60], answer.words)
+                assert not OBEYED.search(answer.text), (method, path, name, text[:60])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "field", "status"),
+    [
+        ("GET", "/topics/orders/messages", ("of", f"embedded/{DIGITS}"), 404),
+        ("GET", "/topics/orders/messages", ("queue", DIGITS), 404),
+        ("GET", "/topics/orders/message", ("offset", DIGITS), 409),
+        ("GET", "/topics/orders/message", ("offset", "many"), 409),
+        ("POST", f"/groups/{GROUP}/dead/replay", ("offset", DIGITS), 409),
+        ("POST", f"/groups/{GROUP}/dead/replay", ("offset", "many"), 409),
+        ("POST", f"/groups/{GROUP}/parked/order", ("key", f"orders/embedded/0/o/{DIGITS}"), 409),
+        ("POST", f"/groups/{GROUP}/seek", ("to", DIGITS), 409),
+        ("GET", f"/groups/{DIGITS}", ("", ""), 404),
+        ("GET", f"/topics/{DIGITS}", ("", ""), 404),
+        ("GET", f"/groups/{quote(FOREIGN)}/dead", ("", ""), 404),
+    ],
+)
+def test_what_is_not_there_is_404_and_what_cannot_be_done_is_409(
+    pages: Pages, method: str, path: str, field: tuple[str, str], status: int
+) -> None:
+    answer = pages.ask(method, path, [("action", "retry"), field])
+    assert (answer.status, OBEYED.search(answer.text)) == (status, None), answer.words
+
+
+TEXTS = st.text(max_size=40) | st.text("0123456789", min_size=1, max_size=30) | st.sampled_from(TYPED)
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_any_texts_in_all_fields_and_names_are_answered(pages: Pages, data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        method, path = data.draw(st.sampled_from(pages.routes))
+        for name in ("{group}", "{topic}"):
+            if name in path and data.draw(st.integers(0, 3)) == 0:
+                path = path.replace(name, quote(data.draw(TEXTS.filter(bool)), safe=""))
+        names = sorted(_known(pages, patch)) if data.draw(st.booleans()) else ["of", "key", "offset", "to", "action"]
+        fields = [(name, data.draw(TEXTS)) for name in data.draw(st.lists(st.sampled_from(names), max_size=6))]
+        answer = pages.ask(method, here(path), fields)
+    # A login where nobody has to log in leads to the first page; a method that an address does not have is 405.
+    assert answer.status in ANSWERS, (method, path, fields, answer.words)
+    assert not OBEYED.search(answer.text), (method, path, fields)
+
+
+_FOUND: set[str] = set()
+
+
+def _known(pages: Pages, patch: pytest.MonkeyPatch) -> set[str]:
+    """The fields of all addresses together, found once."""
+    if not _FOUND:
+        for method, path in pages.routes:
+            _FOUND.update(fields_of(pages, method, path, patch))
+    return _FOUND
+
+
+def values(text: str, name: str) -> list[str]:
+    """The values of a form's fields of that name, as a browser sends them."""
+    return [unescape(found) for found in re.findall(rf'name="{name}" value="([^"]*)"', text)]
+
+
+def test_no_page_has_a_character_that_a_browser_obeys_and_its_forms_still_say_what_is_meant(tmp_path: Path) -> None:
+    shop = Shop(tmp_path / "store")
+    key, queue = f"key {FOREIGN} %41/\\", shop.queues[0]
+    message = {
+        "body": FOREIGN.encode(), "sharding_key": key, "tags": FOREIGN, "keys": FOREIGN, "properties": [(f"p{FOREIGN}", FOREIGN)],
+    }  # fmt: skip
+    with shop.broker:
+        shop.broker.log.append(queue, pa.RecordBatch.from_pylist([message], schema=PRODUCER_SCHEMA))
+        shop.park(0, 6, f"error {FOREIGN}")
+        shop.give_up(0, 1, key, f"error {FOREIGN}")
+        pages = Pages(shop)
+        last = {"of": "embedded/0", "offset": "6", "queue": "0"}
+        shown = {
+            (path, asked): pages.ask("GET", here(path), list(fields.items()))
+            for method, path in pages.routes
+            if method == "GET"
+            for asked, fields in {"last": last, "key": {"key": key}, "nothing": {"to": FOREIGN, "time": FOREIGN}}.items()
+        }
+        parked = shown["/groups/{group}/parked", "last"]
+        [name] = values(parked.text, "key")
+        drop = [("action", "drop"), ("key", name)]
+        shown["sure", ""] = sure = pages.ask("POST", f"/groups/{GROUP}/parked/order", drop)
+        wrong = [("action", "drop"), ("key", FOREIGN)]
+        shown["wrong", ""] = pages.ask("POST", f"/groups/{GROUP}/parked/order", wrong)
+        for place, answer in shown.items():
+            assert not OBEYED.search(answer.text), place
+        # A reader sees what they are, wherever one of the texts is.
+        for path in ("/groups/{group}/parked", "/groups/{group}/dead", "/topics/{topic}/messages", "/topics/{topic}/message"):
+            for said in (r"\x00\x1b[2J\u202egnp\u2066\u200f\x85", r"key \x00\x1b[2J"):
+                assert said in shown[path, "last"].words, (path, said)
+        # The form of the search finds the key that it shows, also with another time.
+        search = shown["/topics/{topic}/messages", "key"]
+        assert search.text.count('id="r-') == 1
+        typed = {field: values(search.text, field)[0] for field in ("key", "exact")}
+        assert (
+            pages.ask("GET", here("/topics/{topic}/messages"), [*typed.items(), ("time", "2020-01-01")]).text.count('id="r-')
+            == 1
+        )
+        # What is typed over it counts.
+        other = [("key", "x"), ("exact", typed["exact"])]
+        assert pages.ask("GET", here("/topics/{topic}/messages"), other).text.count('id="r-') == 8
+        # The parked key is the one that was chosen, in the question and in the answer to it.
+        assert values(sure.text, "key") == [name]
+        done = pages.ask("POST", f"/groups/{GROUP}/parked/order", [*drop, ("sure", "yes")])
+        assert "Ordered to drop 1 parked message of 1 key" in pages.ask("GET", done.headers["location"]).words
+        pages.loop.close()
