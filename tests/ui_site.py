@@ -24,6 +24,7 @@ from orderedmq.core.membership import Subscription
 from orderedmq.core.parking import Put, Ticket
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.ui.app import make_app
+from orderedmq.ui.connections import Limits
 from orderedmq.ui.guard import Rules
 from orderedmq.ui.server import listen, server
 from tests.waits import until
@@ -128,11 +129,11 @@ class Served:
 
 
 @contextmanager
-def served(broker: Broker, **rules: Any) -> Iterator[Served]:
+def served(broker: Broker, host: str = "127.0.0.1", limits: Limits | None = None, **rules: Any) -> Iterator[Served]:
     """Serve the pages of a broker on a free port."""
-    with listen("127.0.0.1", 0) as listening:
+    with listen(host, 0) as listening:
         site = Served("127.0.0.1", listening.getsockname()[1], Rules(**rules))
-        running = server(make_app(broker, "data/omq", site.rules, site.told.append))
+        running = server(make_app(broker, "data/omq", site.rules, site.told.append), limits)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         until(lambda: running.started, "the server has started")

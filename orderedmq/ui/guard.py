@@ -31,6 +31,8 @@ MARK: Final = "mark"
 _COOKIE: Final = "orderedmq-ui"
 #: Greatest form in bytes: a seek of many thousand queues.
 _MOST_FORM: Final = 4 << 20
+#: Seconds in which a form has to come.
+FORM_SECONDS: Final = 30.0
 #: Seconds that a wrong token costs; only one is looked at at a time.
 _WRONG_TOKEN: Final = 0.5
 _HEADERS: Final = {
@@ -147,12 +149,16 @@ class Form:
 
 
 async def read_form(request: Request) -> Form:
-    """Return a form that was sent. Raises HTTPException if it is too large or no form."""
+    """Return a form that was sent. Raises HTTPException if it is too large, does not come in time, or is no form."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _MOST_FORM:
-            raise HTTPException(413, "the form is too large")
+    try:
+        async with asyncio.timeout(FORM_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > _MOST_FORM:
+                    raise HTTPException(413, "the form is too large")
+    except TimeoutError as error:
+        raise HTTPException(408, "the form did not come in time") from error
     try:
         return Form(parse_qsl(body.decode("ascii"), keep_blank_values=True, strict_parsing=bool(body), errors="strict"))
     except ValueError as error:

@@ -10,10 +10,10 @@ from starlette.types import ASGIApp
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
+from orderedmq.ui.connections import BACKLOG, Connections, Limits
 
 #: Seconds for which requests that are being answered delay the end.
 _LAST_REQUESTS: Final = 2
-_MOST_CONNECTIONS: Final = 200
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -44,12 +44,13 @@ def url_of(host: str, port: int) -> str:
     return f"http://{f'[{bare}]' if ':' in bare else bare}:{port}/"
 
 
-def server(app: ASGIApp) -> uvicorn.Server:
+def server(app: ASGIApp, limits: Limits | None = None) -> uvicorn.Server:
     """Return a server for the application, which logs no request: addresses name keys of messages."""
+    connections = Connections(limits or Limits())
     return uvicorn.Server(
         uvicorn.Config(
-            app,
-            http="h11",
+            connections.serving(app),
+            http=connections.protocol(),
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -57,7 +58,8 @@ def server(app: ASGIApp) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=_MOST_CONNECTIONS,
+            backlog=BACKLOG,
+            timeout_keep_alive=connections.limits.idle,
             timeout_graceful_shutdown=_LAST_REQUESTS,
         )
     )
