@@ -62,10 +62,8 @@ def ui(
             f"--host {host} lets other machines reach the page, and so all messages: set {TOKEN} to a secret of {_LEAST_TOKEN} characters or "
             "more, or leave --host out and come through ssh -L",
         )
-    if token is not None and len(token) < _LEAST_TOKEN:
-        raise OptionError(
-            OptionCondition.INVALID, f"the token is too short to be a secret; give {_LEAST_TOKEN} characters or more"
-        )
+    if token is not None:
+        _check_token(token)
     # Whoever comes under another name has no cookie for it.
     rules = Rules(hosts=LOOPBACK if token is None else None, token=token, allow_changes=allow_changes)
     with shell.broker() as broker, listen(host, port) as listening:
@@ -84,6 +82,22 @@ def ui(
         except KeyboardInterrupt:
             # The usual end.
             return
+
+
+def _check_token(token: str) -> None:
+    """Raises OptionError INVALID if a token is no secret, or if a browser could not send it as it is."""
+    if token != token.strip():
+        why = "begins or ends with blanks or line ends" if token.strip() else "has nothing but blanks"
+    elif not token.isprintable():
+        why = "has characters that cannot be typed into a field"
+    elif len(token) < _LEAST_TOKEN:
+        why = "is too short to be a secret"
+    else:
+        return
+    raise OptionError(
+        OptionCondition.INVALID,
+        f"the token {why}; set {TOKEN} to {_LEAST_TOKEN} characters or more, without blanks at its ends",
+    )
 
 
 def _require_packages() -> None:

@@ -177,7 +177,8 @@ async def read_change(request: Request, rules: Rules) -> Form:
 
 async def log_in(request: Request, rules: Rules) -> Response | None:
     """Return the answer that sets the cookie; None for a wrong token, after a while."""
-    given = (await read_form(request)).one("token")
+    # As it was typed: the token may not end with blanks, and what differs from it is not the token.
+    given = next(iter((await read_form(request)).all("token")), "")
     async with rules.login:
         if rules.token is None or not hmac.compare_digest(given.encode(), rules.token.encode()):
             await asyncio.sleep(_WRONG_TOKEN)

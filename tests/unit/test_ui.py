@@ -349,6 +349,8 @@ def test_with_a_token_nothing_is_shown_before_the_login(shop: Shop) -> None:
         wrong = site.post("/login", [("token", "another")], mark=False)
         assert (wrong.status, "That is not the token" in wrong.words, "set-cookie" in wrong.headers) == (403, True, False)
         assert site.post("/login", [("token", token)], mark=False, origin="http://evil.example").status == 403
+        for near in (f"{token} ", f" {token}", f"{token}\n", token.upper()):
+            assert site.post("/login", [("token", near)], mark=False).status == 403
         right = site.post("/login", [("token", token)], mark=False)
         cookie = right.headers["set-cookie"]
         assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().lower() for part in cookie.split(";")}
@@ -370,6 +372,13 @@ def test_another_address_needs_a_token_that_is_long_enough(tmp_path: Path) -> No
 
     assert "set ORDEREDMQ_UI_TOKEN to a secret" in error("--host", "0.0.0.0")
     assert "too short" in error("--host", "0.0.0.0", ORDEREDMQ_UI_TOKEN="short")
+    for blanks in (" " * 16, "\t" * 20, "\u00a0" * 16, "\u3000" * 16):
+        assert "the token has nothing but blanks" in error("--token", blanks)
+        assert "the token has nothing but blanks" in error(ORDEREDMQ_UI_TOKEN=blanks)
+    for token in ("a-secret-of-this-test ", " a-secret-of-this-test", "a-secret-of-this-test\n"):
+        assert "begins or ends with blanks or line ends" in error("--host", "0.0.0.0", ORDEREDMQ_UI_TOKEN=token)
+    for token in ("a secret\nof this test", "a secret of \u202e this test", "a secret of \udcff this test"):
+        assert "cannot be typed" in error("--token", token)
     assert "nothing can be served at 192.0.2.1 port 0" in error("--host", "192.0.2.1", "--port", "0", "--token", "x" * 16)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "give another --port" in error("--port", str(taken.getsockname()[1]))
