@@ -270,7 +270,14 @@ class Groups(Protocol):
         """Put messages of the token's queue aside, into the topic %DLQ%<group>, which is made if it is missing.
 
         ``letters`` (PRODUCER_COLUMNS) has a row for each of ``offsets``. A message that was put aside before is left as it is:
-        its identity is (group, queue, offset). Return how many are new. Raises LockError LOST.
+        its identity is (group, queue, offset), until the group's offset of the queue is sought or reset, or the group is deleted.
+        Return how many are new. Raises LockError LOST.
+        """
+
+    def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
+        """Return which offsets of the token's queue in these ranges have dead letters that `dead_letter` would leave as they are.
+
+        ``spans`` are in ascending order. The lock is not checked.
         """
 
     def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:

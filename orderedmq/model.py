@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 EMBEDDED_BROKER: Final = "embedded"
 
 MAX_NAME_LENGTH: Final = 127
+#: No message has a greater offset.
+MAX_OFFSET: Final = 2**63 - 1
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 MAX_PROPERTIES_BYTES: Final = 32767
 #: A sharding key is one of a message's properties; this leaves room for the others.

@@ -13,7 +13,7 @@ from orderedmq.core import lock as rules
 from orderedmq.core.membership import present
 from orderedmq.core.parking import AtSeek, Order, leader_of, origin
 from orderedmq.core.parking_errors import delete_with_parked, is_parking_lot, lot_in_use, lot_of_a_query, seek_with_parked
-from orderedmq.embedded import groups, index, layout, parking_lots, runs
+from orderedmq.embedded import dead_letters, groups, index, layout, parking_lots, runs
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -183,6 +183,7 @@ class EmbeddedAdmin:
                 _require_none_parked(txn, group, [lots[queue] for queue in offsets if queue in lots], seek_with_parked)
             for queue, offset in offsets.items():
                 groups.put_offset(txn, group, queue, offset)
+                dead_letters.forget(txn, group, queue, offset)
                 if parked == "drop" and queue in lots:
                     groups.put_offset(txn, group, lots[queue], index.state(txn, lots[queue]).max_offset)
                 lock = groups.lock_at(txn, group, queue)
@@ -216,7 +217,7 @@ class EmbeddedAdmin:
                 queues = [queue for topic in lots for queue in index.queues_of(topic)]
                 _require_none_parked(txn, group, queues, delete_with_parked)
             _delete(txn, lots)
-            for database in ("groups", "locks", "members", "parked"):
+            for database in ("groups", "locks", "members", "dead", "parked"):
                 _clear(txn, database, group)
 
         self._open(False).write_deletion(delete)

@@ -1,11 +1,12 @@
 """Dead letters: messages that a consumer could not process, in the topic %DLQ%<group>, which is created with one queue.
 
-(group, queue, offset) identifies a dead letter, so a batch that runs again puts no message aside twice.
+(group, queue, offset) identifies a dead letter, so a batch that runs again puts no message aside twice, and gives none to its
+listener that it has put aside. Somebody who seeks a queue wants its messages processed again: what was known of them is forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -15,7 +16,7 @@ from orderedmq.embedded import index, layout
 from orderedmq.embedded.log import append_rows, made
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import GroupError
-from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, PROPERTIES_TYPE, MessageQueue
+from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MAX_OFFSET, PROPERTIES_TYPE, MessageQueue, OffsetRange
 
 
 def topic_name(group: str) -> str:
@@ -54,3 +55,19 @@ def put(txn: Transaction, group: str, queue: MessageQueue, letters: pa.RecordBat
     for count, offset in enumerate(new):
         txn.put("dead", layout.message_key(group, queue, offset), layout.number(begin + count))
     return len(new)
+
+
+def known(txn: Transaction, group: str, queue: MessageQueue, spans: Sequence[OffsetRange]) -> set[int]:
+    """Return which offsets in these ranges have a letter that is not forgotten."""
+    return {layout.index_offset(key) for span in spans for key in _keys(txn, group, queue, span)}
+
+
+def forget(txn: Transaction, group: str, queue: MessageQueue, begin: int) -> None:
+    """Forget which messages of the queue from ``begin`` on have letters. The letters stay in their topic."""
+    for key in list(_keys(txn, group, queue, OffsetRange(begin, MAX_OFFSET))):
+        txn.delete("dead", key)
+
+
+def _keys(txn: Transaction, group: str, queue: MessageQueue, span: OffsetRange) -> Iterator[bytes]:
+    begin, end = (layout.message_key(group, queue, offset) for offset in (span.begin, span.end))
+    return (key for key, _ in txn.between("dead", begin, end))

@@ -17,7 +17,7 @@ from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import LockError, OptionError, lost, not_an_offset
-from orderedmq.model import MessageQueue, check_group
+from orderedmq.model import MessageQueue, OffsetRange, check_group
 
 _RESETS = b"reset\0"
 
@@ -278,12 +278,17 @@ class EmbeddedGroups:
             for token, offset in offsets.items():
                 require_current(txn, token, f"its offset was reset to {offset}")
                 put_offset(txn, token.group, token.queue, offset)
+                dead_letters.forget(txn, token.group, token.queue, offset)
             return number
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         with self._store.write() as txn:
             require_current(txn, token, f"{len(offsets)} of its messages were put aside")
             return dead_letters.put(txn, token.group, token.queue, letters, offsets, self._clock.wall())
+
+    def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
+        with self._store.read() as txn:
+            return dead_letters.known(txn, token.group, token.queue, spans)
 
     def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
         with self._store.write() as txn:

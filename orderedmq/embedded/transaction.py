@@ -62,14 +62,21 @@ class Transaction:
 
         Do not write while it runs. Raises StoreError CORRUPT.
         """
+        return self._walk(database, prefix, lambda key: key.startswith(prefix))
+
+    def between(self, database: str, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield entries from the key ``begin`` up to ``end`` (exclusive), in key order. Otherwise as `scan`."""
+        return self._walk(database, begin, lambda key: key < end)
+
+    def _walk(self, database: str, begin: bytes, includes: Callable[[bytes], bool]) -> Iterator[tuple[bytes, bytes]]:
         cursor = self._txn.cursor(db=self._handles[database])
-        found = cursor.set_range(prefix)
-        self._require_before(database, prefix)
+        found = cursor.set_range(begin)
+        self._require_before(database, begin)
         last = None
         if found:
             for key, value in cursor:
                 last = self._require_after(last, database, key)
-                within = key.startswith(prefix)
+                within = includes(key)
                 if within or database != seal.UNSEALED:
                     # The first one behind them is verified, too: if its key was changed, it may have been one of them.
                     plain = value if database == seal.UNSEALED else self._opened(database, key, value)
@@ -149,10 +156,10 @@ class Transaction:
         if cursor.prev():
             self._entry(database, cursor)
 
-    def _require_before(self, database: str, prefix: bytes) -> None:
-        if prefix and database != seal.UNSEALED:
+    def _require_before(self, database: str, begin: bytes) -> None:
+        if begin and database != seal.UNSEALED:
             cursor = self._txn.cursor(db=self._handles[database])
-            cursor.set_range(prefix)
+            cursor.set_range(begin)
             if cursor.prev():
                 self._entry(database, cursor)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Broker
+from orderedmq.core.listener import dead_letter_properties
 from orderedmq.core.lock import LockToken
-from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH
+from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MAX_OFFSET, MessageQueue, OffsetRange
 from tests.contract.support import (
     BIG,
     FakeClock,
@@ -163,6 +166,69 @@ def test_a_source_topic_that_is_deleted_takes_what_was_known_of_it_and_leaves_th
     broker.admin.create_topic("orders", 3)
     [again] = locked(broker, "g", me, [token.queue])
     assert broker.groups.dead_letter(again, letters([3]), [3]) == 1
+    assert aside(broker) == ["body 3"] * 3
+
+
+def told(queue: MessageQueue, offsets: Sequence[int]) -> pa.RecordBatch:
+    """Letters that say where they are from, as those of listeners do."""
+    origins = [
+        dead_letter_properties(queue, offset, message_id="", reconsume_times=3, error="bad", properties={})
+        for offset in offsets
+    ]
+    return letters(offsets, properties=[[*one.items()] for one in origins])
+
+
+def known(broker: Broker, token: LockToken, *spans: tuple[int, int]) -> list[int]:
+    return sorted(broker.groups.letters(token, [OffsetRange(*span) for span in spans or [(0, MAX_OFFSET)]]))
+
+
+def test_who_repeats_a_range_finds_which_of_its_messages_have_letters(place: Place, broker: Broker, token: LockToken):
+    assert known(broker, token) == [], "nothing has a dead letter yet, and there is no topic"
+    broker.groups.dead_letter(token, told(token.queue, [3, 4, 7]), [3, 4, 7])
+    for one in (broker, place.connect()):
+        assert known(one, token) == [3, 4, 7]
+        assert known(one, token, (4, 7)) == [4]
+        assert known(one, token, (0, 4), (5, 6), (7, 8)) == [3, 7]
+        assert known(one, token, (8, MAX_OFFSET)) == known(one, token, (5, 5)) == []
+    other = place.connect()
+    assert known(other, token) == [3, 4, 7]
+    broker.groups.dead_letter(token, told(token.queue, [5]), [5])
+    assert known(other, token) == [3, 4, 5, 7], "also what came since it looked last"
+    assert [topic.name for topic in broker.log.topics()] == ["%DLQ%g", "orders"]
+
+
+def test_letters_of_other_queues_and_groups_are_not_this_queues(broker: Broker, token: LockToken):
+    queues = queues_of(broker)
+    me = broker.groups.join("other")
+    others = [locked(broker, "g", me, queues[1:2])[0], locked(broker, "h", me, queues[:1])[0]]
+    for offset, one in enumerate((token, *others)):
+        broker.groups.dead_letter(one, told(one.queue, [offset]), [offset])
+    assert [known(broker, one) for one in (token, *others)] == [[0], [1], [2]]
+
+
+def test_letters_of_a_topic_that_was_deleted_are_not_found(broker: Broker, token: LockToken):
+    broker.groups.dead_letter(token, told(token.queue, [3, 4]), [3, 4])
+    broker.admin.delete_topic("%DLQ%g")
+    assert known(broker, token) == []
+    broker.groups.dead_letter(token, told(token.queue, [4]), [4])
+    assert known(broker, token) == [4]
+
+
+def test_after_a_seek_messages_have_no_letters_and_may_get_others(broker: Broker, token: LockToken):
+    """Who seeks back wants the listener to have them again. The letters stay in their topic."""
+    first, second = queues_of(broker)[:2]
+    [other] = locked(broker, "g", broker.groups.join("other"), [second])
+    for one in (token, other):
+        broker.groups.dead_letter(one, told(one.queue, [3]), [3])
+    broker.groups.unlock([token])
+    broker.admin.seek("g", {first: 2}, force=True)
+    [token] = locked(broker, "g", broker.groups.join("again"), [first])
+    assert (known(broker, token), known(broker, other)) == ([], [3]), "the other queue was not sought"
+    assert broker.groups.dead_letter(token, told(first, [3]), [3]) == 1
+    assert known(broker, token) == [3]
+    assert broker.groups.dead_letter(token, told(first, [3]), [3]) == 0
+    broker.groups.reset({token: 0})
+    assert known(broker, token) == []
     assert aside(broker) == ["body 3"] * 3
 
 

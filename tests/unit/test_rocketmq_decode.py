@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from orderedmq.core.key_hash import java_string_hash
 from orderedmq.errors import ProtocolError, SchemaError
-from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA, MessageQueue, select_schema
+from orderedmq.model import DEFAULT_COLUMNS, MAX_OFFSET, MESSAGE_SCHEMA, MessageQueue, select_schema
 from orderedmq.rocketmq.codec import decode
-from orderedmq.rocketmq.codec.decode import MAX_OFFSET
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.record_scan import record_starts
 from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly

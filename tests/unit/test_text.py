@@ -26,9 +26,8 @@ from orderedmq.core.message_rows import normalise
 from orderedmq.core.sharding_key import hashed_keys
 from orderedmq.errors import SchemaError
 from orderedmq.malformed_text import MalformedText
-from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.model import MAX_OFFSET, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq.codec import decode
-from orderedmq.rocketmq.codec.decode import MAX_OFFSET
 from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
 from orderedmq.text import is_text, text_of, valid
 from tests.raw_text import JAVAS, append_raw, pairs, strings

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.model import RETRY_PREFIX, TIMESTAMP_TYPE, MessageQueue, select_schema
+from orderedmq.model import MAX_OFFSET, RETRY_PREFIX, TIMESTAMP_TYPE, MessageQueue, select_schema
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.compression import BodyError, decompress
 from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of, strings
@@ -31,7 +31,6 @@ from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES
 from orderedmq.rocketmq.codec.stored_message import COMPRESSED, CRC_BITS, UNWRAP
 
 MIN_OFFSET: Final = 0
-MAX_OFFSET: Final = 2**63 - 1
 #: Fewer messages than this are decoded faster one at a time.
 FEWEST: Final = 48
 #: The most bytes of responses that are decoded at once; a larger response is decoded alone.

@@ -5,26 +5,28 @@ The broker creates the topic for a message of %RETRY%<group> that was retried to
 letter is sent like this, because it needs no right to create topics. The others go to the topic directly, in batches, or like
 the first if the account may not write to the topic. A letter is stored at the broker of the queue that it comes from.
 
-A letter is identified by its UNIQ_KEY, a hash of (group, queue, offset). Before it is added, its key is searched for among the
-last LOOK_BACK letters. Two clients that add letters of one queue at the same time can miss each other's; the queue's lock
-should prevent that.
+A letter is identified by its UNIQ_KEY, a hash of (group, queue, offset) and of the queue's seek number, so that a reset of the
+queue forgets its letters. Before a letter is added, its key is searched for among the last LOOK_BACK letters. Two clients that
+add letters of one queue at the same time can miss each other's; the queue's lock should prevent that.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from orderedmq.conditions import RocketMQCondition
-from orderedmq.core.listener import dead_letter_id
+from orderedmq.core.listener import ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC, dead_letter_id
 from orderedmq.core.message_rows import normalise
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import GroupError, RocketMQError
-from orderedmq.model import DEAD_LETTER_PREFIX, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue
+from orderedmq.model import DEAD_LETTER_PREFIX, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.encode import SendBody, encode, property_columns
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -42,9 +44,18 @@ _PIECE: Final = 4096
 _POLL: Final = 0.005
 
 
-def key_of(group: str, queue: MessageQueue, offset: int) -> str:
-    """Return the UNIQ_KEY of a letter: 32 hex digits, the form that RocketMQ's tools expect."""
-    return hashlib.blake2b(dead_letter_id(group, queue, offset).encode(), digest_size=16).hexdigest().upper()
+def key_of(group: str, queue: MessageQueue, offset: int, seek: int = 0) -> str:
+    """Return the UNIQ_KEY of a letter: 32 hex digits, the form that RocketMQ's tools expect. ``seek``: the queue's seek number."""
+    identity = dead_letter_id(group, queue, offset) + (f"/{seek}" if seek else "")
+    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest().upper()
+
+
+class _Origin(NamedTuple):
+    """Where a letter says that it comes from. None: it does not say."""
+
+    topic: str | None
+    queue_id: str | None
+    offset: str | None
 
 
 class DeadLetterTopic:
@@ -54,8 +65,8 @@ class DeadLetterTopic:
         self._client = client
         self._log = log
         self._offsets = offsets
-        #: Per dead-letter queue: the keys read so far, and the offset up to which they were read.
-        self._seen: dict[MessageQueue, tuple[set[str], int]] = {}
+        #: Per dead-letter queue: the letters read so far, by their keys, and the offset up to which they were read.
+        self._seen: dict[MessageQueue, tuple[dict[str, _Origin], int]] = {}
 
     def put(self, group: str, queue: MessageQueue, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         """Append the letters that are not there yet, in order, and return their number.
@@ -70,13 +81,19 @@ class DeadLetterTopic:
         # Check the rights before the first letter is sent: without them it would be stored, but a repeat could not find it.
         access.require(self._client, rights.of_dead_letters(group), rights.LISTENER)
         seen, end = self._look(group, target)
+        seek = self._offsets.seek_number(group, queue)
         new: dict[str, int] = {}
         for index, offset in enumerate(offsets):
-            key = key_of(group, queue, offset)
+            key = key_of(group, queue, offset, seek)
             if key not in new and key not in seen:
                 new[key] = index
         if not new:
             return 0
+
+        def sent(begin: int, count: int) -> None:
+            for key in list(new)[begin : begin + count]:
+                seen[key] = _Origin(queue.topic, str(queue.queue_id), str(offsets[new[key]]))
+
         chosen = pa.array(list(new.values()), pa.int64())
         keys = pa.array(list(new), pa.string())
         origin = _origin(letters.take(chosen), self._client.names.spelled(queue.topic))
@@ -91,32 +108,55 @@ class DeadLetterTopic:
         )
         for body in alone:
             end = self._send_by_retry(group, queue, rows.slice(0, 1), keys, _slice_columns(origin, 0, 1), where)
-            seen.update(keys[body.first : body.first + body.rows].to_pylist())
+            sent(body.first, body.rows)
         for body in others:
             begin = first + body.first
             end = self._send(group, queue, target, rows.slice(begin, body.rows), body, keys.slice(begin), origin, begin)
-            seen.update(keys[begin : begin + body.rows].to_pylist())
+            sent(begin, body.rows)
         self._wait(target, end)
         return len(new)
 
     # -- looking
 
-    def _look(self, group: str, target: MessageQueue) -> tuple[set[str], int]:
-        """Return the keys of the last letters, and the queue's end, which is 0 for a missing queue."""
+    def known(self, group: str, queue: MessageQueue, spans: Sequence[OffsetRange]) -> set[int]:
+        """Return which offsets of the queue in these ranges have a letter that `put` would not add again."""
+        target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
+        try:
+            seen, _ = self._look(group, target)
+        except RocketMQError as error:
+            if error.sub != RocketMQCondition.NO_PERMISSION:
+                raise
+            # `put` requires this right, so the account has added none.
+            return set()
+        mine = queue.topic, str(queue.queue_id)
+        every = [
+            (key, int(one.offset)) for key, one in seen.items() if one[:2] == mine and one.offset and one.offset.isdecimal()
+        ]
+        begins = [span.begin for span in spans]
+        found = [(key, at) for key, at in every if (after := bisect_right(begins, at)) and at < spans[after - 1].end]
+        if not found:
+            return set()
+        seek = self._offsets.seek_number(group, queue)
+        return {at for key, at in found if key == key_of(group, queue, at, seek)}
+
+    def _look(self, group: str, target: MessageQueue) -> tuple[dict[str, _Origin], int]:
+        """Return the last letters, by their keys, and the queue's end, which is 0 for a missing queue."""
         bounds = self._log.bounds([target]).get(target)
-        seen, upto = self._seen.pop(target, (set(), 0))
+        seen, upto = self._seen.pop(target, ({}, 0))
         if bounds is None:
-            return set(), 0
+            return {}, 0
         if upto > bounds.max_offset:
             # The topic was deleted and created again.
-            seen, upto = set(), 0
+            seen, upto = {}, 0
         at = max(bounds.min_offset, bounds.max_offset - LOOK_BACK, upto)
         log = self._log.reading(PullSettings(group))
         while at < bounds.max_offset:
-            batch = log.pull(target, at, min(_PIECE, bounds.max_offset - at), 1 << 40, ("message_id",))
+            batch = log.pull(target, at, min(_PIECE, bounds.max_offset - at), 1 << 40, ("message_id", "properties"))
             if not batch.num_rows:
                 break
-            seen.update(batch.column(0).to_pylist())
+            named = (REAL_TOPIC, REAL_QUEUE, ORIGIN_OFFSET)
+            origins = [pc.map_lookup(batch.column(1), name, "first").to_pylist() for name in named]
+            seen.update(zip(batch.column(0).to_pylist(), map(_Origin, *origins), strict=True))
             at += batch.num_rows
         self._seen[target] = (seen, max(at, upto))
         return seen, bounds.max_offset

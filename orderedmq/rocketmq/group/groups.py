@@ -31,7 +31,7 @@ from orderedmq.errors import (
     not_an_offset,
 )
 from orderedmq.forks import BeginAnew
-from orderedmq.model import MessageQueue
+from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.commits import Commits
 from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic
@@ -370,6 +370,10 @@ class RocketMQGroups:
         if self._stale([token]):
             raise lock_rules.lost_lock(token, f"{len(offsets)} of its messages were put aside", self.trust)
         return self._dead_letters.put(token.group, token.queue, letters, offsets)
+
+    def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
+        """See `Groups.letters`. Letters that can be read now, of the last dead_letter_topic.LOOK_BACK of the queue's broker."""
+        return self._dead_letters.known(token.group, token.queue, spans)
 
     def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
         """See `Groups.park`, but not all or none: after an error the first of ``puts`` may be parked, and a repeat finds them.

@@ -3,6 +3,7 @@
 A broker stores a number for any (group, topic, queue id) and does not check that the queue exists. So it also stores:
 
 - the *fence* of a queue, under its id plus FENCES (lock_rules.py has its purpose);
+- the *seek number* of a queue, under its id plus SEEKS: the group's reset number after the last reset of that queue;
 - the *reset number* of a group, at every broker, under the id RESETS of the group's own retry topic;
 - the mark of a sink's group (bookmarks.MARKS).
 
@@ -38,12 +39,17 @@ GROUP_TIMEOUT: Final = 25.0
 #: Queue ids above those of all queues (MAX_QUEUES).
 FENCES: Final = 1 << 20
 RESETS: Final = 1 << 21
+SEEKS: Final = 1 << 22
 #: V5_0_0: from this version on, a broker distinguishes "never committed" from 0.
 _TELLS_NEVER: Final = 413
 
 
 def fence_of(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=queue.queue_id + FENCES)
+
+
+def _seek_of(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=queue.queue_id + SEEKS)
 
 
 class GroupOffsets:
@@ -190,12 +196,19 @@ class GroupOffsets:
             answers.append(offset or 0)
         return max(answers)
 
+    def seek_number(self, group: str, queue: MessageQueue) -> int:
+        """Return a number that each reset of the queue raises; 0 before the first."""
+        [(number, _)] = ask_queues(self._client, [(queue, _offset(group, _seek_of(queue)))], Deadline.after(GROUP_TIMEOUT))
+        return number or 0
+
     def raise_reset_number(self, group: str, queues: Sequence[MessageQueue]) -> int:
         """Raise the reset number at every reachable broker and return it.
 
-        ``queues`` are those whose offsets were set. Their brokers must be reachable, else the error of one is raised.
+        ``queues`` are those whose offsets were set, and get it as their seek number. Their brokers must be reachable, else the error
+        of one is raised.
         """
         raised = self.reset_number(group) + 1
+        self.write(group, {_seek_of(queue): raised for queue in queues})
         deadline = Deadline.after(GROUP_TIMEOUT)
         required = {queue.broker_name: self._client.address(queue.topic, queue.broker_name, deadline) for queue in queues}
         for name, address in sorted({**self.masters(), **required}.items()):
