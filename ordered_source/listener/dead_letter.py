@@ -2,7 +2,7 @@
 
 Rules: a task decides row by row and keeps the order of what passes. It writes the letters of an Arrow batch before it hands the
 batch's other rows on, so they are stored before the micro-batch is committed. A letter is known by (group, queue, offset): a batch
-that Spark runs again puts nothing aside twice.
+that Spark runs again puts nothing aside twice, and lets nothing pass that it has put aside, even if the condition has changed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sql
 
-from ordered_source.columns import COLUMN_TYPES, LOCK_TOKEN
+from ordered_source.columns import COLUMN_TYPES
 from ordered_source.listener.messages import Columns, Message
 from ordered_source.listener.tasks import NEEDED, by_queue, lock_of, require_columns, write_letters
+from ordered_source.lock_token import Lock
 from orderedmq.concise import concise
 from orderedmq.conditions import SchemaCondition
+from orderedmq.core.lock import LockToken
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import SchemaError
+from orderedmq.model import MAX_OFFSET, OffsetRange
 
 NAME: Final = "dead_letter"
 #: The column that tasks get besides those of the DataFrame: why a row becomes a dead letter, null for the others.
@@ -76,21 +79,41 @@ def separate(
     batches: Iterator[pa.RecordBatch], credentials: Credentials | None = None, tls: TlsOptions | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Run one task: store letters of the rows whose last column is not null, and yield the other rows without that column."""
+    letters = _Letters()
     for batch in batches:
-        why, rows = batch.column(batch.num_columns - 1), batch.select(batch.schema.names[:-1])
-        if rows.column(LOCK_TOKEN).null_count:
-            # Rows without a lock are refused before the first of them cannot be put aside.
-            _put(batch.filter(pc.is_null(batch.column(LOCK_TOKEN))), credentials, tls)
-        if why.null_count < len(why):
-            _put(batch.filter(pc.is_valid(why)), credentials, tls)
-            rows = rows.filter(pc.is_null(why))
-        if rows.num_rows:
-            yield rows
+        # Rows without a lock are refused before the first row is put aside.
+        pieces = [(lock_of(queue, text, credentials, tls, NAME, lot=False), rows) for queue, text, rows in by_queue(batch)]
+        passing = [pc.invert(letters.settled(lock, rows)) for lock, rows in pieces]
+        for lock, rows in pieces:
+            _put(lock, rows.filter(pc.is_valid(rows.column(rows.num_columns - 1))))
+        rest = batch.select(batch.schema.names[:-1])
+        if not all(pc.all(one).as_py() for one in passing):
+            rest = rest.filter(pa.concat_arrays(passing))
+        if rest.num_rows:
+            yield rest
 
 
-def _put(batch: pa.RecordBatch, credentials: Credentials | None, tls: TlsOptions | None) -> None:
-    for queue, text, rows in by_queue(batch):
-        lock = lock_of(queue, text, credentials, tls, NAME, lot=False)
+class _Letters:
+    """The dead letters that a task's queues had when it came to them."""
+
+    def __init__(self) -> None:
+        #: The first offset that was asked for, and the offsets with letters.
+        self._known: dict[LockToken, tuple[int, pa.Array]] = {}
+
+    def settled(self, lock: Lock, rows: pa.RecordBatch) -> pa.Array:
+        """Return whether each row is a dead letter, now or since an earlier attempt."""
+        offsets = rows.column("queue_offset")
+        first: int = pc.min(offsets).as_py()
+        begin, found = self._known.get(lock.token, (MAX_OFFSET, None))
+        # After a shuffle, rows come in any order.
+        if first < begin:
+            found = pa.array(lock.broker.groups.letters(lock.token, [OffsetRange(first, MAX_OFFSET)]), pa.int64())
+            self._known[lock.token] = first, found
+        return pc.or_(pc.is_valid(rows.column(rows.num_columns - 1)), pc.is_in(offsets, found))
+
+
+def _put(lock: Lock, rows: pa.RecordBatch) -> None:
+    if rows.num_rows:
         columns = Columns(rows)
         messages = [Message(columns, index, 0) for index in range(rows.num_rows)]
         write_letters(lock.broker, lock.token, messages, columns.get(rows.schema.names[-1]))

@@ -3,7 +3,8 @@
 Rules: a task has the rows of one queue's parking lot, if it is planned, and then those of the queue. The engine, the broker and
 the rows for Spark stay in the task's own thread; only calls of the listener may be in others (`calls`). More rows are asked of
 Spark only when the engine wants them. Delivery is at-least-once per micro-batch. A repeat must honour what an earlier attempt
-has parked, so a task reads the parking lot to its end before it calls a listener.
+has parked, and what it has made dead letters of, so a task reads the parking lot to its end and asks for dead letters before it
+calls a listener.
 """
 
 from __future__ import annotations
@@ -162,10 +163,11 @@ class _Task:
     def run(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         lot, rest = self._lot(pieces)
         if self._back is None:
-            lying = Lying.read(self._broker, self._token, self._parked, self._plan)
+            lying = Lying.read(self._broker, self._token, self._parked, self._plan, [one.offset for one in lot])
         else:
             lying = Lying(Lot(0), self._plan)
-        self._out += lying.repeated([one.offset for one in lot], [one.key for one in lot])
+        lot, settled = lying.divide(lot)
+        self._out += settled
         clock, kind = time.monotonic, self._kind
         engine = kind.engine(self.queue, clock(), self._plan.room, lot, lying)
         feed = self._feed(rest, lying)
@@ -321,7 +323,8 @@ class _Task:
                 messages = list(map(key_order.Message, offsets, keys, repeat(rows), range(len(offsets))))
                 for message, count in zip(messages, rows.counted, strict=False):
                     message.attempts = count
-                self._out += lying.repeated(offsets, keys)
+                messages, settled = lying.divide(messages)
+                self._out += settled
                 yield messages
 
     # -- what is told

@@ -80,7 +80,7 @@ class Window:
         columns, slices = Columns(batch), []
         retries = batch.select(["reconsume_times"]) if "reconsume_times" in batch.schema.names else None
         begin = 0
-        for span in _runs(offsets):
+        for span in runs(offsets):
             self._parts.append((span.begin, span.end, columns, begin))
             slices.append(Slice(span.begin, span.end, 0, None if retries is None else retries.slice(begin, span.messages)))
             begin += span.messages
@@ -104,14 +104,14 @@ class Window:
             self._parts.popleft()
 
 
-def _runs(offsets: Sequence[int]) -> list[OffsetRange]:
+def runs(offsets: Sequence[int]) -> list[OffsetRange]:
     """Split offsets into ranges without gaps. A filter may leave gaps; the engine refuses offsets that do not ascend."""
     if offsets and offsets[-1] - offsets[0] == len(offsets) - 1 and all(b - a == 1 for a, b in pairwise(offsets)):
         return [OffsetRange(offsets[0], offsets[-1] + 1)]
-    runs: list[OffsetRange] = []
+    found: list[OffsetRange] = []
     for offset in offsets:
-        if runs and runs[-1].end == offset:
-            runs[-1] = OffsetRange(runs[-1].begin, offset + 1)
+        if found and found[-1].end == offset:
+            found[-1] = OffsetRange(found[-1].begin, offset + 1)
         else:
-            runs.append(OffsetRange(offset, offset + 1))
-    return runs
+            found.append(OffsetRange(offset, offset + 1))
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields
 from typing import Final
 
@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 
 from ordered_source.listener import by_key, key_shell
 from ordered_source.listener.by_key import ByKey
-from ordered_source.listener.messages import Window
+from ordered_source.listener.messages import Window, runs
 from ordered_source.listener.tasks import NEEDED, OUTCOME_SCHEMA, OUTCOMES, by_queue, lock_of, put_aside, require_columns
 from ordered_source.listener.tracing import NO_TRACING, Tracing
 from ordered_source.lock_token import Lock
@@ -34,9 +34,10 @@ from orderedmq.core.listener import (
     call_listener,
 )
 from orderedmq.core.orderly import CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
+from orderedmq.core.process_queue import Slice
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import OptionError
-from orderedmq.model import MessageQueue
+from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
 
 log = logging.getLogger("orderedmq")
 
@@ -89,7 +90,8 @@ def consume_orderly(
     to ``order="queue"``: here they count as failures. With ``concurrency=1`` the listener runs in the task's own thread.
 
     Returns a DataFrame with a row per settled batch: topic string, broker_name string, queue_id int, begin_offset long,
-    end_offset long (exclusive), status string, attempts int, duration double (seconds), error string. ``order="key"`` returns a
+    end_offset long (exclusive), status string, attempts int, duration double (seconds), error string. ``attempts`` is 0 where an
+    earlier attempt of the micro-batch has made dead letters: their messages do not come again. ``order="key"`` returns a
     row per message, with sharding_key string and due_timestamp timestamp besides. Its status is SUCCESS, DEAD_LETTER, PARKED
     (``due_timestamp`` says when it comes back, if that is known), DROPPED (an operator dropped it from the parking lot) or
     REPEATED (it failed in a repeat of a micro-batch that the group's offset had passed). Write the rows somewhere: the listener
@@ -190,12 +192,19 @@ class _Consumer:
         self._listener, self._hooks = listener, hooks
         self._engine = OrderlyQueue(queue, settings, time.monotonic())
         self._window = Window()
+        self._letters: set[int] | None = None
         self._warned = 0
 
     def feed(self, rows: pa.RecordBatch) -> list[Outcome]:
+        out: list[Outcome] = []
+        if self._letters is None:
+            # The engine has no messages yet: it checks the lock.
+            out += self._drive()
+            first: int = rows.column("queue_offset")[0].as_py()
+            self._letters = self._broker.groups.letters(self._token, [OffsetRange(first, MAX_OFFSET)])
         for piece in self._window.add(rows):
-            self._engine.put(piece)
-        return self._drive()
+            out += put_unsettled(self._engine, piece, self._letters)
+        return out + self._drive()
 
     def finish(self) -> list[Outcome]:
         self._engine.close()
@@ -231,6 +240,18 @@ class _Consumer:
         if outcomes:
             out += outcomes
             self._window.forget(self._engine.floor)
+
+
+def put_unsettled(engine: OrderlyQueue, piece: Slice, letters: Set[int]) -> list[Outcome]:
+    """Give an engine messages, except those that became dead letters in an earlier attempt. Return the outcomes of these."""
+    out: list[Outcome] = []
+    for settled in runs(sorted(offset for offset in letters if piece.begin <= offset < piece.end)):
+        before, rest = piece.split(settled.begin - piece.begin)
+        engine.put(before)
+        out += engine.settle(*settled)
+        piece = rest.split(settled.messages)[1]
+    engine.put(piece)
+    return out
 
 
 def _table(outcomes: Sequence[Outcome]) -> pa.RecordBatch:

@@ -28,12 +28,16 @@ A closed range differs from Java's endless queue:
 - Messages taken and not committed at the end of the range are an error; Java waits for the next message.
 - Taken messages never stop the flow; Java stops pulling above 1,000 uncommitted messages, and stalls.
 - A lost lock ends the task; Java waits until it owns the queue again.
+- A range may be repeated. Messages that became dead letters in an earlier attempt stay that: they are settled without a call. They
+  still count for the size of their batch, so that the other batches are the same as before. What was taken before them stays
+  taken, as without auto-commit: whether the call that gave them up had it on is not known.
 
 ROLLBACK is not a retry and never exhausts, as in Java: a listener that always answers it holds the micro-batch for ever.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -68,8 +72,8 @@ OutcomeStatus = Literal["SUCCESS", "COMMIT", "DEAD_LETTER"]
 class Outcome:
     """A decided batch: offsets ``begin_offset`` to ``end_offset`` (exclusive). A range's outcomes have each message once.
 
-    ``attempts`` counts calls of the listener, ``duration`` is their seconds. ``error`` is that of the last failed attempt, if
-    any.
+    ``attempts`` counts calls of the listener, ``duration`` is their seconds: both are 0 if an earlier attempt of the range has made
+    dead letters. ``error`` is that of the last failed attempt, if any.
     """
 
     queue: MessageQueue
@@ -162,6 +166,11 @@ class OrderlyQueue:
         self._held: list[Batch] = []
         #: The end of the last commit.
         self._settled = 0
+        #: Offsets that no batch goes across, and how many of the next messages end a batch that has settled ones.
+        self._cuts: list[int] = []
+        self._short = 0
+        #: The number of messages that came, settled ones included.
+        self._came = 0
         #: Batches given back, by their first offset.
         self._again: dict[int, Batch] = {}
         #: The engine resumes at ``_resume`` with a check of the lock. ``_began`` is when the first batch after that began.
@@ -182,10 +191,27 @@ class OrderlyQueue:
         """Add messages of the range, above all put before. Raises ValueError otherwise: they would be consumed out of order."""
         if not messages.count:
             return
-        if self._closed or messages.begin < self._end:
-            raise ValueError(f"messages from {messages.begin} of queue {self.queue} came after {self._end - 1} or its end")
+        self._come(messages.begin, messages.end)
         self._process.put(messages)
-        self._end = messages.end
+        if 0 < self._short <= messages.count:
+            self._cuts.append(messages.begin + self._short)
+        self._short = max(0, self._short - messages.count)
+
+    def settle(self, begin: int, end: int) -> list[Outcome]:
+        """Leave out the range's next messages, of all these offsets: an earlier attempt made dead letters of them.
+
+        Return their outcome. Raises ValueError as `put`.
+        """
+        self._come(begin, end)
+        self._cuts.append(begin)
+        self._short = -self._came % self.settings.consume_message_batch_max_size
+        return [Outcome(self.queue, begin, end, "DEAD_LETTER", 0, 0.0, None)]
+
+    def _come(self, begin: int, end: int) -> None:
+        if self._closed or begin < self._end:
+            raise ValueError(f"messages from {begin} of queue {self.queue} came after {self._end - 1} or its end")
+        self._end = end
+        self._came += end - begin
 
     def close(self) -> None:
         """The range has no more messages."""
@@ -210,9 +236,9 @@ class OrderlyQueue:
         elif self._exhausted is not None:
             self._due = DeadLetter(self._exhausted)
         else:
-            ready = process.message_count - self._taken
+            ready, complete = self._ready()
             size = self.settings.consume_message_batch_max_size
-            if ready < size and not self._closed:
+            if ready < size and not complete:
                 return Pull()
             if not ready:
                 if self._held:
@@ -225,6 +251,17 @@ class OrderlyQueue:
                 return Suspend(YIELD)
             self._due = Consume(self._take(min(size, ready), now))
         return self._due
+
+    def _ready(self) -> tuple[int, bool]:
+        """Return how many messages may be taken together, and whether no more of them will come."""
+        ready = self._process.message_count - self._taken
+        if ready and self._cuts:
+            pending = self._process.pending()
+            following = bisect_right(self._cuts, pending[0].begin)
+            if following < len(self._cuts):
+                cut = self._cuts[following]
+                return sum(min(span.end, cut) - span.begin for span in pending if span.begin < cut), True
+        return ready, self._closed
 
     def _take(self, count: int, now: float) -> Batch:
         self._called_at = now
@@ -326,6 +363,7 @@ class OrderlyQueue:
         self._process.commit()
         self._taken = 0
         self._settled = last.end
+        self._cuts = [cut for cut in self._cuts if cut > last.end]
         outcomes = [self._outcome(batch, "SUCCESS") for batch in self._held]
         outcomes.append(self._outcome(last, status))
         self._held.clear()
@@ -375,8 +413,10 @@ class OrderlyQueue:
         assert _offsets(self._process.pending()) >= _offsets(s for batch in again for s in batch.slices), "a retry is lost"
         assert all(at == batch.begin for at, batch in self._again.items()), "a batch is under a wrong offset"
         for batch in taken + again:
-            last = self._closed and batch.end == self._end
-            assert batch.count == self.settings.consume_message_batch_max_size or last, "a batch in the middle is not full"
+            size = self.settings.consume_message_batch_max_size
+            ended = (self._closed and batch.end == self._end) or any(batch.end <= cut for cut in self._cuts)
+            assert batch.count == size or (batch.count < size and ended), "a batch in the middle is not full"
+            assert not any(batch.begin < cut < batch.end for cut in self._cuts), "a batch goes across settled messages"
             assert batch.count == sum(piece.count for piece in batch.slices), "a batch lost a message"
 
 

@@ -49,6 +49,7 @@ from tests.waits import until
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 LOT = parked_queue("g", QUEUE)
+LETTERS = MessageQueue("%DLQ%g", "embedded", 0)
 SUCCESS, SUSPEND = ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 DONE, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStatus.RECONSUME_LATER
 COLUMNS = tuple(full_schema(include_properties=False, include_lock_token=True).names)
@@ -186,7 +187,7 @@ def test_each_time_a_key_fails_it_waits_longer_until_its_head_is_a_dead_letter_a
         [(0, "PARKED", 3, 60), (1, "PARKED", 0, None)],
         [(0, "DEAD_LETTER", 4, None), (1, "SUCCESS", 1, None)],
     ]
-    (letter,) = rig.broker.log.pull(MessageQueue("%DLQ%g", "embedded", 0), 0, 9, 1 << 20, ("body", "properties")).to_pylist()
+    (letter,) = rig.broker.log.pull(LETTERS, 0, 9, 1 << 20, ("body", "properties")).to_pylist()
     origin = dict(letter["properties"])
     assert (letter["body"], origin["REAL_TOPIC"], origin["ORDEREDMQ_OFFSET"], origin["RECONSUME_TIME"]) == (
         b"body bad",
@@ -245,8 +246,7 @@ def test_a_replayed_dead_letter_of_a_key_that_is_parked_comes_behind_what_is_par
     rig.run(rig.by_key(lambda message: SUSPEND if message.queue_offset == 0 else SUCCESS, max_reconsume_times=0))
     rig.send("a")
     assert rig.run(rig.by_key(bad("a"))) == [(2, "PARKED", 1, 10)]
-    letters = MessageQueue("%DLQ%g", "embedded", 0)
-    dead_letters.replay(rig.broker, letters, None, None, dead_letters.Replayed(), lambda sent: None)
+    dead_letters.replay(rig.broker, LETTERS, None, None, dead_letters.Replayed(), lambda sent: None)
     rig.heard.clear()
     assert rig.run(kind) == [(3, "PARKED", 0, None)]
     rig.now += 10

@@ -1,0 +1,273 @@
+"""Repeats of a range in which a killed attempt has made dead letters: on a real store, in tasks of every kind of listener."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
+from ordered_source.listener import shell
+from ordered_source.listener.dead_letter import separate
+from orderedmq.core.listener import OrderlySettings
+from orderedmq.core.parking import Order
+from orderedmq.embedded.groups import EmbeddedGroups
+from orderedmq.errors import ListenerError, LockError
+from orderedmq.model import OffsetRange
+from orderedmq.tools import dead_letters
+from tests.contract.support import letters, locked
+from tests.unit.test_key_shell import DONE, LATER, LETTERS, QUEUE, SUCCESS, SUSPEND, Rig
+
+Row = tuple[int, int, str, int]
+
+
+class Killed(BaseException):
+    """The process of an attempt ends here."""
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.broker.close()
+
+
+def dies(at: int, *, bad: Collection[int] = (), suspends: Any = SUSPEND) -> Callable[[Any], Any]:
+    """Answers of an attempt that fails for the messages ``bad`` and is killed when it comes to the message ``at``."""
+
+    def answer(message: Any) -> Any:
+        if message.queue_offset == at:
+            raise Killed
+        return suspends if message.queue_offset in bad else SUCCESS
+
+    return answer
+
+
+def queue(rig: Rig, listener: Any, size: int = 1) -> list[Row]:
+    """Run a task of order="queue". Return its outcomes: begin, end, status, attempts."""
+    settings = OrderlySettings(size, suspend_current_queue_time_millis=10, max_reconsume_times=0)
+    told = [
+        row for batch in shell.consume(rig.read(planned=False, lot=False), listener, settings, ()) for row in batch.to_pylist()
+    ]
+    rows: list[Row] = [(row["begin_offset"], row["end_offset"], row["status"], row["attempts"]) for row in told]
+    return sorted(rows)
+
+
+def stored(rig: Rig) -> list[int | None]:
+    """The offsets of the messages that have letters, in the order of the letters."""
+    end = rig.broker.log.bounds([LETTERS])[LETTERS].max_offset
+    return [one.origin_offset for piece in dead_letters.read(rig.broker.log, LETTERS, 0, end) for one in piece]
+
+
+# -- order per queue --------------------------------------------------------------------------------------------------------
+
+
+def test_a_listener_of_a_queue_does_not_get_what_a_killed_attempt_gave_up_and_the_queue_goes_on(rig: Rig) -> None:
+    rig.send(*"aaaa")
+    with pytest.raises(Killed):
+        queue(rig, rig.listener(dies(3, bad=[1, 2])))
+    assert (stored(rig), rig.heard) == ([1, 2], [[0], [1], [2], [3]])
+    rig.heard.clear()
+    assert queue(rig, rig.listener(lambda message: SUCCESS)) == [
+        (0, 1, "SUCCESS", 1),
+        (1, 3, "DEAD_LETTER", 0),
+        (3, 4, "SUCCESS", 1),
+    ]
+    assert (stored(rig), rig.heard) == ([1, 2], [[0], [3]])
+
+
+def test_the_other_batches_of_a_queue_are_the_same_as_before(rig: Rig) -> None:
+    rig.send(*"a" * 14)
+    with pytest.raises(Killed):
+        queue(rig, rig.listener(dies(12, bad=[4])), 4)
+    assert (stored(rig), rig.heard.pop()) == ([4, 5, 6, 7], [12, 13])
+    before, rig.heard[:] = list(rig.heard), []
+    told = queue(rig, rig.listener(lambda message: SUCCESS), 4)
+    assert told == [(0, 4, "SUCCESS", 1), (4, 8, "DEAD_LETTER", 0), (8, 12, "SUCCESS", 1), (12, 14, "SUCCESS", 1)]
+    assert rig.heard == [[0, 1, 2, 3], [8, 9, 10, 11], [12, 13]]
+    assert before == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize(("given_up", "heard"), [
+    ([4, 5], [[0, 1, 2, 3], [6, 7], [8, 9, 10, 11], [12, 13]]),
+    ([2, 3, 4, 5, 6], [[0, 1], [7], [8, 9, 10, 11], [12, 13]]),
+    ([5], [[0, 1, 2, 3], [4], [6, 7], [8, 9, 10, 11], [12, 13]]),
+    ([0, 13], [[1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12]]),
+    (range(14), []),
+])  # fmt: skip
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_of_a_batch_whose_letters_are_stored_in_part_the_listener_gets_the_rest(
+    rig: Rig, given_up: Sequence[int], heard: list[list[int]], size: int
+) -> None:
+    """Over RocketMQ an attempt can be killed between two letters of a batch; ``size``: rows of an Arrow batch."""
+    rig.send(*"a" * 14)
+    rig.broker.groups.dead_letter(rig.token, letters(given_up), given_up)
+    settings = OrderlySettings(4)
+    told = shell.consume(rig.read(planned=False, lot=False, size=size), rig.listener(lambda message: SUCCESS), settings, ())
+    rows = sorted((row["begin_offset"], row["end_offset"], row["status"]) for batch in told for row in batch.to_pylist())
+    assert rig.heard == heard
+    assert [offset for begin, end, _ in rows for offset in range(begin, end)] == list(range(14)), "each message has one outcome"
+    assert [at for begin, end, status in rows for at in range(begin, end) if status == "DEAD_LETTER"] == list(given_up)
+
+
+def test_what_was_taken_before_a_letter_stays_taken_and_a_rollback_gives_back_only_that(rig: Rig) -> None:
+    rig.send(*"aaaaa")
+    rig.broker.groups.dead_letter(rig.token, letters([1, 2]), [1, 2])
+    answers = iter([SUCCESS, ConsumeOrderlyStatus.ROLLBACK, SUCCESS, SUCCESS, ConsumeOrderlyStatus.COMMIT])
+
+    def listen(messages: Sequence[Any], context: ConsumeOrderlyContext) -> Any:
+        context.auto_commit, context.suspend_current_queue_time_millis = False, 10
+        rig.heard.append([one.queue_offset for one in messages])
+        return next(answers)
+
+    assert queue(rig, listen) == [(0, 1, "SUCCESS", 2), (1, 3, "DEAD_LETTER", 0), (3, 4, "SUCCESS", 2), (4, 5, "COMMIT", 1)]
+    assert rig.heard == [[0], [3], [0], [3], [4]]
+
+
+def test_letters_at_the_end_of_a_range_commit_nothing_for_the_listener(rig: Rig) -> None:
+    rig.send(*"aaa")
+    rig.broker.groups.dead_letter(rig.token, letters([1, 2]), [1, 2])
+
+    def listen(messages: Sequence[Any], context: ConsumeOrderlyContext) -> Any:
+        context.auto_commit = False
+        return SUCCESS
+
+    with pytest.raises(ListenerError, match=r"UNCOMMITTED.*offsets 0 to 0"):
+        queue(rig, listen)
+
+
+# -- order per key, and no order --------------------------------------------------------------------------------------------
+
+
+def test_a_listener_of_a_key_does_not_get_what_a_killed_attempt_gave_up_and_the_key_goes_on(rig: Rig) -> None:
+    rig.send("a", "a", "b", "a")
+    with pytest.raises(Killed):
+        rig.run(rig.by_key(dies(3, bad=[0, 1]), max_reconsume_times=0))
+    assert stored(rig) == [0, 1]
+    rig.heard.clear()
+    assert sorted(rig.run(rig.by_key(lambda message: SUCCESS))) == [
+        (0, "DEAD_LETTER", 0, None), (1, "DEAD_LETTER", 0, None), (2, "SUCCESS", 1, None), (3, "SUCCESS", 1, None),
+    ]  # fmt: skip
+    assert (sorted(rig.heard), stored(rig), rig.lying()) == ([[2], [3]], [0, 1], {})
+
+
+def test_what_was_parked_before_and_then_given_up_by_a_killed_attempt_leaves_its_lot(rig: Rig) -> None:
+    """The letter is of the parked message. What the attempt parked after that stays parked, and newer messages behind it."""
+    rig.send("a", "a", "b", "b")
+    rig.run(rig.by_key(lambda message: SUSPEND))
+    rig.now += 10
+    rig.send("a", "c")
+    planned = rig.ends()
+    answer = dies(5, bad=[0, 1, 2])
+    with pytest.raises(Killed):
+        rig.run(rig.by_key(answer, max_reconsume_times=1), planned=True)
+    assert stored(rig) == [0, 2], "1 failed for the first time, and was parked again with 4 behind it or is to be"
+    rig.ends = lambda: planned  # type: ignore[method-assign]
+    rig.heard.clear()
+    told = sorted(rig.run(rig.by_key(lambda message: SUCCESS), planned=True))
+    assert [one[:3] for one in told if one[0] in (0, 2)] == [(0, "DEAD_LETTER", 0), (2, "DEAD_LETTER", 0)]
+    heard = sorted(offset for call in rig.heard for offset in call)
+    parked = [one[0] for one in told if one[1] == "PARKED"]
+    assert sorted([*heard, *parked]) == [1, 3, 4, 5]
+    assert sorted(offset for offsets in rig.lying().values() for offset in offsets) == parked
+
+
+def test_an_operators_order_does_not_bring_back_what_is_a_dead_letter(rig: Rig) -> None:
+    rig.send("a", "a")
+    rig.run(rig.by_key(lambda message: SUSPEND))
+    rig.broker.groups.dead_letter(rig.token, letters([0]), [0])
+    rig.broker.admin.order_parked("g", QUEUE, [Order("retry", "a")])
+    rig.heard.clear()
+    assert rig.run(rig.by_key(lambda message: SUCCESS), planned=True) == [(0, "DEAD_LETTER", 0, None), (1, "SUCCESS", 1, None)]
+    assert (rig.heard, rig.lying()) == ([[1]], {})
+
+
+def test_a_letter_whose_message_is_parked_again_is_told_when_that_place_is_planned(rig: Rig) -> None:
+    rig.send("a", "a")
+    rig.run(rig.by_key(lambda message: SUSPEND), commit=False)
+    rig.broker.groups.dead_letter(rig.token, letters([0]), [0])
+    rig.heard.clear()
+    assert rig.run(rig.by_key(lambda message: SUCCESS)) == [(0, "PARKED", 0, None), (1, "PARKED", 0, None)]
+    rig.now += 10
+    assert rig.run(rig.by_key(lambda message: SUCCESS), planned=True) == [(0, "DEAD_LETTER", 0, None), (1, "SUCCESS", 1, None)]
+    assert (rig.heard, rig.lying()) == ([[1]], {})
+
+
+def test_without_order_a_listener_does_not_get_what_a_killed_attempt_gave_up(rig: Rig) -> None:
+    rig.send("a", "a", "b")
+    with pytest.raises(Killed):
+        rig.run(
+            rig.concurrently(rig.listener(lambda one: dies(2, bad=[0], suspends=LATER)(one) and LATER), max_reconsume_times=0)
+        )
+    assert stored(rig) == [0, 1]
+    rig.heard.clear()
+    assert sorted(rig.run(rig.concurrently(rig.listener(lambda message: DONE)))) == [
+        (0, "DEAD_LETTER", 0, None), (1, "DEAD_LETTER", 0, None), (2, "SUCCESS", 1, None),
+    ]  # fmt: skip
+    assert rig.heard == [[2]]
+
+
+# -- rows that meet a condition ---------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_a_killed_attempt_put_aside_does_not_pass_though_it_meets_the_condition_no_more(rig: Rig) -> None:
+    rig.send(*"abcd")
+
+    def passed(bad: Collection[int]) -> list[int]:
+        rows = next(rig.read(planned=False, lot=False))
+        why = [f"bad {offset}" if offset in bad else None for offset in range(4)]
+        marked = rows.append_column("why", pa.array(why, pa.string()))
+        return [offset for batch in separate(iter([marked])) for offset in batch.column("queue_offset").to_pylist()]
+
+    assert passed([1]) == [0, 2, 3]
+    assert passed([]) == [0, 2, 3]
+    assert (passed([1, 3]), stored(rig)) == ([0, 2], [1, 3])
+
+
+# -- operators --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["queue", "key"])
+def test_letters_that_were_sent_again_before_the_range_is_repeated_are_processed_once(rig: Rig, order: str) -> None:
+    """The letter's message comes behind the others; the message at its former place does not come too."""
+    rig.send("a", "a")
+    first, again = rig.listener(dies(1, bad=[0])), rig.listener(lambda message: SUCCESS)
+    with pytest.raises(Killed):
+        queue(rig, first) if order == "queue" else rig.run(rig.by_key(dies(1, bad=[0]), max_reconsume_times=0))
+    dead_letters.replay(rig.broker, LETTERS, None, None, dead_letters.Replayed(), lambda sent: None)
+    rig.heard.clear()
+    if order == "queue":
+        assert queue(rig, again) == [(0, 1, "DEAD_LETTER", 0), (1, 2, "SUCCESS", 1), (2, 3, "SUCCESS", 1)]
+    else:
+        told = rig.run(rig.by_key(lambda message: SUCCESS))
+        assert told == [(0, "DEAD_LETTER", 0, None), (1, "SUCCESS", 1, None), (2, "SUCCESS", 1, None)]
+    assert (rig.heard, stored(rig)) == ([[1], [2]], [0])
+
+
+def test_after_a_seek_back_the_listener_gets_messages_again_that_were_dead_letters(rig: Rig) -> None:
+    rig.send("a", "a")
+    fails = rig.by_key(lambda message: SUSPEND, max_reconsume_times=0)
+    assert rig.run(fails) == [(0, "DEAD_LETTER", 1, None), (1, "DEAD_LETTER", 1, None)]
+    rig.broker.groups.unlock([rig.token])
+    rig.broker.admin.seek("g", {QUEUE: 1}, force=True)
+    [rig.token] = locked(rig.broker, "g", rig.broker.groups.join("me"), [QUEUE])
+    rig.position = 1
+    rig.heard.clear()
+    assert rig.run(rig.by_key(lambda message: SUCCESS), commit=False) == [(1, "SUCCESS", 1, None)]
+    assert rig.run(fails) == [(1, "DEAD_LETTER", 1, None)], "and is a dead letter again if it fails again"
+    assert stored(rig) == [0, 1, 1]
+    assert rig.broker.groups.letters(rig.token, [OffsetRange(0, 9)]) == {0, 1}
+
+
+def test_an_owner_that_lost_its_queue_does_not_ask_for_letters(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.send("a")
+    batches = list(rig.read(planned=False, lot=False))
+    rig.broker.groups.unlock([rig.token])
+    locked(rig.broker, "g", rig.broker.groups.join("them"), [QUEUE])
+    monkeypatch.setattr(EmbeddedGroups, "letters", None)
+    with pytest.raises(LockError):
+        list(shell.consume(iter(batches), rig.listener(lambda message: SUCCESS), OrderlySettings(), ()))
+    assert rig.heard == []
