@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,7 +38,9 @@ from orderedmq.rocketmq.local.probe import ask, find_free_port
 from orderedmq.rocketmq.local.servers import Broker as LocalBroker
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.wire import admin_requests
+from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from tests.contract.support import locked, rows
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
@@ -51,6 +54,8 @@ from tests.rocketmq.test_static_and_acting import make_static_topic
 from tests.waits import soon, until
 
 pytestmark = pytest.mark.spark
+
+BACKLOG = 20_000
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +113,42 @@ def test_a_query_reads_and_writes_through_a_proxy_and_goes_on_there_after_a_rest
     send(source, range(300, 400))
     rig.write(rig.stream(source), target)
     in_order(bodies(rig.broker, target), 400)
+
+
+def test_a_backlog_is_read_through_a_proxy_without_a_pull_that_waits_for_its_timeout(
+    direct: Broker, through: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lane with an unanswered pull ends after 6 s, and everything in flight on it is asked again over another one."""
+    direct.admin.create_topic("backlog", 2)
+    queue = direct.log.queues("backlog")[0]
+    direct.log.append(queue, rows([b"%0100d" % number for number in range(BACKLOG)]))
+    until(lambda: _queues(through, "backlog"), "the Proxy knows the topic")
+    lanes: list[Lane] = []
+    asked: Counter[int] = Counter()
+    repeated: list[int] = []
+    ask, repeat = Lane.ask, Lane._repeat
+
+    def counted_ask(lane: Lane, template: PullTemplate, ranges: Sequence[tuple[int, int]], deadline: float) -> None:
+        lanes.append(lane)
+        asked.update(begin for begin, _ in ranges)
+        ask(lane, template, ranges, deadline)
+
+    def counted_repeat(lane: Lane, numbers: Sequence[int]) -> None:
+        repeated.extend(numbers)
+        repeat(lane, numbers)
+
+    monkeypatch.setattr(Lane, "ask", counted_ask)
+    monkeypatch.setattr(Lane, "_repeat", counted_repeat)
+    read = [
+        body
+        for batch in pulls(through.log, queue, 0, BACKLOG, 2000, 1 << 24, ("body",))
+        for body in batch.column(0).to_pylist()
+    ]
+    assert read == [b"%0100d" % number for number in range(BACKLOG)]
+    assert all(lane.proxied for lane in lanes)
+    assert len(set(map(id, lanes))) == 1, "no lane was given up"
+    assert set(asked.values()) == {1}, "no pull has failed"
+    assert len(repeated) < len(asked) / 10, "the Proxy has answered nearly everything at once"
 
 
 def test_a_listener_puts_a_poison_message_aside_through_a_proxy(rig: Rig, direct: Broker) -> None:

@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Any, Self
 
 from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE, RequestCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
@@ -31,6 +31,12 @@ class Link:
                 raise EOFError
             self._read += self._decoder.feed(data)
         return self._read.pop(0)
+
+    def read_all(self) -> list[RemotingCommand]:
+        """The next request, and those that came with it. Raises EOFError at the end."""
+        first = self.read()
+        rest, self._read = self._read, []
+        return [first, *rest]
 
     def requests(self) -> Iterator[RemotingCommand]:
         while True:
@@ -121,6 +127,8 @@ class Cluster:
 
     def __init__(self) -> None:
         self.routes: dict[str, dict[str, dict[str, str]]] = {}
+        #: What the nameserver adds to its answers: a Proxy its region.
+        self.fields: dict[str, Any] = {}
         #: Brokers that report to the nameservers.
         self.reporting = {"a"}
         self.asked: list[tuple[int, RemotingCommand]] = []
@@ -143,7 +151,7 @@ class Cluster:
                         {"brokerName": name, "cluster": "C", "brokerAddrs": addresses} for name, addresses in brokers.items()
                     ]
                     queues = [{"brokerName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6} for name in brokers]
-                    link.reply(request, body=json.dumps({"brokerDatas": datas, "queueDatas": queues}).encode())
+                    link.reply(request, body=json.dumps({"brokerDatas": datas, "queueDatas": queues}).encode(), **self.fields)
                 elif request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
                     table = {name: {"brokerName": name, "brokerAddrs": {"0": "h:1"}} for name in self.reporting}
                     link.reply(request, body=json.dumps({"brokerAddrTable": table, "clusterAddrTable": {}}).encode())

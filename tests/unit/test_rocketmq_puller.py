@@ -46,6 +46,7 @@ class FakeLane:
 
     def __init__(self, broker: FakeBroker, replica: int) -> None:
         self.closed = False
+        self.proxied = broker.proxied
         self._broker = broker
         self._replica = replica
         self._waiting: list[tuple[int, int, Answer]] = []
@@ -83,6 +84,8 @@ class FakeBroker:
         self.instead: dict[int, list[Answer]] = {}
         self.asked: list[tuple[int, int, int]] = []
         self.most_in_flight = 0
+        #: Whether a Proxy is between.
+        self.proxied = False
         self.doubts = 0
         self.suggested = 0
         #: Whether the route has no master, until somebody doubts it.

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError, RocketMQError
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.wire.frame import RemotingCommand
+from orderedmq.rocketmq.wire.message_requests import topic_route
 from orderedmq.rocketmq.wire.route import BrokerData, Route, parse_cluster, parse_route, parse_topics, user_topics
 
 
@@ -182,3 +184,11 @@ def test_mutations_give_a_route_or_a_named_error(changes: list[tuple[int, str]])
         return
     found.publish_list()
     found.subscribe_set()
+
+
+def test_a_route_says_that_a_proxy_answered_also_with_brokers_of_an_earlier_one() -> None:
+    body = json.dumps({"brokerDatas": [broker_data("a")], "queueDatas": [queue_data("a")]}).encode()
+    by_nameserver = topic_route("T").answer(RemotingCommand(0, body=body), "h:1")
+    by_proxy = topic_route("T").answer(RemotingCommand(0, ext={"MSG_REGION": "", "TRACE_ON": "false"}, body=body), "h:1")
+    assert (by_nameserver.by_proxy, by_proxy.by_proxy) == (False, True)
+    assert by_proxy.with_unknown(by_nameserver, ["b"]).by_proxy

@@ -31,6 +31,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
 from orderedmq.rocketmq.messages.pull_state import Known, Limits, Piece
 from orderedmq.rocketmq.net.backoff import RETRY
+from orderedmq.rocketmq.net.behind_proxy import answered_together
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.lane import Lane
@@ -234,7 +235,10 @@ class Fetch:
         return max(least, most - self._in_flight)
 
     def _write(self) -> None:
-        """Send the collected requests, in one write, once the lane to the right replica has no others."""
+        """Send the collected requests, in one write, once the lane to the right replica has no others.
+
+        A Proxy gets no more than it answers; the rest waits for answers.
+        """
         if not self._asks:
             return
         deadline = min(Deadline.after(_PULL_TIMEOUT), self._held.last_pull + self._patience)
@@ -250,8 +254,10 @@ class Fetch:
                     self._failed(error, begin, count, replica)
                 return
         assert self._template is not None
-        asks, self._asks = self._asks, []
-        lane.ask(self._template, asks, deadline)
+        most = answered_together(self._answer) - lane.in_flight if lane.proxied else len(self._asks)
+        if most > 0:
+            asks, self._asks = self._asks[:most], self._asks[most:]
+            lane.ask(self._template, asks, deadline)
 
     def _connect(self, replica: int, deadline: float) -> Lane:
         """Change to a lane to a replica; to another one if the route lacks it. Raises RocketMQUnavailableError."""
@@ -284,10 +290,11 @@ class Fetch:
         timeout = _TICK
         if self._again:
             timeout = max(0.0, min(min(one[0] for one in self._again) - now, _TICK))
-        if self._lane is None or not self._lane.in_flight:
+        lane = self._lane
+        if lane is None or not lane.in_flight:
             time.sleep(timeout)
             return
-        answers = self._lane.receive(timeout)
+        answers = lane.receive(timeout)
         now = time.monotonic()
         # Nothing is to be learned from an answer with what was asked for. What follows is done for each 32 messages.
         usual = self._known.step if self._matching is None and now >= self._known.only_master else 0
@@ -311,6 +318,9 @@ class Fetch:
             else:
                 # A replica may not know all topics and groups of its master yet: it copies them every 10 s.
                 self._failed(result, begin, count, self._replica)
+        if answers and lane.proxied:
+            # The last answer may be that of a small request. After a large one, the size falls back slowly.
+            self._answer = self._known.answer = max(self._known.answer, self._answer - self._answer // 16)
 
     def _failed(self, error: OrderedMQError, begin: int, count: int, replica: int) -> None:
         """Request a range without an answer again, later, from the master; by a new route unless the broker was only busy."""

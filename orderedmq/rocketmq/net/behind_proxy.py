@@ -25,8 +25,22 @@ AT_EVERY_BROKER: Final = "SELF_TEST_TOPIC"
 #: Seconds for which a Proxy may hold a request back before a broker has it: in its queue
 #: (remotingWaitTimeMillsInSendQueue), and on the way.
 HOLDS_BACK: Final = 6.0
+#: Bytes of answers that a Proxy may have waiting for one connection. While it has more, it throws every further answer to this
+#: connection away (AbstractRemotingActivity.writeResponse asks Channel.isWritable, which is Netty's WriteBufferWaterMark.DEFAULT).
+#: An operator can raise it: -Dcom.rocketmq.remoting.write.buffer.high.water.mark and low.water.mark, both in bytes.
+UNWRITTEN: Final = 64 * 1024
+#: Bytes of an answer besides its body, at most: its header, and what Netty adds for each write that waits.
+ANSWER_OVERHEAD: Final = 512
 
 T = TypeVar("T")
+
+
+def answered_together(size: int) -> int:
+    """Return how many requests a Proxy answers for certain if all are in flight, and each answer has a body of ``size`` bytes.
+
+    An answer is thrown away for those that wait before it, so there may be one more than fit.
+    """
+    return 1 + UNWRITTEN // (size + ANSWER_OVERHEAD)
 
 
 class Ask(Protocol):

@@ -96,6 +96,8 @@ class Client:
         self._turn = random.randrange(len(self.nameservers))
         self._routes: dict[str, _Known] = {}
         self._proxied: bool | None = None  # See behind_proxy.
+        #: Whether routes come from a Proxy. They show it without another request.
+        self.routed_by_proxy = False
         #: Who is told of sends; None: nobody.
         self.trace: SendTrace | None = None
         _clients.add(self)
@@ -155,6 +157,7 @@ class Client:
             return known.route
         found = _Known(route, time.monotonic()) if last is None else self._complete(route, last, deadline)
         self._routes[topic] = found
+        self.routed_by_proxy = found.route.by_proxy
         return found.route
 
     def _complete(self, route: Route, last: _Known, deadline: float) -> _Known:
@@ -361,7 +364,7 @@ class Client:
 
     def lane(self, address: str, deadline: float) -> Lane:
         """Return a connection for pulls alone, which the calling thread has to itself until `give_back`. Raises as `connection`."""
-        return self._endpoints.lane(address, deadline)
+        return self._endpoints.lane(address, deadline, proxied=self.routed_by_proxy)
 
     def give_back(self, lane: Lane) -> None:
         """Keep a lane for the next pull. One with requests in flight is closed: nobody waits for their answers."""

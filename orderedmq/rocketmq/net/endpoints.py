@@ -103,12 +103,12 @@ class Endpoints:
 
         return self._usable(address, endpoint, deadline, wait, endpoint.usable_connection, opened)
 
-    def lane(self, address: str, deadline: float) -> Lane:
-        """See `Client.lane`."""
+    def lane(self, address: str, deadline: float, *, proxied: bool) -> Lane:
+        """See `Client.lane`. ``proxied``: the address is a Proxy's."""
         endpoint = self._endpoint(address)
 
         def opened() -> Lane:
-            return Lane.open(address, deadline, tls=self.tls, credentials=self._credentials, names=self._names)
+            return Lane.open(address, deadline, tls=self.tls, credentials=self._credentials, names=self._names, proxied=proxied)
 
         found = self._usable(address, endpoint, deadline, True, endpoint.usable_lane, opened)
         endpoint.used.add(found)

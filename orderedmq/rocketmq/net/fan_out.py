@@ -1,4 +1,4 @@
-"""Sends many requests to many brokers, all in flight at once."""
+"""Sends many requests to many brokers, all in flight at once; through a Proxy as many as it answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.net.behind_proxy import answered_together
 from orderedmq.rocketmq.net.client import Client, attempt_deadline
 from orderedmq.rocketmq.net.connection import Connection, Pending
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -109,23 +110,26 @@ def _ask(
     again: Callable[[int], T],
     deadline: float,
 ) -> list[T]:
-    by_connection: dict[Connection, list[int]] = {}
-    for index in range(len(requests)):
-        # Requests that fail here are sent again below, with retries.
-        with contextlib.suppress(RocketMQUnavailableError):
-            by_connection.setdefault(client.connection(where(index), deadline), []).append(index)
-    sent: dict[int, Pending[T]] = {}
-    for connection, indices in by_connection.items():
-        made = connection.send_all(
-            [(requests[index], None) for index in indices], attempt_deadline(requests[indices[0]], deadline)
-        )
-        sent.update(zip(indices, made))
+    most = answered_together(0) if client.routed_by_proxy else max(1, len(requests))
     answers: list[T] = []
-    for index in range(len(requests)):
-        # All requests here are repeatable.
-        with contextlib.suppress(RocketMQUnavailableError):
-            if index in sent:
-                answers.append(sent[index].result())
-                continue
-        answers.append(again(index))
+    for begin in range(0, len(requests), most):
+        together = range(begin, min(begin + most, len(requests)))
+        by_connection: dict[Connection, list[int]] = {}
+        for index in together:
+            # Requests that fail here are sent again below, with retries.
+            with contextlib.suppress(RocketMQUnavailableError):
+                by_connection.setdefault(client.connection(where(index), deadline), []).append(index)
+        sent: dict[int, Pending[T]] = {}
+        for connection, indices in by_connection.items():
+            made = connection.send_all(
+                [(requests[index], None) for index in indices], attempt_deadline(requests[indices[0]], deadline)
+            )
+            sent.update(zip(indices, made))
+        for index in together:
+            # All requests here are repeatable.
+            with contextlib.suppress(RocketMQUnavailableError):
+                if index in sent:
+                    answers.append(sent[index].result())
+                    continue
+            answers.append(again(index))
     return answers

@@ -5,6 +5,10 @@ itself. Here the thread that pulls also sends and receives.
 
 Rules: deadlines are monotonic seconds. A lane that has ended, for whatever reason, is never used again, and everything in flight
 on it ends with one and the same error. A child after a fork forgets its parent's lanes. `shutdown` may be called by any thread.
+
+A broker answers every request. A Proxy throws answers away when too many wait (behind_proxy.UNWRITTEN), so on a lane to a Proxy a
+request is sent again when later ones have been answered (round_trips), or when nothing was answered for a while. The first answer
+counts, and any other answer to the same request is dropped.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import itertools
 import ssl
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 import pyarrow as pa
@@ -23,6 +28,7 @@ from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableE
 from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.connection import PUSH_ANSWER_TIMEOUT, SILENCE
 from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.net.round_trips import RoundTrips
 from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
 from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult
@@ -37,9 +43,15 @@ Answer: TypeAlias = tuple[int, int, PullResult | OrderedMQError]
 #: Seconds without a byte after which a lane with requests in flight has ended, whatever their deadlines are. A broker drops a pull
 #: that it could not begin within 5 s (BrokerConfig.waitTimeMillsInPullQueue), so after that nothing is gained by waiting.
 STALLED: Final = 6.0
+#: Seconds without a byte after which the oldest request to a Proxy is sent again, alone; each further time it takes twice as long.
+QUIET: Final = 0.1
 
 #: A request without an answer: (offset, number of messages, deadline, template).
 _Asked: TypeAlias = tuple[int, int, float, PullTemplate]
+
+
+def _is_answer(event: Found | RemotingCommand) -> bool:
+    return isinstance(event, tuple) or event.is_response
 
 
 def _allocate(size: int) -> memoryview:
@@ -58,8 +70,11 @@ class Lane:
         credentials: Credentials | None = None,
         silence: float = SILENCE,
         names: Namespaces = NO_NAMESPACES,
+        proxied: bool = False,
     ) -> None:
+        """``proxied``: the address is a Proxy's."""
         self.address = address
+        self.proxied = proxied
         #: For the templates of what is asked over this lane.
         self.credentials, self.names = credentials, names
         self._transport = transport
@@ -69,6 +84,10 @@ class Lane:
         self._numbers = itertools.count()
         #: Requests without an answer, by number, in the order of their deadlines.
         self._asked: dict[int, _Asked] = {}
+        #: Numbers under which requests to a Proxy were sent again, and the numbers of these requests in ``_asked``.
+        self._repeats: dict[int, int] = {}
+        self._trips = RoundTrips()
+        self._quiet = QUIET
         self._lost: OrderedMQError | None = None
         self._received = False
         self._active = self._heard = time.monotonic()
@@ -83,9 +102,10 @@ class Lane:
         tls: ssl.SSLContext | None = None,
         credentials: Credentials | None = None,
         names: Namespaces = NO_NAMESPACES,
+        proxied: bool = False,
     ) -> Lane:
         """Connect to "host:port". Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS or TLS."""
-        return cls(address, connect(address, deadline, tls), credentials=credentials, names=names)
+        return cls(address, connect(address, deadline, tls), credentials=credentials, names=names, proxied=proxied)
 
     def __repr__(self) -> str:
         return f"<Lane to {self.address}, {self.in_flight} in flight{', ended' if self.closed else ''}>"
@@ -105,23 +125,28 @@ class Lane:
 
     def ask(self, template: PullTemplate, ranges: Sequence[tuple[int, int]], deadline: float) -> None:
         """Request (offset, number of messages) ranges in one write. Raises nothing: `receive` returns what fails."""
-        asked, numbers, render = self._asked, self._numbers, template.render
-        frames: list[bytes] = []
+        asked, repeats, numbers, render = self._asked, self._repeats, self._numbers, template.render
+        frames: dict[int, bytes] = {}
         for begin, most in ranges:
             number = next(numbers) & 0x7FFFFFFF
-            while number in asked:
+            while number in asked or number in repeats:
                 number = next(numbers) & 0x7FFFFFFF
             asked[number] = (begin, most, deadline, template)
-            frames.append(render(number, begin, most))
+            frames[number] = render(number, begin, most)
         if self._lost is not None:
             return
+        if self.proxied:
+            self._trips.sent(frames)
         now = time.monotonic()
         if len(self._asked) == len(ranges):
             # Nothing was due before.
             self._heard = now
         self._active = now
+        self._send(b"".join(frames.values()), deadline)
+
+    def _send(self, frames: bytes, deadline: float) -> None:
         try:
-            self._transport.send([b"".join(frames)], deadline)
+            self._transport.send([frames], deadline)
         except WriteTimeout:
             self._cut(f"{self.address} did not read before the deadline")
         except OSError as error:
@@ -131,6 +156,8 @@ class Lane:
         """Return answers that have come; wait ``timeout`` seconds for the first. Answers to requests that failed have errors."""
         answers: list[Answer] = []
         if self._lost is None:
+            if self.proxied and self._asked:
+                timeout = min(timeout, max(0.0, self._heard + self._quiet - time.monotonic()))
             try:
                 if not self._read(timeout, answers):
                     self._expire(answers)
@@ -165,6 +192,9 @@ class Lane:
         finally:
             # Also what came before a frame that is none.
             self._received = self._received or bool(events)
+            if self.proxied:
+                self._quiet = QUIET
+                events = [self._as_first_sent(event) for event in events]
             for event in events:
                 if isinstance(event, tuple):
                     number, result = event
@@ -173,7 +203,29 @@ class Lane:
                         answers.append((asked[0], asked[1], result))
                 else:
                     self._dispatch(event, answers)
+        if self.proxied:
+            numbers = [event[0] if isinstance(event, tuple) else event.opaque for event in events if _is_answer(event)]
+            self._repeat(self._trips.answered(numbers))
         return True
+
+    def _as_first_sent(self, event: Found | RemotingCommand) -> Found | RemotingCommand:
+        """Return an answer to a request that was sent again as the answer to the request that was sent first."""
+        if isinstance(event, tuple):
+            return self._repeats.pop(event[0], event[0]), event[1]
+        return replace(event, opaque=self._repeats.pop(event.opaque, event.opaque)) if _is_answer(event) else event
+
+    def _repeat(self, numbers: Sequence[int]) -> None:
+        """Send requests again that have no answer yet, in one write, under other numbers."""
+        frames: list[bytes] = []
+        for first in numbers:
+            if first in self._asked:
+                begin, most, _, template = self._asked[first]
+                number = next(self._numbers) & 0x7FFFFFFF
+                self._repeats[number] = first
+                frames.append(template.render(number, begin, most))
+        if frames:
+            self._repeats = {number: first for number, first in self._repeats.items() if first in self._asked}
+            self._send(b"".join(frames), Deadline.after(self._stalled))
 
     def _dispatch(self, command: RemotingCommand, answers: list[Answer]) -> None:
         """Handle anything but an answer with messages that was read in place. Raises OSError, WriteTimeout."""
@@ -197,6 +249,10 @@ class Lane:
         if self._asked and now - self._heard >= self._stalled:
             self._cut(f"{self.address} sent nothing for {self._stalled:g} s")
             return
+        if self.proxied and self._asked and now - self._heard >= self._quiet:
+            self._quiet *= 2
+            self._trips.doubt()
+            self._repeat([next(iter(self._asked))])
         late = []
         for number, asked in self._asked.items():
             if asked[2] > now:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from orderedmq.conditions import MessageCondition
 from orderedmq.core.filters import ALL, Filter
+from orderedmq.core.message_trace import REGION
 from orderedmq.errors import MessageError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire import route
@@ -41,12 +42,15 @@ def java_text(value: bool | int) -> str:
 
 
 def topic_route(topic: str) -> Request[route.Route]:
-    """Request a topic's route (105). Raises TopicError MISSING if the nameserver has none."""
+    """Request a topic's route (105). Raises TopicError MISSING if the nameserver has none.
+
+    A Proxy adds its region to each of its answers (AbstractRemotingActivity.writeResponse). A nameserver's has no fields.
+    """
     return Request(
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
         f"request for the route of topic {topic}",
         f"topic {topic!r}",
-        lambda response: route.parse_route(topic, response.body),
+        lambda response: route.parse_route(topic, response.body, by_proxy=REGION in response.ext),
         {"topic": topic, "acceptStandardJsonOnly": "true"},
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from orderedmq.conditions import ProtocolCondition, RocketMQCondition
@@ -87,12 +87,16 @@ class QueueData:
 
 @dataclass(frozen=True)
 class Route:
-    """A topic's brokers and queues. ``order_conf``: (broker, number of queues) of its order configuration at the nameserver."""
+    """A topic's brokers and queues. ``order_conf``: (broker, number of queues) of its order configuration at the nameserver.
+
+    ``by_proxy``: a Proxy answered, and the address of every broker is its own.
+    """
 
     topic: str
     brokers: Mapping[str, BrokerData]
     queues: tuple[QueueData, ...]
     order_conf: tuple[tuple[str, int], ...] = ()
+    by_proxy: bool = False
 
     def publish_list(self) -> tuple[MessageQueue, ...]:
         """Return the queues that producers choose from, in the order that selectors index.
@@ -126,7 +130,7 @@ class Route:
         """
         kept = {name: before.brokers[name] for name in names if name in before.brokers and name not in self.brokers}
         queues = tuple(data for data in before.queues if data.broker_name in kept)
-        return Route(self.topic, {**self.brokers, **kept}, (*self.queues, *queues), self.order_conf)
+        return replace(self, brokers={**self.brokers, **kept}, queues=(*self.queues, *queues))
 
 
 @dataclass(frozen=True)
@@ -138,8 +142,8 @@ class ClusterInfo:
     behind_proxy: bool = False
 
 
-def parse_route(topic: str, body: Bytes) -> Route:
-    """Return the route of ``topic`` (TopicRouteData).
+def parse_route(topic: str, body: Bytes, *, by_proxy: bool = False) -> Route:
+    """Return the route of ``topic`` (TopicRouteData). ``by_proxy``: a Proxy answered.
 
     Raises RocketMQError STATIC_TOPIC for a topic whose queues move between brokers, ProtocolError PROTOCOL.
     """
@@ -156,7 +160,7 @@ def parse_route(topic: str, body: Bytes) -> Route:
     counts = [data.read_queues + data.write_queues for data in queues] + [count for _, count in conf]
     if sum(counts) > 2 * MAX_QUEUES:
         raise ProtocolError(ProtocolCondition.PROTOCOL, f"topic {topic!r} has {sum(counts)} queues, more than are possible")
-    return Route(topic, {broker.name: broker for broker in reversed(brokers)}, queues, conf)
+    return Route(topic, {broker.name: broker for broker in reversed(brokers)}, queues, conf, by_proxy)
 
 
 def parse_cluster(body: Bytes) -> ClusterInfo:
