@@ -248,7 +248,7 @@ class EmbeddedAdmin:
         check_group(group)
         now = self._clock.instant()
         found = sorted(self._members().members(group), key=lambda member: member.joined)
-        names = runs.query_names(self._open(False).path)
+        names = _query_names(self._open(False))
         return [
             MemberInfo(replace(member, name=member.name or names.get(member.client_id)), max(0.0, member.age(now)))
             for member in found
@@ -261,7 +261,7 @@ class EmbeddedAdmin:
             prefix = b"" if group is None else layout.group_prefix(group)
             found = [(*layout.group_of(key), layout.lock_from_json(value)) for key, value in txn.scan("locks", prefix)]
             said = [layout.member_from_json(value) for _, value in txn.scan("members", prefix)]
-        names = runs.query_names(store.path) | {member.client_id: member.name for member in said if member.name is not None}
+        names = _query_names(store) | {member.client_id: member.name for member in said if member.name is not None}
         now = self._clock.instant()
         # Each client is asked for once, however many queues it has.
         alive = {client_id: members.alive(client_id) for client_id in {lock.client_id for _, _, lock in found if lock.held}}
@@ -281,6 +281,11 @@ class EmbeddedAdmin:
             )
             for name, queue, lock in found
         ]
+
+
+def _query_names(store: Store) -> dict[str, str]:
+    with store.errors_mapped("look for the names of queries"):
+        return runs.query_names(store.path)
 
 
 def _require(txn: Transaction, group: str) -> None:

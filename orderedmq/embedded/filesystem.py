@@ -1,10 +1,11 @@
-"""A store's directory and the system: the type of file system, other files, the pages that this process has mapped."""
+"""A store's directory and the system: the type of file system, other files, missing rights, the pages that are mapped."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import pwd
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,39 @@ def refuse_other_files(path: Path) -> None:
             f"{path} has other files ({', '.join(others[:3])}{', …' if others[3:] else ''}) and no store; a store is made only in an "
             f"empty or missing directory, for example {path / DEFAULT_DIRECTORY}",
         )
+
+
+def missing_rights(path: Path) -> str:
+    """Return which file of the store at ``path`` this process may not use, and what to do about it: the end of an error."""
+    me, names = os.geteuid(), sorted(_OF_STORES - {"lost+found"})
+    try:
+        there = next(above for above in (path, *path.parents) if above.exists())
+        for file in (there, *(path / name for name in names)):
+            if not file.exists() or _usable(file):
+                continue
+            status = file.stat()
+            said = f"{file} belongs to user {_user(status.st_uid)} and has mode {status.st_mode & 0o7777:04o}"
+            if status.st_uid == me:
+                return f"{said}; allow its owner to use it: chmod -R u+rwX {there}"
+            return (
+                f"{said}, this process runs as user {_user(me)}; run as user {_user(status.st_uid)}, or give the files to user "
+                f"{_user(me)}: chown -R {_user(me)} {there}"
+            )
+    except PermissionError as error:
+        return f"user {_user(me)} may not look into the directory of {error.filename}; allow it, or run as the user who owns it"
+    return f"this process runs as user {_user(me)}; run as the user who owns the store, or choose another path"
+
+
+def _usable(file: Path) -> bool:
+    """Whether this process may read and change a file, or the entries of a directory."""
+    rights = os.R_OK | os.W_OK | (os.X_OK if file.is_dir() else 0)
+    return os.access(file, rights, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _user(number: int) -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(number).pw_name
+    return str(number)
 
 
 def drop_pages(path: Path) -> None:

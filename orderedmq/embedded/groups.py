@@ -152,7 +152,8 @@ class EmbeddedGroups:
         self._records.clear()
 
     def alive(self, client_id: str) -> bool:
-        return is_alive(self._store.path, client_id)
+        with self._store.errors_mapped("look for an owner"):
+            return is_alive(self._store.path, client_id)
 
     def heartbeat(self, group: str, client: Client, subscription: Subscription, room: str | None = None) -> list[Member]:
         check_group(group)

@@ -47,8 +47,8 @@ class Presence:
 
     def close(self) -> None:
         if self._descriptor is not None:
-            # The store may have been moved away or replaced.
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            # The store may have been moved away, replaced or made read-only. A file that stays belongs to no living process.
+            with contextlib.suppress(OSError):
                 self._path.unlink()
             os.close(self._descriptor)
             self._descriptor = None
@@ -73,7 +73,7 @@ def _file(store: Path, client_id: str) -> Path:
 
 
 def is_alive(store: Path, client_id: str) -> bool:
-    """Whether the process of ``client_id`` is alive (a stopped one is). The file of a dead one is removed."""
+    """Whether the process of ``client_id`` is alive (a stopped one is). The file of a dead one is removed if possible."""
     path = _file(store, client_id)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -84,7 +84,7 @@ def is_alive(store: Path, client_id: str) -> bool:
     except BlockingIOError:
         return True
     else:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             path.unlink()
         return False
     finally:

@@ -22,7 +22,7 @@ import lmdb
 
 from orderedmq.conditions import StoreCondition, StoreFullCondition
 from orderedmq.embedded import formats, layout, verify
-from orderedmq.embedded.filesystem import drop_pages, file_system, refuse_other_files
+from orderedmq.embedded.filesystem import drop_pages, file_system, missing_rights, refuse_other_files
 from orderedmq.embedded.resize_lock import ResizeLock
 from orderedmq.embedded.store_file import File, Whereabouts, file_at, recognised
 from orderedmq.embedded.transaction import Transaction, damaged
@@ -46,6 +46,8 @@ _FULL: Final = ("No space left on device", "File too large", "Disk quota exceede
 #: lmdb also says this after a partial write, which is the first sign of a full disk.
 _SHORT: Final = "Input/output error"
 _LITTLE: Final = 64 * 1024 * 1024
+_READ_ONLY: Final = os.strerror(errno.EROFS)
+_DENIED: Final = (os.strerror(errno.EACCES), os.strerror(errno.EPERM), _READ_ONLY)
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
 #: Errors by which LMDB reports damaged pages. NotFoundError means that a database is missing.
@@ -373,7 +375,7 @@ class Store:
             text = str(error)
             if any(reason in text for reason in _FULL) or (_SHORT in text and self._little_room()):
                 raise self._no_room(error) from error
-            if "Permission denied" in text or "Read-only file system" in text:
+            if any(reason in text for reason in _DENIED):
                 raise _no_permission(self.path, error) from error
             raise self._failed(what, text) from error
         except PermissionError as error:
@@ -381,6 +383,8 @@ class Store:
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise self._no_room(error) from error
+            if error.errno == errno.EROFS:
+                raise _no_permission(self.path, error) from error
             raise self._failed(what, str(error)) from error
 
     def _little_room(self) -> bool:
@@ -401,7 +405,13 @@ class Store:
 
 
 def _no_permission(path: Path, error: Exception) -> StoreError:
-    why = f"no permission to use the store at {path} ({error}); run as the user who owns it, or choose another path"
+    if _READ_ONLY in str(error):
+        remedy = (
+            "its file system is read-only: mount it writable; if an error of the disk made it so, repair it first (see dmesg)"
+        )
+    else:
+        remedy = missing_rights(path)
+    why = f"no permission to use the store at {path} ({error}); nothing was changed: {remedy}"
     return StoreError(StoreCondition.PERMISSION, why)
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +72,13 @@ class Refused(Exception):
 class Driver:
     """One ``tests.faults.job``: a Python driver, its JVM, its source runners and its workers."""
 
-    def __init__(self, folder: Path, master: str = "local[2]") -> None:
+    def __init__(self, folder: Path, master: str = "local[2]", *, run_by: Sequence[str] = ()) -> None:
+        """``run_by``: a command that starts the driver, such as one that gives it another user."""
         folder.mkdir(parents=True, exist_ok=True)
         self.errors = folder / "stderr.txt"
         with self.errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.job", master],
+                [*run_by, sys.executable, "-m", "tests.faults.job", master],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pwd
 import subprocess
 import sys
 import tempfile
@@ -303,6 +304,99 @@ def test_a_store_that_may_not_be_used_is_refused_by_name():
                 path.chmod(0o700)
     refusal = "ORDEREDMQ_STORE.PERMISSION True"
     assert said == [refusal] * 4 + ["ORDEREDMQ_STORE.MISSING True", refusal]
+
+
+WITH_RIGHTS_TAKEN = """
+    import os, subprocess, sys
+    from pathlib import Path
+    from orderedmq import connect
+    from orderedmq.errors import OrderedMQError
+    from tests.contract.support import bodies, locked, queues_of, rows
+    import orderedmq.embedded.broker, pyarrow, encodings.unicode_escape
+
+    path, how = Path(sys.argv[1]), sys.argv[2]
+    if how == "mode" and os.getuid() == 0:
+        os.chown(path.parent, 65534, 65534)
+        os.setgroups([]); os.setgid(65534); os.setuid(65534)
+
+    def run(*command):
+        subprocess.run(command, check=True)
+
+    def call(name, work):
+        try:
+            found = work()
+            print(name, found if name == "read" else "ok")
+        except OrderedMQError as error:
+            print(name, error.condition, str(error).partition("nothing was changed: ")[2])
+
+    with connect(path) as broker:
+        broker.admin.create_topic("orders", 1)
+        [queue] = queues_of(broker)
+        broker.log.append(queue, rows(["a"]))
+        me, other = broker.groups.join("me"), broker.groups.join("other")
+        tokens = locked(broker, "g", me, [queue])
+        if how == "mode":
+            (path / "owners").chmod(0)
+        else:
+            run("mount", "--bind", path / "owners", path / "owners")
+            run("mount", "-o", "remount,bind,ro", path / "owners")
+        call("append", lambda: broker.log.append(queue, rows(["b"])))
+        call("join", lambda: broker.groups.join("third"))
+        call("locks", lambda: broker.admin.locks())
+        call("leave", lambda: broker.groups.leave(other))
+    if how == "mode":
+        for name in ("data.mdb", "lock.mdb"):
+            (path / name).chmod(0o400)
+    else:
+        run("umount", path / "owners")
+        run("mount", "-o", "remount,ro", path.parent)
+    with connect(path) as broker:
+        call("read", lambda: bodies(broker, queue))
+    with connect(path.with_name("new")) as broker:
+        if how != "mode":
+            call("create", lambda: broker.admin.create_topic("orders", 1))
+    if how == "mode":
+        run("chmod", "-R", "u+rwX", path)
+    else:
+        run("mount", "-o", "remount,rw", path.parent)
+    with connect(path) as broker:
+        call("append", lambda: broker.log.append(queue, rows(["c"])))
+        call("read", lambda: bodies(broker, queue))
+        print([lock.alive for lock in broker.admin.locks()])
+"""
+
+
+def test_a_store_whose_rights_are_taken_away_says_which_and_goes_on_when_they_are_back():
+    with tempfile.TemporaryDirectory() as above:
+        path = Path(above) / "store"
+        said = script(WITH_RIGHTS_TAKEN, path, "mode").splitlines()
+    user = pwd.getpwuid(os.getuid() or 65534).pw_name
+    refused_ = "ORDEREDMQ_STORE.PERMISSION"
+    owners = f"{path}/owners belongs to user {user} and has mode 0000; allow its owner to use it: chmod -R u+rwX {path}"
+    data = f"{path}/data.mdb belongs to user {user} and has mode 0400; allow its owner to use it: chmod -R u+rwX {path}"
+    assert said == [
+        "append ok", f"join {refused_} {owners}", f"locks {refused_} {owners}", "leave ok", f"read {refused_} {data}",
+        "append ok", "read ['a', 'b', 'c']", "[False]",
+    ]  # fmt: skip
+
+
+def test_a_store_on_a_read_only_file_system_says_so_and_goes_on_when_that_is_writable(tmp_path: Path):
+    """In a mount namespace that ends with the process."""
+    alone = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    mount = 'mount -t tmpfs tmpfs "$1" && exec "$0" -c "$2" "$1/store" mount'
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets no user make a mount namespace")
+    done = subprocess.run(
+        [*alone, "sh", "-c", mount, sys.executable, str(tmp_path), textwrap.dedent(WITH_RIGHTS_TAKEN)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    remedy = "mount it writable; if an error of the disk made it so, repair it first (see dmesg)"
+    read_only = f"ORDEREDMQ_STORE.PERMISSION its file system is read-only: {remedy}"
+    assert done.stdout.splitlines() == [
+        "append ok", f"join {read_only}", "locks ok", "leave ok", f"read {read_only}", f"create {read_only}",
+        "append ok", "read ['a', 'b', 'c']", "[False]",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
