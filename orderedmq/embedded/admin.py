@@ -136,7 +136,7 @@ class EmbeddedAdmin:
         def delete(txn: Transaction) -> dict[MessageQueue, int]:
             topic = topic_of(txn, name)
             if before is None:
-                return index.retain(txn, topic, self._clock.wall(), most=None)
+                return index.retain(txn, topic, self._clock, most=None)
             out: dict[MessageQueue, int] = {}
             for queue in sorted(before):
                 if queue.topic != name:

@@ -141,5 +141,7 @@ def decode_value(database: str, key: bytes, value: bytes) -> object:
             return value.decode()
         case "meta" if key == WRITTEN:
             return layout.to_number(value[:8]), layout.to_number(value[8:])
+        case "meta" if key == layout.CLOCKS:
+            return layout.clocks_from_json(value)
         case _:
             return layout.to_number(value)

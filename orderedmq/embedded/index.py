@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from orderedmq.broker import TopicInfo
+from orderedmq.core.retention import Clocks
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import layout
+from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.layout import Chunk, QueueState
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import StoreError, no_such_queue
@@ -162,14 +164,14 @@ def queues_of(topic: TopicInfo) -> list[MessageQueue]:
     return [MessageQueue(topic.name, EMBEDDED_BROKER, number) for number in range(topic.queues)]
 
 
-def retain(txn: Transaction, topic: TopicInfo, now: int, *, most: int | None = RETIRE_AT_ONCE) -> dict[MessageQueue, int]:
+def retain(txn: Transaction, topic: TopicInfo, clock: Clock, *, most: int | None = RETIRE_AT_ONCE) -> dict[MessageQueue, int]:
     """Apply a topic's retention, and return the messages deleted per queue.
 
     The size limit is for all queues together. Each queue gives up its proportion of the excess.
     """
     if topic.retention_seconds is None and topic.retention_bytes is None:
         return {}
-    older = None if topic.retention_seconds is None else now - int(topic.retention_seconds * 1e6)
+    older = None if topic.retention_seconds is None else _stored_before(txn, clock, topic.retention_seconds)
     out: dict[MessageQueue, int] = {}
     sizes = {queue: state(txn, queue).stored_bytes for queue in queues_of(topic)}
     total = sum(sizes.values())
@@ -181,3 +183,14 @@ def retain(txn: Transaction, topic: TopicInfo, now: int, *, most: int | None = R
         if gone:
             out[queue] = gone
     return out
+
+
+def _stored_before(txn: Transaction, clock: Clock, seconds: float) -> int:
+    """Return the time, in µs since the epoch, before which a message was stored that is older than ``seconds``."""
+    at, wall = clock.instant(), clock.wall()
+    value = txn.get("meta", layout.CLOCKS)
+    known = None if value is None else layout.clocks_from_json(value)
+    clocks = Clocks(at, wall) if known is None else known.read(at, wall)
+    if clocks is not known:
+        txn.put("meta", layout.CLOCKS, layout.clocks_to_json(clocks))
+    return wall - clocks.ahead(at, seconds) - int(seconds * 1e6)

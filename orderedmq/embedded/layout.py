@@ -2,7 +2,8 @@
 
 Databases (key → value; integers in keys are big-endian, so that keys sort as numbers do):
 
-    meta      name                       → format, store id, last transaction, next payload id, next epoch; reset numbers of groups
+    meta      name                       → format, store id, last transaction, next payload id, next epoch; reset numbers of groups;
+                                          the machine's clocks, as JSON
     topics    topic                      → TopicInfo as JSON
     queues    queue key                  → QueueState
     index     queue key, first offset    → Chunk: makes a payload visible at these offsets
@@ -32,6 +33,7 @@ from typing import Final, NamedTuple
 
 from orderedmq.core.lock import Instant, QueueLock
 from orderedmq.core.membership import Member, Subscription
+from orderedmq.core.retention import Clocks
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 
 #: Format 1 had no seals, format 2 no parked messages.
@@ -52,6 +54,8 @@ DATABASES: Final = (
     "parked",
 )
 
+#: The key in ``meta`` for the machine's clocks, as retention by age has last seen them.
+CLOCKS: Final = b"clocks"
 #: Keys and locks that are kept decoded: whoever watches a group reads the same ones again and again.
 _KEPT: Final = 4096
 
@@ -184,6 +188,15 @@ def member_from_json(value: bytes) -> Member:
     fields["renewed"] = Instant(**fields["renewed"])
     fields["subscription"] = Subscription(**fields["subscription"])
     return Member(**fields)
+
+
+def clocks_to_json(clocks: Clocks) -> bytes:
+    return json.dumps(asdict(clocks)).encode()
+
+
+def clocks_from_json(value: bytes) -> Clocks:
+    fields = json.loads(value.decode())
+    return Clocks(Instant(**fields["at"]), fields["wall"], tuple((when, step) for when, step in fields["steps"]))
 
 
 def message_key(group: str, queue: MessageQueue, offset: int) -> bytes:

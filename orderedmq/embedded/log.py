@@ -338,7 +338,7 @@ class EmbeddedLog:
             now = self._clock.wall()
             added = {queue: append_rows(txn, topics[queue.topic], queue, some, now) for queue, some in checked.items()}
             for topic in topics.values():
-                index.retain(txn, topic, now)
+                index.retain(txn, topic, self._clock)
             return added
 
     def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:

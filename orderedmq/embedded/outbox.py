@@ -95,7 +95,7 @@ class EmbeddedOutbox:
                     if source.token is not None:
                         groups.forward(txn, source.token.group, source.queue, source.offsets.end)
             for topic in sorted({queue.topic for queue in ranges}):
-                index.retain(txn, topic_of(txn, topic), now)
+                index.retain(txn, topic_of(txn, topic), self._clock)
             for receipt in receipts:
                 # What is left are other attempts of partitions that were published.
                 discard(txn, receipt.token)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orderedmq.broker import Broker, QueueBounds, SinkBatch
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import MAX_NAME_LENGTH, MAX_QUEUES, RESERVED_PREFIXES
-from tests.contract.support import BIG, FakeClock, Place, bodies, locked, needs, queues_of, refused, rows, state
+from tests.contract.support import BIG, EVERYTHING, FakeClock, Place, bodies, locked, needs, queues_of, refused, rows, state
 
 
 @needs("topic settings")
@@ -177,6 +177,35 @@ def test_retention_by_age_deletes_whole_chunks_that_are_too_old(broker: Broker, 
     assert broker.admin.trim("t") == {queue: 2 * BIG + 1}
     assert broker.log.bounds([queue])[queue] == QueueBounds(4 * BIG + 1, 4 * BIG + 1)
     assert broker.admin.trim("t") == {}
+
+
+@needs("topic settings")
+def test_retention_by_age_deletes_no_sooner_where_the_wall_clock_is_set(broker: Broker, clock: FakeClock):
+    hour = 3600 * 1_000_000
+    broker.admin.create_topic("t", 1, retention_seconds=1800.0)
+    queue = queues_of(broker, "t")[0]
+
+    def write_and_look() -> int:
+        broker.log.append({queue: rows(range(BIG))})
+        return broker.log.bounds([queue])[queue].min_offset
+
+    assert write_and_look() == 0
+    clock.pass_(600)
+    clock.micros += hour
+    assert write_and_look() == 0, "ten minutes old"
+    assert broker.admin.trim("t") == {}
+    clock.pass_(600)
+    clock.micros -= hour
+    assert write_and_look() == 0, "twenty minutes old"
+    clock.micros += 24 * hour
+    clock.pass_(601)
+    assert write_and_look() == BIG, "by then the first messages are thirty minutes old"
+    clock.pass_(1801)
+    assert broker.admin.trim("t") == {queue: 3 * BIG}, "a step that is longer ago than the retention changes no age"
+    times = [
+        row["store_timestamp"] for row in broker.log.pull(queue, 4 * BIG, 10, EVERYTHING, ("store_timestamp",)).to_pylist()
+    ]
+    assert times == sorted(times)
 
 
 @needs("topic settings")
