@@ -328,6 +328,45 @@ def test_a_broker_that_is_away_costs_no_lock_until_the_trust_is_over(usual: Worl
     assert usual.broker.groups.renew(tokens) == tokens
 
 
+def test_members_and_locks_are_waited_for_while_their_broker_is_away(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question for them ends long before the broker is back."""
+    groups, joining = usual.broker.groups, usual.connect().groups
+    groups.trust = 120
+    me, them = groups.join("me"), joining.join("them")
+    groups.heartbeat(usual.group, me, usual.shared())
+    monkeypatch.setattr("orderedmq.rocketmq.group.membership.LIST_TIMEOUT", 0.1)
+    monkeypatch.setattr("orderedmq.rocketmq.group.membership._BEAT_TIMEOUT", 0.1)
+    usual.cluster.broker.kill()
+    with ThreadPoolExecutor(3) as pool:
+        listed = pool.submit(groups.members, usual.group)
+        locked = pool.submit(groups.lock, usual.group, me, usual.queues[:1])
+        joined = pool.submit(joining.heartbeat, usual.group, them, usual.shared())
+        usual.cluster.broker.start()
+        assert me.client_id in [member.client_id for member in listed.result()]
+        assert len(granted(locked.result())) == 1
+        assert them.client_id in [member.client_id for member in joined.result()]
+
+
+def test_a_broker_that_was_restarted_gives_nobody_the_queues_of_members_that_have_not_reported_yet(usual: World) -> None:
+    other, groups = usual.connect().groups, usual.broker.groups
+    me, them = groups.join("me"), other.join("them")
+    other.heartbeat(usual.group, them, usual.shared())
+    theirs = granted(other.lock(usual.group, them, usual.queues[:2]))
+    groups.heartbeat(usual.group, me, usual.shared())
+    for one in (groups, other):
+        one.trust = 120
+    usual.cluster.broker.restart()
+    both = sorted([me.client_id, them.client_id])
+    assert [member.client_id for member in groups.heartbeat(usual.group, me, usual.shared())] == both
+    assert usual.ids(usual.connect()) == [me.client_id], "the broker has forgotten the other one"
+    answers = groups.lock(usual.group, me, usual.queues)
+    assert [answer.queue for answer in refused(answers)] == usual.queues[:2]
+    assert other.renew(theirs) == []
+    # A member that is gone for good is one no longer than it could have trusted its locks.
+    groups.trust = 0.0
+    assert [member.client_id for member in groups.members(usual.group)] == [me.client_id]
+
+
 # -- what others do ---------------------------------------------------------------------------------------------------------------
 
 

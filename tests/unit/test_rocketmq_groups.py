@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,6 +27,7 @@ from orderedmq.rocketmq.group.dead_letter_topic import key_of
 from orderedmq.rocketmq.group.groups import RocketMQGroups
 from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_broker, by_group
 from orderedmq.rocketmq.group.offsets import GroupOffsets
+from orderedmq.rocketmq.group.roster import Roster
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES
@@ -424,6 +426,17 @@ def test_a_broker_that_stays_away_is_not_taken_for_a_lost_lock(monkeypatch: pyte
 
 def test_a_client_that_is_no_member_in_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Answers("another").groups(monkeypatch)._is_member(token("c"), 0.0)
+
+
+def test_members_that_a_restarted_broker_has_forgotten_are_members_unless_their_query_has_started_again() -> None:
+    former, again = ([lock_rules.new_client(name).client_id for name in ("me", "first", "second")] for _ in range(2))
+    listed = [sorted(former), *([sorted([former[0], again[1]])] * 2)]
+    roster = Roster(cast(membership.Directory, SimpleNamespace(ids=lambda *_: listed.pop(0))))
+    mine = SimpleNamespace(in_group=lambda _: True, rejoined_within=lambda seconds: len(listed) == 1 and seconds == 30.0)
+    roster.clients[former[0]] = cast(membership.MemberClient, mine)
+    assert roster.ids("g", ["h:1"], 30.0) == sorted(former)
+    assert roster.ids("g", ["h:1"], 30.0) == sorted([former[0], again[1], former[2]]), "the broker was restarted"
+    assert roster.ids("g", ["h:1"], 30.0) == sorted([former[0], again[1]]), "the second one is gone for good"
 
 
 class TwoBrokers:

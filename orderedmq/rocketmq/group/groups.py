@@ -41,6 +41,7 @@ from orderedmq.rocketmq.group.membership import Directory, MemberClient
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.group.parking_lots import ParkingLots
 from orderedmq.rocketmq.group.retry_topic import RetryTopic
+from orderedmq.rocketmq.group.roster import Roster
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import LEAST_TIMEOUT, Deadline
@@ -69,7 +70,8 @@ class RocketMQGroups:
         self._retry_topic = RetryTopic(client, log)
         self._directory = Directory(client)
         self._epochs = lock_rules.Epochs()
-        self._member_clients: dict[str, MemberClient] = {}
+        self._roster = Roster(self._directory)
+        self._member_clients = self._roster.clients
         self._own_clients: set[str] = set()  # Clients of this process, including those that have left.
         self._held_locks = HeldLocks()
         self._commits = Commits(self._offsets)
@@ -104,40 +106,28 @@ class RocketMQGroups:
     def heartbeat(self, group: str, client: Identity, subscription: Subscription, room: str | None = None) -> list[Member]:
         """See `Groups.heartbeat`. Membership ends with the connection, or 120 s after the last heartbeat.
 
-        Raises GroupError DISAGREES or MISSING as `MemberClient.send_heartbeat`.
+        The first heartbeat waits for brokers that are away; later ones do not, since the same thread renews locks. Raises GroupError
+        DISAGREES or MISSING as `MemberClient.send_heartbeat`.
         """
         lock_rules.check_name(group)
         member_client = self._member_clients.get(client.client_id)
+        patience = 0.0
         # A client that has left must not rejoin by a late heartbeat.
         if member_client is not None:
-            joins = member_client.in_group(group) is None
-            member_client.send_heartbeat(group, subscription, room, self._directory, client.name)
-            if joins and subscription.failures == "retryTopic":
+            patience = GROUP_TIMEOUT if member_client.in_group(group) is None else 0.0
+            self._roster.send_heartbeat(member_client, group, subscription, room, client.name, Deadline.after(patience))
+            if patience and subscription.failures == "retryTopic":
                 self._offsets.make_retry_topic(group)
-        return self.members(group)
+        return self._roster.members(group, self.trust, patience)
 
     def cut_off(self, client: Identity) -> bool:
         member_client = self._member_clients.get(client.client_id)
         return member_client is not None and member_client.cut_off()
 
     def members(self, group: str) -> list[Member]:
+        """See `Groups.members`. Waits for brokers that are away."""
         lock_rules.check_name(group)
-        own: dict[str, Member] = {}
-        brokers: list[str] = []
-        topics: list[str] = []
-        for client_id, member_client in list(self._member_clients.items()):
-            member = member_client.in_group(group)
-            if member is not None:
-                own[client_id] = member
-                brokers, topics = member_client.brokers(group), member_client.topics(group)
-        if brokers:
-            ids = self._directory.ids(group, brokers)
-        else:
-            ids, brokers = self._directory.ids_everywhere(group), self._directory.masters()
-        like = next(iter(own.values())).subscription if own else None
-        others = self._directory.members(group, [one for one in ids if one not in own], brokers, like, topics)
-        found = {member.client_id: member for member in others} | {one: own[one] for one in ids if one in own}
-        return [found[client_id] for client_id in sorted(found)]
+        return self._roster.members(group, self.trust, GROUP_TIMEOUT)
 
     def _reported_locks(self, client_id: str, group: str) -> list[tuple[LockToken, float]]:
         """Return a client's locks in a group with their wall-clock confirmation times, for other members to read."""
@@ -151,23 +141,34 @@ class RocketMQGroups:
     # -- locks
 
     def lock(self, group: str, client: Identity, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
-        """See `Groups.lock`. A queue whose lock was not confirmed within HOLDER_TRUST is a new grant.
+        """See `Groups.lock`. A queue whose lock was not confirmed within HOLDER_TRUST is a new grant. Waits for brokers that are away.
 
         Raises RocketMQUnavailableError; the client then holds no queue that it did not hold before.
         """
         lock_rules.check_name(group)
-        if not queues:
-            return {}
+        deadline = Deadline.after(GROUP_TIMEOUT)
+        while queues:
+            try:
+                return self._lock(group, client, queues)
+            except RocketMQUnavailableError:
+                if time.monotonic() >= deadline:
+                    raise
+        return {}
+
+    def _lock(self, group: str, client: Identity, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
         asked = time.monotonic()
         brokers = self._brokers_of(queues)
         if (member_client := self._member_clients.get(client.client_id)) is not None:
             member_client.send_heartbeat_to_new(group, brokers)
-        ids = self._directory.ids(group, brokers)
+        ids = self._roster.ids(group, brokers, self.trust)
         only_run = lock_rules.is_only_run(client.client_id, [*ids, *self._held_locks.clients(group)])
         known = {queue: self._held_locks.get(group, queue, client.client_id) for queue in queues}
+        wanted = [queue for queue, lock in known.items() if lock is None]
+        forgotten = self._roster.forgotten_locks(group, wanted, client.client_id, ids, brokers, self.trust)
         names = {
             queue: lock.name if lock is not None else lock_name(client.client_id, 0 if only_run else 1)
             for queue, lock in known.items()
+            if queue not in forgotten
         }
         kept = {queue: held for queue, held in known.items() if held is not None and held.trusted(asked, self.trust)}
         fresh = {queue: name for queue, name in names.items() if queue not in kept}
@@ -414,7 +415,8 @@ class RocketMQGroups:
 
     def _in_child(self) -> None:
         """Start empty in the child of a fork: clients and locks are the parent's."""
-        self._member_clients, self._own_clients, self._held_locks = {}, set(), HeldLocks()
+        self._roster = Roster(self._directory)
+        self._member_clients, self._own_clients, self._held_locks = self._roster.clients, set(), HeldLocks()
         self._commits = Commits(self._offsets)
 
 

@@ -11,6 +11,7 @@ lineage, and a renewal also grants a queue that is free. So these rules apply on
 - *Fence*: a number stored beside the group's offset of the queue (offsets.py). A token whose epoch is not above it is stale.
   Grants, unlocks, seeks and forced releases raise it. Java consumers do not raise it, and a killed broker forgets the last 5 s,
   so a token above the fence may still be stale.
+- *Restart of a broker*: roster.py keeps its members from taking each other's queues.
 - *Tenure*: always the token's own epoch, since the broker keeps no lineage. So a restarted query of a shared group enters each
   queue at the group's offset. An exclusive one follows its checkpoint unless the group's offset is higher (Owner.unbroken).
 - *Name*: the client id of a lock may be any text, not just a member's. A run uses its query's name while no other run of the

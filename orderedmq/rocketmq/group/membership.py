@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from orderedmq.conditions import GroupCondition, RocketMQCondition
+from orderedmq.conditions import GroupCondition, RocketMQCondition, UnavailableCondition
 from orderedmq.core.lock import Client as Identity
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Member, Subscription
@@ -35,6 +35,8 @@ from orderedmq.rocketmq.wire.request import Request
 
 #: Seconds for a request about members to one broker.
 _TIMEOUT: Final = 5.0
+#: Seconds for one broker's list of members, before another broker is asked.
+LIST_TIMEOUT: Final = 2.5
 #: Seconds for a heartbeat to all brokers.
 _BEAT_TIMEOUT: Final = 3.0
 #: Seconds until a member is asked about itself again: after an answer, and after none.
@@ -71,6 +73,8 @@ class MemberClient:
         self._groups: dict[str, _Membership] = {}
         #: The connection that carried the last heartbeat to each broker.
         self._heartbeat_connections: dict[str, Connection] = {}
+        #: When the last heartbeat was sent that replaced such a connection (monotonic seconds).
+        self._rejoined = float("-inf")
 
     def in_group(self, group: str) -> Member | None:
         known = self._groups.get(group)
@@ -88,6 +92,9 @@ class MemberClient:
         deadline = Deadline.after(_TIMEOUT)
         names = running_info.topics_of(subscription.topics, self._listed(subscription.topics, deadline))
         brokers = _masters(self._client, names, deadline)
+        if not brokers:
+            why = f"the nameserver knows no broker, so no heartbeat for group {group!r} was sent: the brokers are down, or starting"
+            raise RocketMQUnavailableError(UnavailableCondition.NO_BROKER, why)
         before = self._groups.get(group)
         if before is None or before.member.subscription != subscription:
             directory.refuse_other_consumers(group, subscription, names, brokers)
@@ -139,8 +146,15 @@ class MemberClient:
 
     def _send_heartbeat(self, address: str, said: Request[None], deadline: float) -> None:
         # If this connection ends before the answer, the request is sent again over another; then one extra heartbeat follows.
-        self._heartbeat_connections[address] = self._client.connection(address, deadline)
+        connection = self._client.connection(address, deadline)
+        if self._heartbeat_connections.get(address, connection) is not connection:
+            self._rejoined = time.monotonic()
+        self._heartbeat_connections[address] = connection
         self._client.call_address(address, said, deadline)
+
+    def rejoined_within(self, seconds: float) -> bool:
+        """Whether this client had to become a member again within the last ``seconds``, because a broker lost its connection."""
+        return time.monotonic() - self._rejoined < seconds
 
     def cut_off(self) -> bool:
         """Whether a connection to a broker has ended, and with it this client's membership there."""
@@ -199,21 +213,27 @@ class Directory:
     def masters(self) -> list[str]:
         return _masters(self._client, (), Deadline.after(_TIMEOUT))
 
-    def ids(self, group: str, brokers: Sequence[str]) -> list[str]:
+    def ids(self, group: str, brokers: Sequence[str], seconds: float = 0.0) -> list[str]:
         """Return the sorted client ids of a group's members, as listed by the first of the brokers that can be reached.
 
-        Raises RocketMQUnavailableError if none can.
+        Each broker is asked for LIST_TIMEOUT, and all of them again until ``seconds`` are over. Raises RocketMQUnavailableError if
+        none can be reached.
         """
-        failed = None
-        for address in brokers:
-            try:
-                found = self._client.call_address(address, group_requests.consumer_list(group), Deadline.after(_TIMEOUT / 2))
-                return sorted(set(found))
-            except RocketMQUnavailableError as error:
-                failed = error
-        if failed is not None:
-            raise failed
-        return []
+        deadline = Deadline.after(seconds)
+        while True:
+            failed = None
+            for address in brokers:
+                try:
+                    found = self._client.call_address(
+                        address, group_requests.consumer_list(group), Deadline.after(LIST_TIMEOUT)
+                    )
+                    return sorted(set(found))
+                except RocketMQUnavailableError as error:
+                    failed = error
+            if failed is None:
+                return []
+            if time.monotonic() >= deadline:
+                raise failed
 
     def ids_everywhere(self, group: str) -> list[str]:
         """Like `ids`, but from all brokers together, for callers that do not know the group's topics."""
@@ -221,7 +241,7 @@ class Directory:
         for address in self.masters():
             with contextlib.suppress(RocketMQUnavailableError):
                 asked = group_requests.consumer_list(group)
-                members_there = self._client.call_address(address, asked, Deadline.after(_TIMEOUT / 2))
+                members_there = self._client.call_address(address, asked, Deadline.after(LIST_TIMEOUT))
                 found.update(members_there)
         return sorted(found)
 

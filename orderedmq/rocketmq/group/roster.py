@@ -1,0 +1,99 @@
+"""The members of groups as this process counts them, also while a restarted broker does not know them all.
+
+A broker that was restarted has forgotten members and locks. It learns of a member by its next heartbeat, and would grant every queue
+meanwhile, though its owner trusts the lock for ``trust`` seconds. So for that long after a client of this process had to become a member
+again, the members that were listed before still count, and a queue that one of them may hold is not asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from orderedmq.core.membership import Member, Subscription
+from orderedmq.errors import RocketMQUnavailableError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.group.lock_rules import is_ours, query_of
+from orderedmq.rocketmq.group.membership import Directory, MemberClient
+
+#: Seconds between two heartbeats of a client that waits for a broker.
+_POLL: Final = 0.5
+
+
+class Roster:
+    """This process's clients by client id, and the members of their groups. Thread-safe."""
+
+    def __init__(self, directory: Directory) -> None:
+        self.clients: dict[str, MemberClient] = {}
+        self._directory = directory
+        #: The members of each group, as listed before a broker lost a client of this process.
+        self._listed: dict[str, list[str]] = {}
+
+    def send_heartbeat(
+        self, client: MemberClient, group: str, subscription: Subscription, room: str | None, name: str | None, deadline: float
+    ) -> None:
+        """Send a heartbeat, again until the deadline while no broker can be reached. Raises as `MemberClient.send_heartbeat`."""
+        while True:
+            try:
+                return client.send_heartbeat(group, subscription, room, self._directory, name)
+            except RocketMQUnavailableError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_POLL)
+
+    def members(self, group: str, trust: float, patience: float) -> list[Member]:
+        """Return the group's members, by client id. Waits up to ``patience`` seconds for brokers that are away."""
+        own: dict[str, Member] = {}
+        brokers: list[str] = []
+        topics: list[str] = []
+        for client_id, client in list(self.clients.items()):
+            member = client.in_group(group)
+            if member is not None:
+                own[client_id] = member
+                brokers, topics = client.brokers(group), client.topics(group)
+        if brokers:
+            ids = self.ids(group, brokers, trust, patience)
+        else:
+            ids, brokers = self._directory.ids_everywhere(group), self._directory.masters()
+        like = next(iter(own.values())).subscription if own else None
+        others = self._directory.members(group, [one for one in ids if one not in own], brokers, like, topics)
+        found = {member.client_id: member for member in others} | {one: own[one] for one in ids if one in own}
+        return [found[client_id] for client_id in sorted(found)]
+
+    def ids(self, group: str, brokers: Sequence[str], trust: float, patience: float = 0.0) -> list[str]:
+        """Return the client ids of a group's members, also of those that a broker may have forgotten. Raises as `Directory.ids`.
+
+        A query that has started again is only its new run.
+        """
+        ids = self._directory.ids(group, brokers, patience)
+        if self._rejoins(group, ids, trust):
+            queries = {query_of(one) for one in ids}
+            return sorted([*ids, *(one for one in self._listed.get(group, ()) if query_of(one) not in queries)])
+        self._listed[group] = ids
+        return ids
+
+    def forgotten_locks(
+        self, group: str, queues: Sequence[MessageQueue], mine: str, ids: Sequence[str], brokers: Sequence[str], trust: float
+    ) -> set[MessageQueue]:
+        """Return the queues that other members may hold although the broker may have forgotten it, so that it would grant them.
+
+        A member that does not answer may hold any of them.
+        """
+        if not self._rejoins(group, ids, trust):
+            return set()
+        held: set[MessageQueue] = set()
+        for other in (one for one in ids if query_of(one) != query_of(mine)):
+            info = self._directory.info(group, other, brokers, fresh=is_ours(other))
+            if info is None:
+                return set(queues)
+            held.update(one.queue for one in info.held)
+        return held.intersection(queues)
+
+    def _rejoins(self, group: str, listed: Sequence[str], trust: float) -> bool:
+        """Whether a broker has lost a client of this process within the last ``trust`` seconds, and with it perhaps all members."""
+        return any(
+            client_id not in listed or client.rejoined_within(trust)
+            for client_id, client in list(self.clients.items())
+            if client.in_group(group) is not None
+        )
