@@ -37,7 +37,7 @@ with orderedmq.connect(sys.argv[1]) as broker:
             tokens = broker.groups.lock("billing", client, queues)
             renewed = time.monotonic()
             print("ready", flush=True)
-        broker.log.append(queues[turn % len(queues)], rows)
+        broker.log.append({queues[turn % len(queues)]: rows})
         some = [queues[(turn * 20 + place) % len(queues)] for place in range(20)]
         ends = broker.log.bounds(some)
         broker.groups.commit({tokens[queue]: ends[queue].max_offset for queue in some})

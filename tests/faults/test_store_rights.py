@@ -32,7 +32,7 @@ while True:
             queues = broker.log.queues("in")
             for queue in queues:
                 bodies = [f"sent {number} {row}".encode() for row in range(20)]
-                at = broker.log.append(queue, pa.record_batch({"body": bodies, "sharding_key": [f"s{queue.queue_id}"] * 20}))
+                at = broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": [f"s{queue.queue_id}"] * 20})})[queue]
                 number += 1
                 print(f"ok {queue.queue_id} {at.begin} {at.end}", file=acknowledged)
     except OrderedMQError as error:

@@ -121,7 +121,7 @@ def test_a_backlog_is_read_through_a_proxy_without_a_pull_that_waits_for_its_tim
     """A lane with an unanswered pull ends after 6 s, and everything in flight on it is asked again over another one."""
     direct.admin.create_topic("backlog", 2)
     queue = direct.log.queues("backlog")[0]
-    direct.log.append(queue, rows([b"%0100d" % number for number in range(BACKLOG)]))
+    direct.log.append({queue: rows([b"%0100d" % number for number in range(BACKLOG)])})
     until(lambda: _queues(through, "backlog"), "the Proxy knows the topic")
     lanes: list[Lane] = []
     asked: Counter[int] = Counter()

@@ -292,7 +292,7 @@ def _options() -> list[tuple[list[str], str]]:
 def test_a_number_that_nothing_has_room_for_ends_no_command_with_a_traceback(store: Path, broker: Broker, text: str) -> None:
     broker.admin.create_topic("a", 1)
     [queue] = broker.log.queues("a")
-    broker.log.append(queue, pa.record_batch({"body": [b"x"]}))
+    broker.log.append({queue: pa.record_batch({"body": [b"x"]})})
     broker.groups.lock("g", broker.groups.join("q"), [queue])
     codes = {}
     for words, option in _options():
@@ -694,7 +694,7 @@ def test_a_terminal_gets_a_screen_of_a_long_value_its_length_and_how_to_see_all_
         {"body": b"x", "sharding_key": "k" * 4000},
         {"body": b"x", "tags": "t" * 3000},
     ):
-        broker.log.append(queue, pa.RecordBatch.from_pylist([row], schema=PRODUCER_SCHEMA))
+        broker.log.append({queue: pa.RecordBatch.from_pylist([row], schema=PRODUCER_SCHEMA)})
     followed = ("peek", "a", "-f", "--last", "5", "-n", "5")
     for shown in (text("peek", "a"), text(*followed)):
         # A screen has 80 times 24 characters. A table adds what it takes to fold a value.

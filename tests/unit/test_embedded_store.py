@@ -332,7 +332,7 @@ WITH_RIGHTS_TAKEN = """
     with connect(path) as broker:
         broker.admin.create_topic("orders", 1)
         [queue] = queues_of(broker)
-        broker.log.append(queue, rows(["a"]))
+        broker.log.append({queue: rows(["a"])})
         me, other = broker.groups.join("me"), broker.groups.join("other")
         tokens = locked(broker, "g", me, [queue])
         if how == "mode":
@@ -340,7 +340,7 @@ WITH_RIGHTS_TAKEN = """
         else:
             run("mount", "--bind", path / "owners", path / "owners")
             run("mount", "-o", "remount,bind,ro", path / "owners")
-        call("append", lambda: broker.log.append(queue, rows(["b"])))
+        call("append", lambda: broker.log.append({queue: rows(["b"])}))
         call("join", lambda: broker.groups.join("third"))
         call("locks", lambda: broker.admin.locks())
         call("leave", lambda: broker.groups.leave(other))
@@ -360,7 +360,7 @@ WITH_RIGHTS_TAKEN = """
     else:
         run("mount", "-o", "remount,rw", path.parent)
     with connect(path) as broker:
-        call("append", lambda: broker.log.append(queue, rows(["c"])))
+        call("append", lambda: broker.log.append({queue: rows(["c"])}))
         call("read", lambda: bodies(broker, queue))
         print([lock.alive for lock in broker.admin.locks()])
 """

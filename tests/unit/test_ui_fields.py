@@ -246,7 +246,7 @@ def test_no_page_has_a_character_that_a_browser_obeys_and_its_forms_still_say_wh
         "body": FOREIGN.encode(), "sharding_key": key, "tags": FOREIGN, "keys": FOREIGN, "properties": [(f"p{FOREIGN}", FOREIGN)],
     }  # fmt: skip
     with shop.broker:
-        shop.broker.log.append(queue, pa.RecordBatch.from_pylist([message], schema=PRODUCER_SCHEMA))
+        shop.broker.log.append({queue: pa.RecordBatch.from_pylist([message], schema=PRODUCER_SCHEMA)})
         shop.park(0, 6, f"error {FOREIGN}")
         shop.give_up(0, 1, key, f"error {FOREIGN}")
         pages = Pages(shop)
