@@ -75,7 +75,8 @@ class Connections:
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
             found = self._open.get((scope["client"], scope["server"]))
             if found is None:
-                # It was closed a moment ago.
+                # It was closed a moment ago, of which the answer will hear.
+                await app(scope, receive, send)
                 return
             found.begin()
             try:
