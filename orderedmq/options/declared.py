@@ -149,6 +149,11 @@ SOURCE_OPTIONS: Final = (
     Option(
         "pullThresholdSizeForQueue", "100m", "with namesrvAddr: maximum bytes that a task prefetches per queue, approximately"
     ),
+    Option(
+        "verifyBodyCrc",
+        "false",
+        "with namesrvAddr: verify the checksum that a broker stored with each body; a body that differs is an unreadable message",
+    ),
     Option("includeProperties", "false", "add the column properties"),
     Option("includeLockToken", "false", "add the column lock_token, which `consume_orderly` needs"),
     Option(

@@ -62,6 +62,13 @@ _CONSUME_FROM: Final[Mapping[str, ConsumeFrom]] = {
 }
 _STARTING: Final[Mapping[str, StartKind]] = {"committed": "committed", "earliest": "earliest", "latest": "latest"}
 _START_OF: Final[Mapping[ConsumeFrom, StartKind]] = {"first": "earliest", "last": "latest", "timestamp": "timestamp"}
+#: Options of a cluster, and why a store does not need them.
+_ONLY_FOR_CLUSTER: Final[Mapping[tuple[str, ...], str]] = {
+    ("pullThresholdForQueue", "pullThresholdSizeForQueue"): (
+        "a task does not prefetch from a store; pullBatchSize says how many rows it reads at once"
+    ),
+    ("verifyBodyCrc",): "a store always verifies the checksums of its messages",
+}
 _ADMISSION: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
 
 
@@ -196,15 +203,15 @@ class SourceOptions:
 
 def _pull_settings(given: Given, endpoint: Endpoint, group: str | None) -> PullSettings:
     if endpoint.embedded:
-        for name in ("pullThresholdForQueue", "pullThresholdSizeForQueue"):
-            if given.has(name):
-                why = "a task does not prefetch from a store; pullBatchSize says how many rows it reads at once"
+        for names, why in _ONLY_FOR_CLUSTER.items():
+            for name in filter(given.has, names):
                 raise only_for_cluster(name, why)
         return DEFAULT_PULL
     return PullSettings(
         group,
         given.value("pullThresholdForQueue", integer(1, example=65536)),
         given.value("pullThresholdSizeForQueue", parse_size),
+        given.value("verifyBodyCrc", parse_bool),
     )
 
 

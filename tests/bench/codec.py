@@ -11,6 +11,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
@@ -47,6 +48,13 @@ def decoding() -> Ways:
         given = responses([usual(number) for number in range(rows)])
         ways[f"decode, {rows} messages"] = rows, partial(decode, given, DEFAULT_COLUMNS, QUEUE)
     ways["decode, with a checksum each"] = rows, lambda: decode(given, DEFAULT_COLUMNS, QUEUE, verify_crc=True)
+    for size, count in ((1_000, 4096), (10_000, 512)):
+        large = responses([replace(usual(number), body=bytes(size)) for number in range(count)])
+        ways[f"decode, bodies of {size} bytes"] = count, partial(decode, large, DEFAULT_COLUMNS, QUEUE)
+        ways[f"decode, bodies of {size} bytes, checksums"] = (
+            count,
+            partial(decode, large, DEFAULT_COLUMNS, QUEUE, verify_crc=True),
+        )
     ways["decode, with properties"] = rows, lambda: decode(given, (*DEFAULT_COLUMNS, "properties"), QUEUE)
     ways["decode, body and offset"] = rows, lambda: decode(given, ("body", "queue_offset"), QUEUE)
     ways["decode, by tag"] = rows, lambda: decode(given, DEFAULT_COLUMNS, QUEUE, tags=frozenset(["created"]))

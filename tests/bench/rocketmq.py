@@ -21,7 +21,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import orderedmq
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, Log
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
 from orderedmq.rocketmq.net.client import Client
@@ -31,7 +32,7 @@ from tests.bench.measure import Bench, Skipped, interleaved, median, status
 from tests.bench.one_task import CHUNK, read_away, whole_queue
 from tests.bench.process_cpu import JVM, PYTHON, ProcessCpu
 from tests.bench.raw_pull import STEP, raw_pull
-from tests.bench.rocketmq_data import messages, mixed_messages
+from tests.bench.rocketmq_data import messages, mixed_messages, sized_messages
 from tests.bench.rocketmq_rig import QUEUES, RAISED, WARM_ROWS, Rig, fill, rig, warm
 from tests.bench.throughput import COLUMNS, KEYED
 
@@ -53,12 +54,12 @@ def raw(client: Client, queues: list[MessageQueue], count: int, step: int) -> di
     return _timed(loop, count * len(queues))
 
 
-def pulled(broker: Broker, queues: list[MessageQueue], count: int) -> dict[str, float]:
+def pulled(log: Log, queues: list[MessageQueue], count: int) -> dict[str, float]:
     def pull_all() -> None:
         for queue in queues:
             at = 0
             while at < count:
-                at += broker.log.pull(queue, at, min(CHUNK, count - at), 1 << 40, DEFAULT_COLUMNS, None, count).num_rows
+                at += log.pull(queue, at, min(CHUNK, count - at), 1 << 40, DEFAULT_COLUMNS, None, count).num_rows
 
     return _timed(pull_all, count * len(queues))
 
@@ -81,6 +82,28 @@ def pull_mixed(bench: Bench) -> list[Figure]:
     made = rig(bench)
     fill(made.broker, "mixed", made.rows // QUEUES, mixed_messages)
     return _pull(bench, made, "mixed", "RocketMQ: pull of mixed messages")
+
+
+def pull_verified(bench: Bench) -> list[Figure]:
+    """What the option verifyBodyCrc costs, by the size of bodies."""
+    made, figures = rig(bench), []
+    for size, share in ((100, 1), (1_000, 4), (10_000, 40)):
+        topic, each = f"sized-{size}", made.rows // share // QUEUES
+        made.broker.admin.create_topic(topic, QUEUES)
+        fill(made.broker, topic, each, partial(sized_messages, size))
+        queues = made.broker.log.queues(topic)
+        ways = {
+            name: partial(made.with_brokers, each * QUEUES, partial(pulled, made.broker.log.reading(settings), queues, each))
+            for name, settings in (("with", PullSettings(verify_body_crc=True)), ("without", PullSettings()))
+        }
+        found = interleaved(bench.rounds, ways)
+        mine, least = found["with"], found["without"]
+        case = f"RocketMQ: verifyBodyCrc, bodies of {size:,} bytes"
+        figures += [
+            _against(mine["speed"], least["speed"], "pull, 12 columns, against without it", None, case),
+            _cpu("CPU of the process, against without it", mine["cpu"], least["cpu"], case),
+        ]
+    return figures
 
 
 def pull_raised(bench: Bench) -> list[Figure]:
@@ -111,7 +134,7 @@ def _pull(
     found = interleaved(
         bench.rounds,
         {
-            "ours": partial(made.with_brokers, made.rows, partial(pulled, made.broker, queues, each)),
+            "ours": partial(made.with_brokers, made.rows, partial(pulled, made.broker.log, queues, each)),
             "raw": partial(made.with_brokers, made.rows, partial(raw, made.client, queues, each, step)),
             "java": partial(made.with_brokers, java, partial(made.java.speed, "pull", topic, java, batch)),
         },

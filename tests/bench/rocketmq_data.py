@@ -19,6 +19,13 @@ def messages(count: int) -> pa.RecordBatch:
     )
 
 
+def sized_messages(size: int, count: int) -> pa.RecordBatch:
+    """As `messages`, with random bodies of ``size`` bytes."""
+    data = random.Random(7).randbytes(size + count)
+    bodies = pa.array([data[number : number + size] for number in range(count)], pa.binary())
+    return messages(count).set_column(0, "body", bodies)
+
+
 def mixed_messages(count: int) -> pa.RecordBatch:
     """Messages of which no two are alike: bodies of 20 to 2,000 bytes, tags and keys of many lengths or none, own properties."""
     draw = random.Random(7)

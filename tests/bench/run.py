@@ -47,6 +47,7 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "start": start.figures,
     "rocketmq-pull": rocketmq.pull,
     "rocketmq-pull-mixed": rocketmq.pull_mixed,
+    "rocketmq-pull-verified": rocketmq.pull_verified,
     "rocketmq-source": rocketmq.source,
     "rocketmq-sink": rocketmq.sink,
     "rocketmq-trace": rocketmq.trace,

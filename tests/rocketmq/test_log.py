@@ -5,6 +5,7 @@ Traps held, with tests/unit/test_rocketmq_puller.py: 4, 5, 6, 7, 9, 17, 18, 20.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -19,12 +20,15 @@ import pyarrow as pa
 import pytest
 
 import orderedmq
-from orderedmq.broker import Broker, QueueBounds
-from orderedmq.errors import DataLossError, OptionError, RocketMQError, TopicError
+from orderedmq.broker import Broker, Log, QueueBounds
+from orderedmq.core.pull_settings import PullSettings
+from orderedmq.errors import DataLossError, OptionError, ProtocolError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.codec.stored_message import BODY_AT
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.sender import Sender
+from orderedmq.rocketmq.messages.topic_anchor import parse_anchor
 from orderedmq.rocketmq.messages.topic_changes import delete_at_broker
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests
@@ -77,6 +81,59 @@ def test_many_messages_come_back_whole_in_pieces_of_what_the_broker_gives(everyw
     expected = [b"%d" % number for number in range(5000)] + large + [b"%d" % number for number in range(5040, 5140)]
     assert read(everywhere.broker, queue, 0, 5140) == expected
     assert read(everywhere.broker, queue, 4990, 5050) == expected[4990:5050]
+
+
+@contextlib.contextmanager
+def changed(cluster: Cluster, position: int) -> Iterator[None]:
+    """Change a bit in the broker's commit log, which the broker has mapped. It is put right again, since a restart would stop there."""
+    files = {int(file.name): file for file in (cluster.broker.home / "store" / "commitlog").glob("[0-9]*")}
+    first = max(begin for begin in files if begin <= position)
+    with files[first].open("r+b", buffering=0) as file:
+
+        def flip() -> None:
+            file.seek(position - first)
+            bits = file.read(1)[0] ^ 1
+            file.seek(position - first)
+            file.write(bytes([bits]))
+
+        flip()
+        try:
+            yield
+        finally:
+            flip()
+
+
+def test_what_changed_on_a_brokers_disk_is_no_row_of_another_queue_and_its_body_can_be_verified(everywhere: World) -> None:
+    queue, log = everywhere.queue, everywhere.log
+    verifying = log.reading(PullSettings(verify_body_crc=True))
+    log.append(queue, numbers(5))
+    anchor = parse_anchor(log.anchor(queue.topic, {queue: 4}))
+    assert anchor is not None
+    assert anchor.offset == 3
+
+    def bodies(log: Log, begin: int = 0) -> list[bytes]:
+        found: list[bytes] = log.pull(queue, begin, 5, 1 << 20, ("body",)).column(0).to_pylist()
+        return found
+
+    right = [b"0", b"1", b"2", b"3", b"4"]
+    assert bodies(log) == bodies(verifying) == right
+    with changed(everywhere.cluster, anchor.position + BODY_AT):
+        assert bodies(verifying) == right[:3]
+        with pytest.raises(
+            DataLossError, match="UNREADABLE.* message 3 of .* does not have the checksum that was stored"
+        ) as caught:
+            bodies(verifying, 3)
+        assert caught.value.behind == 4
+        assert bodies(verifying, 4) == [b"4"]
+        # By default nobody looks, as in Java's client.
+        assert bodies(log) == [b"0", b"1", b"2", b"2", b"4"]
+    # The last byte of the queue's number, and the first one of the topic's name.
+    for place in (15, BODY_AT + 2):
+        with changed(everywhere.cluster, anchor.position + place):
+            for one in (log, verifying):
+                with pytest.raises(ProtocolError, match=f"a pull of queue {queue} with a message of .*, at queue offset 3:"):
+                    bodies(one)
+    assert bodies(log) == bodies(verifying) == right
 
 
 def test_bounds_of_what_does_not_exist(everywhere: World) -> None:

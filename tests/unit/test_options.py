@@ -104,6 +104,8 @@ BAD_SOURCE = [
         "a cluster's threshold", {**STREAM, "pullThresholdForQueue": "9"}, "CONFLICT", ("pullThresholdForQueue", "namesrvAddr")
     ),
     Bad("another of a cluster's", {**STREAM, "pullThresholdSizeForQueue": "9"}, "CONFLICT", ("SizeForQueue", "pullBatchSize")),
+    Bad("checksums of a store", {**STREAM, "verifyBodyCrc": "true"}, "CONFLICT", ("verifyBodyCrc", "always verifies")),
+    Bad("checksums perhaps", {**CLUSTER, "verifyBodyCrc": "maybe"}, "INVALID", ("verifyBodyCrc", "neither true nor false")),
     Bad("no messages at all", {**CLUSTER, "pullThresholdForQueue": "0"}, "INVALID", ("pullThresholdForQueue", "65536")),
     Bad("no bytes at all", {**CLUSTER, "pullThresholdSizeForQueue": "0"}, "INVALID", ("pullThresholdSizeForQueue", "64m")),
     Bad("SQL without a word", {**CLUSTER, "filterSql": " "}, "INVALID", ("filterSql", "empty", "TAGS = 'a'")),
@@ -1076,6 +1078,8 @@ def test_how_a_cluster_is_pulled_from() -> None:
     assert SourceOptions.parse(CLUSTER, streaming=True).pull_settings == PullSettings("billing", 65_536, 100 * 1024 * 1024)
     given = {**CLUSTER, "pullThresholdForQueue": "1000", "pullThresholdSizeForQueue": "5m"}
     assert SourceOptions.parse(given, streaming=True).pull_settings == PullSettings("billing", 1000, 5 * 1024 * 1024)
+    verified = SourceOptions.parse({**CLUSTER, "verifyBodyCrc": "True"}, streaming=True).pull_settings
+    assert verified == PullSettings("billing", verify_body_crc=True)
 
 
 def test_a_clusters_brokers_have_any_name_and_rooms() -> None:
