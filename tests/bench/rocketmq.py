@@ -33,7 +33,7 @@ from tests.bench.one_task import CHUNK, read_away, whole_queue
 from tests.bench.process_cpu import JVM, PYTHON, ProcessCpu
 from tests.bench.raw_pull import STEP, raw_pull
 from tests.bench.rocketmq_data import messages, mixed_messages, sized_messages
-from tests.bench.rocketmq_rig import QUEUES, RAISED, WARM_ROWS, Rig, fill, rig, warm
+from tests.bench.rocketmq_rig import QUEUES, RAISED, WARM_ROWS, Rig, fill, proxy_before, rig, warm
 from tests.bench.throughput import COLUMNS, KEYED
 
 MANY: Final = 64
@@ -199,6 +199,53 @@ def _source(bench: Bench, made: Rig, case: str, aim: float | None, batch: int = 
         _cpu(f"CPU of the brokers, {lite}", broker, pull["broker"], case),
         _cpu(f"CPU of the brokers, {orderly}", broker, push["broker"], case),
     ]
+
+
+# --- through a Proxy
+
+
+def proxy(bench: Bench) -> list[Figure]:
+    """A RocketMQ Proxy before the same brokers, against the brokers directly."""
+    made = rig(bench)
+    server = bench.closing.enter_context(proxy_before(bench.fresh("proxy"), made.cluster))
+    with orderedmq.connect(namesrv_addr=server.address) as broker:
+        queues = broker.log.queues("bench")
+        found = interleaved(
+            bench.rounds,
+            {
+                "through": partial(pulled, broker, queues, made.rows // QUEUES),
+                "direct": partial(pulled, made.broker, queues, made.rows // QUEUES),
+                "read through": partial(_read, bench, server.address, made.rows),
+                "read direct": partial(_read, bench, made.address, made.rows),
+            },
+        )
+    case = "RocketMQ: through a Proxy"
+    return [
+        _against(
+            found["through"]["speed"], found["direct"]["speed"], "pull, 12 columns, against the brokers directly", None, case
+        ),
+        _cpu(
+            "pull, CPU of the process, against the brokers directly",
+            found["through"]["cpu"],
+            found["direct"]["cpu"],
+            case,
+        ),
+        _against(
+            found["read through"]["speed"],
+            found["read direct"]["speed"],
+            "spark.read, 5 columns, against the brokers directly",
+            None,
+            case,
+        ),
+    ]
+
+
+def _read(bench: Bench, address: str, rows: int) -> dict[str, float]:
+    """A batch read of the whole topic, in thousand rows a second."""
+    begin = time.perf_counter()
+    read = bench.spark.read.format("orderedmq").schema(COLUMNS).options(namesrvAddr=address, topic="bench").load()
+    read.write.format("noop").mode("overwrite").save()
+    return {"speed": rows / (time.perf_counter() - begin) / 1000}
 
 
 # --- writing

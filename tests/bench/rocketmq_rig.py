@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from tests.bench.java_peers import JavaPeers
 from tests.bench.measure import Bench, Skipped
 from tests.bench.raw_pull import cpu_seconds
 from tests.bench.rocketmq_data import messages
+from tests.rocketmq.rocketmq_proxy import ProxyServer
 
 QUEUES: Final = 4
 #: Messages of one request to append.
@@ -108,6 +110,24 @@ def rig(bench: Bench) -> Rig:
         bench.shared["rocketmq"] = made
     found: Rig = bench.shared["rocketmq"]
     return found
+
+
+@contextlib.contextmanager
+def proxy_before(folder: Path, cluster: Cluster) -> Iterator[ProxyServer]:
+    """Start a Proxy before the cluster. Raises Skipped where its jars cannot be had."""
+    folder.mkdir()
+    # With TLS, its gRPC at the same port would need OpenSSL, which its jars lack.
+    server = ProxyServer(folder, cluster, {}, jvm=("-Dtls.server.mode=disabled",))
+    try:
+        server.start()
+    except (ServersError, JavaError) as error:
+        if error.sub not in ("NO_JARS", "MISSING", "TOO_OLD"):
+            raise
+        raise Skipped(str(error)) from None
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def fill(broker: Broker, topic: str, each: int, make: Callable[[int], pa.RecordBatch] = messages) -> None:

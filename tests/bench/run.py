@@ -49,6 +49,7 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "rocketmq-pull-mixed": rocketmq.pull_mixed,
     "rocketmq-pull-verified": rocketmq.pull_verified,
     "rocketmq-source": rocketmq.source,
+    "rocketmq-proxy": rocketmq.proxy,
     "rocketmq-sink": rocketmq.sink,
     "rocketmq-trace": rocketmq.trace,
     "rocketmq-micro-batch": rocketmq.micro_batch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,13 +34,14 @@ class ProxyServer(Server):
         *,
         credentials: Credentials | None = None,
         tls: bool = False,
+        jvm: Sequence[str] = QUICK_SERVER,
     ) -> None:
         """``credentials``: an administrator's, if the settings let in nobody else. ``tls``: take connections with TLS, too."""
         # The newest release, whatever the brokers have.
-        super().__init__(home, VERSIONS[-1], find_free_port(), QUICK_SERVER)
+        super().__init__(home, VERSIONS[-1], find_free_port(), jvm)
         if tls:
             # With a certificate that it makes up. gRPC at the same port would need OpenSSL, which its jars lack.
-            self._jvm = (*QUICK_SERVER, "-Dtls.server.mode=permissive")
+            self._jvm = (*jvm, "-Dtls.server.mode=permissive")
             settings = {**settings, "enableRemotingLocalProxyGrpc": False}
         self._cluster = cluster
         self._grpc_port = find_free_port()
