@@ -135,6 +135,7 @@ class FakeClient:
     """Always the same broker."""
 
     trace = None
+    routed_by_proxy = False
 
     def __init__(self) -> None:
         self.used = FakeConnection()
