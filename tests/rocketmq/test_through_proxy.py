@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from typer.testing import CliRunner
 
 import orderedmq
@@ -23,6 +24,9 @@ from ordered_source import (
     consume_concurrently,
     consume_orderly,
 )
+from ordered_source.columns import full_schema
+from ordered_source.plan import planned_schema
+from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.cli import app
 from orderedmq.conditions import RocketMQCondition
@@ -51,6 +55,7 @@ from tests.rocketmq.proxy import Proxy as CutProxy
 from tests.rocketmq.rocketmq_proxy import ProxyServer
 from tests.rocketmq.test_spark import Rig, in_order, rigged, sender
 from tests.rocketmq.test_static_and_acting import make_static_topic
+from tests.stopped_readers import stopped
 from tests.waits import soon, until
 
 pytestmark = pytest.mark.spark
@@ -372,6 +377,23 @@ def test_what_a_proxy_does_not_pass_on_is_refused_by_name_and_changes_nothing(
         REFUSED[what](through, refused)
     assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
     assert (direct.log.topics(), direct.log.queues(refused)) == before
+
+
+@pytest.mark.parametrize("how", [{}, {"assignment": "shared"}, {"parkingLot": "true"}, {"retryTopic": "true"}], ids=str)
+def test_a_topic_pattern_is_refused_by_name_through_a_proxy_before_anything_is_left_there(
+    how: dict[str, str], direct: Broker, proxy: ProxyServer, refused: str
+) -> None:
+    """Where the DataFrame is built, and where a query goes on that has read by a pattern from the nameserver."""
+    given = {"namesrvAddr": proxy.address, "consumerGroup": "by-pattern", "topicPattern": f"{refused}.*", **how}
+    with pytest.raises(RocketMQError, match=r"topicPattern.*option topic .*Proxy.*nameserver") as error:
+        planned_schema(given)
+    assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
+    reader = StreamReader(given, full_schema(False))
+    with stopped(reader), pytest.raises(RocketMQError, match="topicPattern") as error:
+        reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
+    assert direct.groups.members("by-pattern") == []
+    assert "by-pattern" not in direct.admin.groups()
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,12 @@ class RocketMQLog:
         """Return the users' topics and dead letters, but no static topics. Topics that come or go meanwhile may be missing."""
         deadline = Deadline.after(REQUEST_TIMEOUT)
         # A restarted nameserver may not list topics that this object has seen.
-        listed = {*self._client.topics(deadline), *self._confirmed}
+        try:
+            listed = {*self._client.topics(deadline), *self._confirmed}
+        except RocketMQError as error:
+            if error.sub == RocketMQCondition.NOT_SUPPORTED:
+                self._client.refuse_proxy("a list of topics, which the option topicPattern needs (the option topic does not),")
+            raise
         names = user_topics(listed, self._client.cluster(deadline))
         return [TopicInfo(name, len(route.subscribe_set()), ONLY_INCARNATION) for name, route in self._routes(names)]
 
