@@ -33,7 +33,7 @@ from orderedmq.core.listener import (
     OrderlySettings,
     call_listener,
 )
-from orderedmq.core.orderly import CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
+from orderedmq.core.orderly import Batch, CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
 from orderedmq.core.process_queue import Slice
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import OptionError
@@ -193,6 +193,8 @@ class _Consumer:
         self._engine = OrderlyQueue(queue, settings, time.monotonic())
         self._window = Window()
         self._letters: set[int] | None = None
+        #: The first offset of a batch whose dead letters may be stored though their write failed: perhaps only its answer was lost.
+        self._unsure: int | None = None
         self._warned = 0
 
     def feed(self, rows: pa.RecordBatch) -> list[Outcome]:
@@ -219,12 +221,15 @@ class _Consumer:
             match action:
                 case Consume(batch):
                     context = ConsumeOrderlyContext(self.queue)
-                    messages = self._window.messages(batch.slices, batch.retries)
-                    status, error = call_listener(self._listener, messages, context, self._hooks, log.warning)
+                    status, error = None, batch.error
+                    if batch.begin != self._unsure or not self._known(batch):
+                        messages = self._window.messages(batch.slices, batch.retries)
+                        status, error = call_listener(self._listener, messages, context, self._hooks, log.warning)
                     self._decided(engine.consumed(context, status, error, clock()), out)
                 case DeadLetter(batch):
                     messages = self._window.messages(batch.slices)
                     failed = put_aside(self._broker, self._token, messages, batch.error, batch.retries)
+                    self._unsure = None if failed is None else batch.begin
                     self._decided(engine.dead_lettered(failed is None, failed, clock()), out)
                 case Suspend(seconds):
                     time.sleep(seconds)
@@ -232,6 +237,10 @@ class _Consumer:
                     engine.lock(self._broker.groups.check(self._token), clock())
                 case Pull() | Done():
                     return out
+
+    def _known(self, batch: Batch) -> bool:
+        """Whether a message of the batch has a dead letter."""
+        return bool(self._broker.groups.letters(self._token, [OffsetRange(piece.begin, piece.end) for piece in batch.slices]))
 
     def _decided(self, outcomes: list[Outcome], out: list[Outcome]) -> None:
         for text in self._engine.warnings[self._warned :]:

@@ -12,10 +12,11 @@ import pytest
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from ordered_source.listener import shell
 from ordered_source.listener.dead_letter import separate
+from orderedmq.conditions import StoreCondition
 from orderedmq.core.listener import OrderlySettings
 from orderedmq.core.parking import Order
 from orderedmq.embedded.groups import EmbeddedGroups
-from orderedmq.errors import ListenerError, LockError
+from orderedmq.errors import ListenerError, LockError, StoreError
 from orderedmq.model import OffsetRange
 from orderedmq.tools import dead_letters
 from tests.contract.support import letters, locked
@@ -137,6 +138,27 @@ def test_letters_at_the_end_of_a_range_commit_nothing_for_the_listener(rig: Rig)
 
     with pytest.raises(ListenerError, match=r"UNCOMMITTED.*offsets 0 to 0"):
         queue(rig, listen)
+
+
+@pytest.mark.parametrize("stored_before", [True, False])
+def test_a_write_of_letters_that_failed_is_looked_for_before_the_listener_is_called_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, stored_before: bool
+) -> None:
+    """If only the answer was lost, the letter is there and final. Otherwise the listener is asked again, as in Java."""
+    write = EmbeddedGroups.dead_letter
+
+    def fails(self: EmbeddedGroups, *what: Any) -> int:
+        monkeypatch.setattr(EmbeddedGroups, "dead_letter", write)
+        if stored_before:
+            write(self, *what)
+        raise StoreError(StoreCondition.IO, "no answer")
+
+    rig.send("a")
+    monkeypatch.setattr(EmbeddedGroups, "dead_letter", fails)
+    told = queue(rig, rig.listener(lambda message: SUSPEND if len(rig.heard) == 1 else SUCCESS))
+    assert [row[2] for row in told] == ["DEAD_LETTER" if stored_before else "SUCCESS"]
+    assert len(rig.heard) == (1 if stored_before else 2)
+    assert (LETTERS.topic in [topic.name for topic in rig.broker.log.topics()]) is stored_before
 
 
 # -- order per key, and no order --------------------------------------------------------------------------------------------
