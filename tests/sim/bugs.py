@@ -10,9 +10,11 @@ from typing import Any, Final
 from unittest import mock
 
 from ordered_source.group_session import GroupSession
+from ordered_source.listener.shell import put_unsettled
 from orderedmq.core import lock as rules
 from orderedmq.core.lock import Instant, LockToken, QueueLock
 from orderedmq.core.ownership import Commit, Owner, Unlock
+from tests.sim import task
 from tests.sim.process import Process
 from tests.sim.world import World
 
@@ -129,6 +131,11 @@ def stop_that_unlocks_a_queue_in_flight() -> AbstractContextManager[Any]:
     return _instead(Owner, "stop", at_once)
 
 
+def letters_of_a_queue_not_honoured() -> AbstractContextManager[Any]:
+    """With order per queue, a task does not look for what an earlier attempt of its range has made dead letters of."""
+    return _instead(task, "put_unsettled", lambda engine, piece, letters: put_unsettled(engine, piece, set()))
+
+
 BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
     no_epoch_check,
     offset_read_before_the_lock,
@@ -141,4 +148,5 @@ BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
     start_trusted_after_a_break,
     replay_without_what_a_former_run_holds,
     stop_that_unlocks_a_queue_in_flight,
+    letters_of_a_queue_not_honoured,
 )

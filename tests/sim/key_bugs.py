@@ -47,7 +47,12 @@ def parked_after_the_commit() -> Iterator[None]:
 
 def keys_read_only_to_the_ranges_end() -> AbstractContextManager[Any]:
     """A task does not look for what an earlier attempt of its range has parked."""
-    return _instead(key_task, "Lying", lambda lot, plan: Lying(Lot(plan.end), plan))
+    return _instead(key_task, "Lying", lambda lot, plan, letters: Lying(Lot(plan.end), plan, letters))
+
+
+def letters_not_honoured() -> AbstractContextManager[Any]:
+    """A task does not look for what an earlier attempt of its range has made dead letters of."""
+    return _instead(key_task, "Lying", lambda lot, plan, letters: Lying(lot, plan))
 
 
 def lot_not_committed_with_its_queue() -> AbstractContextManager[Any]:
@@ -193,6 +198,7 @@ def queue_stopped_by_a_lot_that_waits_for_it() -> AbstractContextManager[Any]:
 KEY_BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
     parked_after_the_commit,
     keys_read_only_to_the_ranges_end,
+    letters_not_honoured,
     lot_not_committed_with_its_queue,
     lot_kept_when_its_queue_is_given_up,
     due_a_moment_too_late,

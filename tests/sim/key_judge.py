@@ -34,6 +34,7 @@ REACHED: Final = (
     "moved not due",
     "came back and succeeded",
     "dead letter from the lot",
+    "dead letter honoured",
     "repeated after parking",
     "passed over",
     "settled place refused",
@@ -115,11 +116,11 @@ class KeyJudge:
                 f"{task}: the listener sees {offsets} of key {lane!r}, which is due at {head.due}, not {task.began} (K4)"
             )
 
-    def decided(self, task: KeyTask, offset: int, status: str) -> None:
-        """A message was decided by a run of its range, whether that is committed or not."""
+    def decided(self, task: KeyTask, offset: int, status: str, *, earlier: bool = False) -> None:
+        """A message was decided by a run of its range, whether that is committed or not. ``earlier``: by one before this run."""
         queue = task.token.queue
         lane = self.lane(queue, offset)
-        if status != "DROPPED":
+        if status != "DROPPED" and not earlier:
             task.passed[lane] = max(offset, task.passed.get(lane, -1))
         if (queue, offset) in self.first or task.token.epoch <= self.anew.get(queue, 0):
             return

@@ -197,7 +197,7 @@ class KeyTask(Task):
         end = lots.end(lot.queue)
         if lot.end < end:
             behind.add(lots.pull(lot.queue, lot.end, end))
-        lying = Lying(behind, lot.plan(self.span.begin))
+        self.lying = lying = Lying(behind, lot.plan(self.span.begin), set(self.world.letters.get(self.token.queue, ())))
         self.behind = set(behind.places)
         reached["repeated after parking"] += bool(lying.attempted)
         reached["order carried out"] += planned.ordered
@@ -212,6 +212,7 @@ class KeyTask(Task):
             lane = self.around.judge.lane(self.token.queue, one.offset)
             reached["lot in another order"] += one.offset < last.get(lane, -1)
             last[lane] = one.offset
+        messages = self._unsettled(messages)
         self.engine = KeyLanes(self.token.queue, self.settings, self.world.now, messages, lying.waiting, lying.attempted)
 
     def _planned(self, lot: Lot) -> list[Message]:
@@ -258,6 +259,7 @@ class KeyTask(Task):
                     offsets = [one.offset for one in batch.messages]
                     self.seen.update(offsets)
                     self.around.judge.called(self, offsets)
+                    self.world.listening(self.token, offsets)
                     self.in_flight.append(batch)
                     if len(self.in_flight) > self.settings.concurrency:
                         self.world.fail(f"{self}: {len(self.in_flight)} calls at once")
@@ -283,10 +285,24 @@ class KeyTask(Task):
         else:
             keys = self.around.lots.key_of
             self.engine.put(
-                Message(offset, keys(self.token.queue, offset), (self.token.queue, offset, None))
-                for offset in range(self.position, end)
+                self._unsettled(
+                    [
+                        Message(offset, keys(self.token.queue, offset), (self.token.queue, offset, None))
+                        for offset in range(self.position, end)
+                    ]
+                )
             )
             self.position = end
+
+    def _unsettled(self, messages: list[Message]) -> list[Message]:
+        """Return the messages that no earlier attempt has settled, and note the dead letters among the others."""
+        left, settled = self.lying.divide(messages)
+        for one in settled:
+            if one.status == "DEAD_LETTER":
+                self.seen.add(one.offset)
+                self._decide(one.offset, one.status, earlier=True)
+                self.world.reached["dead letter honoured"] += 1
+        return left
 
     def _finish(self, random: Random) -> None:
         """One of the calls returns."""
@@ -315,14 +331,12 @@ class KeyTask(Task):
 
     def _dead_letter(self, message: Message) -> None:
         assert self.engine is not None
-        done = self._call(self.dead_letter)
+        done = self._call(self.dead_letter, message.offset)
         self.world.reached["dead letter from the lot"] += bool(done) and message.offset in self.from_lot
         self._note(self.engine.dead_lettered(bool(done), "no answer", self.world.now))
 
-    def dead_letter(self) -> bool:
-        """Write a dead letter. It is fenced by the token, as a commit is."""
-        self.world.require_current(self.token)
-        self.world.accepted(self.token)
+    def dead_letter(self, offset: int) -> bool:
+        self.world.dead_letter(self.token, [offset])
         return True
 
     def _park(self, messages: Sequence[Message]) -> None:
@@ -361,11 +375,11 @@ class KeyTask(Task):
             self._decide(one.offset, one.status)
             self.world.reached["came back and succeeded"] += one.status == "SUCCESS" and one.offset in self.from_lot
 
-    def _decide(self, offset: int, status: str) -> None:
+    def _decide(self, offset: int, status: str, *, earlier: bool = False) -> None:
         if offset in self.outcomes:
             self.world.fail(f"{self}: {offset} is {self.outcomes[offset]} and {status}")
         self.outcomes[offset] = status
-        self.around.judge.decided(self, offset, status)
+        self.around.judge.decided(self, offset, status, earlier=earlier)
 
     def _done(self) -> None:
         assert self.engine is not None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
+from ordered_source.listener.shell import put_unsettled
 from ordered_source.partition_reader import CHECK_INTERVAL
 from orderedmq.conditions import LockCondition
 from orderedmq.core.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderlySettings
 from orderedmq.core.lock import LockToken
-from orderedmq.core.orderly import CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
+from orderedmq.core.orderly import Batch, CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
 from orderedmq.core.process_queue import Slice
 from orderedmq.errors import LockError
 from orderedmq.model import OffsetRange
@@ -109,6 +110,7 @@ class ListenerTask(Task):
         self.position = self.span.begin
         self.engine = OrderlyQueue(self.token.queue, self.settings, self.world.now)
         self.outcomes: list[Outcome] = []
+        self.letters = set(self.world.letters.get(self.token.queue, ()))
 
     def work(self, random: Random) -> None:
         for _ in range(random.randint(1, 8)):
@@ -120,13 +122,13 @@ class ListenerTask(Task):
                     self._pull(random)
                 case Consume(batch):
                     self.world.ledger.called(self.token.queue, batch.begin, batch.end)
+                    self.world.listening(self.token, _offsets(batch))
                     status, auto = self._answer(random, batch.end)
                     self.outcomes += self.engine.consumed(ConsumeOrderlyContext(self.token.queue, auto), status, None, now)
-                case DeadLetter():
-                    # Fenced by the token, as a commit is.
-                    self.world.require_current(self.token)
-                    self.world.accepted(self.token)
-                    self.outcomes += self.engine.dead_lettered(random.random() < 0.9 or not self.moody, "no answer", now)
+                case DeadLetter(batch):
+                    written = random.random() < 0.9 or not self.moody
+                    self.world.dead_letter(self.token, _offsets(batch) if written else ())
+                    self.outcomes += self.engine.dead_lettered(written, "no answer", now)
                 case Suspend():
                     return
                 case Done():
@@ -138,12 +140,16 @@ class ListenerTask(Task):
         if self.position == end:
             self.engine.close()
         else:
-            self.engine.put(Slice(self.position, end))
+            settled = put_unsettled(self.engine, Slice(self.position, end), self.letters)
+            self.world.reached["dead letter honoured"] += len(settled)
+            self.outcomes += settled
             self.position = end
 
     def _answer(self, random: Random, end: int) -> tuple[ConsumeOrderlyStatus | None, bool]:
         status = random.choice(_ANSWERS) if self.moody else ConsumeOrderlyStatus.SUCCESS
-        if not self.auto and status is ConsumeOrderlyStatus.SUCCESS and end == self.span.end:
+        last = self.letters.issuperset(range(end, self.span.end))
+        if not self.auto and status is ConsumeOrderlyStatus.SUCCESS and last:
+            # It must commit the last message that comes to it.
             status = ConsumeOrderlyStatus.COMMIT
         return status, self.auto
 
@@ -163,3 +169,7 @@ class ListenerTask(Task):
 
     def invariants(self) -> None:
         self.engine._check()
+
+
+def _offsets(batch: Batch) -> list[int]:
+    return [offset for piece in batch.slices for offset in range(piece.begin, piece.end)]

@@ -70,6 +70,8 @@ class World:
         self.ends: dict[MessageQueue, int] = dict.fromkeys(self.queues, 0)
         self.locks: dict[MessageQueue, QueueLock] = {}
         self.group_offsets: dict[MessageQueue, int] = {}
+        #: The messages of each queue that have dead letters.
+        self.letters: dict[MessageQueue, set[int]] = {}
         self.group_members: dict[str, Member] = {}
         self.resets = 0
         self.numbers = 0
@@ -148,6 +150,7 @@ class World:
         for queue, offset in offsets.items():
             self.ledger.sought(queue, offset)
             self.group_offsets[queue] = offset
+            self.letters[queue] = {one for one in self.letters.get(queue, ()) if one < offset}
             if queue in self.locks:
                 self._put(queue, rules.sought(self._number(), self.instant()))
                 self.highest[queue] = self.locks[queue].epoch
@@ -156,6 +159,18 @@ class World:
                 self.lots.sought(queue, offset, parked)
                 self.keys.sought(queue, offset)
         self.resets += 1
+
+    def dead_letter(self, token: LockToken, offsets: Iterable[int]) -> None:
+        """Do what `Groups.dead_letter` promises. It is fenced by the token, as a commit is."""
+        self.require_current(token)
+        self.accepted(token)
+        self.letters.setdefault(token.queue, set()).update(offsets)
+
+    def listening(self, token: LockToken, offsets: Iterable[int]) -> None:
+        """A listener is called with messages. Fail if one of them is a dead letter, unless the queue is another owner's by now."""
+        found = self.letters.get(token.queue, set()).intersection(offsets)
+        if found and self.check(token):
+            self.fail(f"{token.queue}: {sorted(found)} came to a listener and are dead letters")
 
     def release(self, queue: MessageQueue) -> None:
         """Do what ``lock release --force`` does."""
