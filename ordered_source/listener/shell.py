@@ -195,6 +195,8 @@ class _Consumer:
         self._letters: set[int] | None = None
         #: The first offset of a batch whose dead letters may be stored though their write failed: perhaps only its answer was lost.
         self._unsure: int | None = None
+        #: The context of the last call, as the listener left it.
+        self._context = ConsumeOrderlyContext(queue)
         self._warned = 0
 
     def feed(self, rows: pa.RecordBatch) -> list[Outcome]:
@@ -220,12 +222,13 @@ class _Consumer:
             action = engine.next(clock())
             match action:
                 case Consume(batch):
-                    context = ConsumeOrderlyContext(self.queue)
                     status, error = None, batch.error
                     if batch.begin != self._unsure or not self._known(batch):
+                        self._context = ConsumeOrderlyContext(self.queue)
                         messages = self._window.messages(batch.slices, batch.retries)
-                        status, error = call_listener(self._listener, messages, context, self._hooks, log.warning)
-                    self._decided(engine.consumed(context, status, error, clock()), out)
+                        status, error = call_listener(self._listener, messages, self._context, self._hooks, log.warning)
+                    # Without a call, the answer to the last one of this batch stands: it failed.
+                    self._decided(engine.consumed(self._context, status, error, clock()), out)
                 case DeadLetter(batch):
                     messages = self._window.messages(batch.slices)
                     failed = put_aside(self._broker, self._token, messages, batch.error, batch.retries)

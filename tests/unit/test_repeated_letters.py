@@ -161,6 +161,28 @@ def test_a_write_of_letters_that_failed_is_looked_for_before_the_listener_is_cal
     assert (LETTERS.topic in [topic.name for topic in rig.broker.log.topics()]) is stored_before
 
 
+def test_letters_that_were_stored_without_an_answer_commit_nothing_that_the_listener_has_not_committed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = EmbeddedGroups.dead_letter
+
+    def unanswered(self: EmbeddedGroups, *what: Any) -> int:
+        monkeypatch.setattr(EmbeddedGroups, "dead_letter", write)
+        write(self, *what)
+        raise StoreError(StoreCondition.IO, "no answer")
+
+    def listen(messages: Sequence[Any], context: ConsumeOrderlyContext) -> Any:
+        context.auto_commit = False
+        rig.heard.append([one.queue_offset for one in messages])
+        return SUSPEND if messages[0].queue_offset else SUCCESS
+
+    rig.send("a", "a")
+    monkeypatch.setattr(EmbeddedGroups, "dead_letter", unanswered)
+    with pytest.raises(ListenerError, match=r"UNCOMMITTED.*offsets 0 to 0"):
+        queue(rig, listen)
+    assert rig.heard == [[0], [1]]
+
+
 # -- order per key, and no order --------------------------------------------------------------------------------------------
 
 
