@@ -25,6 +25,10 @@ from orderedmq.pulls import pulls
 CALLS: Final = "ORDEREDMQ_TEST_CALLS"
 #: Keys of which no message is ever accepted begin so.
 POISON: Final = "poison"
+#: Most calls of keys that begin so fail: some of their messages become dead letters that another attempt would accept.
+MOODY: Final = "moody"
+#: Share of these calls that fail.
+BAD_MOOD: Final = 0.75
 #: Seconds that a call takes.
 CALL: Final = 0.02
 #: Share of calls that fail at random.
@@ -41,10 +45,18 @@ class Recorder:
     def __call__(self, messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
         key = messages[0].sharding_key
         offsets = [message.queue_offset for message in messages]
+        began = time.time_ns() // 1000
         # A call takes some time, so that a micro-batch is at work for a while.
         time.sleep(CALL)
-        ok = not key.startswith(POISON) and self.random.random() >= BAD_LUCK
-        line = {"at": time.monotonic_ns(), "queue": str(context.message_queue), "key": key, "offsets": offsets, "ok": ok}
+        ok = not key.startswith(POISON) and self.random.random() >= (BAD_MOOD if key.startswith(MOODY) else BAD_LUCK)
+        line = {
+            "at": time.monotonic_ns(),
+            "began": began,
+            "queue": str(context.message_queue),
+            "key": key,
+            "offsets": offsets,
+            "ok": ok,
+        }
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()
         if not ok:
@@ -76,27 +88,36 @@ def read_lot(broker: Broker, group: str, queue: MessageQueue) -> Lot:
     return lot
 
 
-def dead_letters(broker: Broker, group: str) -> Iterator[tuple[str, str, int]]:
-    """Queue, key and offset of each dead letter, in the order in which they were put aside."""
+def dead_letters(broker: Broker, group: str) -> Iterator[tuple[str, str, int, int]]:
+    """Queue, key, offset and time (µs since 1970) of each dead letter, in the order in which they were stored."""
     topic = DEAD_LETTER_PREFIX + group
     if topic not in {one.name for one in broker.log.topics()}:
         return
     [queue] = broker.log.queues(topic)
     at = broker.log.bounds([queue])[queue]
-    for rows in pulls(broker.log, queue, at.min_offset, at.max_offset, 8192, 1 << 24, ("sharding_key", "properties")):
-        for key, items in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+    columns = ("sharding_key", "properties", "store_timestamp")
+    for rows in pulls(broker.log, queue, at.min_offset, at.max_offset, 8192, 1 << 24, columns):
+        keys, properties, times = rows.columns
+        for key, items, stored in zip(keys.to_pylist(), properties.to_pylist(), times.cast("int64").to_pylist(), strict=True):
             of = dict(items)
-            yield str(MessageQueue(of[REAL_TOPIC], of[ORIGIN_BROKER], int(of[REAL_QUEUE]))), key, int(of[ORIGIN_OFFSET])
+            where = str(MessageQueue(of[REAL_TOPIC], of[ORIGIN_BROKER], int(of[REAL_QUEUE])))
+            yield where, key, int(of[ORIGIN_OFFSET]), stored
 
 
 def judge(broker: Broker, group: str, queues: Sequence[MessageQueue], folder: Path) -> Counter[str]:
-    """Assert that each message was decided once, in the order of its key, and nothing is parked. Return what was counted."""
+    """Assert that each message was decided once, in the order of its key, and nothing is parked. Return what was counted.
+
+    A repeat may give up what a killed attempt had accepted. What an attempt has given up never comes to the listener again.
+    """
+    last: dict[tuple[str, int], int] = {}
     first: dict[tuple[str, int], int] = {}
     order: dict[tuple[str, str], list[int]] = defaultdict(list)
     seen: Counter[str] = Counter()
     for call in calls(folder):
         seen["calls"] += 1
         seen["failures"] += not call["ok"]
+        for offset in call["offsets"]:
+            last[call["queue"], offset] = max(call["began"], last.get((call["queue"], offset), 0))
         for offset in call["offsets"] if call["ok"] else ():
             place = call["queue"], offset
             seen["repeats"] += place in first
@@ -104,10 +125,14 @@ def judge(broker: Broker, group: str, queues: Sequence[MessageQueue], folder: Pa
                 first[place] = call["at"]
                 order[call["queue"], call["key"]].append(offset)
     dead: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for where, key, offset in dead_letters(broker, group):
-        assert (where, offset) not in first, f"{where}:{offset} was accepted and is a dead letter"
-        dead[where, key].append(offset)
+    for where, key, offset, stored in dead_letters(broker, group):
+        late = last[where, offset] - stored
+        assert late <= 0, f"{where}:{offset} is a dead letter, and came to the listener {late} µs later"
         seen["dead letters"] += 1
+        if (where, offset) in first:
+            seen["accepted, then given up in a repeat"] += 1
+        else:
+            dead[where, key].append(offset)
     for of in (order, dead):
         for lane, offsets in of.items():
             assert offsets == sorted(set(offsets)), f"{lane}: {offsets}"

@@ -24,7 +24,7 @@ from orderedmq.core.parking import Order
 from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue
 from tests.faults.drivers import WORKER, Driver, send
-from tests.faults.key_listener import CALLS, POISON, at_work, judge, read_lot
+from tests.faults.key_listener import CALLS, MOODY, POISON, at_work, judge, read_lot
 
 LISTENER: Final = {
     "order": "key",
@@ -69,6 +69,7 @@ class Storm:
         messages: int,
         poison: int,
         kills: int,
+        moody: int = 0,
         interrupts: Sequence[Callable[[], None]] = (),
         seconds: float = 900.0,
     ) -> Counter[str]:
@@ -77,7 +78,7 @@ class Storm:
         ``interrupts`` are called between the kills, each while a listener is at work. They may take the broker away for a while.
         """
         pending = list(interrupts)
-        self.produce(messages, poison)
+        self.produce(messages, poison, moody)
         self.batch = max(800, messages // 40)
         draw = random.Random(kills)
         deadline = time.monotonic() + seconds
@@ -117,10 +118,11 @@ class Storm:
 
     # -- messages ------------------------------------------------------------------------------------------------------------
 
-    def produce(self, messages: int, poison: int) -> None:
-        """Append messages of all keys, ``poison`` of which are poisoned; a key has one queue."""
+    def produce(self, messages: int, poison: int, moody: int = 0) -> None:
+        """Append messages of all keys, of which ``poison`` are poisoned and ``moody`` are moody; a key has one queue."""
         queues = self.world.queues
-        names = [f"{POISON if number < poison else 'key'}-{number}" for number in range(self.keys)]
+        kinds = [POISON] * poison + [MOODY] * moody
+        names = [f"{kinds[number] if number < len(kinds) else 'key'}-{number}" for number in range(self.keys)]
         draw = random.Random(messages)
         chosen = [draw.randrange(self.keys) for _ in range(messages)]
         for number, queue in enumerate(queues):
