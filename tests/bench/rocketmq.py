@@ -213,8 +213,8 @@ def proxy(bench: Bench) -> list[Figure]:
         found = interleaved(
             bench.rounds,
             {
-                "through": partial(pulled, broker, queues, made.rows // QUEUES),
-                "direct": partial(pulled, made.broker, queues, made.rows // QUEUES),
+                "through": partial(pulled, broker.log, queues, made.rows // QUEUES),
+                "direct": partial(pulled, made.broker.log, queues, made.rows // QUEUES),
                 "read through": partial(_read, bench, server.address, made.rows),
                 "read direct": partial(_read, bench, made.address, made.rows),
             },
