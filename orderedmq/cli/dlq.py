@@ -145,8 +145,16 @@ def replay_letters(
                 raise
     to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(done.topics.items()))
     shell.done(
-        {"group": group, "replayed": done.letters, "topics": dict(sorted(done.topics.items())), "ahead": done.ahead},
+        {
+            "group": group,
+            "replayed": done.letters,
+            "topics": dict(sorted(done.topics.items())),
+            "ahead": done.ahead,
+            "deleted": done.deleted,
+        },
         f"replayed {done.letters:,} dead letter{'' if done.letters == 1 else 's'} of group {group}{f': {to}' if to else ''}",
     )
+    if done.deleted:
+        shell.note(f"{done.deleted:,} dead letters were deleted by retention before they were replayed")
     if done.ahead:
         shell.note(f"--all has not reached {', '.join(map(str, done.ahead))} yet, and will send them again")

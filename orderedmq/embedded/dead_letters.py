@@ -13,6 +13,7 @@ import pyarrow as pa
 from orderedmq.conditions import GroupCondition
 from orderedmq.core.message_rows import normalise
 from orderedmq.embedded import index, layout
+from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.log import append_rows, made
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import GroupError
@@ -34,8 +35,10 @@ def topic_name(group: str) -> str:
     return DEAD_LETTER_PREFIX + group
 
 
-def put(txn: Transaction, group: str, queue: MessageQueue, letters: pa.RecordBatch, offsets: Sequence[int], now: int) -> int:
-    """Append the letters that are new, in order, and return their number. ``now`` is in µs since the epoch."""
+def put(
+    txn: Transaction, group: str, queue: MessageQueue, letters: pa.RecordBatch, offsets: Sequence[int], clock: Clock
+) -> int:
+    """Append the letters that are new, in order, and return their number. Apply the retention that a user has given their topic."""
     new: dict[int, int] = {}
     for row, offset in enumerate(offsets):
         if offset not in new and txn.get("dead", layout.message_key(group, queue, offset)) is None:
@@ -51,9 +54,10 @@ def put(txn: Transaction, group: str, queue: MessageQueue, letters: pa.RecordBat
     if column_index >= 0:
         # A letter's origin is in reserved properties, which ``normalise`` removes.
         rows = rows.set_column(column_index, rows.schema.field(column_index), taken.column("properties").cast(PROPERTIES_TYPE))
-    begin = append_rows(txn, topic, target, rows, now).begin
+    begin = append_rows(txn, topic, target, rows, clock.wall()).begin
     for count, offset in enumerate(new):
         txn.put("dead", layout.message_key(group, queue, offset), layout.number(begin + count))
+    index.retain(txn, topic, clock)
     return len(new)
 
 

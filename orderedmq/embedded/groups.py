@@ -285,7 +285,7 @@ class EmbeddedGroups:
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         with self._store.write() as txn:
             require_current(txn, token, f"{len(offsets)} of its messages were put aside")
-            return dead_letters.put(txn, token.group, token.queue, letters, offsets, self._clock.wall())
+            return dead_letters.put(txn, token.group, token.queue, letters, offsets, self._clock)
 
     def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
         with self._store.read() as txn:

@@ -91,11 +91,16 @@ class LetterCount:
 
 @dataclass
 class Replayed:
-    """The progress of a replay. ``ahead``: offsets of letters that it sent, and that a replay of all will send again."""
+    """The progress of a replay.
+
+    ``ahead``: offsets of letters that it sent, and that a replay of all will send again. ``deleted``: how many letters retention has
+    deleted before a replay of all reached them.
+    """
 
     letters: int = 0
     topics: Counter[str] = field(default_factory=Counter)
     ahead: list[int] = field(default_factory=list)
+    deleted: int = 0
 
 
 def dead_letter_queue(broker: Broker, group: str) -> MessageQueue | None:
@@ -211,6 +216,8 @@ def _replay(
     keying: Keying | None,
 ) -> None:
     at, begin = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
+    if offsets is None:
+        done.deleted = begin - broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, 0)
     spans = [(begin, at.max_offset)] if offsets is None else _spans(queue, offsets, at.min_offset, at.max_offset)
     # Find the topics and queues of all letters first, so that none of them stops the replay half-way.
     targets: dict[str, list[MessageQueue]] = {} if to_topic is None else {to_topic: broker.log.targets(to_topic)}

@@ -108,6 +108,8 @@ class Repairs:
                     self._site.tell(f"replayed {done.letters:,} dead letters of group {group}")
         to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(done.topics.items()))
         said = f"Replayed {done.letters:,} dead letter{'' if done.letters == 1 else 's'}{f': {to}' if to else ''}."
+        if done.deleted:
+            said += f" {done.deleted:,} were deleted by retention before they were replayed."
         if done.ahead:
             said += f" Replay all has not reached {', '.join(map(str, done.ahead[:20]))} yet, and will send them again."
         return self._site.done(said, group_url(group, "/dead"))

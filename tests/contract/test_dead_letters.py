@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, QueueBounds
 from orderedmq.core.listener import dead_letter_properties
 from orderedmq.core.lock import LockToken
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MAX_OFFSET, MessageQueue, OffsetRange
@@ -65,6 +65,18 @@ def test_an_offset_that_is_given_twice_is_one_letter(broker: Broker, token: Lock
 def test_no_letters_make_no_topic(broker: Broker, token: LockToken):
     assert broker.groups.dead_letter(token, letters([]), []) == 0
     assert [topic.name for topic in broker.log.topics()] == ["orders"]
+
+
+@needs("topic settings")
+def test_a_retention_of_the_dead_letters_counts_from_the_next_letter(broker: Broker, clock: FakeClock, token: LockToken):
+    broker.groups.dead_letter(token, letters(range(BIG)), range(BIG))
+    broker.admin.alter_topic("%DLQ%g", retention_seconds=100.0)
+    clock.pass_(101)
+    assert len(aside(broker, "g")) == BIG
+    assert broker.groups.dead_letter(token, letters([BIG]), [BIG]) == 1
+    [at] = broker.log.bounds(broker.log.queues("%DLQ%g")).values()
+    assert at == QueueBounds(BIG, BIG + 1)
+    assert broker.groups.dead_letter(token, letters([0]), [0]) == 0, "it was put aside, and its letter is too old"
 
 
 def test_a_letter_is_known_by_group_queue_and_offset(broker: Broker, token: LockToken):

@@ -29,7 +29,7 @@ from orderedmq.core.lock import Client, LockToken
 from orderedmq.core.membership import Subscription
 from orderedmq.core.parking import Put, Ticket, companion, parked_queue
 from orderedmq.errors import OptionError
-from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.model import EMBEDDED_BROKER, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.tools.dead_letters import NOTED, REPLAY_GROUP
 from orderedmq.tools.group_state import Rates
 from orderedmq.tools.seek import Target, parse_target
@@ -529,7 +529,7 @@ def test_replay_sends_each_letter_once(run: Run, text: Run, broker: Broker) -> N
     put_aside(broker, first, {0: "x", 1: "y", 2: None}, tags="t", keys="k1")
     put_aside(broker, second, {0: None, 2: "x"})
     [done] = run("dlq", "replay", "g", "--all")
-    assert done == {"group": "g", "replayed": 5, "topics": {"a": 5}, "ahead": []}
+    assert done == {"group": "g", "replayed": 5, "topics": {"a": 5}, "ahead": [], "deleted": 0}
     assert sent(broker) == [[b"0-0", b"0-2", b"1-2"], [b"0-1", b"1-0"]]
     assert all(row["replayed"] for row in run("dlq", "list", "g"))
     assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 0
@@ -570,6 +570,18 @@ def test_replay_of_chosen_letters(run: Run, store: Path, broker: Broker) -> None
     ):
         run("dlq", "replay", "g", *arguments, code=code)
     assert len(sent(broker)[0]) == 9
+
+
+def test_replay_says_how_many_letters_were_deleted_before_it_reached_them(run: Run, text: Run, broker: Broker) -> None:
+    queue = broker.log.queues("a")[0]
+    put_aside(broker, queue, {0: "x", 1: "x", 2: "x"})
+    assert run("dlq", "replay", "g", "--offset", "0")[0]["deleted"] == 0
+    assert broker.admin.trim("%DLQ%g", {MessageQueue("%DLQ%g", EMBEDDED_BROKER, 0): 3})
+    put_aside(broker, queue, {3: "x"})
+    assert "2 dead letters were deleted by retention before they were replayed" in text("dlq", "replay", "g", "--all")
+    assert sent(broker)[0] == [b"0-0", b"0-3"]
+    [done] = run("dlq", "replay", "g", "--all")
+    assert (done["replayed"], done["deleted"]) == (0, 0)
 
 
 def test_replay_into_another_topic(run: Run, broker: Broker) -> None:
