@@ -132,6 +132,17 @@ class Driver:
     def of_kind(self, kind: str) -> list[psutil.Process]:
         return _of_kind(kind, self.processes())
 
+    def workers(self) -> list[psutil.Process]:
+        """The workers of this driver, without the daemons that fork them."""
+        processes = self.of_kind(WORKER)
+        known, found = {process.pid for process in processes}, []
+        for process in processes:
+            # A process may end meanwhile.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.ppid() in known:
+                    found.append(process)
+        return found
+
     def kill_jvm(self) -> None:
         """kill -9 the Python driver and the JVM; source runners and workers have to notice it themselves."""
         self.processes()

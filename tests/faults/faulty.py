@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 
 from ordered_sink.commit import StreamWriter
 from ordered_sink.writer import Written
-from ordered_source import consume_orderly
+from ordered_source import consume_orderly, dead_letter
 from ordered_source import group_session as group_module
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
@@ -213,11 +213,13 @@ def start(
     source: Mapping[str, Any] | None = None,
     target: Mapping[str, Any] | None = None,
     listener: Mapping[str, Any] | None = None,
+    letters: str | None = None,
 ) -> StreamingQuery:
     """Start a query from ``topic`` to ``sink``: a topic, ``noop``, or ``parquet:<folder>``.
 
     It reads and writes the store at ``path``, or at RocketMQ's ``servers`` (namesrvAddr), where nothing has points.
-    ``listener``: the parameters of `consume_orderly`, if the query has a listener that records its calls.
+    ``listener``: the parameters of `consume_orderly`, if the query has a listener that records its calls. ``letters``: the condition of
+    `dead_letter`, if the query has dead letters.
     """
     format, place = ("orderedmq", ("namesrvAddr", servers)) if servers else (FORMAT, ("path", path))
     reader = spark.readStream.format(format).option(*place).option("topic", topic)
@@ -227,6 +229,7 @@ def start(
     if listener is not None:
         rows = rows.transform(consume_orderly, Recorder, **listener)
     else:
+        rows = rows if letters is None else rows.transform(dead_letter, letters)
         rows = rows.selectExpr("body", "sharding_key", f"{ORIGIN} AS keys")
     writer = rows.writeStream
     if sink.startswith("parquet:"):

@@ -1,6 +1,7 @@
 """A Spark driver in its own process, for tests that kill or stop one: it executes commands line by line and answers each.
 
     python -m tests.faults.job local[2,3]
+    python -m tests.faults.job connect:local[2]     with Spark Connect: a client, and a server that it starts
 
 Commands are JSON lines on stdin, answers JSON lines on stdout that begin with ``@`` (Spark may print there, too).
 """
@@ -30,11 +31,14 @@ def main(master: str) -> None:
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    builder = SparkSession.builder.master(master).appName("orderedmq-faults")
+    kind, _, remote = master.rpartition(":")
+    builder = SparkSession.builder.remote(remote) if kind == "connect" else SparkSession.builder.master(master)
+    builder = builder.appName("orderedmq-faults")
     for name, value in session_config().items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    if kind != "connect":
+        spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(FaultySource)
     queries: dict[str, StreamingQuery] = {}
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import time
+import traceback
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,14 +16,20 @@ import pytest
 
 from ordered_source import lock_token
 from ordered_source.listener.dead_letter import separate
+from orderedmq.broker import SinkBatch
 from orderedmq.core.lock import LockToken
+from orderedmq.core.micro_batch import SourceRun
 from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.check import check
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, OptionError
-from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
+from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue, OffsetRange
 from orderedmq.tools import dead_letters
-from tests.contract.support import locked, rows
+from tests.contract.support import bodies, locked, rows
 
+#: How often a process is killed, unless it is done before.
+KILLS = 20
+OUT = MessageQueue("out", "embedded", 0)
 QUEUES = [MessageQueue("orders", "embedded", number) for number in (0, 1)]
 
 
@@ -98,3 +110,70 @@ def test_rows_without_a_lock_are_refused_though_none_of_them_is_marked(world: Wo
     bare = batch.set_column(batch.schema.get_field_index("lock_token"), "lock_token", pa.nulls(6, pa.string()))
     with pytest.raises(OptionError, match=r"dead_letter got rows of queue orders/embedded/0 that were read without a lock"):
         list(separate(iter([bare])))
+
+
+#: Messages, and messages of a micro-batch, of the processes that are killed.
+MESSAGES, SPAN = 400, 10
+
+
+def process_all(path: Path, steps: int) -> None:
+    """Be a query from ``orders`` to ``out`` that puts every third message aside, until it is done. Write a byte at each step."""
+    with EmbeddedBroker(path) as broker:
+        [token] = locked(broker, "g", broker.groups.join("me"), QUEUES[:1])
+        text = lock_token.encode(Endpoint(str(path)), broker.identity, token)
+        columns = ("topic", "broker_name", "queue_id", "queue_offset", "body", "sharding_key", "message_id")
+        while (begin := broker.groups.offsets("g", QUEUES[:1]).get(QUEUES[0], 0)) < MESSAGES:
+            run = SourceRun("query", begin // SPAN, uuid.uuid4().hex)
+            broker.outbox.register(run, QUEUES[0], OffsetRange(begin, begin + SPAN), token)
+            staging = broker.outbox.open(SinkBatch("sink", begin // SPAN, run), 0)
+
+            def batches(begin: int = begin) -> Iterator[pa.RecordBatch]:
+                for at in range(begin, begin + SPAN, 5):
+                    found = broker.log.pull(QUEUES[0], at, 5, 1 << 30, columns)
+                    why = ["bad" if offset % 3 == 0 else None for offset in range(at, at + 5)]
+                    arrays = [*found.columns, pa.array([text] * 5), pa.array(why, pa.string())]
+                    os.write(steps, b".")
+                    yield pa.RecordBatch.from_arrays(arrays, names=[*columns, "lock_token", "why"])
+                os.write(steps, b".")
+
+            for passing in separate(batches()):
+                staging.add(OUT, passing.select(["body", "sharding_key"]))
+            broker.outbox.publish(SinkBatch("sink", begin // SPAN, run), [staging.receipt()])
+
+
+def test_processes_that_are_killed_leave_each_message_in_the_output_or_as_one_letter(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with EmbeddedBroker(path) as broker:
+        broker.admin.create_topic("orders", 1)
+        broker.admin.create_topic("out", 1)
+        broker.log.append(QUEUES[0], rows([str(n) for n in range(MESSAGES)], sharding_key=["k"] * MESSAGES))
+    draw, kills = random.Random(5), 0
+    while True:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                process_all(path, writing)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        os.close(writing)
+        if kills < KILLS:
+            for _ in range(draw.randint(1, 12)):
+                os.read(reading, 1)
+            # A step takes some milliseconds.
+            time.sleep(draw.uniform(0, 0.01))
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        os.close(reading)
+        if not os.WIFSIGNALED(status):
+            assert status == 0
+            break
+        kills += 1
+    with EmbeddedBroker(path) as broker:
+        letters = MessageQueue(DEAD_LETTER_PREFIX + "g", "embedded", 0)
+        assert bodies(broker, letters) == [str(n) for n in range(MESSAGES) if n % 3 == 0]
+        assert bodies(broker, OUT) == [str(n) for n in range(MESSAGES) if n % 3]
+    print(f"\nkilled {kills} times")
+    assert check(path) == []
