@@ -175,5 +175,4 @@ def test_processes_that_are_killed_leave_each_message_in_the_output_or_as_one_le
         letters = MessageQueue(DEAD_LETTER_PREFIX + "g", "embedded", 0)
         assert bodies(broker, letters) == [str(n) for n in range(MESSAGES) if n % 3 == 0]
         assert bodies(broker, OUT) == [str(n) for n in range(MESSAGES) if n % 3]
-    print(f"\nkilled {kills} times")
     assert check(path) == []
