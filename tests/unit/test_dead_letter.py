@@ -146,7 +146,7 @@ def test_processes_that_are_killed_leave_each_message_in_the_output_or_as_one_le
     with EmbeddedBroker(path) as broker:
         broker.admin.create_topic("orders", 1)
         broker.admin.create_topic("out", 1)
-        broker.log.append(QUEUES[0], rows([str(n) for n in range(MESSAGES)], sharding_key=["k"] * MESSAGES))
+        broker.log.append({QUEUES[0]: rows([str(n) for n in range(MESSAGES)], sharding_key=["k"] * MESSAGES)})
     draw, kills = random.Random(5), 0
     while True:
         reading, writing = os.pipe()
