@@ -39,7 +39,7 @@ def stored(request: RemotingCommand, size: Callable[[int], int] = lambda offset:
     begin = at(request)
     messages: list[bytes] = []
     for offset in range(begin, min(begin + min(32, int(request.ext["maxMsgNums"])), END)):
-        messages.append(Stored(offset=offset, body=b"%04d" % offset * size(offset)).pack())
+        messages.append(Stored(offset=offset, body=b"%04d" % offset * size(offset), topic=b"T", queue_id=0).pack())
         if sum(map(len, messages)) > 256 * 1024:
             break
     following = str(begin + len(messages))
