@@ -13,6 +13,7 @@ add letters of one queue at the same time can miss each other's; the queue's loc
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ class DeadLetterTopic:
         self._client = client
         self._log = log
         self._offsets = offsets
-        #: Per dead-letter queue: the letters read so far, by their keys, and the offset up to which they were read.
+        #: Per dead-letter queue: the last LOOK_BACK letters in their order, by their keys, and the offset up to which they were read.
         self._seen: dict[MessageQueue, tuple[dict[str, _Origin], int]] = {}
 
     def put(self, group: str, queue: MessageQueue, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
@@ -158,6 +159,9 @@ class DeadLetterTopic:
             origins = [pc.map_lookup(batch.column(1), name, "first").to_pylist() for name in named]
             seen.update(zip(batch.column(0).to_pylist(), map(_Origin, *origins), strict=True))
             at += batch.num_rows
+        # A process that lives for months would keep the key of every letter.
+        for key in list(itertools.islice(seen, max(0, len(seen) - LOOK_BACK))):
+            del seen[key]
         self._seen[target] = (seen, max(at, upto))
         return seen, bounds.max_offset
 

@@ -1,0 +1,125 @@
+"""What processes that live for months keep of micro-batches, parked messages and dead letters that are done."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+import orderedmq
+from ordered_source import stream_reader
+from orderedmq.broker import QueueBounds
+from orderedmq.embedded import layout
+from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
+from orderedmq.rocketmq.group import dead_letter_topic
+from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic
+from tests.stopped_readers import stopped
+from tests.unit.test_parking_plan import Run, produce, ticket
+
+
+def blocks() -> int:
+    """The blocks of memory that Python's objects take in this process, without garbage.
+
+    The caches of decoded locks and groups are bounded; a renewal of a lock during the test adds to them.
+    """
+    layout.lock_from_json.cache_clear()
+    layout.group_of.cache_clear()
+    gc.collect()
+    return sys.getallocatedblocks()
+
+
+def growth(work: Callable[[], object], rounds: int) -> int:
+    """By how many blocks the last half of ``rounds`` calls has made this process larger."""
+    for _ in range(rounds // 2):
+        work()
+    before = blocks()
+    for _ in range(rounds // 2):
+        work()
+    return blocks() - before
+
+
+def test_the_driver_keeps_nothing_of_micro_batches_that_are_done(tmp_path: Path) -> None:
+    """A block for each of them would be the end of a query after months. Spark calls the real reader here, without Spark."""
+    with orderedmq.connect(tmp_path / "store") as broker:
+        broker.admin.create_topic("in", 1)
+        run = Run(broker)
+        parked = 0
+
+        def boundary() -> None:
+            nonlocal parked
+            produce(broker, "a", "b")
+            assert run.batch() is not None
+            run.park(ticket(parked, 0), ticket(parked + 1, 0))
+            parked += 2
+            # Both are due at once, and nothing of them is parked again.
+            assert run.batch() is not None
+            assert run.batch() is None
+            run.reader.reportLatestOffset()
+
+        with stopped(run.reader):
+            # Less than one block for each of the 180 boundaries that count; PyArrow's own first uses leave some.
+            assert growth(boundary, 120) < 180
+
+
+def test_the_driver_forgets_parked_messages_when_they_leave_the_lot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it keeps of a lot is as large as the lot, not as large as all that was ever parked."""
+    count, hour = 400, 3600
+    passed = 0
+    clock = {"time": lambda: time.time() + passed, "monotonic": lambda: time.monotonic() + passed}
+    monkeypatch.setattr(stream_reader, "time", SimpleNamespace(**clock))
+    sizes: list[int] = []
+    with orderedmq.connect(tmp_path / "store") as broker:
+        broker.admin.create_topic("in", 1)
+        run = Run(broker)
+        with stopped(run.reader):
+            for begin in range(0, 3 * count, count):
+                produce(broker, *(f"key-{number}" for number in range(begin, begin + count)))
+                assert run.batch() is not None
+                run.park(*(ticket(number, 1000 * (passed + hour)) for number in range(begin, begin + count)))
+                assert run.batch() is None
+                sizes.append(blocks())
+                passed += 2 * hour
+                assert run.batch() == ((begin + count, begin + count), (begin, begin + count))
+                assert run.batch() is None
+                sizes.append(blocks())
+    _, _, full, empty, full_again, empty_again = sizes
+    assert full - empty > count
+    assert abs(full_again - full) < count / 4
+    assert abs(empty_again - empty) < count / 4
+
+
+def test_of_the_letters_of_a_dead_letter_topic_the_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as are searched for a repeat: a worker that keeps the key of every letter grows with each one."""
+    monkeypatch.setattr(dead_letter_topic, "LOOK_BACK", 64)
+    target = MessageQueue(DEAD_LETTER_PREFIX + "g", "broker-a", 0)
+    letters: list[str] = []
+
+    class Log:
+        def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
+            return {queue: QueueBounds(0, len(letters)) for queue in queues}
+
+        def reading(self, how: object) -> Log:
+            del how
+            return self
+
+        def pull(self, queue: MessageQueue, offset: int, most: int, size: int, columns: Sequence[str]) -> pa.RecordBatch:
+            del queue, size
+            found = letters[offset : offset + most]
+            values = {"message_id": found, "properties": [[] for _ in found]}
+            types = {"message_id": pa.string(), "properties": pa.map_(pa.string(), pa.string())}
+            return pa.record_batch({name: pa.array(values[name], types[name]) for name in columns})
+
+    topic = DeadLetterTopic(cast(Any, SimpleNamespace()), cast(Any, Log()), cast(Any, None))
+    for _ in range(20):
+        letters.extend(f"letter-{number}" for number in range(len(letters), len(letters) + 16))
+        seen, end = topic._look("g", target)
+        assert end == len(letters)
+        assert set(letters[-64:]) <= set(seen)
+    assert len(seen) == 64
