@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-svg ui-picture rocketmq check browser test test-all lint docs dist simulate bench bench-rocketmq bench-kafka bench-report clean
+.PHONY: help setup demo demo-svg ui-picture rocketmq check browser test test-all lint docs dist simulate bench bench-rocketmq bench-kafka bench-report soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,6 +122,9 @@ bench-rocketmq: $(STAMP) ## measure what runs over RocketMQ; RUNS=3 says how man
 
 bench-kafka: $(STAMP) ## measure Spark's Kafka connector beside source and sink; RUNS=3 says how many times
 	@for run in $$(seq $(or $(RUNS),1)); do $(BIN)/python -m tests.bench.run --kafka || exit 1; done
+
+soak: $(STAMP) ## run 20,000 micro-batches of each kind and keep what memory did; ARGS="--spark" in Spark, which takes hours
+	@$(BIN)/python -m tests.bench.soak --keep $(ARGS)
 
 bench-report: $(STAMP) ## print the ranges of the kept runs of all three
 	@$(BIN)/python -m tests.bench.run --report
