@@ -35,7 +35,7 @@ def prepare(broker: Broker, kind: str, messages: int) -> None:
     # A poisoned message has a key that no other message has, or the other one would be parked behind it.
     keys = [f"poisoned-{number}" if number < poisoned else f"key-{number % 100}" for number in range(count)]
     for queue in broker.log.queues("t"):
-        broker.log.append(queue, pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys}))
+        broker.log.append({queue: pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys})})
     if kind == "listener-key":
         # The lot is that of a second queue, which has nothing else.
         broker.admin.add_queues("t", 2)
