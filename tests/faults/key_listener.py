@@ -12,10 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from pyspark import TaskContext
+
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq import lots
 from orderedmq.broker import Broker
 from orderedmq.core.listener import ORIGIN_BROKER, ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC
+from orderedmq.core.micro_batch import run_of
 from orderedmq.core.parked_rows import Lot
 from orderedmq.core.parking import parked_queue
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
@@ -57,6 +60,10 @@ class Recorder:
             "offsets": offsets,
             "ok": ok,
         }
+        task = TaskContext.get()
+        run = None if task is None else run_of(task.getLocalProperty)
+        if run is not None:
+            line |= {"query": run.query_id, "batch": run.batch_id, "run": run.run_id}
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()
         if not ok:
