@@ -439,6 +439,31 @@ def test_members_that_a_restarted_broker_has_forgotten_are_members_unless_their_
     assert roster.ids("g", ["h:1"], 30.0) == sorted([former[0], again[1]]), "the second one is gone for good"
 
 
+def test_members_are_counted_through_a_second_restart_of_a_broker_and_no_longer_than_they_trust_a_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine, gone, late = (lock_rules.new_client(name).client_id for name in ("mine", "gone", "late"))
+    answers = iter([[mine, gone], [mine], [mine, late], [mine], [mine], [mine]])
+    roster = Roster(cast(membership.Directory, SimpleNamespace(ids=lambda *_: sorted(next(answers)))))
+    now, rejoined = [0.0], [-100.0]
+    monkeypatch.setattr("orderedmq.rocketmq.group.roster.time.monotonic", lambda: now[0])
+    client = SimpleNamespace(in_group=lambda _: True, rejoined_within=lambda seconds: now[0] - rejoined[0] < seconds)
+    roster.clients[mine] = cast(membership.MemberClient, client)
+
+    def ids(at: float) -> list[str]:
+        now[0] = at
+        return roster.ids("g", ["h:1"], 30.0)
+
+    assert ids(0.0) == sorted([mine, gone])
+    rejoined[0] = 1.0
+    assert ids(1.0) == sorted([mine, gone])
+    assert ids(10.0) == sorted([mine, gone, late]), "a new member has joined the broker that was restarted"
+    rejoined[0] = 20.0
+    assert ids(20.0) == sorted([mine, gone, late]), "the broker was restarted again"
+    assert ids(32.0) == sorted([mine, late]), "nobody has listed the one for longer than a lock is trusted"
+    assert ids(50.0) == [mine]
+
+
 class TwoBrokers:
     """A client of a cluster and its directory: the first broker takes no heartbeat."""
 

@@ -27,8 +27,8 @@ class Roster:
     def __init__(self, directory: Directory) -> None:
         self.clients: dict[str, MemberClient] = {}
         self._directory = directory
-        #: The members of each group, as listed before a broker lost a client of this process.
-        self._listed: dict[str, list[str]] = {}
+        #: The members of each group by client id, and since when brokers no longer list them (infinity: they are listed).
+        self._listed: dict[str, dict[str, float]] = {}
 
     def send_heartbeat(
         self, client: MemberClient, group: str, subscription: Subscription, room: str | None, name: str | None, deadline: float
@@ -64,14 +64,19 @@ class Roster:
     def ids(self, group: str, brokers: Sequence[str], trust: float, patience: float = 0.0) -> list[str]:
         """Return the client ids of a group's members, also of those that a broker may have forgotten. Raises as `Directory.ids`.
 
-        A query that has started again is only its new run.
+        Each is counted for ``trust`` seconds from the first list without it on. A query that has started again is only its new run.
         """
         ids = self._directory.ids(group, brokers, patience)
+        now = time.monotonic()
+        listed = dict.fromkeys(ids, float("inf"))
         if self._rejoins(group, ids, trust):
             queries = {query_of(one) for one in ids}
-            return sorted([*ids, *(one for one in self._listed.get(group, ()) if query_of(one) not in queries)])
-        self._listed[group] = ids
-        return ids
+            for one, missed in self._listed.get(group, {}).items():
+                # From the first list without it on, whatever happens to brokers meanwhile: it trusts no lock for longer.
+                if query_of(one) not in queries and now - (since := min(missed, now)) < trust:
+                    listed[one] = since
+        self._listed[group] = listed
+        return sorted(listed)
 
     def forgotten_locks(
         self, group: str, queues: Sequence[MessageQueue], mine: str, ids: Sequence[str], brokers: Sequence[str], trust: float
