@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,20 @@ class Driver:
 
     def stop(self, query: str = "q") -> dict[str, Any]:
         return self._tell({"do": "stop", "query": query})
+
+    def go_on(self, done: Callable[[], bool], what: str, **spec: Any) -> int:
+        """Wait until ``done``. Start the query again whenever it has failed, as its users do, and return how often that was."""
+        failed = 0
+
+        def there() -> bool:
+            nonlocal failed
+            if not self.state()["active"]:
+                self.start(**spec)
+                failed += 1
+            return done()
+
+        until(there, what, 300)
+        return failed
 
     # -- signals to its processes -------------------------------------------------------------------------------------------
 
