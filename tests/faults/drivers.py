@@ -73,12 +73,12 @@ class Driver:
     """One ``tests.faults.job``: a Python driver, its JVM, its source runners and its workers."""
 
     def __init__(self, folder: Path, master: str = "local[2]", *, run_by: Sequence[str] = ()) -> None:
-        """``run_by``: a command that starts the driver, such as one that gives it another user."""
+        """``master``: the arguments of ``tests.faults.job``. ``run_by``: a command that starts it, such as one that gives it another user."""
         folder.mkdir(parents=True, exist_ok=True)
         self.errors = folder / "stderr.txt"
         with self.errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [*run_by, sys.executable, "-m", "tests.faults.job", master],
+                [*run_by, sys.executable, "-m", "tests.faults.job", *master.split()],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

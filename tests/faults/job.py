@@ -1,7 +1,8 @@
 """A Spark driver in its own process, for tests that kill or stop one: it executes commands line by line and answers each.
 
     python -m tests.faults.job local[2,3]
-    python -m tests.faults.job connect:local[2]     with Spark Connect: a client, and a server that it starts
+    python -m tests.faults.job local[2] 15002                also a server of Spark Connect, at this port
+    python -m tests.faults.job sc://127.0.0.1:15002          a client of that server
 
 Commands are JSON lines on stdin, answers JSON lines on stdout that begin with ``@`` (Spark may print there, too).
 """
@@ -27,17 +28,20 @@ def state(query: StreamingQuery) -> dict[str, Any]:
     return {"id": str(query.id), "active": active, "failure": None if failure is None else str(failure)}
 
 
-def main(master: str) -> None:
+def main(master: str, port: str | None = None) -> None:
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    kind, _, remote = master.rpartition(":")
-    builder = SparkSession.builder.remote(remote) if kind == "connect" else SparkSession.builder.master(master)
+    client = master.startswith("sc:")
+    builder = SparkSession.builder.remote(master) if client else SparkSession.builder.master(master)
     builder = builder.appName("orderedmq-faults")
-    for name, value in session_config().items():
+    for name, value in ({} if client else session_config()).items():
         builder = builder.config(name, value)
+    if port is not None:
+        builder = builder.config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
+        builder = builder.config("spark.connect.grpc.binding.port", port)
     spark = builder.getOrCreate()
-    if kind != "connect":
+    if not client:
         spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(FaultySource)
     queries: dict[str, StreamingQuery] = {}
@@ -65,4 +69,4 @@ def main(master: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
