@@ -193,7 +193,7 @@ class _Consumer:
         self._engine = OrderlyQueue(queue, settings, time.monotonic())
         self._window = Window()
         self._letters: set[int] | None = None
-        #: The first offset of a batch whose dead letters may be stored though their write failed: perhaps only its answer was lost.
+        #: The first offset of a batch whose dead letters may be stored although their write failed: the answer may have been lost.
         self._unsure: int | None = None
         #: The context of the last call, as the listener left it.
         self._context = ConsumeOrderlyContext(queue)
@@ -227,7 +227,7 @@ class _Consumer:
                         self._context = ConsumeOrderlyContext(self.queue)
                         messages = self._window.messages(batch.slices, batch.retries)
                         status, error = call_listener(self._listener, messages, self._context, self._hooks, log.warning)
-                    # Without a call, the answer to the last one of this batch stands: it failed.
+                    # Without a call, the result of the batch's last call counts again: a failure.
                     self._decided(engine.consumed(self._context, status, error, clock()), out)
                 case DeadLetter(batch):
                     messages = self._window.messages(batch.slices)

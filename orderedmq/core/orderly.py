@@ -166,7 +166,7 @@ class OrderlyQueue:
         self._held: list[Batch] = []
         #: The end of the last commit.
         self._settled = 0
-        #: Offsets that no batch goes across, and how many of the next messages end a batch that has settled ones.
+        #: Offsets at which a batch must end, and how many of the next messages complete the batch that the last settled ones belong to.
         self._cuts: list[int] = []
         self._short = 0
         #: The number of messages that came, settled ones included.
@@ -198,7 +198,7 @@ class OrderlyQueue:
         self._short = max(0, self._short - messages.count)
 
     def settle(self, begin: int, end: int) -> list[Outcome]:
-        """Leave out the range's next messages, of all these offsets: an earlier attempt made dead letters of them.
+        """Skip the range's next messages, offsets ``begin`` to ``end`` (exclusive), which have dead letters of an earlier attempt.
 
         Return their outcome. Raises ValueError as `put`.
         """

@@ -1,4 +1,4 @@
-"""What a sink's batch is that comes again, late or out of order: one rule for all brokers, and its errors. Pure.
+"""Decides whether a sink's batch is new, a repeat, too old or out of order: one rule for all brokers, with its errors. Pure.
 
 A sink is a query, whose batches are numbered by Spark, or a ``txnAppId``, whose batches are numbered by ``txnVersion``.
 """

@@ -186,7 +186,7 @@ def retain(txn: Transaction, topic: TopicInfo, clock: Clock, *, most: int | None
 
 
 def _stored_before(txn: Transaction, clock: Clock, seconds: float) -> int:
-    """Return the time, in µs since the epoch, before which a message was stored that is older than ``seconds``."""
+    """Return the store time, in µs since the epoch, below which a message is older than ``seconds``."""
     at, wall = clock.instant(), clock.wall()
     value = txn.get("meta", layout.CLOCKS)
     known = None if value is None else layout.clocks_from_json(value)

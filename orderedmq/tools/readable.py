@@ -20,7 +20,7 @@ _LONE_RETURN: Final = re.compile(r"\r(?!\n)")
 
 @cache
 def _escapes() -> dict[int, str]:
-    """Return what stands for each of them. A carriage return is not there, because only a lone one is escaped."""
+    """Return the escape of each such character. A carriage return is left out, because only a lone one is escaped."""
     every = "".join(map(chr, range(1 << 16)))
     return {ord(found): repr(found)[1:-1] for found in re.findall(f"[{_OBEYED}]", every)}
 

@@ -26,7 +26,7 @@ from orderedmq.ui.rendering import HERE
 from orderedmq.ui.repairs import Repairs
 from orderedmq.ui.site import Site
 
-#: What is wrongly asked is refused with the same status as what cannot be done now.
+#: A malformed request gets the same status as one that cannot be carried out now.
 _STATUS: Final[dict[Kind, HTTPStatus]] = {
     "usage": HTTPStatus.CONFLICT,
     "missing": HTTPStatus.NOT_FOUND,

@@ -1,12 +1,13 @@
 """Limits of connections, so that whoever can connect, without a login, cannot keep others from the page.
 
-Rules: a connection waits for a request from its start, and from the end of each answer, until the head of the next request is complete,
-however it trickles in. It is closed when it has waited for too long, or does not take what is sent to it. An address has no more than its
-share of connections, and all addresses together no more than the sum: another one takes the place of the connection that has waited
-longest, of its address or of the address that has most. Where none waits, the new one is refused.
+Rules: a connection *waits* from its start, and from the end of each answer, until the head of its next request is complete, even if
+some bytes of that head have come. A connection is closed when it has waited for too long, and when its client does not read what is
+sent to it. The number of connections is limited for each address and for all addresses together. At the first limit, a new
+connection replaces the one of its address that has waited longest; at the second, one of the address that has most waiting
+connections. If none waits, the new connection is refused.
 
-So silent connections keep nobody out, wherever they come from. A proxy, whose users all have its address, loses idle connections to its
-next request at worst.
+So silent connections keep nobody out, wherever they come from. All users of a proxy have the proxy's address; at worst the proxy has to
+open a new connection for its next request.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ BACKLOG: Final = 100
 
 
 class Connections:
-    """The connections that are open, each by its two ends."""
+    """The open connections, by the addresses of their two ends."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._open: dict[tuple[Any, Any], Limited] = {}
 
     def add(self, new: Limited) -> bool:
-        """Take a connection in, if need be in place of one that waits. Returns whether there was a place."""
+        """Accept a connection; at a limit, close one that waits. Return whether it was accepted."""
         of_address = [one for one in self._open.values() if one.address == new.address]
         if len(of_address) >= self.limits.per_address and not _close_one(of_address):
             return False
@@ -70,12 +71,12 @@ class Connections:
             del self._open[gone.ends]
 
     def serving(self, app: ASGIApp) -> ASGIApp:
-        """Return the application so that a connection does not wait while its request is answered."""
+        """Return an application that marks a connection as not waiting while its request is answered."""
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
             found = self._open.get((scope["client"], scope["server"]))
             if found is None:
-                # It was closed a moment ago, of which the answer will hear.
+                # The connection was closed a moment ago. The application finds out when it sends its answer.
                 await app(scope, receive, send)
                 return
             found.begin()
@@ -96,13 +97,13 @@ class Connections:
 
 
 class Limited(H11Protocol):
-    """A connection. Only methods of `asyncio.Protocol` are changed."""
+    """A connection with limits. It overrides only methods that uvicorn's protocol has from `asyncio.Protocol`."""
 
     connections_of_all: Connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # As the application sees them.
+        # The application sees a connection by the same two addresses.
         self.ends = self.client, self.server
         self.address = address_of("" if self.client is None else self.client[0])
         #: Requests that are answered: several, if a client does not wait for the answers.
@@ -168,7 +169,7 @@ class Limited(H11Protocol):
 
 
 def _close_one(those: list[Limited]) -> bool:
-    """Close the connection that has waited longest. Returns whether any waits."""
+    """Close the connection that has waited longest. Return whether any was waiting."""
     waiting = [one for one in those if one.waits]
     if waiting:
         min(waiting, key=lambda one: one.since).end()

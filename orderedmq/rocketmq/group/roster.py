@@ -64,7 +64,7 @@ class Roster:
     def ids(self, group: str, brokers: Sequence[str], trust: float, patience: float = 0.0) -> list[str]:
         """Return the client ids of a group's members, also of those that a broker may have forgotten. Raises as `Directory.ids`.
 
-        Each is counted for ``trust`` seconds from the first list without it on. A query that has started again is only its new run.
+        A member that is no longer listed counts for ``trust`` more seconds. Of a query that was started again, only the new run counts.
         """
         ids = self._directory.ids(group, brokers, patience)
         now = time.monotonic()
@@ -72,7 +72,8 @@ class Roster:
         if self._rejoins(group, ids, trust):
             queries = {query_of(one) for one in ids}
             for one, missed in self._listed.get(group, {}).items():
-                # From the first list without it on, whatever happens to brokers meanwhile: it trusts no lock for longer.
+                # The time counts from the first list that lacks the member, even if a broker is lost again meanwhile: the member
+                # trusts no lock for longer.
                 if query_of(one) not in queries and now - (since := min(missed, now)) < trust:
                     listed[one] = since
         self._listed[group] = listed
@@ -81,9 +82,9 @@ class Roster:
     def forgotten_locks(
         self, group: str, queues: Sequence[MessageQueue], mine: str, ids: Sequence[str], brokers: Sequence[str], trust: float
     ) -> set[MessageQueue]:
-        """Return the queues that other members may hold although the broker may have forgotten it, so that it would grant them.
+        """Return which of ``queues`` other members may hold under locks that a restarted broker has forgotten.
 
-        A member that does not answer may hold any of them.
+        The broker would grant these queues again. A member that does not answer may hold any of them.
         """
         if not self._rejoins(group, ids, trust):
             return set()

@@ -1,7 +1,7 @@
-"""Says which requests have no answer although later ones have one, counted in round trips instead of seconds. Pure.
+"""Says which requests a server has dropped, judged by round trips of later requests instead of seconds. Pure.
 
-A server answers requests in any order, so one answer to a later request proves little. A request counts as unanswered when, after
-it was sent, other requests have made ``PASSED`` round trips one after the other.
+A server answers requests in any order, so one answer to a later request proves little. A request counts as dropped when ``PASSED``
+later requests were sent and answered, each after the answer to the one before it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RoundTrips:
         self._sent.update(dict.fromkeys(numbers, self._made))
 
     def answered(self, numbers: Collection[int]) -> list[int]:
-        """Requests were answered. Return those to send again, each once in its life, and no more than were answered."""
+        """Requests were answered. Return those to send again: each at most once, and no more of them than were answered."""
         before = self._made
         for number in numbers:
             if self._sent.pop(number, None) == before:
@@ -43,5 +43,5 @@ class RoundTrips:
         return again
 
     def doubt(self) -> None:
-        """The server was silent for long: with the next answers, all requests that have none are due."""
+        """The server was silent for a long time: at the next answers, all requests without one are sent again."""
         self._sent = dict.fromkeys(self._sent, self._made - PASSED)
