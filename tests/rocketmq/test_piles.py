@@ -1,4 +1,4 @@
-"""What batches leave at brokers: a sink and a group leave as much after thousands of batches as after ten.
+"""What batches leave at brokers: a sink leaves as much after thousands of batches as after 160, and a group as after ten.
 
 The long one writes ORDEREDMQ_PILE_BATCHES (10,000) batches, and prints how much is left now and then.
 """
@@ -19,6 +19,7 @@ from orderedmq.cli import app
 from orderedmq.java import ensure_java
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.sink.commit_history import SLOTS, WIDTH
 from orderedmq.rocketmq.sink.message_stamp import bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
@@ -28,8 +29,10 @@ from tests.rocketmq.proxy import Exchange, Network
 from tests.waits import soon, until
 
 BATCHES = int(os.environ.get("ORDEREDMQ_PILE_BATCHES", "10000"))
-#: Batches after which the number of groups and offsets is final: each queue has been written to.
+#: Batches after which each queue has been written to.
 FEW = 10
+#: Batches after which the number of groups and offsets is final: each slot of the history of commits is in use.
+EVERY_SLOT = SLOTS * WIDTH
 
 
 class Left(NamedTuple):
@@ -90,10 +93,11 @@ def write(world: World, outbox: Any, number: int) -> None:
 
 def test_what_a_sink_leaves_does_not_grow_with_its_batches(usual: World, network: Network) -> None:
     outbox = usual.outbox(network.address)
-    for number in range(FEW):
+    # Which batches are committed is in as many numbers as there are slots. The first batches in each slot add them.
+    for number in (*range(FEW), *range(WIDTH, EVERY_SLOT, WIDTH)):
         write(usual, outbox, number)
     at_first = left(usual)
-    for number in range(FEW, 40):
+    for number in range(EVERY_SLOT, EVERY_SLOT + 40):
         write(usual, outbox, number)
     assert left(usual) == at_first
     # Each lock that a broker knows was given back, and it forgets those.
@@ -158,7 +162,7 @@ def test_what_a_sink_leaves_does_not_grow_with_thousands_of_batches(quick_locks:
                 # It shows that a lock that is left is seen.
                 assert left(world, heap=True).locks != 0
             write(world, outbox, number)
-            if number + 1 in (FEW, 100, 1000, BATCHES // 2, BATCHES):
+            if number + 1 in (EVERY_SLOT, 1000, BATCHES // 2, BATCHES):
                 seen.append(left(world, heap=True))
                 each = (time.monotonic() - began) / (number + 1) * 1000
                 print(f"\n{number + 1} batches: {seen[-1]}, {each:.0f} ms each", flush=True)
