@@ -1,4 +1,4 @@
-"""Appends to several queues over RocketMQ, where each queue has requests of its own: what an error says of the rows before it."""
+"""Appends to several queues over RocketMQ, which are sent separately: what an error says about rows that are stored already."""
 
 from __future__ import annotations
 
