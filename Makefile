@@ -79,7 +79,7 @@ test: $(STAMP) browser ## run the tests and print the time of each folder; ARGS=
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 test-all: $(STAMP) browser ## run also slow tests, every release of RocketMQ, and damage to each byte of a store
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --all-versions --every-byte --slow $(ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nightly $(ARGS)
 
 lint: $(STAMP) ## ruff and strict mypy
 	@$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from xdist.workermanage import WorkerController
 
 from orderedmq.java import ensure_java
 from tests import quick_spark, report, scopes, weights
+from tests.metering import Metering
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,27 +29,30 @@ settings.load_profile("suite")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--all-versions",
+        "--nightly",
         action="store_true",
-        help="run the tests of RocketMQ servers with servers of each release",
+        help="run the long tier as well: tests marked nightly, every release of RocketMQ, 10000 seeds, damage to each byte of a store",
     )
-    parser.addoption("--every-byte", action="store_true", help="damage each byte of a store once, instead of a sample")
-    parser.addoption("--seeds", type=int, help="how many seeds to simulate (default 1500, with --slow 10000)")
-    parser.addoption("--slow", action="store_true", help="run the tests that are marked as slow, too")
+    parser.addoption("--seeds", type=int, help="how many seeds to simulate (default 500, with --nightly 10000)")
+    parser.addoption(
+        "--keep-cpu", metavar="FILE", help="append the CPU seconds of each module to a file, from which make budget is made"
+    )
 
 
 @pytest.fixture(scope="session")
-def every_byte(pytestconfig: pytest.Config) -> bool:
-    return bool(pytestconfig.getoption("--every-byte"))
+def nightly(pytestconfig: pytest.Config) -> bool:
+    """Whether the long tier runs."""
+    return bool(pytestconfig.getoption("--nightly"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # A shell starts a background job with Ctrl-C ignored, and the programs that tests start and interrupt would ignore it, too.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.pluginmanager.register(Metering(config), "metering")
     config.addinivalue_line("markers", "spark: starts a Spark driver or uses the shared session")
     config.addinivalue_line("markers", "rocketmq: a test of the folder rocketmq, or one that needs real RocketMQ servers")
-    config.addinivalue_line("markers", "slow: a longer version of what shorter tests hold, run with --slow only")
+    config.addinivalue_line("markers", "nightly: run with --nightly only, which make test-all uses")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -59,10 +63,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    slow = [] if config.getoption("--slow") else [item for item in items if item.get_closest_marker("slow") is not None]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+    if not config.getoption("--nightly"):
+        long = [item for item in items if item.get_closest_marker("nightly") is not None]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
     items.sort(key=scopes.turn)
 
 

@@ -89,7 +89,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("all_versions"):
+    if not config.getoption("nightly"):
         left = {item for item in items if _version(item) not in (None, *_USUAL)}
         config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]

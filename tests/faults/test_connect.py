@@ -21,7 +21,7 @@ from tests.faults.drivers import RUNNER, WORKER, Driver, send
 KILLS: Final = ("workers", "runner", "client", "server") * 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_killed_clients_servers_runners_and_workers_lose_and_repeat_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, cast(Any, None), 3)

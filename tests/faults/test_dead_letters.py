@@ -48,7 +48,7 @@ def judge(world: World) -> Counter[str]:
     return seen
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_ten_kills_leave_each_message_in_the_output_or_as_one_letter(tmp_path: Path) -> None:
     world = World(tmp_path, cast(Any, None), 3)

@@ -80,7 +80,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_a_store_that_loses_its_rights_six_times_fails_queries_by_name_and_loses_nothing(world: World) -> None:
     store, acknowledged = Path(world.path), world.folder / "acknowledged"

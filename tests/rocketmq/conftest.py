@@ -1,4 +1,4 @@
-"""Real RocketMQ servers and real Java clients for the tests of this folder: of one release, with --all-versions of each.
+"""Real RocketMQ servers and real Java clients for the tests of this folder: of one release, with --nightly of each.
 
 ``cluster`` boots in the background when the first test begins. Where the jars cannot be had, tests are skipped, but not
 in CI. Before each test, servers that another one killed or paused run again.
@@ -147,7 +147,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("all_versions"):
+    if not config.getoption("nightly"):
         left = [item for item in items if set(_versions(item)) - {DEFAULT_VERSION}]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]

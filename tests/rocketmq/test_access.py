@@ -50,7 +50,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "guarded" in metafunc.fixturenames:
         # ACL 1.0 and 2.0.
         few = [DEFAULT_VERSION] if "spark" in metafunc.fixturenames else ["4.9.7", DEFAULT_VERSION]
-        versions = list(PROPERTIES) if metafunc.config.getoption("all_versions") else few
+        versions = list(PROPERTIES) if metafunc.config.getoption("nightly") else few
         # Before 5.0 there is no Proxy.
         versions = [version for version in versions if version.startswith("5") or "proxied" not in metafunc.fixturenames]
         metafunc.parametrize("guarded", versions, indirect=True, scope="module")
@@ -398,7 +398,7 @@ SLOW = ("peek --follow", "parked retry", "parked drop")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("who", [pytest.param(who, marks=[pytest.mark.slow] if who in SLOW else []) for who in ROLES])
+@pytest.mark.parametrize("who", [pytest.param(who, marks=[pytest.mark.nightly] if who in SLOW else []) for who in ROLES])
 def test_the_rights_of_the_readme_are_enough_and_without_each_of_them_an_error_names_it(
     guarded: Cluster, accounts: Accounts, who: str
 ) -> None:
@@ -427,7 +427,7 @@ THROUGH_PROXY: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "who", [pytest.param(who, marks=[pytest.mark.slow] if at > 2 else []) for at, who in enumerate(THROUGH_PROXY)]
+    "who", [pytest.param(who, marks=[pytest.mark.nightly] if at > 2 else []) for at, who in enumerate(THROUGH_PROXY)]
 )
 def test_the_rights_through_a_proxy_that_checks_accounts(
     guarded: Cluster, proxied: Through, accounts: Accounts, who: str

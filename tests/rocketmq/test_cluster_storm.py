@@ -25,7 +25,7 @@ SEED = int(os.environ.get("ORDEREDMQ_STORM_SEED", "1"))
 EVERY = 15.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(SECONDS + 900)
 @pytest.mark.parametrize("role", [SYNC, ASYNC], ids=["sync", "async"])
 def test_a_storm_over_masters_and_replicas_loses_and_reorders_nothing(

@@ -160,7 +160,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         made.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3000)
 def test_a_killed_proxy_broker_and_query_lose_repeat_and_reorder_nothing_and_errors_have_names_and_no_secret(rig: Rig) -> None:
     for fault in ("start", *FAULTS):

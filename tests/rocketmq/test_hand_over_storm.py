@@ -31,7 +31,7 @@ def world(cluster: Cluster, tmp_path: Path) -> Iterator[World]:
     made.broker.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(2400)
 def test_a_broker_that_is_killed_in_each_hand_over_loses_and_reorders_nothing_of_any_key(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -54,7 +54,7 @@ def test_killed_drivers_and_a_killed_broker_lose_and_reorder_nothing_of_any_key(
     storm.run(messages=2000, poison=2, kills=3, interrupts=[world.restart_broker])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(2400)
 def test_eight_kills_a_broker_killed_twice_and_two_members_lose_and_reorder_nothing_of_two_thousand_keys(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,7 +29,7 @@ def test_its_cells_say_what_its_kept_outputs_say(
     nothing_is_left(cluster)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_notebook_runs_and_says_what_its_kept_outputs_say(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

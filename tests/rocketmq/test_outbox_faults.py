@@ -392,7 +392,7 @@ def test_an_attempt_of_a_batch_that_was_committed_meanwhile_sends_nothing(quick:
 
 @pytest.mark.usefixtures("small_requests")
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, int(os.environ.get("STORMS", "3"))))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, int(os.environ.get("STORMS", "3"))))]
 )
 def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
     quick: World, quick_network: Network, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -149,7 +149,7 @@ def runs(world: group_world.World, name: str, count: int, batches: int = 1) -> N
             broker.groups.leave(client)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_what_a_sink_leaves_does_not_grow_with_thousands_of_batches(quick_locks: Cluster) -> None:
     """Some tasks are killed: their connections end, and nobody gives their locks back."""
@@ -179,7 +179,7 @@ def kill_a_task(world: World, number: int) -> None:
     outbox._client.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_what_a_group_leaves_does_not_grow_with_thousands_of_batches(cluster: Cluster) -> None:
     with World(cluster) as sink, group_world.World(cluster) as world:

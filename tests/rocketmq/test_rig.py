@@ -182,7 +182,7 @@ def test_servers_end_with_the_process_that_started_them(cluster: Cluster, tmp_pa
     assert psutil.wait_procs([server], 60)[1] == []
 
 
-@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) -> None:
     """The first one ends the servers in order, which takes 12 s, the second one at once. ``cluster`` only says whether jars can be had."""
     command = [*COMMAND, "--path", str(tmp_path), "rocketmq", "up"]

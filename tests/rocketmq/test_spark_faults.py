@@ -249,10 +249,10 @@ FAULTS: list[Any] = [
     connections_half_open,
     broker_killed,
     broker_paused,
-    pytest.param(broker_paused_for_longer_than_a_lock_is_trusted, marks=pytest.mark.slow),
+    pytest.param(broker_paused_for_longer_than_a_lock_is_trusted, marks=pytest.mark.nightly),
     queues_and_a_broker_added,
     nameserver_away,
-    pytest.param(nameserver_away_until_brokers_report, marks=pytest.mark.slow),
+    pytest.param(nameserver_away_until_brokers_report, marks=pytest.mark.nightly),
     group_deleted,
 ]
 

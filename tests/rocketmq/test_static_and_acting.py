@@ -65,7 +65,7 @@ def test_a_static_topic_is_not_listed(static_topic: Broker) -> None:
     assert TOPIC not in [topic.name for topic in static_topic.log.topics()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_replica_that_acts_as_master_gives_no_locks_and_takes_no_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

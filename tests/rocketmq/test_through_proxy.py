@@ -222,7 +222,7 @@ def test_a_member_that_reads_retries_makes_the_retry_topic_through_a_proxy_and_s
     until(lambda: sum(at.max_offset for at in direct.log.bounds(retries).values()) == 1, "it has come back")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_query_reads_and_writes_over_tls_through_a_proxy(rig: Rig, direct: Broker) -> None:
     source, target = rig.topic("in"), rig.topic("out")
     for number, queue in enumerate(direct.log.queues(source)):
@@ -245,7 +245,7 @@ def make_topic(cluster: Cluster, broker: Broker, topic: str, queues: int) -> Non
     until(lambda: len(_queues(broker, topic)) == queues * len(cluster.brokers), "the topic is there")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_key_waits_in_a_parking_lot_through_a_proxy_and_comes_back(rig: Rig, newest: Cluster, direct: Broker) -> None:
     source = rig.topic("in", 2)
     queue = direct.log.queues(source)[0]
@@ -278,7 +278,7 @@ def test_a_key_waits_in_a_parking_lot_through_a_proxy_and_comes_back(rig: Rig, n
     assert lines()[2:] == ["0", "2"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_message_goes_back_to_the_retry_topic_through_a_proxy(rig: Rig, direct: Broker) -> None:
     source = rig.topic("in", 2)
     queue = direct.log.queues(source)[0]
@@ -304,7 +304,7 @@ def test_a_message_goes_back_to_the_retry_topic_through_a_proxy(rig: Rig, direct
     assert sorted(lines()) == ["0 0", "1 0", "1 1"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_java_consumer_and_this_package_divide_the_queues_through_a_proxy(
     rig: Rig, newest: Cluster, proxy: ProxyServer, peers: Peers
 ) -> None:
@@ -323,7 +323,7 @@ def test_a_java_consumer_and_this_package_divide_the_queues_through_a_proxy(
     query.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "path",
     [
@@ -526,7 +526,7 @@ def test_a_reset_is_known_to_every_broker_behind_a_proxy(direct: Broker, through
     assert through.groups.reset_number("resetter") == direct.groups.reset_number("resetter") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_proxy_in_local_mode_is_refused_by_name(newest: Cluster, tmp_path: pathlib.Path) -> None:
     cluster = Cluster(tmp_path, newest.version, brokers=0, jvm=QUICK_SERVER)
     inside = LocalBroker(tmp_path / "inside", newest.version, find_free_port(-2, 0, 1), cluster.address, cluster.name)

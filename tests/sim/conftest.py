@@ -14,7 +14,7 @@ _MANY_SEEDS = 10_000
 
 
 def _seeds(config: pytest.Config) -> Seeds:
-    count = config.getoption("--seeds") or (_MANY_SEEDS if config.getoption("--slow") else SEEDS)
+    count = config.getoption("--seeds") or (_MANY_SEEDS if config.getoption("--nightly") else SEEDS)
     factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
     base = factory.getbasetemp()
     # Each process of pytest-xdist has a folder of its own in that of the test run.

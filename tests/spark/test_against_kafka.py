@@ -16,7 +16,7 @@ from tests.bench.figures import RESULTS, ROOT, VERSUS
 from tests.bench.run import CASES
 from tests.waits import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 def start(folder: Path, *args: str) -> subprocess.Popen[str]:

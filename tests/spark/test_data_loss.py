@@ -33,14 +33,14 @@ def overtaken(rig: Rig) -> None:
     rig.fill("in", 5, first=30)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_retention_that_overtakes_a_reader_names_the_range_that_is_lost(rig: Rig) -> None:
     overtaken(rig)
     assert "[ORDEREDMQ_DATA_LOSS.AGED_OUT] messages 10 to 29 (20) of queue in/embedded/0" in fails(rig)
     assert numbers(rig.bodies("out")) == list(range(10))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_accepted_loss_goes_on_behind_it_once(rig: Rig) -> None:
     overtaken(rig)
     assert copied(rig, failOnDataLoss="false") == [5]
@@ -48,7 +48,7 @@ def test_an_accepted_loss_goes_on_behind_it_once(rig: Rig) -> None:
     assert copied(rig) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_topic_that_was_made_anew_is_noticed(rig: Rig) -> None:
     rig.topic("in", 2, rows=20)
     copied(rig)
@@ -58,7 +58,7 @@ def test_a_topic_that_was_made_anew_is_noticed(rig: Rig) -> None:
     assert numbers(rig.bodies("out")) == list(range(20))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_accepted_new_topic_is_read_from_its_beginning(rig: Rig) -> None:
     rig.topic("in", 2, rows=20)
     copied(rig)

@@ -23,7 +23,7 @@ def demo(folder: Path, *arguments: str, **environment: Path) -> subprocess.Compl
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder.parent)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
     """tests/rocketmq/test_spark.py has the demo on a cluster, which is not slow."""

@@ -87,7 +87,7 @@ def test_a_notebooks_cells_say_what_its_kept_outputs_say(
     run_in_this_session(path, spark, tmp_path, monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_notebooks_run_one_after_another_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a reader runs them."""

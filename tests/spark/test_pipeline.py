@@ -76,7 +76,7 @@ def test_two_runs_of_the_pipeline_each_take_what_is_new(folder: Path) -> None:
             assert sum(broker.admin.group_offsets(group).values()) == 8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_full_refresh_reads_everything_again_and_the_sink_gets_it_again(folder: Path) -> None:
     typed(BLOCKS[0], folder)

@@ -183,7 +183,7 @@ def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_set
     assert [Path(origin).is_relative_to(bare / "omq") for origin in packages.stdout.split()] == [True, True], packages.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_found_from_the_wheel(clean_python: Path, tmp_path: Path) -> None:
     for origin in find(clean_python, tmp_path):
         assert origin.startswith(str(clean_python.parents[1]))
@@ -201,7 +201,7 @@ def test_an_editable_install_is_where_spark_looks(tmp_path: Path) -> None:
     assert "pyspark_orderedmq" in json.loads(done.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_found_from_an_editable_install(tmp_path: Path) -> None:
     direct_url = distribution("orderedmq").read_text("direct_url.json")
     assert direct_url

@@ -96,10 +96,10 @@ def test_a_restarted_member_goes_on_where_the_others_brought_its_queues(shared: 
     [
         # tests/unit/test_membership.py tests each difference by itself.
         pytest.param(
-            {"allocateMessageQueueStrategy": "AVG_BY_CIRCLE"}, "strategy 'AVG_BY_CIRCLE', not 'AVG'", marks=pytest.mark.slow
+            {"allocateMessageQueueStrategy": "AVG_BY_CIRCLE"}, "strategy 'AVG_BY_CIRCLE', not 'AVG'", marks=pytest.mark.nightly
         ),
         ({"tags": "b || a"}, "filter 'a || b', not '*'"),
-        pytest.param({"topic": "in,more"}, "topics 'in,more', not 'in'", marks=pytest.mark.slow),
+        pytest.param({"topic": "in,more"}, "topics 'in,more', not 'in'", marks=pytest.mark.nightly),
         ({"assignment": "exclusive"}, "assignment 'exclusive', not 'shared'"),
     ],
 )

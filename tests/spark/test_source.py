@@ -145,7 +145,7 @@ def test_a_group_that_never_committed_begins_where_consume_from_where_says(rig: 
     assert copied(rig, consumeFromWhere="last") == [4]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_deleted_checkpoint_goes_on_at_the_groups_offset(rig: Rig) -> None:
     rig.topic("in", 2, rows=20)
     copied(rig, "first")
@@ -179,7 +179,7 @@ def names(rig: Rig) -> list[str]:
     return [topic.name for topic in rig.broker.log.topics()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_queues_that_are_added_are_read_from_their_beginning(rig: Rig) -> None:
     rig.topic("in", 2, rows=10)
     query = rig.start(rig.stream(topic="in", consumerGroup="g", startingOffsets="latest"), topic="out", topicQueueNums=2)

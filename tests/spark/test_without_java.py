@@ -48,7 +48,7 @@ def no_java(tmp_path: Path) -> dict[str, str]:
 
 
 # `make test` also runs a driver without Java on PATH: the quick start of the README.
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_spark_runs_without_java_on_path(no_java: dict[str, str], tmp_path: Path) -> None:
     # The executor is a separate Java process, which must find the same runtime.
     master = "local-cluster[1,1,1024]"

@@ -130,7 +130,7 @@ def test_every_promise_names_tests_that_exist() -> None:
             text = (ROOT / path).read_text()
             assert f"def {test}(" in text, reference
             decorators = text.partition(f"def {test}(")[0].rpartition("\n\n")[2]
-            assert "@pytest.mark.slow\n" not in decorators, f"{reference} is slow: make test does not run it"
+            assert "@pytest.mark.nightly\n" not in decorators, f"{reference} is slow: make test does not run it"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -46,7 +46,7 @@ def test_slow_tests_need_the_option_and_the_report_ends_with_what_failed(tmp_pat
     unit.mkdir(parents=True)
     (unit / "test_some.py").write_text(
         "import pytest\n"
-        "@pytest.mark.slow\n"
+        "@pytest.mark.nightly\n"
         "def test_long():\n    pass\n"
         "def test_wrong():\n    assert 1 == 2\n"
         "@pytest.mark.parametrize('version', ['4.9.8', '5.3.3'])\n"
@@ -58,4 +58,4 @@ def test_slow_tests_need_the_option_and_the_report_ends_with_what_failed(tmp_pat
     assert lines[-2].startswith("FAILED tests/unit/test_some.py::test_wrong"), short
     assert "   2 x rocketmq has no fencing" in lines
     assert sum("SKIPPED" in line for line in lines) == 0
-    assert "1 failed, 1 passed, 2 skipped" in run_pytest(tmp_path, "--slow")
+    assert "1 failed, 1 passed, 2 skipped" in run_pytest(tmp_path, "--nightly")

@@ -64,7 +64,7 @@ def test_a_cell_has_the_value_after_the_warm_up_and_the_last_and_a_larger_one_be
     assert last == "Runs, UTC: 1970-01-01 00:00."
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["source", "sink", "shared"])
 def test_queries_run_without_spark_and_are_sampled(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "soak.jsonl"

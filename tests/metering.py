@@ -1,0 +1,130 @@
+"""A plugin of pytest: measures the CPU time of each module, compares a whole run with its budget, and shows both at the end.
+
+Each process of pytest-xdist measures its own modules and hands the result to the process that started it, which judges the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from tests import budget
+
+#: The name of the result among those that a process of pytest-xdist hands over.
+_KEY = "cpu seconds"
+
+
+def _module(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+class Metering:
+    """Hooks of one process. The process that judges is the one that pytest was called in."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._runs_tests = config.getoption("dist", "no") == "no"
+        self._judges = not hasattr(config, "workerinput")
+        # The process that only distributes tests must not count those that run them, because they count themselves.
+        self._meter = budget.Meter(budget.tree_seconds if self._runs_tests else time.process_time)
+        self._begun: budget.Machine | None = None
+        self._ended: budget.Machine | None = None
+        self._spent: defaultdict[str, float] = defaultdict(float)
+
+    # -- in a process that runs tests -----------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        self._meter.charge("collection")
+        if self._judges:
+            self._begun = budget.Machine.now()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        """Charge what a session-wide fixture starts to the fixture, not to the module that comes first."""
+        if fixturedef.scope != "session":
+            return (yield)
+        self._meter.charge(_module(request._pyfuncitem.nodeid))
+        try:
+            return (yield)
+        finally:
+            self._meter.charge(f"fixture {fixturedef.argname}")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+        result = yield
+        module = _module(item.nodeid)
+        if nextitem is None or module != _module(nextitem.nodeid):
+            self._meter.charge(module)
+        return result
+
+    # -- at the end -----------------------------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        for line, seconds in getattr(node, "workeroutput", {}).get(_KEY, {}).items():
+            self._spent[line] += seconds
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._meter.charge("pytest")
+        if not self._judges:
+            session.config.workeroutput[_KEY] = dict(self._meter.spent)  # type: ignore[attr-defined]
+        elif self._begun is not None:
+            for line, seconds in self._meter.spent.items():
+                self._spent[line] += seconds
+            self._ended = budget.Machine.now()
+            if session.exitstatus == pytest.ExitCode.OK and self._verdict(session.config)[0]:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _verdict(self, config: pytest.Config) -> tuple[bool, list[str]]:
+        """Return whether the run fails for its CPU time, and lines that say why or why not."""
+        assert self._begun is not None
+        assert self._ended is not None
+        base, seconds = budget.read()
+        if not seconds or not _is_whole(config):
+            return False, []
+        spent = sum(self._spent.values())
+        found = budget.over(self._spent, seconds, base / self._begun.work)
+        disturbed = budget.disturbance(self._begun, self._ended, spent, os.cpu_count() or 1)
+        if disturbed is not None:
+            return False, [f"not compared with the budget, because the machine was busy: {disturbed}", *found]
+        if found:
+            return True, [
+                "above the budget in tests/budget.json by more than 15 %; make it cheaper, or say why not with make budget:",
+                *found,
+            ]
+        return False, ["within the budget of tests/budget.json"]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._begun is None or self._ended is None:
+            return
+        wall: defaultdict[str, float] = defaultdict(float)
+        for kind in terminalreporter.stats.values():
+            for report in kind:
+                if isinstance(report, pytest.TestReport):
+                    wall[_module(report.nodeid)] += report.duration
+        _, seconds = budget.read()
+        _, verdict = self._verdict(terminalreporter.config)
+        terminalreporter.section("CPU time per module, in seconds")
+        for line in (*budget.table(self._spent, wall, seconds), *verdict):
+            terminalreporter.write_line(line)
+        target = terminalreporter.config.option.keep_cpu
+        if target:
+            with open(target, "a") as file:
+                print(json.dumps([self._begun.work, self._spent]), file=file)
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    """Whether all tests of the fast tier were selected, and no others."""
+    options = config.option
+    chosen = options.keyword or options.markexpr or options.deselect or options.nightly
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not chosen
