@@ -7,9 +7,8 @@ STAMP := $(VENV)/.installed
 PREPARED := $(VENV)/.spark-prepared
 DOCS := $(VENV)/.docs
 DIST := $(VENV)/.dist
-# Two processes run the tests, one scope at a time each, and a third computes in the time that they leave (tests/scopes.py);
-# ARGS="-n0" runs all in one process.
-SIDE_BY_SIDE := -n 3 --no-loadscope-reorder
+# Two processes run the tests, whole scopes at a time (tests/conftest.py); ARGS="-n0" runs all in one process.
+SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
 # Spark comes as source: pip builds a wheel of it and unpacks it again. Most of that time went into compressing its jars.
 UNCOMPRESSED := $(VENV)/uncompressed.cfg
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -18,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-svg ui-picture rocketmq check browser test test-all lint docs dist simulate bench bench-rocketmq bench-kafka bench-report soak clean
+.PHONY: help setup demo demo-svg ui-picture rocketmq check browser budget test test-all lint docs dist simulate bench bench-rocketmq bench-kafka bench-report soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,7 +62,7 @@ check: $(STAMP) ## lint, types and the tests that need neither Spark nor a serve
 
 .PHONY: check-tests
 check-tests: $(STAMP)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m "not spark and not rocketmq" --seeds 500 tests/unit tests/contract tests/sim/test_simulation.py $(ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m "not spark and not rocketmq" tests/unit tests/contract tests/sim/test_simulation.py $(ARGS)
 
 # Debian's packages. Where they cannot be had, the tests in tests/browser are skipped, but not in CI.
 browser: ## install Chromium and its driver, which tests of the web page need, if they are missing and apt-get can
@@ -74,6 +73,9 @@ browser: ## install Chromium and its driver, which tests of the web page need, i
 	  DEBIAN_FRONTEND=noninteractive $$root apt-get -qq install --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1; then \
 	  echo "browser: apt-get cannot install them here; install Chromium and chromedriver yourself, or the tests of the page are skipped" >&2; \
 	fi
+
+budget: $(STAMP) ## hold the CPU time of test modules to what runs of `make test ARGS="--keep-cpu FILE"` needed; RUNS=FILE
+	@$(BIN)/python -m tests.budget $(RUNS)
 
 test: $(STAMP) browser ## run the tests and print the time of each folder; ARGS="-k name" runs only those
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,14 +14,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
 from orderedmq.java import ensure_java
-from tests import quick_spark, report, scopes, weights
+from tests import quick_spark, report
 from tests.metering import Metering
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+#: The folders of tests, those whose scopes take longest first.
+_FOLDERS = ("rocketmq", "faults", "spark", "contract", "sim", "browser", "unit")
 
 # A slow example is a sign of a busy machine, not of a fault.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -67,26 +70,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = [item for item in items if item.get_closest_marker("nightly") is not None]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
-    items.sort(key=scopes.turn)
+    # Long scopes first, so that the processes end at about the same time.
+    items.sort(key=lambda item: _FOLDERS.index(item.nodeid.split("/")[1]))
 
 
 _PREPARING = pytest.StashKey[subprocess.Popen[bytes] | None]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start preparing Spark if any test starts it; earlier tests run meanwhile. From here on a process may give way to others."""
-    wanted = not session.config.option.collectonly and any(map(scopes.starts_spark, session.items))
+    """Start preparing Spark if any test starts it; earlier tests run meanwhile."""
+    wanted = not session.config.option.collectonly and any(map(_starts_spark, session.items))
     session.config.stash[_PREPARING] = quick_spark.begin() if wanted else None
-    # Not before: all processes wait for each other's collections.
-    if scopes.gives_way(getattr(session.config, "workerinput", {"workerid": "gw0"})["workerid"]):
-        weights.give_way(scopes.NICENESS)
+
+
+def _starts_spark(item: pytest.Item) -> bool:
+    """Whether a test starts a driver or uses the shared session."""
+    return item.get_closest_marker("spark") is not None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Before a test that starts Spark, wait until Spark is prepared; the wait does not count as the test's time."""
     preparing = item.config.stash.get(_PREPARING, None)
-    if preparing is not None and scopes.starts_spark(item):
+    if preparing is not None and _starts_spark(item):
         preparing.wait()
         quick_spark.use()
         item.config.stash[_PREPARING] = None
@@ -100,21 +106,25 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         preparing.wait()
 
 
+def scope_of(nodeid: str) -> str:
+    """The name of the tests that run in one process, one after the other, so that their servers and their Spark start once.
+
+    The tests of a folder are one scope, except that unit tests and the simulation share nothing, so each module is a scope, and that
+    the contract suite has different servers for each kind of broker: ``tests/contract/test_log.py::test_x[embedded]`` → embedded.
+    """
+    module = nodeid.partition("::")[0]
+    folder = module.split("/")[1]
+    if folder == "contract":
+        kind = re.search(r"\[(rocketmq-[\d.]+)", nodeid)
+        return kind[1] if kind is not None else "embedded"
+    return module if folder in ("unit", "sim") else folder
+
+
 class Scopes(LoadScopeScheduling):
-    """Runs each scope in one process, so that servers and drivers start once; scopes that wait run beside ones that compute."""
+    """Gives each process of pytest-xdist whole scopes."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return scopes.scope_of(nodeid)
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        """Give a process the next scope; to one that gives way, the next that computes, unless it is alone."""
-        if scopes.gives_way(node.gateway.id) and any(one is not node and not one.shutting_down for one in self.nodes):
-            found = next(filter(scopes.computes, self.workqueue), None)
-            if found is None:
-                node.shutdown()
-                return
-            self.workqueue.move_to_end(found, last=False)
-        super()._assign_work_unit(node)
+        return scope_of(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -49,8 +49,8 @@ class Metering:
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
-        """Charge what a session-wide fixture starts to the fixture, not to the module that comes first."""
-        if fixturedef.scope != "session":
+        """Charge what a fixture for many modules starts to the fixture, not to the module that comes first."""
+        if fixturedef.scope not in ("session", "package"):
             return (yield)
         self._meter.charge(_module(request._pyfuncitem.nodeid))
         try:
@@ -105,7 +105,7 @@ class Metering:
         return False, ["within the budget of tests/budget.json"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._begun is None or self._ended is None:
+        if self._begun is None or self._ended is None or terminalreporter.config.option.collectonly:
             return
         wall: defaultdict[str, float] = defaultdict(float)
         for kind in terminalreporter.stats.values():

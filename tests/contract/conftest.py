@@ -19,9 +19,9 @@ from orderedmq.core.lock import Client, LockToken
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.rocketmq.local.jars import VERSIONS
-from tests import scopes
-from tests.contract.rocketmq import SERVERS, RocketMQPlace, lacks
+from tests.contract.rocketmq import RocketMQPlace, lacks, servers
 from tests.contract.support import FakeClock, Place, locked, queues_of, rows
+from tests.jars import jars_required
 
 
 class EmbeddedPlace:
@@ -61,12 +61,8 @@ ROOT = Path(__file__).parents[2]
 _SERVERS_TIMEOUT = 900
 _ROCKETMQ = "rocketmq-"
 KINDS = ("embedded", *(_ROCKETMQ + version for version in VERSIONS))
-#: The oldest and the newest release: each difference came with one of them. All of tests/rocketmq runs over the one between.
-_USUAL = (VERSIONS[0], VERSIONS[-1])
-
-
-#: Scopes whose tests have begun.
-_begun: set[str] = set()
+#: The release of the fast tier is the newest one, because users grow towards it. All of tests/rocketmq runs over an older one.
+_USUAL = VERSIONS[-1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -90,37 +86,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("nightly"):
-        left = {item for item in items if _version(item) not in (None, *_USUAL)}
+        left = {item for item in items if _version(item) not in (None, _USUAL)}
         config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Prepare the servers at the first test of a scope that needs them, not earlier: another process may run it."""
-    scope = scopes.mine(item)
-    if scope in _begun:
+@pytest.fixture(scope="package", params=KINDS)
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The kind of broker. pytest sorts the tests by it, so that each version's servers boot once and stop after the last of them."""
+    if request.param == "embedded":
+        yield request.param
         return
-    _begun.add(scope)
-    mine = [other for other in item.session.items if scopes.mine(other) == scope]
-    versions = dict.fromkeys(version for other in mine if (version := _version(other)) is not None)
-    if versions and not SERVERS.prepared:
-        factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
-        SERVERS.prepare(factory.mktemp("contract-rocketmq"), versions)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
-    """Stop the servers after the folder's last test: idle servers take CPU from the tests of other folders."""
-    yield
-    if SERVERS.prepared and (nextitem is None or Path(__file__).parent not in nextitem.path.parents):
-        SERVERS.close()
-
-
-@pytest.fixture(scope="session", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The kind of broker. pytest sorts the tests by it, so that each version's servers boot once."""
+    with jars_required():
+        servers.start(tmp_path_factory.mktemp("contract"), request.param.removeprefix(_ROCKETMQ))
     yield request.param
-    SERVERS.stop(request.param.removeprefix(_ROCKETMQ))
+    servers.stop()
 
 
 @pytest.fixture

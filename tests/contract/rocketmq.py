@@ -8,8 +8,7 @@ because the machine is slow. tests/rocketmq/test_locks.py tests that locks expir
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -27,7 +26,6 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from orderedmq.rocketmq.wire.route import user_topics
 from tests.contract.support import FakeClock
-from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.waits import soon
 
@@ -117,58 +115,26 @@ def _unlock(client: Client, locks: Mapping[tuple[str, str], list[MessageQueue]])
 
 
 class Servers:
-    """The clusters of the session, one version after the other: the next one boots while tests of the current one run."""
+    """The cluster whose turn it is."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "contract-cluster")
-        self._folder: Path | None = None
-        self._waiting: list[str] = []
-        self._starting: dict[str, Future[Cluster]] = {}
+        self._running: Cluster | None = None
 
-    @property
-    def prepared(self) -> bool:
-        return self._folder is not None
+    def start(self, folder: Path, version: str) -> None:
+        """Boot a cluster of a version. Raises ServersError if its jars cannot be fetched."""
+        self._running = Cluster(folder, version, jvm=QUICK_SERVER)
+        self._running.start()
 
-    def prepare(self, folder: Path, versions: Iterable[str]) -> None:
-        """Set the versions that tests will need, in that order, and start the first."""
-        self._folder, self._waiting = folder, list(versions)
-        self._next()
+    def cluster(self) -> Cluster:
+        assert self._running is not None
+        return self._running
 
-    def _next(self) -> None:
-        if self._waiting:
-            version = self._waiting.pop(0)
-            assert self._folder is not None
-            self._starting[version] = self._pool.submit(_start, self._folder / version, version)
-
-    def cluster(self, version: str) -> Cluster:
-        """The running cluster of a version. Skips the test if the jars cannot be fetched, except in CI."""
-        while version not in self._starting:
-            self._next()
-        with jars_required():
-            found = self._starting[version].result()
-        if len(self._starting) == 1:
-            self._next()
-        return found
-
-    def stop(self, version: str) -> None:
-        starting = self._starting.pop(version, None)
-        if starting is not None and not starting.cancel() and starting.exception() is None:
-            starting.result().stop()
-
-    def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        for version in list(self._starting):
-            self.stop(version)
+    def stop(self) -> None:
+        self.cluster().stop()
+        self._running = None
 
 
-def _start(folder: Path, version: str) -> Cluster:
-    folder.mkdir()
-    made = Cluster(folder, version, jvm=QUICK_SERVER)
-    made.start()
-    return made
-
-
-SERVERS: Final = Servers()
+servers: Final = Servers()
 
 
 class RocketMQPlace:
@@ -176,7 +142,7 @@ class RocketMQPlace:
 
     def __init__(self, version: str) -> None:
         self.lacks: Mapping[str, str] = lacks(version)
-        self._cluster = SERVERS.cluster(version)
+        self._cluster = servers.cluster()
         self._connections: list[Broker] = []
         self._clock = LockClock(micros=time.time_ns() // 1000, address=self._cluster.address)
         self.clock: FakeClock = self._clock
@@ -197,8 +163,8 @@ class RocketMQPlace:
 
     def ended(self, client: Identity, group: str) -> None:
         queues = [MessageQueue("orders", broker.name, number) for broker in self._cluster.brokers for number in range(8)]
-        with Client(self._cluster.address) as servers:
-            _unlock(servers, {(group, name): queues for name in lock_names(client.client_id)})
+        with Client(self._cluster.address) as connection:
+            _unlock(connection, {(group, name): queues for name in lock_names(client.client_id)})
 
     def close(self) -> None:
         for broker in self._connections:

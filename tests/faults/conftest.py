@@ -235,7 +235,7 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
         driver.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Driver]]:
     made: list[Driver] = []
     yield made

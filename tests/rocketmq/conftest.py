@@ -1,6 +1,7 @@
 """Real RocketMQ servers and real Java clients for the tests of this folder: of one release, with --nightly of each.
 
-``cluster`` boots in the background when the first test begins. Where the jars cannot be had, tests are skipped, but not
+Each cluster boots when the first test asks for it. Those that few tests need stop after the last of these, and the others after
+the last test of the folder, because an idle broker takes 6 % of a CPU. Where the jars cannot be had, tests are skipped, but not
 in CI. Before each test, servers that another one killed or paused run again.
 """
 
@@ -19,7 +20,6 @@ from orderedmq.errors import ServersError
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
 from orderedmq.rocketmq.local.servers import TIME_WHEEL, Cluster
 from orderedmq.rocketmq.sink.broker_queue import Timing
-from tests import scopes
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.outbox_world import World
@@ -46,13 +46,13 @@ AGING = {
 
 
 class Clusters:
-    """All clusters of the run; the usual one starts before it is asked for."""
+    """All clusters of the run. Each starts when a test asks for it."""
 
     def __init__(self) -> None:
         self._running: list[Cluster] = []
         self._pool = ThreadPoolExecutor(1, "clusters")
-        #: The usual one, and one of the others that takes long.
-        self._usual: Future[Cluster] | None = None
+        self._usual: Cluster | None = None
+        #: It starts before it is asked for.
         self._aging: Future[Cluster] | None = None
         self._folder: Path | None = None
         self._jars: dict[str, ServersError | None] = {}
@@ -60,8 +60,6 @@ class Clusters:
         self._needed: Counter[str] = Counter()
         self._extra: dict[str, Cluster] = {}
         self._starts = itertools.count()
-        #: Scopes whose tests have begun.
-        self._prepared: set[str] = set()
 
     def jars(self, version: str) -> None:
         """Fetch them, or find out once that they cannot be had."""
@@ -75,29 +73,18 @@ class Clusters:
         if failed is not None:
             raise failed
 
-    def prepare(self, item: pytest.Item) -> None:
-        """At the first test of a scope begin with what takes long: the usual cluster, if it is wanted, and the jars of the others."""
-        scope = scopes.mine(item)
-        if scope in self._prepared:
-            return
-        self._prepared.add(scope)
+    def begin(self, items: Sequence[pytest.Item], factory: pytest.TempPathFactory) -> None:
+        """Before the first test: count who needs which of _SOME, and start the one that needs a minute until it does what tests want."""
         if self._folder is None:
-            factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
             self._folder = factory.mktemp("rocketmq")
-        items = [one for one in item.session.items if scopes.mine(one) == scope and _wants_servers(one)]
-        self._needed.update(name for one in items for name in _some(one))
-        versions = {version for one in items for version in _versions(one)}
-        if DEFAULT_VERSION in versions and self._usual is None:
-            self._usual = self._pool.submit(self.start, "usual")
-        if any("aging" in _some(one) for one in items):
-            self._aging = self._pool.submit(self.start, "aging", properties=AGING)
-        for version in sorted(versions - {DEFAULT_VERSION}):
-            self._pool.submit(self.jars, version)
+            self._needed.update(name for item in items for name in _some(item))
+            if self._needed["aging"]:
+                self._aging = self._pool.submit(self.start, "aging", properties=AGING)
 
     def usual(self) -> Cluster:
         if self._usual is None:
-            self._usual = self._pool.submit(self.start, "usual")
-        return self._usual.result()
+            self._usual = self.start("usual")
+        return self._usual
 
     def start(self, name: str, version: str = DEFAULT_VERSION, **more: Any) -> Cluster:
         assert self._folder is not None
@@ -156,19 +143,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[place] = item
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    _clusters.prepare(item)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """When all fixtures that are over have ended."""
     yield
     _clusters.done(_some(item))
-
-
-def pytest_sessionfinish() -> None:
-    _clusters.close()
 
 
 def _wants_servers(item: pytest.Item) -> bool:
@@ -197,7 +176,15 @@ def _started(start: Callable[[], Cluster]) -> Cluster:
         return start()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package", autouse=True)
+def _servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The lives of all clusters of this folder."""
+    _clusters.begin(request.session.items, tmp_path_factory)
+    yield
+    _clusters.close()
+
+
+@pytest.fixture(scope="package")
 def cluster() -> Cluster:
     """A nameserver and one broker of the usual version."""
     return _started(_clusters.usual)
@@ -227,7 +214,7 @@ def newest() -> Cluster:
     return _started(lambda: _clusters.extra("newest", version=VERSIONS[-1], brokers=2))
 
 
-@pytest.fixture(scope="session", params=VERSIONS)
+@pytest.fixture(scope="package", params=VERSIONS)
 def every_version(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster of each version in turn; pytest sorts the tests so that each boots once."""
     if request.param == DEFAULT_VERSION:
@@ -238,7 +225,7 @@ def every_version(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     _clusters.stop(made)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
     """RocketMQ's Java client."""
     with jars_required():

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 
+from tests.sim.planted import write_seeds
 from tests.sim.runs import Many, Report, command, run, trace
 from tests.sim.simulation import STEPS
 
@@ -21,7 +22,14 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="with --seed: print what happens")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"random steps before everything heals (default {STEPS})")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument(
+        "--planted", action="store_true", help="search the first of 1000 seeds that notices each planted bug, and keep them"
+    )
     asked = parser.parse_args()
+    if asked.planted:
+        missed = write_seeds(1000)
+        print("\n".join(f"no seed notices {name}" for name in missed) or "each planted bug has its seed")
+        return int(bool(missed))
     if asked.seed is not None:
         report = run(asked.seed, asked.steps)
         if asked.trace:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -87,27 +85,14 @@ def _chunk(seeds: Sequence[int], steps: int) -> Report:
     return total
 
 
-def _stay_behind() -> None:
-    """Be nice to this run's other processes, and end with the parent. Not idle: other load on the machine may never end."""
-    os.nice(19)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
 class Many:
-    """Starts seeds in ``jobs`` processes at once; in the ``background`` they give way to the tests beside them."""
+    """Starts seeds in ``jobs`` processes at once."""
 
-    def __init__(self, seeds: range, steps: int = STEPS, jobs: int = 2, *, background: bool = False) -> None:
+    def __init__(self, seeds: range, steps: int = STEPS, jobs: int = 2) -> None:
         self.count = len(seeds)
         # Not fork, because PyArrow has threads.
         spawn = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(jobs, spawn, _stay_behind if background else None)
+        self._pool = ProcessPoolExecutor(jobs, spawn)
         parts = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
         self._futures = [self._pool.submit(_chunk, part, steps) for part in parts]
 

@@ -10,21 +10,27 @@ from itertools import product
 
 import pytest
 
-from tests.sim.ahead import Seeds
-from tests.sim.conftest import SEEDS
 from tests.sim.key_judge import REACHED
-from tests.sim.runs import Report, command, run, trace
+from tests.sim.runs import Many, Report, command, run, trace
 from tests.sim.simulation import STEPS, Scenario
 
+#: Seeds of the fast tier and of the long one. `make simulate` runs more.
+SEEDS = 500
+MANY_SEEDS = 10_000
 
-# The seeds give way to the tests beside them: 10,000 seeds took 507 s on a busy machine.
+
+# 10,000 seeds took 507 s on a busy machine.
 @pytest.mark.timeout(1800)
-def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happens(seeds: Seeds, capsys):
+def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happens(pytestconfig, nightly: bool, capsys):
+    count = pytestconfig.getoption("--seeds") or (MANY_SEEDS if nightly else SEEDS)
     total = Report()
-    for part in seeds.reports():
+    # One process: the other processor belongs to the other process of the test run.
+    running = Many(range(count), jobs=1)
+    for part in running.reports():
         total.add(part)
         if len(total.failures) > 20:
             break
+    running.close()
     with capsys.disabled():
         print(f"\nsimulation: {total}\norder per key: {total.keys()}")
     if total.failures:
@@ -32,10 +38,10 @@ def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happe
         lines = "\n".join(trace(seed)[-120:])
         others = ", ".join(map(str, sorted(total.failures)[:20]))
         pytest.fail(f"seed {seed}: {total.failures[seed]}\n{command(seed)}\nfailed: {others}\n{lines}")
-    assert total.seeds == seeds.count
+    assert total.seeds == count
     assert total.steps >= total.seeds * STEPS
     missed = [name for name in REACHED if not total.reached[name]]
-    assert not missed or seeds.count < SEEDS, f"listeners with order per key never came to: {', '.join(missed)}"
+    assert not missed or count < SEEDS, f"listeners with order per key never came to: {', '.join(missed)}"
 
 
 def test_a_seed_is_one_run():

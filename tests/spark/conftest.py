@@ -13,15 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
 from orderedmq.broker import Broker
-from tests import scopes
 from tests.contract.support import bodies
 from tests.waits import until
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.spark)
-    if item.nodeid.partition("::")[0] in scopes.ALONE:
-        assert "spark" not in getattr(item, "fixturenames", ()), f"{item.nodeid} would start a shared session for itself alone"
 
 
 @dataclass

@@ -1,0 +1,68 @@
+"""A run is held to the CPU time of its modules, where the machine was quiet enough to tell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import budget
+from tests.budget import Machine
+from tests.waits import until
+
+
+def test_what_was_used_since_the_last_charge_is_charged_to_a_line() -> None:
+    readings = iter([1.0, 3.0, 3.5, 3.0, 7.0])
+    meter = budget.Meter(lambda: next(readings))
+    for line in ("a", "b", "b", "a"):
+        meter.charge(line)
+    # The third reading is lower than the second: a process that was no child any more has ended.
+    assert meter.spent == {"a": 6.0, "b": 0.5}
+
+
+def test_the_time_of_children_counts_while_they_run_and_after_their_end() -> None:
+    begun = budget.tree_seconds()
+    burn = "import time\nwhile time.process_time() < 0.4: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert budget.tree_seconds() - begun > 0.35
+        child.communicate(b"\n")
+    until(lambda: budget.tree_seconds() - begun > 0.35, "the child's time is this process's")
+
+
+def test_a_module_above_its_budget_and_one_without_are_named() -> None:
+    limits = {"small": 1.0, "large": 100.0}
+    assert budget.over({"small": 1.0 + budget.SLACK, "large": 100 * (1 + budget.TOLERANCE)}, limits, 1.0) == []
+    assert budget.over({"large": 120.0}, limits, 1.0) == ["large: 120.0 s of CPU, its budget is 100.0 s"]
+    assert budget.over({"new": 5.0, "tiny": 1.0}, limits, 1.0) == ["new: 5.0 s of CPU, and it has no budget"]
+    # A machine of half the speed may need twice the time.
+    assert budget.over({"large": 220.0}, limits, 0.5) == []
+
+
+def test_a_machine_is_busy_if_others_compute_or_its_speed_changes() -> None:
+    begin = Machine(clock=0.0, busy=1000.0, work=0.1)
+    assert budget.disturbance(begin, Machine(100.0, 1160.0, 0.1), spent=150.0, processors=2) is None
+    found = budget.disturbance(begin, Machine(100.0, 1190.0, 0.1), spent=150.0, processors=2)
+    assert found == "other programs used 20% of its processors, more than 10%"
+    found = budget.disturbance(begin, Machine(100.0, 1150.0, 0.125), spent=150.0, processors=2)
+    assert found == "its speed changed by 25% between the beginning and the end, more than 15%"
+
+
+def test_the_table_has_the_expensive_modules_first_and_sums_up_the_small_ones() -> None:
+    lines = budget.table({"a": 2.0, "b": 30.0, "c": 0.5, "d": 0.25}, {"a": 4.0, "b": 40.0, "c": 1.0, "d": 1.0}, {"b": 25.0})
+    assert [" ".join(line.split()) for line in lines] == [
+        "CPU budget wall",
+        "30.0 25.0 40.0 b",
+        "2.0 4.0 a",
+        "0.8 2.0 2 modules below 1 s each",
+        "32.8 25.0 all",
+    ]
+
+
+def test_a_budget_is_what_the_most_expensive_of_several_runs_needed(tmp_path: Path) -> None:
+    file = tmp_path / "budget.json"
+    # The second run is from a machine, or a moment, of half the speed.
+    budget.write([(0.1, {"a": 10.0, "b": 3.0, "none": 0.0}), (0.2, {"a": 18.0, "b": 8.0})], file)
+    assert budget.read(file) == (0.1, {"a": 10.0, "b": 4.0})
+    assert budget.read(tmp_path / "missing.json") == (0.0, {})
