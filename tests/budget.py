@@ -11,7 +11,9 @@ converted with its own value of `work`.
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -32,35 +34,95 @@ QUIET: Final = 0.10
 STEADY: Final = 0.15
 
 
-def tree_seconds() -> float:
-    """CPU seconds that this process, the descendants that run and those that were waited for have used so far."""
-    total = 0.0
-    me = psutil.Process()
-    for process in (me, *me.children(recursive=True)):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
+#: Clock ticks per second, the unit of /proc.
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+#: Seconds between two looks at the processes: what a killed process had used since the last look is not counted.
+_LOOK: Final = 0.5
+
+
+class Tree:
+    """This process and its descendants, also those whose parent was killed."""
+
+    def __init__(self) -> None:
+        self._members: dict[int, float] = {}
+        self._last = self._lost = 0.0
+        self._lock = threading.Lock()
+
+    def seconds(self) -> float:
+        """CPU seconds that all of them have used so far, those that have ended included."""
+        with self._lock:
+            found = _processes()
+            members = {os.getpid()}
+            members |= {pid for pid, began in self._members.items() if pid in found and found[pid].began == began}
+            children: defaultdict[int, list[int]] = defaultdict(list)
+            for pid, process in found.items():
+                children[process.parent].append(pid)
+            waiting = list(members)
+            while waiting:
+                new = [pid for pid in children[waiting.pop()] if pid not in members]
+                members.update(new)
+                waiting += new
+            self._members = {pid: found[pid].began for pid in members}
+            now = sum(found[pid].seconds for pid in members)
+            # A process hands its time on to a parent that waits for it. The time of one whose parent was killed goes when it ends.
+            self._lost += max(self._last - now, 0.0)
+            self._last = now
+            return now + self._lost
+
+
+@dataclass(frozen=True)
+class _Process:
+    """``seconds``: CPU time of the process and of the children that it waited for."""
+
+    parent: int
+    began: float
+    seconds: float
+
+
+def _processes() -> dict[int, _Process]:
+    """All processes of this machine by their pid. From the text of /proc, where there is one: that takes 2 ms, and psutil 15."""
+    if not Path("/proc/self/stat").exists():
+        found = {}
+        for one in psutil.process_iter(["ppid", "create_time", "cpu_times"]):
+            if one.info["cpu_times"] is not None:
+                found[one.pid] = _Process(one.info["ppid"], one.info["create_time"], sum(one.info["cpu_times"][:4]))
+        return found
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                text = Path("/proc", name, "stat").read_text()
+            except OSError:
+                continue
+            # The name of the program, in parentheses, may have blanks and parentheses of its own.
+            fields = text.rpartition(")")[2].split()
+            found[int(name)] = _Process(int(fields[1]), float(fields[19]), sum(map(int, fields[11:15])) / _TICKS)
+    return found
 
 
 class Meter:
-    """``spent``: CPU seconds by the line that they were charged to. ``read`` returns those of the whole process so far."""
+    """``spent``: CPU seconds by the line that they were charged to. ``read`` returns those of everything measured so far."""
 
-    def __init__(self, read: Callable[[], float] = tree_seconds) -> None:
+    def __init__(self, read: Callable[[], float]) -> None:
         self.spent: defaultdict[str, float] = defaultdict(float)
         self._read = read
         self._last = read()
 
     def charge(self, line: str) -> None:
-        """Charge what was used since the last call to a line.
-
-        A process whose parent was killed is no descendant any more and takes its time along, so the sum may get smaller.
-        """
+        """Charge what was used since the last call to a line."""
         now = self._read()
-        self.spent[line] += max(now - self._last, 0.0)
+        self.spent[line] += now - self._last
         self._last = now
+
+    def watch(self) -> None:
+        """Look at the processes all the time, from a thread that ends with this process."""
+
+        def look() -> None:
+            while True:
+                time.sleep(_LOOK)
+                self._read()
+
+        threading.Thread(target=look, name="CPU meter", daemon=True).start()
 
 
 def work() -> float:

@@ -31,7 +31,7 @@ class Metering:
         self._runs_tests = config.getoption("dist", "no") == "no"
         self._judges = not hasattr(config, "workerinput")
         # The process that only distributes tests must not count those that run them, because they count themselves.
-        self._meter = budget.Meter(budget.tree_seconds if self._runs_tests else time.process_time)
+        self._meter = budget.Meter(budget.Tree().seconds if self._runs_tests else time.process_time)
         self._begun: budget.Machine | None = None
         self._ended: budget.Machine | None = None
         self._spent: defaultdict[str, float] = defaultdict(float)
@@ -41,6 +41,8 @@ class Metering:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
         self._meter.charge("collection")
+        if self._runs_tests:
+            self._meter.watch()
         if self._judges:
             self._begun = budget.Machine.now()
         return (yield)

@@ -124,6 +124,7 @@ def tab_to(browser: Browser, condition: str) -> None:
     raise AssertionError(f"Tab does not come to {condition}")
 
 
+@pytest.mark.nightly
 def test_pages_fit_400_pixels_and_can_be_read_in_the_dark_and_in_the_light(browser: Browser, site: Served) -> None:
     wide: dict[str, Any] = {}
     faint: dict[str, Any] = {}
@@ -143,6 +144,7 @@ def test_pages_fit_400_pixels_and_can_be_read_in_the_dark_and_in_the_light(brows
     assert (wide, faint) == ({}, {})
 
 
+@pytest.mark.nightly
 def test_a_replay_goes_through_by_keyboard_alone(browser: Browser, shop: Shop, site: Served) -> None:
     browser.driver.get(site.url)
     press(browser, Keys.TAB)
@@ -206,6 +208,7 @@ def assert_counts_down(browser: Browser) -> None:
     until(three, "the remaining life of a lock counts down", 30)
 
 
+@pytest.mark.nightly
 def test_a_hand_over_is_seen_within_two_seconds_and_locks_count_down(browser: Browser, shop: Shop, site: Served) -> None:
     shop.leave()
     took: list[float] = []

@@ -49,8 +49,7 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "guarded" in metafunc.fixturenames:
         # ACL 1.0 and 2.0.
-        few = [DEFAULT_VERSION] if "spark" in metafunc.fixturenames else ["4.9.7", DEFAULT_VERSION]
-        versions = list(PROPERTIES) if metafunc.config.getoption("nightly") else few
+        versions = list(PROPERTIES) if metafunc.config.getoption("nightly") else [DEFAULT_VERSION]
         # Before 5.0 there is no Proxy.
         versions = [version for version in versions if version.startswith("5") or "proxied" not in metafunc.fixturenames]
         metafunc.parametrize("guarded", versions, indirect=True, scope="module")
@@ -393,12 +392,12 @@ UNCHECKED = {
 }
 
 
-#: Those for which others of the same row stand.
-SLOW = ("peek --follow", "parked retry", "parked drop")
+#: Roles of the fast tier: one that reads and commits, and one that writes.
+FAST = ("source", "sink with sinkGroup")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("who", [pytest.param(who, marks=[pytest.mark.nightly] if who in SLOW else []) for who in ROLES])
+@pytest.mark.parametrize("who", [pytest.param(who, marks=[] if who in FAST else [pytest.mark.nightly]) for who in ROLES])
 def test_the_rights_of_the_readme_are_enough_and_without_each_of_them_an_error_names_it(
     guarded: Cluster, accounts: Accounts, who: str
 ) -> None:
@@ -412,7 +411,6 @@ THROUGH_PROXY: dict[str, tuple[str, ...]] = {
     "source": _SOURCE_AT_PROXY,
     "sink with sinkGroup": (_AT_PROXY,),
     "listener with order per key": (_AT_PROXY,),
-    # Slow from here on.
     "source that shares, from a time on": _SOURCE_AT_PROXY,
     "source without a group": (_AT_PROXY,),
     "listener": _SOURCE_AT_PROXY,
@@ -426,9 +424,7 @@ THROUGH_PROXY: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "who", [pytest.param(who, marks=[pytest.mark.nightly] if at > 2 else []) for at, who in enumerate(THROUGH_PROXY)]
-)
+@pytest.mark.parametrize("who", THROUGH_PROXY)
 def test_the_rights_through_a_proxy_that_checks_accounts(
     guarded: Cluster, proxied: Through, accounts: Accounts, who: str
 ) -> None:
@@ -542,6 +538,7 @@ def planned_sink(place: Place, account: Credentials, group: str | None) -> str:
     return roles.sink(place, account, "invoices", group)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("rows", "act"),
@@ -685,6 +682,7 @@ def test_a_group_whose_deletion_is_refused_keeps_what_is_parked(guarded: Cluster
         assert name not in broker.admin.groups()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_queries_of_an_account_that_may_do_what_they_need(
     guarded: Cluster, accounts: Accounts, spark: SparkSession, tmp_path: Path

@@ -37,6 +37,7 @@ def make_world(own: Cluster) -> Iterator[Callable[[], World]]:
         yield lambda: made.enter_context(World(own))
 
 
+@pytest.mark.nightly
 def test_rows_that_a_broker_lost_with_its_machine_are_sent_again_only_if_spark_had_not_committed_them(
     own: Cluster, make_world: Callable[[], World]
 ) -> None:
@@ -75,6 +76,7 @@ def test_rows_that_a_broker_lost_with_its_machine_are_sent_again_only_if_spark_h
     assert sent.bodies() == first + second
 
 
+@pytest.mark.nightly
 def test_a_broker_without_room_refuses_and_what_is_missing_comes_when_there_is_some(
     own: Cluster, make_world: Callable[[], World]
 ) -> None:

@@ -155,6 +155,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.nightly
 def test_a_killed_attempt_loses_no_delayed_row_and_rows_come_at_their_time(timed: World) -> None:
     due = int(time.time() * 1000) + 3000
     late = [f"d{number}" for number in range(50)]

@@ -20,6 +20,7 @@ def nothing_is_left(cluster: Cluster) -> None:
         assert not [group for group in broker.admin.groups() if group.startswith("shop-")]
 
 
+@pytest.mark.nightly
 def test_its_cells_say_what_its_kept_outputs_say(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ class Topic:
         return out
 
 
+@pytest.mark.nightly
 def test_a_pull_goes_to_the_replica_where_the_master_says_so(network: Network) -> None:
     with orderedmq.connect(namesrv_addr=network.address) as broker:
         broker.admin.create_topic("young", 1)
@@ -98,6 +99,7 @@ def test_a_pull_goes_to_the_replica_where_the_master_says_so(network: Network) -
         assert topic.read() == topic.bodies, "it is gone, and the master is asked"
 
 
+@pytest.mark.nightly
 def test_a_replica_that_may_not_be_read_from_costs_a_moment(replicated: tuple[Cluster, BrokerServer], network: Network) -> None:
     """Its master names it all the same."""
     _, replica = replicated
@@ -113,6 +115,7 @@ def test_a_replica_that_may_not_be_read_from_costs_a_moment(replicated: tuple[Cl
         ask(replica.address, UPDATE_BROKER_CONFIG, body=b"slaveReadEnable=true\n")
 
 
+@pytest.mark.nightly
 def test_what_a_killed_master_acknowledged_is_read_from_its_replica_and_there_when_it_is_back(
     replicated: tuple[Cluster, BrokerServer], network: Network
 ) -> None:

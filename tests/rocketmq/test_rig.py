@@ -41,6 +41,7 @@ def topic(every_version: Cluster, peers: Peers) -> str:
     return name
 
 
+@pytest.mark.nightly
 def test_ordered_messages_of_java_peers(every_version: Cluster, peers: Peers, topic: str) -> None:
     producer = peers.producer(every_version.address)
     sent = [producer.send(topic, b"%d" % i, f"key-{i % 7}", tags="a", keys=f"k{i}") for i in range(60)]
@@ -76,6 +77,7 @@ def test_ordered_messages_of_java_peers(every_version: Cluster, peers: Peers, to
     assert {(m.tags, m.properties["KEYS"] == m.keys) for m in received} == {("a", True)}
 
 
+@pytest.mark.nightly
 def test_a_killed_broker_comes_back_with_its_messages(every_version: Cluster, peers: Peers, topic: str) -> None:
     producer = peers.producer(every_version.address)
     for i in range(50):
@@ -91,6 +93,7 @@ def test_a_killed_broker_comes_back_with_its_messages(every_version: Cluster, pe
     assert producer.send(topic, b"more", "key").status == "SEND_OK"
 
 
+@pytest.mark.nightly
 def test_a_paused_broker_says_nothing_until_it_is_resumed(every_version: Cluster) -> None:
     broker = every_version.broker
     broker.pause()
@@ -103,12 +106,14 @@ def test_a_paused_broker_says_nothing_until_it_is_resumed(every_version: Cluster
     assert ask(broker.address, GET_CLUSTERS)[0] != 0
 
 
+@pytest.mark.nightly
 def test_a_killed_nameserver_learns_of_its_brokers_again(cluster: Cluster) -> None:
     cluster.namesrv.restart()
     cluster.broker.wait()
     assert cluster.broker.address.encode() in ask(cluster.address, GET_CLUSTERS)[1]
 
 
+@pytest.mark.nightly
 def test_what_a_test_breaks_is_healed(cluster: Cluster) -> None:
     cluster.namesrv.kill()
     cluster.broker.pause()
@@ -127,6 +132,7 @@ def test_no_descriptor_of_ours_is_a_servers(cluster: Cluster, tmp_path: Path) ->
     assert os.getsid(cluster.broker.pid) != os.getsid(0)
 
 
+@pytest.mark.nightly
 def test_two_brokers(two_brokers: Cluster, peers: Peers) -> None:
     admin = peers.admin(two_brokers.address)
     for broker in two_brokers.brokers:
@@ -141,6 +147,7 @@ def test_two_brokers(two_brokers: Cluster, peers: Peers) -> None:
     consumer.stop()
 
 
+@pytest.mark.nightly
 def test_quick_locks(quick_locks: Cluster, peers: Peers) -> None:
     admin = peers.admin(quick_locks.address)
     where = quick_locks.broker.address
@@ -154,6 +161,7 @@ def test_quick_locks(quick_locks: Cluster, peers: Peers) -> None:
     assert time.monotonic() - began > 2.9
 
 
+@pytest.mark.nightly
 def test_java_peers_behind_a_network_of_proxies(cluster: Cluster, peers: Peers) -> None:
     peers.admin(cluster.address).create_topic(cluster.broker.address, "behind", 2)
     with Network.before(cluster) as network:

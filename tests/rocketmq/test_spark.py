@@ -251,6 +251,7 @@ def test_a_row_that_meets_the_condition_is_one_dead_letter_though_its_batch_is_r
     until(lambda: rig.bodies(f"%DLQ%{rig.group}") == {0: ["2:2"]}, "the dead letter is there", 30.0)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_demo_runs_on_a_cluster_and_its_audit_finds_nothing(quick_locks: Cluster, tmp_path: Path) -> None:
     """Where a killed attempt's locks end after 3 s; elsewhere the job that is resumed waits for up to 60."""

@@ -243,15 +243,16 @@ def group_deleted(flow: Flow) -> None:
     until(lambda: GROUP in flow.broker.admin.groups() or not flow.running, "the query has noticed", 60.0)
 
 
-#: What takes half a minute and more by itself has a shorter version beside it. A renewal that comes too late is in test_locks.py, too.
+#: The long tier has the faults that take long. Single calls meet them in test_log.py and test_groups.py, and a renewal that comes too
+#: late is in test_locks.py.
 FAULTS: list[Any] = [
     connections_cut,
-    connections_half_open,
+    pytest.param(connections_half_open, marks=pytest.mark.nightly),
     broker_killed,
     broker_paused,
     pytest.param(broker_paused_for_longer_than_a_lock_is_trusted, marks=pytest.mark.nightly),
-    queues_and_a_broker_added,
-    nameserver_away,
+    pytest.param(queues_and_a_broker_added, marks=pytest.mark.nightly),
+    pytest.param(nameserver_away, marks=pytest.mark.nightly),
     pytest.param(nameserver_away_until_brokers_report, marks=pytest.mark.nightly),
     group_deleted,
 ]

@@ -25,7 +25,7 @@ from orderedmq.rocketmq.local.servers import Cluster
 from tests.quick_spark import jvm_options
 from tests.waits import until
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.nightly, pytest.mark.spark]
 
 ROOT = Path(__file__).resolve().parents[2]
 URL = re.compile(r"spark://127\.0\.0\.1:\d+")

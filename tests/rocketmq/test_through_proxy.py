@@ -156,6 +156,7 @@ def test_a_backlog_is_read_through_a_proxy_without_a_pull_that_waits_for_its_tim
     assert len(repeated) < len(asked) / 10, "the Proxy has answered nearly everything at once"
 
 
+@pytest.mark.nightly
 def test_a_listener_puts_a_poison_message_aside_through_a_proxy(rig: Rig, direct: Broker) -> None:
     source = rig.topic("in", 2)
     direct.log.append({direct.log.queues(source)[0]: rows([b"good", b"poison", b"after"])})

@@ -10,9 +10,13 @@ from pyspark.sql import SparkSession
 from tests.snippets import name, pages, run
 
 PAGES = pages()
+#: Pages whose snippets need 7 s and more. Those of other formats, state and order per key are what users copy once.
+LONG = ("formats", "stateful-processing", "order-per-key", "sink", "migrating-from-kafka", "deploying")
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=name(path), marks=[pytest.mark.nightly] if path.stem in LONG else []) for path in PAGES]
+)
 @pytest.mark.timeout(400)
 def test_the_snippets_of_a_page_run_one_after_another(
     path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

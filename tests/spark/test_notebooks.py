@@ -32,8 +32,7 @@ VARYING = re.compile(r"(?<=belong to query )[0-9a-f]{6}|(?<=ends in )\d+(?= s)")
 #: Needs a cluster: tests/rocketmq/test_notebook.py runs it.
 ON_A_CLUSTER = FOLDER / "04-rocketmq.ipynb"
 WITHOUT_A_CLUSTER = [path for path in NOTEBOOKS if path != ON_A_CLUSTER]
-#: Take 20 s and more; tests/spark/test_shared.py and tests/spark/test_key_order.py test what they show.
-LONG = (FOLDER / "02-hand-over.ipynb", FOLDER / "05-order-per-key.ipynb")
+FIRST = FOLDER / "01-explore.ipynb"
 #: Seconds that a cell may sleep. A listener, which is in another process, sleeps as long as it says.
 SLEEP = 0.05
 
@@ -78,13 +77,12 @@ def test_what_a_cell_printed_is_the_same_wherever_the_kernel_cut_it() -> None:
     assert said([whole]) == said([cut]) == ["paid\nshipped\n"]
 
 
-@pytest.mark.parametrize("path", [path for path in WITHOUT_A_CLUSTER if path not in LONG], ids=lambda path: path.stem)
 @pytest.mark.timeout(400)
-def test_a_notebooks_cells_say_what_its_kept_outputs_say(
-    path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_first_notebooks_cells_say_what_its_kept_outputs_say(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In this process and session: a kernel has a JVM of its own, which takes most of the time. All run in a kernel below."""
-    run_in_this_session(path, spark, tmp_path, monkeypatch)
+    """Run it in this process and session, because a kernel has its own JVM. The long tier runs all of them in a kernel."""
+    run_in_this_session(FIRST, spark, tmp_path, monkeypatch)
 
 
 @pytest.mark.nightly

@@ -53,6 +53,7 @@ def paid(folder: Path) -> list[str]:
         return sorted(json.loads(body)["order"] for queue in broker.log.queues("paid") for body in bodies(broker, queue))
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_two_runs_of_the_pipeline_each_take_what_is_new(folder: Path) -> None:
     first, later = BLOCKS

@@ -6,29 +6,50 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 from tests import budget
 from tests.budget import Machine
-from tests.waits import until
+
+#: A program that computes for 0.4 s, says so, and waits.
+BURN = "import time\nwhile time.process_time() < 0.4: pass\nprint(flush=True)\ninput()"
 
 
 def test_what_was_used_since_the_last_charge_is_charged_to_a_line() -> None:
-    readings = iter([1.0, 3.0, 3.5, 3.0, 7.0])
+    readings = iter([1.0, 3.0, 3.5, 7.0])
     meter = budget.Meter(lambda: next(readings))
-    for line in ("a", "b", "b", "a"):
+    for line in ("a", "b", "a"):
         meter.charge(line)
-    # The third reading is lower than the second: a process that was no child any more has ended.
-    assert meter.spent == {"a": 6.0, "b": 0.5}
+    assert meter.spent == {"a": 5.5, "b": 0.5}
 
 
 def test_the_time_of_children_counts_while_they_run_and_after_their_end() -> None:
-    begun = budget.tree_seconds()
-    burn = "import time\nwhile time.process_time() < 0.4: pass\nprint(flush=True)\ninput()"
-    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    tree = budget.Tree()
+    begun = tree.seconds()
+    with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert budget.tree_seconds() - begun > 0.35
+        assert tree.seconds() - begun > 0.35
         child.communicate(b"\n")
-    until(lambda: budget.tree_seconds() - begun > 0.35, "the child's time is this process's")
+    assert tree.seconds() - begun > 0.35
+
+
+def test_the_time_of_a_process_whose_parent_was_killed_counts_after_its_end() -> None:
+    tree = budget.Tree()
+    begun = tree.seconds()
+    start = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r}])"
+    with subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        [child] = psutil.Process(parent.pid).children()
+        tree.seconds()
+        parent.kill()
+        parent.wait()
+        assert tree.seconds() - begun > 0.35
+        assert child.is_running()
+    # Its standard input is closed, so it ends.
+    child.wait()
+    assert tree.seconds() - begun > 0.35
 
 
 def test_a_module_above_its_budget_and_one_without_are_named() -> None:
