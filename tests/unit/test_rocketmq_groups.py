@@ -32,6 +32,8 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES
 from orderedmq.rocketmq.wire.route import BrokerData, Route
+from tests.unit.rocketmq_peer import Cluster as Peers
+from tests.unit.rocketmq_peer import Link
 from tests.waits import until
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -101,6 +103,31 @@ def test_a_name_that_rocketmq_makes_no_group_of(name: str) -> None:
     with pytest.raises(GroupError, match="BAD_NAME"):
         lock_rules.check_name(name)
     lock_rules.check_name("x" * 120)
+
+
+# -- offsets ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_no_first_offset_of_a_group_is_lost_where_those_that_arrive_together_overwrite_each_other() -> None:
+    """Real brokers lost one in 4 of 300 groups: without a lock, two requests make a table of offsets each."""
+    queues = [MessageQueue("T", "a", number) for number in range(5)]
+    table: dict[int, int] = {}
+
+    def script(link: Link) -> None:
+        while True:
+            together = link.read_all()
+            if not table:
+                table.update({int(together[-1].ext["queueId"]): 7})
+            else:
+                table.update({int(request.ext["queueId"]): 7 for request in together})
+            for request in together:
+                link.reply(request)
+
+    with Peers() as cluster:
+        cluster.scripted("a", script)
+        with Client(cluster.nameserver().address) as client:
+            assert GroupOffsets(client).write("g", dict.fromkeys(queues, 7)) == []
+    assert table == {queue.queue_id: 7 for queue in queues}
 
 
 # -- held locks ---------------------------------------------------------------------------------------------------------------------

@@ -94,13 +94,20 @@ class GroupOffsets:
         for queue, offset in offsets.items():
             if not 0 <= offset < 2**63:
                 raise not_an_offset(offset, queue, group)
-        asked = [(queue, group_requests.update_consumer_offset(group, queue, offset)) for queue, offset in offsets.items()]
-        try:
-            done = ask_queues(self._client, asked, deadline)
-        except GroupError:
-            self.create_group(group, list(offsets), deadline)
-            done = ask_queues(self._client, asked, deadline)
-        return [queue for (queue, _), taken in zip(asked, done) if not taken]
+        # A broker that has no offset of the group in a topic makes a table for them, and does so without a lock
+        # (ConsumerOffsetManager.commitOffset). Of two first offsets that arrive together, each may get a table, and one of the
+        # tables is lost. So one offset of each topic at each broker is written before the others.
+        first = set({(queue.topic, queue.broker_name): queue for queue in offsets}.values())
+        kept: list[MessageQueue] = []
+        for queues in ([queue for queue in offsets if queue in first], [queue for queue in offsets if queue not in first]):
+            asked = [(queue, group_requests.update_consumer_offset(group, queue, offsets[queue])) for queue in queues]
+            try:
+                done = ask_queues(self._client, asked, deadline)
+            except GroupError:
+                self.create_group(group, queues, deadline)
+                done = ask_queues(self._client, asked, deadline)
+            kept += [queue for queue, taken in zip(queues, done) if not taken]
+        return kept
 
     def clear(self, group: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Set offsets to 0, but create no group; return the queues whose offset was set.
