@@ -107,6 +107,8 @@ class Meter:
         self.spent: defaultdict[str, float] = defaultdict(float)
         self._read = read
         self._last = read()
+        self._watching = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def charge(self, line: str) -> None:
         """Charge what was used since the last call to a line."""
@@ -114,15 +116,17 @@ class Meter:
         self.spent[line] += now - self._last
         self._last = now
 
-    def watch(self) -> None:
-        """Look at the processes all the time, from a thread that ends with this process."""
+    def watch(self, watching: bool) -> None:
+        """Look at the processes all the time, or no more, from a thread that ends with this process."""
+        (self._watching.set if watching else self._watching.clear)()
+        if watching and self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="CPU meter", daemon=True)
+            self._thread.start()
 
-        def look() -> None:
-            while True:
-                time.sleep(_LOOK)
-                self._read()
-
-        threading.Thread(target=look, name="CPU meter", daemon=True).start()
+    def _look(self) -> None:
+        while self._watching.wait():
+            self._read()
+            time.sleep(_LOOK)
 
 
 def work() -> float:

@@ -103,7 +103,7 @@ def sender(peers: Peers, address: str) -> Callable[[str, range], None]:
     return send
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def send(peers: Peers, cluster: Cluster) -> Callable[[str, range], None]:
     """Events of seven keys, by Java's own producer and selector."""
     return sender(peers, cluster.address)
