@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 #: The folders of tests, those whose scopes take longest first.
 _FOLDERS = ("rocketmq", "faults", "spark", "contract", "sim", "browser", "unit")
 
-# A slow example is a sign of a busy machine, not of a fault.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("suite")
+# A slow example is a sign of a busy machine, not of a fault. A test that needs more examples than others says how many.
+settings.register_profile("fast", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
+settings.register_profile("nightly", settings.get_profile("fast"), max_examples=300)
+settings.load_profile("fast")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts a background job with Ctrl-C ignored, and the programs that tests start and interrupt would ignore it, too.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("--nightly"):
+        settings.load_profile("nightly")
     config.pluginmanager.register(Metering(config), "metering")
     config.addinivalue_line("markers", "spark: starts a Spark driver or uses the shared session")
     config.addinivalue_line("markers", "rocketmq: a test of the folder rocketmq, or one that needs real RocketMQ servers")

@@ -43,7 +43,7 @@ PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.
 NAMED = ("ORDEREDMQ_STORE.CORRUPT", "ORDEREDMQ_STORE.NOT_A_STORE", "ORDEREDMQ_STORE.NEWER_FORMAT")
 #: Seconds after which an attempt that says nothing hangs: it takes some hundredths.
 PATIENCE = 60.0
-SAMPLE = 400
+SAMPLE = 200
 #: Bytes of a meta page that are used.
 META_SIZE = 152
 PROCESSES_AT_ONCE = 2
