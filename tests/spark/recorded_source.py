@@ -1,0 +1,140 @@
+"""The format ``orderedmq`` with a record of every call, registered as ``orderedmq_recorded``.
+
+The classes are the real ones. Each call appends a line to ``calls.jsonl`` next to the store, from whichever process it happens in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
+
+from ordered_sink.commit import StreamWriter
+from ordered_sink.writer import Written
+from ordered_source.partition_reader import QueuePartition
+from ordered_source.stream_reader import StreamReader
+from orderedmq.core.micro_batch import BATCH, QUERY, RUN
+from pyspark_orderedmq import DefaultSource
+
+FORMAT = "orderedmq_recorded"
+
+
+class _Record:
+    """Appends the calls of one object. ``thing``: the object's name; a pickled copy of the object keeps it."""
+
+    def __init__(self, options: Mapping[str, str], kind: str) -> None:
+        self.file = str(Path(options["path"]).parent / "calls.jsonl")
+        self.thing = f"{kind} {uuid.uuid4().hex}"
+
+    def __call__(self, method: str, **arguments: Any) -> None:
+        line = json.dumps({"object": self.thing, "method": method, "process": os.getpid(), **arguments}) + "\n"
+        file = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+
+def calls(folder: Path) -> list[dict[str, Any]]:
+    """The calls so far, in order."""
+    file = folder / "calls.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _task() -> dict[str, Any]:
+    context = TaskContext.get()
+    assert context is not None
+    found = {name: context.getLocalProperty(name) for name in (QUERY, BATCH, RUN)}
+    return {"task": context.partitionId(), "attempt": context.attemptNumber(), **found}
+
+
+class RecordedReader(StreamReader):
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self.record = _Record(options, "reader")
+        self.record("streamReader", schema=schema.simpleString())
+        super().__init__(options, schema)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        self.record("getDefaultReadLimit")
+        return super().getDefaultReadLimit()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self.record("prepareForTriggerAvailableNow")
+        super().prepareForTriggerAvailableNow()
+
+    def initialOffset(self) -> dict[str, Any]:
+        self.record("initialOffset")
+        return super().initialOffset()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        found = super().latestOffset(start, limit)
+        shown = {"kind": type(limit).__name__, **asdict(limit)}  # type: ignore[call-overload]
+        self.record("latestOffset", start=start, limit=shown, result=found)
+        return found
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        self.record("reportLatestOffset")
+        return super().reportLatestOffset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self.record("partitions", start=start, end=end)
+        return super().partitions(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, QueuePartition)
+        self.record("read", queue=str(partition.queue), begin=partition.begin, end=partition.end, **_task())
+        return super().read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self.record("commit", end=end)
+        super().commit(end)
+
+    def stop(self) -> None:
+        super().stop()
+        self.record("stop", terminated=self._terminated)
+
+
+class RecordedWriter(StreamWriter):
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        self.record = _Record(options, "writer")
+        self.record("streamWriter", schema=schema.simpleString(), overwrite=overwrite)
+        super().__init__(options, schema, overwrite)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        self.record("write", **_task())
+        return super().write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self.record("commit", batch=batchId, rows=_rows(messages))
+        super().commit(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self.record("abort", batch=batchId, rows=_rows(messages))
+        super().abort(messages, batchId)
+
+
+def _rows(messages: Sequence[WriterCommitMessage | None]) -> list[int | None]:
+    """The rows of each task that ended."""
+    return [message.rows if isinstance(message, Written) else None for message in messages]
+
+
+class RecordedSource(DefaultSource):
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def streamReader(self, schema: StructType) -> RecordedReader:
+        return RecordedReader(self.options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> RecordedWriter:
+        return RecordedWriter(self.options, schema, overwrite)

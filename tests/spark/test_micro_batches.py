@@ -1,0 +1,177 @@
+"""The loop of tests/micro_batches.py calls source, tasks and sink as Spark does: one scenario through both, call by call."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+import orderedmq
+from orderedmq.broker import Broker
+from orderedmq.errors import OrderedMQError
+from tests.micro_batches import Checkpoint, MicroBatchLoop
+from tests.spark.recorded_source import FORMAT, RecordedSource, calls
+from tests.waits import until
+
+#: A body that the query of the scenario turns into null, which the sink refuses.
+BAD = b"bad"
+
+
+class Place(Protocol):
+    """Where the scenario runs."""
+
+    def run(self, name: str, source: dict[str, str], sink: dict[str, str], *, available_now: bool, fails: bool) -> None:
+        """Run the query ``name`` until there is nothing to read or it fails, and stop it."""
+
+
+class InSpark:
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+        spark.dataSource.register(RecordedSource)
+
+    def run(self, name: str, source: dict[str, str], sink: dict[str, str], *, available_now: bool, fails: bool) -> None:
+        stops = self.stops()
+        df = self.spark.readStream.format(FORMAT).options(**source).load()
+        df = df.selectExpr("nullif(body, cast('bad' as binary)) body", "sharding_key")
+        writer = df.writeStream.format(FORMAT).options(**sink).option("checkpointLocation", str(self.folder / name))
+        trigger: dict[str, Any] = {"availableNow": True} if available_now else {"processingTime": "100 milliseconds"}
+        query = writer.trigger(**trigger).start()
+        try:
+            if available_now:
+                query.awaitTermination()
+            else:
+                query.processAllAvailable()
+            assert not fails
+        except StreamingQueryException:
+            assert fails
+        query.stop()
+        # Spark does not wait for the source's process.
+        until(lambda: self.stops() == stops + 1, "the source has stopped")
+
+    def stops(self) -> int:
+        return sum(call["method"] == "stop" for call in calls(self.folder))
+
+
+class InLoop:
+    def __init__(self) -> None:
+        self.checkpoints: dict[str, Checkpoint] = {}
+
+    def run(self, name: str, source: dict[str, str], sink: dict[str, str], *, available_now: bool, fails: bool) -> None:
+        checkpoint = self.checkpoints.setdefault(name, Checkpoint())
+        run = MicroBatchLoop(source, sink, checkpoint, rows=_columns, available_now=available_now, format=RecordedSource)
+        try:
+            run.process_all_available()
+            assert not fails
+        except OrderedMQError:
+            assert fails
+        run.stop()
+
+
+def _columns(rows: pa.RecordBatch) -> pa.RecordBatch:
+    body = rows.column("body")
+    body = pc.if_else(pc.equal(body, BAD), pa.scalar(None, pa.binary()), body)
+    return pa.RecordBatch.from_arrays([body, rows.column("sharding_key")], names=["body", "sharding_key"])
+
+
+def scenario(place: Place, broker: Broker, path: str) -> None:
+    """First batch, batches with a limit, an idle trigger, stops, failures of commit and task, replays, and availableNow."""
+    broker.admin.create_topic("in", 2)
+    broker.admin.create_topic("out", 2)
+    first, second = broker.log.queues("in")
+
+    def fill(*bodies: bytes) -> None:
+        for queue in (first, second):
+            keys = [f"{queue.queue_id}-{place}" for place in range(len(bodies))]
+            broker.log.append({queue: pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys})})
+
+    def run(
+        name: str = "one",
+        topic: str = "in",
+        *,
+        available_now: bool = False,
+        fails: bool = False,
+        limit: str | None = "4",
+        **sink: str,
+    ) -> None:
+        source = {"path": path, "topic": topic, "consumerGroup": name}
+        if limit is not None:
+            source["maxOffsetsPerTrigger"] = limit
+        place.run(name, source, {"path": path, "topic": "out", **sink}, available_now=available_now, fails=fails)
+
+    fill(b"a", b"b", b"c", b"d", b"e")
+    run()
+    # Both tasks of this batch have the same key: the commit is refused, and the batch stays in the offset log.
+    for queue in (first, second):
+        broker.log.append({queue: pa.record_batch({"body": pa.array([b"f"], pa.binary()), "sharding_key": ["same"]})})
+    run(fails=True)
+    run(onKeyConflict="ignore")
+    fill(b"g", b"h", b"i")
+    run(available_now=True)
+    # A task fails. One queue has messages, so that the batch has one task: Spark runs several at the same time.
+    broker.log.append({first: pa.record_batch({"body": pa.array([BAD], pa.binary()), "sharding_key": ["k"]})})
+    run(available_now=True, fails=True)
+    run(available_now=True, fails=True)
+    # Batch 0 fails and is repeated; without a limit.
+    broker.admin.create_topic("other", 1)
+    rows = {"body": pa.array([b"a", BAD], pa.binary()), "sharding_key": ["k", "k"]}
+    broker.log.append({broker.log.queues("other")[0]: pa.record_batch(rows)})
+    run("two", "other", fails=True, limit=None)
+    run("two", "other", fails=True, limit=None, available_now=True)
+    # A batch without partitions: it only records where the query begins.
+    broker.admin.create_topic("empty", 1)
+    run("three", "empty", limit=None, available_now=True)
+
+
+def normalised(folder: Path) -> list[str]:
+    """The calls without what differs between any two runs of the scenario.
+
+    - Ids of objects, queries, runs, owners and topics are numbered in the order in which they first appear.
+    - Spark runs the tasks of a batch at the same time: their calls are sorted.
+    - Spark asks an idle source again and again: repeated questions with the same answer are left out.
+    - There are no process ids: the loop has one process.
+    """
+    found = calls(folder)
+    found = [call for part in _by_task(found) for call in part]
+    out: list[str] = []
+    last = ""
+    skipped = False
+    for call in found:
+        del call["process"]
+        line = json.dumps(call)
+        if call["method"] == "latestOffset":
+            skipped = line == last
+            last = line
+        elif call["method"] != "reportLatestOffset":
+            skipped = False
+        if not skipped:
+            out.append(line)
+    ids: dict[str, str] = {}
+    pattern = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}|[0-9A-F]{16}")
+    return [pattern.sub(lambda match: ids.setdefault(match.group(), f"<{len(ids)}>"), line) for line in out]
+
+
+def _by_task(found: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    for in_task, part in groupby(found, key=lambda call: "task" in call):
+        if in_task:
+            yield sorted(part, key=lambda call: (call["streaming.sql.batchId"], call["task"], call["method"] == "read"))
+        else:
+            yield list(part)
+
+
+def test_the_loop_calls_source_tasks_and_sink_as_spark_does(spark: SparkSession, tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("spark", "loop")}
+    places: dict[str, Place] = {"spark": InSpark(spark, folders["spark"]), "loop": InLoop()}
+    for name, place in places.items():
+        folders[name].mkdir()
+        path = str(folders[name] / "store")
+        with orderedmq.connect(path) as broker:
+            scenario(place, broker, path)
+    assert normalised(folders["loop"]) == normalised(folders["spark"])
