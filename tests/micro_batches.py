@@ -111,9 +111,14 @@ class MicroBatches:
         end = json.dumps(self.reader.latestOffset(self.start, limit))
         return end if not self.committed or end != self.checkpoint.log[self.committed - 1] else None
 
+    @property
+    def overtaken(self) -> bool:
+        """Whether another run has logged the next batch."""
+        return self.logged < len(self.checkpoint.log)
+
     def write_offset_log(self, end: str) -> None:
         """Log a batch. Raises AnotherRun."""
-        if self.logged < len(self.checkpoint.log):
+        if self.overtaken:
             raise AnotherRun(f"logged batch {self.logged}")
         self.checkpoint.log.append(end)
         self.logged += 1

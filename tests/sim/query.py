@@ -1,11 +1,12 @@
-"""A streaming query of the simulation: its checkpoint, and Spark's micro-batch loop around the real reader.
+"""A streaming query of the simulation: steps of Spark's micro-batch loop (tests/micro_batches.py) around the real reader.
 
 The driver may outlive the source runner: it notices the runner's death at its next call. Tasks may outlive the driver.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from orderedmq.core.lock import LockToken
 from orderedmq.core.ownership import Owner
 from orderedmq.errors import OrderedMQError, SinkError
 from orderedmq.model import OffsetRange
+from tests.micro_batches import AnotherRun, Checkpoint, MicroBatches
 from tests.sim.key_task import Around, Keys, KeyTask
 from tests.sim.process import Killed, Network, Process
 from tests.sim.sink import Run, Sink
@@ -45,19 +47,6 @@ class Kind:
     keys: Keys | None = None
 
 
-@dataclass
-class CheckpointLocation:
-    """Spark's checkpoint: the offset log, and the number of batches in the commit log. ``runs`` counts the runs started on it.
-
-    A batch is logged and committed once: a run that finds the batch logged or committed already fails
-    (concurrentStreamLogUpdate).
-    """
-
-    log: list[dict[str, Any]] = field(default_factory=list)
-    committed: int = 0
-    runs: int = 0
-
-
 class Query:
     """One streaming query. ``twin``: the query on whose checkpoint this one is started a second time, by mistake."""
 
@@ -70,16 +59,14 @@ class Query:
         #: What its tasks share with those of the others, with order per key.
         self.around: Around | None = None
         self.twin = twin
-        self.checkpoint: CheckpointLocation = CheckpointLocation() if twin is None else twin.checkpoint
-        #: Number of batches that this run knows to be logged, and to be committed.
-        self.logged = self.committed = 0
+        self.checkpoint: Checkpoint = Checkpoint() if twin is None else twin.checkpoint
+        #: Spark's side of the present run, or of the last one.
+        self.batches: MicroBatches | None = None
         self.runs = 0
         #: No other run is started on the checkpoint.
         self.alone = twin is None
         if twin is not None:
             twin.alone = False
-        #: The run's number among all runs on the checkpoint.
-        self.number = 0
         self.phase = "down"
         self.busy = False
         #: Whether the query took a step since its invariants were checked.
@@ -123,11 +110,14 @@ class Query:
 
     @property
     def run(self) -> Run:
-        return Run(self.name if self.twin is None else self.twin.name, self.logged - 1, self.number)
+        assert self.batches is not None
+        name = self.name if self.twin is None else self.twin.name
+        return Run(name, self.batches.logged - 1, self.batches.number)
 
     @property
-    def start(self) -> dict[str, Any]:
-        return self.checkpoint.log[self.committed - 1] if self.committed else {}
+    def committed(self) -> int:
+        """Number of batches that the run knows to be committed."""
+        return 0 if self.batches is None else self.batches.committed
 
     def options(self) -> dict[str, str]:
         out = {"path": f"/simulation/{self.name}", "topic": TOPIC, "consumerGroup": GROUP, "lockTimeout": "300ms"}
@@ -155,6 +145,9 @@ class Query:
             if self.process is not None:
                 # Otherwise it was killed while one of its tasks waited for the broker.
                 self.leave(terminated=True)
+        except AnotherRun as found:
+            self.world.note(f"{self.name}: another run has {found}, Spark ends this one")
+            self.leave(terminated=True)
         except Killed:
             self.crash()
         finally:
@@ -162,43 +155,39 @@ class Query:
 
     def _down(self) -> None:
         self.runs += 1
-        self.checkpoint.runs += 1
-        self.number = self.checkpoint.runs
-        self.logged, self.committed = len(self.checkpoint.log), self.checkpoint.committed
-        self.process = Process(self.network, f"{self.name}.{self.number}")
         self.reader = StreamReader(self.options(), SCHEMA)
+        self.batches = batches = MicroBatches(self.reader, self.checkpoint)
+        self.process = Process(self.network, f"{self.name}.{batches.number}")
         self.quiet = False
         self.available_now = not self.staying and self.random.random() < 0.1
-        self.phase = "planned" if self.logged > self.committed else "idle"
-        self.world.note(f"{self.name}: starts run {self.number}{', availableNow' if self.available_now else ''}, {self.phase}")
+        self.phase = "planned" if batches.in_flight else "idle"
+        self.world.note(
+            f"{self.name}: starts run {batches.number}{', availableNow' if self.available_now else ''}, {self.phase}"
+        )
         if self.available_now:
             self.reader.prepareForTriggerAvailableNow()
 
     def _idle(self) -> None:
-        reader = self._runner()
+        batches = self._spark()
         most = None if self.staying else self.kind.max_rows
-        limit = ReadAllAvailable() if most is None else ReadMaxRows(most)
-        start = self.start
-        end = reader.latestOffset(start, limit)
-        self.quiet = end == start
+        end = batches.latest_offset(ReadAllAvailable() if most is None else ReadMaxRows(most))
+        self.quiet = end is None
         if self.world.trace is not None:
-            self.world.note(f"{self.name}: latestOffset → {'nothing' if self.quiet else _short(end)}; {self._owns()}")
-        if self.quiet:
+            self.world.note(
+                f"{self.name}: latestOffset → {'nothing' if end is None else _short(json.loads(end))}; {self._owns()}"
+            )
+        if end is None:
             if self.available_now:
                 self.leave(terminated=True)
-        elif self.logged < len(self.checkpoint.log):
-            self._another(f"logged batch {self.logged}")
-        elif self.random.random() >= self.network.mishap:
-            self.checkpoint.log.append(end)
-            self.logged += 1
+        elif batches.overtaken or self.random.random() >= self.network.mishap:
+            batches.write_offset_log(end)
+            batches.commit_source()
             self.phase = "planned"
         else:
             self.world.note(f"{self.name}: what was planned is not logged")
 
     def _planned(self) -> None:
-        reader = self._runner()
-        end = self.checkpoint.log[self.logged - 1]
-        partitions = reader.partitions(self.start, end)
+        partitions = self._spark().partitions()
         self.tasks = [self._task(one) for one in partitions if isinstance(one, QueuePartition)]
         if len({task.token.queue for task in self.tasks}) < len(self.tasks):
             self.world.fail(f"{self.name}: a queue has two partitions")
@@ -252,24 +241,19 @@ class Query:
             raise Killed
 
     def _committing(self) -> None:
-        if self.checkpoint.committed >= self.logged:
-            self._another(f"committed batch {self.logged - 1}")
-            return
-        self.checkpoint.committed = self.committed = self.logged
+        assert self.batches is not None
+        self.batches.write_commit_log()
         self.tasks = []
         self.phase = "idle"
         self.world.note(f"{self.name}: Spark commits batch {self.committed - 1}")
 
-    def _another(self, what: str) -> None:
-        self.world.note(f"{self.name}: another run has {what}, Spark ends this one")
-        self.leave(terminated=True)
-
-    def _runner(self) -> StreamReader:
+    def _spark(self) -> MicroBatches:
+        """The run's loop. Raises Killed if the source runner is dead, as Spark finds out at its next call."""
         assert self.process is not None
-        assert self.reader is not None
+        assert self.batches is not None
         if self.process.dead:
             raise Killed
-        return self.reader
+        return self.batches
 
     # -- the end -----------------------------------------------------------------------------------------------------------
 
@@ -316,7 +300,8 @@ class Query:
             self.late.append(self.run)
         self._forsake(all_gone=False)
         process.frozen = True
-        asked = self.start if self.phase == "idle" and reader._connected is not None else None
+        assert self.batches is not None
+        asked = self.batches.start if self.phase == "idle" and reader._connected is not None else None
         self.former.append((process, reader, asked))
         self.process = self.reader = None
         self.phase = "down"

@@ -62,6 +62,9 @@ def test_the_driver_keeps_nothing_of_micro_batches_that_are_done(tmp_path: Path)
             assert run.batch() is not None
             assert run.batch() is None
             run.reader.reportLatestOffset()
+            # Spark deletes old entries of its logs.
+            log = run.checkpoint.log
+            log[:-1] = [""] * (len(log) - 1)
 
         with stopped(run.reader):
             # Less than one block for each of the 180 boundaries that count; PyArrow's own first uses leave some.

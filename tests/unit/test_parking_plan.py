@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
+from tests.micro_batches import Checkpoint, MicroBatches
 from tests.stopped_readers import stopped
 from tests.waits import until
 
@@ -65,24 +67,33 @@ def options(broker: Broker, **more: str) -> dict[str, str]:
 
 
 class Run:
-    """A query's driver: plans batches, and counts them as committed when the next is planned."""
+    """A query's driver: it plans batches, whose tasks the test replaces. A batch is committed when the next one is planned."""
 
-    def __init__(self, broker: Broker, start: dict[str, Any] | None = None, **more: str) -> None:
+    def __init__(
+        self, broker: Broker, checkpoint: Checkpoint | None = None, *, available_now: bool = False, **more: str
+    ) -> None:
         self.broker = broker
         self.reader = StreamReader(options(broker, **more), full_schema(False))
-        self.start = start if start is not None else self.reader.initialOffset()
+        self.checkpoint = checkpoint or Checkpoint()
+        self.spark = MicroBatches(self.reader, self.checkpoint)
+        self.limit = self.spark.open(available_now=available_now)
+        #: Whether the batch in flight was planned by this run; otherwise it is to be repeated.
+        self.planned = False
         self.parts: list[QueuePartition] = []
 
     def batch(self) -> tuple[tuple[int, int], tuple[int, int]] | None:
-        """Plan a batch. Return the range of the queue and of its lot; None: nothing is to be read."""
-        end = self.reader.latestOffset(self.start, self.reader.getDefaultReadLimit())
-        if end == self.start:
-            return None
-        return self.run(end)
-
-    def run(self, end: dict[str, Any]) -> tuple[tuple[int, int], tuple[int, int]] | None:
-        self.parts = [part for part in self.reader.partitions(self.start, end) if isinstance(part, QueuePartition)]
-        self.start = end
+        """Plan a batch, or repeat the one in flight. Return the range of the queue and of its lot; None: nothing is to be read."""
+        if self.spark.in_flight and self.planned:
+            self.spark.write_commit_log()
+        if not self.spark.in_flight:
+            end = self.spark.latest_offset(self.limit)
+            if end is None:
+                return None
+            self.spark.write_offset_log(end)
+            self.spark.commit_source()
+        parts = self.spark.partitions()
+        self.planned = True
+        self.parts = [part for part in parts if isinstance(part, QueuePartition)]
         if not self.parts:
             return None
         [part] = self.parts
@@ -205,7 +216,7 @@ def test_a_restarted_query_knows_from_its_lot_when_a_key_is_due(broker: Broker, 
         run.batch()
         run.park(ticket(0, HOUR))
         assert run.batch() is None
-    again = Run(broker, run.start)
+    again = Run(broker, run.checkpoint)
     with stopped(again.reader):
         # The first look is a change at the broker: only the second one waits for the time.
         assert again.batch() is None
@@ -221,14 +232,11 @@ def test_a_run_with_available_now_reads_what_was_due_when_it_began(broker: Broke
         run.batch()
         run.park(ticket(1, HOUR))
         assert run.batch() is None
-        before = run.start
-    now = Run(broker, before)
-    now.reader.prepareForTriggerAvailableNow()
+    now = Run(broker, run.checkpoint, available_now=True)
     with stopped(now.reader):
         clock.passed = 3700
         assert now.batch() is None
-    later = Run(broker, now.start)
-    later.reader.prepareForTriggerAvailableNow()
+    later = Run(broker, run.checkpoint, available_now=True)
     with stopped(later.reader):
         assert later.batch() == ((2, 2), (0, 1))
 
@@ -257,12 +265,10 @@ def test_a_restart_repeats_the_lots_range_with_the_queues(broker: Broker, clock:
         run.batch()
         run.park(ticket(0, -HOUR))
         produce(broker, "c")
-        before = run.start
         assert run.batch() == ((2, 3), (0, 1))
-        logged = run.start
-    again = Run(broker, before)
+    again = Run(broker, run.checkpoint)
     with stopped(again.reader):
-        assert again.run(logged) == ((2, 3), (0, 1))
+        assert again.batch() == ((2, 3), (0, 1))
         assert again.batch() is None
         assert broker.groups.offsets("g", [QUEUE, LOT]) == {QUEUE: 3, LOT: 1}
         assert [lock.queue for lock in broker.admin.locks("g")] == [QUEUE]
@@ -274,9 +280,9 @@ def test_a_batch_that_was_logged_without_parking_lots_is_repeated_with_them(brok
     reader = StreamReader(plain, full_schema(False))
     with stopped(reader):
         logged = reader.latestOffset({}, ReadAllAvailable())
-    run = Run(broker)
+    run = Run(broker, Checkpoint([json.dumps(logged)]))
     with stopped(run.reader):
-        assert run.run(logged) == ((0, 1), (0, 0))
+        assert run.batch() == ((0, 1), (0, 0))
         assert run.batch() is None
 
 
@@ -407,10 +413,10 @@ def test_parked_messages_that_aged_out_are_an_error_or_a_counted_warning(
         assert run.batch() is None
     monkeypatch.setattr(admin, "_refuse_parked", lambda topic: None)
     broker.admin.trim(LOT.topic, {LOT: 2})
-    failing = Run(broker, run.start)
+    failing = Run(broker, run.checkpoint)
     with stopped(failing.reader), pytest.raises(DataLossError, match="AGED_OUT.*%PARKED%g%in.*failOnDataLoss"):
         failing.batch()
-    going = Run(broker, run.start, failOnDataLoss="false")
+    going = Run(broker, run.checkpoint, failOnDataLoss="false")
     with stopped(going.reader):
         produce(broker, "c")
         assert going.batch() == ((2, 3), (2, 2))
@@ -428,12 +434,12 @@ def test_a_parking_lot_is_switched_off_and_on_again_while_nothing_is_parked(brok
     plain = StreamReader({**options(broker), "parkingLot": "false"}, full_schema(True))
     with stopped(plain):
         produce(broker, "b")
-        start = plain.latestOffset(run.start, ReadAllAvailable())
-        [part] = plain.partitions(run.start, start)
+        start = plain.latestOffset(run.spark.start, ReadAllAvailable())
+        [part] = plain.partitions(run.spark.start, start)
         assert isinstance(part, QueuePartition)
         assert (part.begin, part.end, part.lot) == (1, 2, None)
         assert plain.latestOffset(start, ReadAllAvailable()) == start
-    again = Run(broker, start)
+    again = Run(broker, Checkpoint([json.dumps(start)], committed=1))
     with stopped(again.reader):
         produce(broker, "c")
         assert again.batch() == ((2, 3), (1, 1))
@@ -441,8 +447,8 @@ def test_a_parking_lot_is_switched_off_and_on_again_while_nothing_is_parked(brok
         assert again.batch() == ((3, 3), (1, 2))
 
 
-def processed_lot(broker: Broker) -> dict[str, Any]:
-    """Run a query that has processed a lot of two messages. Return what Spark has logged."""
+def processed_lot(broker: Broker) -> Checkpoint:
+    """Run a query that has processed a lot of two messages. Return its checkpoint."""
     produce(broker, "a", "b", "c")
     run = Run(broker)
     with stopped(run.reader):
@@ -450,7 +456,7 @@ def processed_lot(broker: Broker) -> dict[str, Any]:
         run.park(ticket(0, -HOUR), ticket(1, -HOUR))
         assert run.batch() == ((3, 3), (0, 2))
         assert run.batch() is None
-        return run.start
+        return run.checkpoint
 
 
 def parks_and_gets_it_back(broker: Broker, run: Run, at: int) -> None:
@@ -462,31 +468,31 @@ def parks_and_gets_it_back(broker: Broker, run: Run, at: int) -> None:
 
 def test_after_its_group_was_deleted_a_query_goes_on_with_new_lots(broker: Broker) -> None:
     """Nothing was parked, so nothing is lost."""
-    start = processed_lot(broker)
+    checkpoint = processed_lot(broker)
     broker.admin.delete_group("g")
     produce(broker, "d")
-    run = Run(broker, start)
+    run = Run(broker, checkpoint)
     with stopped(run.reader):
         assert run.batch() == ((3, 4), (0, 0))
         parks_and_gets_it_back(broker, run, 3)
 
 
 def test_after_its_lots_were_deleted_a_query_goes_on_with_new_ones(broker: Broker) -> None:
-    start = processed_lot(broker)
+    checkpoint = processed_lot(broker)
     broker.admin.delete_topic(LOT.topic)
     produce(broker, "d")
-    run = Run(broker, start)
+    run = Run(broker, checkpoint)
     with stopped(run.reader):
         assert run.batch() == ((3, 4), (0, 0))
         parks_and_gets_it_back(broker, run, 3)
 
 
 def test_lots_of_a_topic_that_was_created_anew_begin_anew(broker: Broker) -> None:
-    start = processed_lot(broker)
+    checkpoint = processed_lot(broker)
     broker.admin.delete_topic("in")
     broker.admin.create_topic("in", 1)
     produce(broker, "d")
-    run = Run(broker, start, failOnDataLoss="false")
+    run = Run(broker, checkpoint, failOnDataLoss="false")
     with stopped(run.reader):
         assert run.batch() == ((0, 1), (0, 0))
         parks_and_gets_it_back(broker, run, 0)
@@ -500,19 +506,17 @@ def test_a_logged_batch_is_repeated_without_its_part_of_a_lot_that_was_deleted(b
         run.batch()
         run.park(ticket(0, -HOUR))
         produce(broker, "c")
-        before = run.start
         assert run.batch() == ((2, 3), (0, 1))
-        logged = run.start
     if deleted == "the group":
         broker.admin.delete_group("g", force=True)
     else:
         broker.admin.order_parked("g", QUEUE, [Order("drop", "a")])
         broker.admin.seek("g", {QUEUE: 2}, force=True, parked="drop")
         broker.admin.delete_topic(LOT.topic)
-    again = Run(broker, before)
+    again = Run(broker, run.checkpoint)
     with stopped(again.reader):
         expected = ((2, 3), (0, 0)) if deleted == "the group" else None
-        assert again.run(logged) == expected
+        assert again.batch() == expected
         if expected is None:
             assert again.batch() == ((2, 3), (0, 0))
         parks_and_gets_it_back(broker, again, 2)
