@@ -62,7 +62,7 @@ check: $(STAMP) ## lint, types and the tests that need neither Spark nor a serve
 
 .PHONY: check-tests
 check-tests: $(STAMP)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m "not spark and not rocketmq" tests/unit tests/contract tests/sim/test_simulation.py $(ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m "not spark and not rocketmq" tests/unit tests/contract tests/loop tests/sim/test_simulation.py $(ARGS)
 
 # Debian's packages. Where they cannot be had, the tests in tests/browser are skipped, but not in CI.
 browser: ## install Chromium and its driver, which tests of the web page need, if they are missing and apt-get can

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: The folders of tests, those whose scopes take longest first.
-_FOLDERS = ("rocketmq", "faults", "spark", "contract", "sim", "browser", "unit")
+_FOLDERS = ("rocketmq", "faults", "spark", "contract", "sim", "loop", "browser", "unit")
 
 # A slow example is a sign of a busy machine, not of a fault. A test that needs more examples than others says how many.
 settings.register_profile("fast", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
@@ -112,7 +112,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def scope_of(nodeid: str) -> str:
     """The name of the tests that run in one process, one after the other, so that their servers and their Spark start once.
 
-    The tests of a folder are one scope, except that unit tests and the simulation share nothing, so each module is a scope, and that
+    The tests of a folder are one scope, except that the modules of unit, sim and loop share nothing, so each of them is a scope, and that
     the contract suite has different servers for each kind of broker: ``tests/contract/test_log.py::test_x[embedded]`` → embedded.
     """
     module = nodeid.partition("::")[0]
@@ -120,7 +120,7 @@ def scope_of(nodeid: str) -> str:
     if folder == "contract":
         kind = re.search(r"\[(rocketmq-[\d.]+)", nodeid)
         return kind[1] if kind is not None else "embedded"
-    return module if folder in ("unit", "sim") else folder
+    return module if folder in ("unit", "sim", "loop") else folder
 
 
 class Scopes(LoadScopeScheduling):

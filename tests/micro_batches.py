@@ -192,7 +192,6 @@ class MicroBatchLoop:
         self.reader: Any = None
         #: A copy of the reader that tasks get; it is made in another process, once a run.
         self._tasks_reader: bytes | None = None
-        self._tasks = 0
         self._run_id = str(uuid.uuid4())
         self._points = self._run()
 
@@ -282,7 +281,7 @@ class MicroBatchLoop:
         else:
             outputs: list[pa.RecordBatch] = []
             for place, take in enumerate(inputs):
-                with self._task(place, properties):
+                with _task(place, properties):
                     outputs += take()
             yield "written"
             if self._sink is not None:
@@ -300,7 +299,7 @@ class MicroBatchLoop:
         messages: list[WriterCommitMessage | None] = [None] * len(inputs)
         try:
             for place, take in enumerate(inputs):
-                with self._task(place, properties):
+                with _task(place, properties):
                     messages[place] = pickle.loads(cloudpickle.dumps(pickle.loads(planned).write(take())))
             yield "written"
             self._writer().commit(list(messages), number)
@@ -317,20 +316,6 @@ class MicroBatchLoop:
             more["queryname"] = self._name
         return self._format(_options({**self._sink, **more})).streamWriter(schema=self._sink_schema, overwrite=False)
 
-    @contextlib.contextmanager
-    def _task(self, partition: int, properties: Mapping[str, str]) -> Iterator[None]:
-        """Let the code inside be a task of the batch: the real TaskContext, filled in as a Python worker does."""
-        before = TaskContext.get()
-        TaskContext._setTaskContext(None)
-        TaskContext(
-            partitionId=partition, attemptNumber=0, stageId=0, taskAttemptId=self._tasks, localProperties=dict(properties)
-        )
-        self._tasks += 1
-        try:
-            yield
-        finally:
-            TaskContext._setTaskContext(before)
-
     def _end(self, *, terminated: bool) -> None:
         if not self.active:
             return
@@ -343,6 +328,32 @@ class MicroBatchLoop:
                 with contextlib.suppress(SystemExit):
                     self.reader._terminate(signal.SIGTERM, None)
             self.reader.stop()
+
+
+def batch_write(source: DataSource, tasks: Sequence[pa.RecordBatch], *, overwrite: bool = False) -> None:
+    """Write rows as ``df.write`` does: one writer is planned, its copies write and commit."""
+    planned = cloudpickle.dumps(source.writer(from_arrow_schema(tasks[0].schema), overwrite))
+    messages: list[WriterCommitMessage | None] = [None] * len(tasks)
+    try:
+        for place, rows in enumerate(tasks):
+            with _task(place, {}):
+                messages[place] = pickle.loads(cloudpickle.dumps(pickle.loads(planned).write(iter([rows]))))
+        pickle.loads(planned).commit(list(messages))
+    except Exception:
+        pickle.loads(planned).abort(messages)
+        raise
+
+
+@contextlib.contextmanager
+def _task(partition: int, properties: Mapping[str, str]) -> Iterator[None]:
+    """Let the code inside be a task of Spark: the real TaskContext, filled in as a Python worker does."""
+    before = TaskContext.get()
+    TaskContext._setTaskContext(None)
+    TaskContext(partitionId=partition, attemptNumber=0, stageId=0, taskAttemptId=partition, localProperties=dict(properties))
+    try:
+        yield
+    finally:
+        TaskContext._setTaskContext(before)
 
 
 def _options(given: Mapping[str, object]) -> CaseInsensitiveDict:

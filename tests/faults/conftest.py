@@ -80,14 +80,13 @@ class Observer:
         self.events.append(event)
 
 
-class World:
-    """One store, its queries, and the actions and checks of a test."""
+class StoreWorld:
+    """One store, and the actions and checks of a test."""
 
     group = GROUP
 
-    def __init__(self, folder: Path, spark: SparkSession, queues: int) -> None:
+    def __init__(self, folder: Path, queues: int) -> None:
         self.folder = folder
-        self.spark = spark
         self.path = str(folder / "store")
         self.points = Points(folder / "points")
         self.points.folder.mkdir()
@@ -96,7 +95,8 @@ class World:
             self.broker.admin.create_topic(topic, queues)
         self.queues: list[MessageQueue] = self.broker.log.queues("in")
         self.observer = Observer(folder / "store")
-        self._queries: list[StreamingQuery] = []
+        #: Everything with a method ``stop`` that the test has started.
+        self._queries: list[Any] = []
 
     # -- doing --------------------------------------------------------------------------------------------------------------
 
@@ -114,23 +114,6 @@ class World:
         """The arguments that start a query of this world, in this process or in a separate driver."""
         source = {"pullBatchSize": PULL, "lockTimeout": "5s", **more.pop("source", {})}
         return {"path": self.path, "checkpoint": str(self.folder / checkpoint), "group": GROUP, "source": source, **more}
-
-    def start(self, checkpoint: str = "ck", **more: Any) -> StreamingQuery:
-        """Start a query in this process's Spark."""
-        self._queries.append(faulty.start(self.spark, **self.spec(checkpoint, **more)))
-        return self._queries[-1]
-
-    def run(self, checkpoint: str = "ck", **more: Any) -> None:
-        """Run a query in this process's Spark until it has processed all current messages and ended."""
-        query = self.start(checkpoint, available_now=True, **more)
-        assert query.awaitTermination(60), "the query did not end"
-
-    def fail(self, query: StreamingQuery, timeout: float = 60.0) -> str:
-        """Wait until a query fails. Return the error's text."""
-        until(lambda: not query.isActive, "the query ends", timeout)
-        failure = query.exception()
-        assert failure is not None, "the query ended without a failure"
-        return str(failure)
 
     def lives(self, life: float, linger: float = 20.0) -> None:
         """Give locks that sources take from now on a life of ``life`` seconds, without renewals.
@@ -191,6 +174,32 @@ class World:
         self.observer.close()
         self.broker.close()
         assert check(Path(self.path)) == []
+
+
+class World(StoreWorld):
+    """A store, and Spark's queries over it."""
+
+    def __init__(self, folder: Path, spark: SparkSession, queues: int) -> None:
+        super().__init__(folder, queues)
+        self.spark = spark
+
+    def start(self, checkpoint: str = "ck", **more: Any) -> StreamingQuery:
+        """Start a query in this process's Spark."""
+        query = faulty.start(self.spark, **self.spec(checkpoint, **more))
+        self._queries.append(query)
+        return query
+
+    def run(self, checkpoint: str = "ck", **more: Any) -> None:
+        """Run a query in this process's Spark until it has processed all current messages and ended."""
+        query = self.start(checkpoint, available_now=True, **more)
+        assert query.awaitTermination(60), "the query did not end"
+
+    def fail(self, query: StreamingQuery, timeout: float = 60.0) -> str:
+        """Wait until a query fails. Return the error's text."""
+        until(lambda: not query.isActive, "the query ends", timeout)
+        failure = query.exception()
+        assert failure is not None, "the query ended without a failure"
+        return str(failure)
 
 
 @pytest.fixture(scope="session")

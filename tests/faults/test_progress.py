@@ -40,23 +40,6 @@ def test_available_now_ends_at_what_was_there_while_producers_go_on(world: World
     world.judge()
 
 
-def test_queues_that_are_added_are_read_from_their_beginning_also_across_a_crash(world: World) -> None:
-    world.produce(10)
-    query = world.start(source={"startingOffsets": "latest"})
-    until(lambda: world.group_at() == {0: 10, 1: 10, 2: 10}, "the query has begun")
-    world.points.arm("write", "fail")
-    world.broker.admin.add_queues("in", 5)
-    world.queues = world.broker.log.queues("in")
-    # The first batch with the new queues fails.
-    world.produce(10)
-    assert "told to fail at write" in world.fail(query)
-    world.produce(10)
-    world.run()
-    before = [{"event": "loss", "queue": str(queue), "begin": 0, "end": 10} for queue in world.queues[:3]]
-    assert world.count() == 3 * 20 + 2 * 20
-    world.judge(*before)
-
-
 def test_an_executor_that_sees_another_store_says_that_a_store_serves_one_machine(world: World) -> None:
     world.produce(10)
     elsewhere = world.points.folder / "elsewhere"

@@ -22,10 +22,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @dataclass
-class Rig:
+class StoreRig:
     """One store, with the actions and checks of a test."""
 
-    spark: SparkSession
     broker: Broker
     path: str
     folder: Path
@@ -44,6 +43,27 @@ class Rig:
             keys = [f"k{queue.queue_id}-{number % 5}" for number in numbers]
             if bodies:
                 self.broker.log.append({queue: pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys})})
+
+    def bodies(self, topic: str) -> dict[int, list[str]]:
+        """All bodies of a topic per queue, in order."""
+        return {queue.queue_id: bodies(self.broker, queue) for queue in self.broker.log.queues(topic)}
+
+    def released(self, group: str = "g") -> None:
+        """Wait until the group's queues are unlocked: Spark reports the end of a query before its source has stopped."""
+        until(
+            lambda: not any(lock.held and lock.remaining > 0 for lock in self.broker.admin.locks(group)),
+            f"group {group} is free",
+        )
+
+    def offsets(self, group: str) -> dict[int, int]:
+        return {queue.queue_id: offset for queue, offset in self.broker.admin.group_offsets(group).items()}
+
+
+@dataclass
+class Rig(StoreRig):
+    """A store, and Spark's queries over it."""
+
+    spark: SparkSession
 
     def stream(self, schema: str | None = None, **options: Any) -> DataFrame:
         reader = self.spark.readStream.format("orderedmq").option("path", self.path)
@@ -72,20 +92,6 @@ class Rig:
             writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="100 milliseconds")
         ).start()
 
-    def bodies(self, topic: str) -> dict[int, list[str]]:
-        """All bodies of a topic per queue, in order."""
-        return {queue.queue_id: bodies(self.broker, queue) for queue in self.broker.log.queues(topic)}
-
-    def released(self, group: str = "g") -> None:
-        """Wait until the group's queues are unlocked: Spark reports the end of a query before its source has stopped."""
-        until(
-            lambda: not any(lock.held and lock.remaining > 0 for lock in self.broker.admin.locks(group)),
-            f"group {group} is free",
-        )
-
-    def offsets(self, group: str) -> dict[int, int]:
-        return {queue.queue_id: offset for queue, offset in self.broker.admin.group_offsets(group).items()}
-
 
 def numbers(bodies: dict[int, list[str]]) -> list[int]:
     """The numbers of a topic's bodies (`Rig.fill`), sorted."""
@@ -102,6 +108,6 @@ def copied(rig: Rig, checkpoint: str = "ck", **options: Any) -> list[int]:
 def rig(spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
     path = str(tmp_path / "store")
     with orderedmq.connect(path) as broker:
-        yield Rig(spark, broker, path, tmp_path)
+        yield Rig(broker, path, tmp_path, spark)
     for query in spark.streams.active:
         query.stop()

@@ -35,7 +35,7 @@ def rig(spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
     store.mkdir()
     (store / "data.mdb").write_bytes(gzip.decompress((FORMER / "data.mdb.gz").read_bytes()))
     with orderedmq.connect(store) as broker:
-        yield Rig(spark, broker, str(store), tmp_path)
+        yield Rig(broker, str(store), tmp_path, spark)
     for query in spark.streams.active:
         query.stop()
     assert check(store) == []

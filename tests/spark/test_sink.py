@@ -1,4 +1,4 @@
-"""The sink in real Spark: the queues and the order of rows, and refused input."""
+"""The sink in real Spark: the queues and the order of rows. tests/loop/test_sink.py has what is refused."""
 
 from __future__ import annotations
 
@@ -161,13 +161,6 @@ def test_order_by_orders_a_tasks_rows(rig: Rig) -> None:
     assert rig.bodies("out")[0] == [str(number) for number in reversed(range(100))]
 
 
-def test_order_by_beyond_its_memory_is_refused_and_nothing_is_written(rig: Rig) -> None:
-    rig.topic("out", 1)
-    with pytest.raises(PySparkException, match="ORDEREDMQ_SINK.ORDER_BUFFER_FULL"):
-        save(rig, events(rig, 10000).coalesce(1), topic="out", orderBy="id", orderBufferSize="1k")
-    assert rig.bodies("out") == {0: []}
-
-
 def test_a_key_in_two_tasks_is_refused_and_nothing_is_visible(rig: Rig) -> None:
     rig.topic("out", 2)
     with pytest.raises(PySparkException, match=r"ORDEREDMQ_SINK.KEY_CONFLICT.*7 sharding keys.*no row of the batch"):
@@ -230,12 +223,6 @@ def test_a_missing_topic_and_store_are_made_when_the_number_of_queues_is_given(r
         assert (made.queues, made.compression) == (3, "lz4")
 
 
-def test_another_number_of_queues_than_asserted_is_refused(rig: Rig) -> None:
-    rig.topic("out", 2)
-    with pytest.raises(PySparkException, match=r"ORDEREDMQ_TOPIC.QUEUE_COUNT.*has 2 queues"):
-        save(rig, events(rig).drop("id").coalesce(1), topic="out", topicQueueNums="3")
-
-
 def test_the_same_transaction_is_written_once(rig: Rig) -> None:
     rig.topic("out", 2)
     for _ in range(2):
@@ -269,97 +256,3 @@ def test_two_outputs_of_one_stream_by_foreach_batch(rig: Rig) -> None:
     for topic in ("one", "two"):
         assert sorted(int(body.partition(":")[2]) for found in rig.bodies(topic).values() for body in found) == list(range(60))
     assert rig.offsets("g") == {0: 30, 1: 30}
-
-
-BAD = [
-    ("a foreign column", "'x' body, 'k' sharding_key, 1 foo", {"topic": "out"}, "ORDEREDMQ_SCHEMA.UNKNOWN_COLUMN", "foo"),
-    ("no body", "'x' sharding_key", {"topic": "out"}, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "body"),
-    ("a body of another type", "1 body", {"topic": "out"}, "ORDEREDMQ_SCHEMA.WRONG_TYPE", "body"),
-    (
-        "a missing key column",
-        "'x' body",
-        {"topic": "out", "shardingKey": "order_id"},
-        "ORDEREDMQ_SCHEMA.MISSING_COLUMN",
-        "order_id",
-    ),
-    *(
-        (
-            f"a key that is {kind}",
-            f"'x' body, cast(null as {kind}) sharding_key",
-            {"topic": "out"},
-            "ORDEREDMQ_SCHEMA.WRONG_TYPE",
-            f"'sharding_key' must be binary or integral or string, but it is {kind}; cast it first",
-        )
-        for kind in ("boolean", "double", "decimal(10,0)", "date", "timestamp")
-    ),
-    (
-        "a remainder of text",
-        "'x' body, '1' sharding_key",
-        {"topic": "out", "messageQueueSelector": "mod"},
-        "ORDEREDMQ_SCHEMA.WRONG_TYPE",
-        "whole numbers",
-    ),
-    (
-        "a key that is no number",
-        "'x' body, 'k' sharding_key",
-        {"topic": "out", "shardingKeyType": "long"},
-        "ORDEREDMQ_MESSAGE.BAD_KEY",
-        "row 0 of partition",
-    ),
-    ("no key", "'x' body", {"topic": "out"}, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "shardingKey=none"),
-    (
-        "no key for a function of it",
-        "'x' body",
-        {"topic": "out", "messageQueueSelector": "mod"},
-        "ORDEREDMQ_SCHEMA.MISSING_COLUMN",
-        "sharding_key",
-    ),
-    ("no topic at all", "'x' body, 'k' sharding_key", {}, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "topic"),
-    ("a missing topic", "'x' body, 'k' sharding_key", {"topic": "nope"}, "ORDEREDMQ_TOPIC.MISSING", "topicQueueNums"),
-    ("a retry topic", "'x' body, 'k' sharding_key", {"topic": "%RETRY%g"}, "ORDEREDMQ_TOPIC.RESERVED", "%RETRY%g"),
-    ("a path in a name", "'x' body, 'k' sharding_key", {"topic": ".."}, "ORDEREDMQ_TOPIC.BAD_NAME", ".."),
-    ("a null body", "cast(null as binary) body, 'k' sharding_key", {"topic": "out"}, "ORDEREDMQ_MESSAGE.NULL_BODY", "row 0"),
-    (
-        "an oversize body",
-        "repeat('x', 4194305) body, 'k' sharding_key",
-        {"topic": "out"},
-        "ORDEREDMQ_MESSAGE.TOO_LARGE",
-        "4194305",
-    ),
-    ("a long key", "'x' body, repeat('k', 5000) sharding_key", {"topic": "out"}, "ORDEREDMQ_MESSAGE.KEY_TOO_LONG", "5000"),
-    (
-        "an unloadable selector",
-        "'x' body",
-        {"topic": "out", "messageQueueSelector": "no.such:f"},
-        "ORDEREDMQ_OPTION.INVALID",
-        "no.such",
-    ),
-]
-
-
-@pytest.mark.parametrize(("columns", "options", "condition", "word"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-def test_bad_rows_and_options_are_refused_and_nothing_is_written(
-    rig: Rig, columns: str, options: dict[str, str], condition: str, word: str
-) -> None:
-    rig.topic("out", 2)
-    with pytest.raises(PySparkException, match="ORDEREDMQ_") as caught:
-        save(
-            rig,
-            rig.spark.range(1).selectExpr(*columns.split(", ")) if "repeat" not in columns else _long(rig, columns),
-            **options,
-        )
-    assert condition in str(caught.value)
-    assert word in str(caught.value)
-    assert sum(map(len, rig.bodies("out").values())) == 0
-
-
-def _long(rig: Rig, columns: str) -> DataFrame:
-    return rig.spark.sql(f"select {columns}")
-
-
-def test_overwrite_and_complete_mode_are_refused(rig: Rig) -> None:
-    rig.topic("out", 2)
-    with pytest.raises(PySparkException, match="ORDEREDMQ_SINK.MODE"):
-        events(rig).drop("id").write.format("orderedmq").mode("overwrite").option("path", rig.path).option(
-            "topic", "out"
-        ).save()

@@ -10,9 +10,7 @@ from chispa import assert_df_equality
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
-from orderedmq.model import MessageQueue
 from tests.spark.conftest import Rig, copied, numbers
-from tests.waits import until
 
 
 def test_a_batch_read_gives_every_column_with_the_value_that_was_written(rig: Rig) -> None:
@@ -87,110 +85,6 @@ def test_a_stream_copies_everything_once_and_moves_the_group_to_the_end(rig: Rig
     assert numbers(rig.bodies("out")) == list(range(1010))
 
 
-def test_a_trigger_takes_at_most_max_offsets_from_all_queues_in_proportion(rig: Rig) -> None:
-    rig.topic("in", 2, rows=100)
-    sizes = copied(rig, maxOffsetsPerTrigger="30")
-    assert sizes == [30, 30, 30, 10]
-    assert numbers(rig.bodies("out")) == list(range(100))
-
-
-def test_a_trigger_takes_at_most_max_bytes(rig: Rig) -> None:
-    rig.broker.admin.create_topic("in", 2)
-    for queue in rig.broker.log.queues("in"):
-        rig.broker.log.append({queue: pa.record_batch({"body": pa.array([bytes(100)] * 50, pa.binary())})})
-    sizes = copied(rig, maxBytesPerTrigger="1000")
-    assert sum(sizes) == 100
-    assert max(sizes) <= 10
-    # Shares are rounded down, so each queue leaves at most one message of its share to the next trigger.
-    assert min(sizes[:-2]) >= 8
-
-
-def test_a_message_larger_than_max_bytes_goes_alone(rig: Rig) -> None:
-    rig.broker.admin.create_topic("in", 1)
-    bodies = [b"small", bytes(5000), b"small", b"small"]
-    rig.broker.log.append({rig.broker.log.queues("in")[0]: pa.record_batch({"body": pa.array(bodies, pa.binary())})})
-    assert copied(rig, maxBytesPerTrigger="1000") == [1, 1, 2]
-
-
-def test_min_offsets_does_not_keep_available_now_from_ending(rig: Rig) -> None:
-    rig.topic("in", 2, rows=10)
-    assert copied(rig, minOffsetsPerTrigger="1000", maxTriggerDelay="10m") == [10]
-
-
-def test_min_offsets_holds_a_trigger_back_until_enough_is_there(rig: Rig) -> None:
-    rig.topic("in", 2, rows=4)
-    df = rig.stream(topic="in", consumerGroup="g", minOffsetsPerTrigger="10", maxTriggerDelay="10m")
-    query = rig.start(df, topic="out", topicQueueNums=2)
-    until(lambda: query.lastProgress is not None)
-    assert sum(map(len, rig.bodies("out").values())) == 0
-    rig.fill("in", 6, first=4)
-    until(lambda: numbers(rig.bodies("out")) == list(range(10)))
-    query.stop()
-
-
-@pytest.mark.parametrize(("start", "expected"), [("earliest", 20), ("latest", 0)])
-def test_an_explicit_start_resets_a_group_for_a_fresh_checkpoint_only(rig: Rig, start: str, expected: int) -> None:
-    rig.topic("in", 2, rows=20)
-    copied(rig, "first")
-    assert copied(rig, "second", startingOffsets=start) == ([expected] if expected else [])
-    assert copied(rig, "second", startingOffsets=start) == []
-    assert rig.offsets("g") == {0: 10, 1: 10}
-
-
-def test_a_group_that_never_committed_begins_where_consume_from_where_says(rig: Rig) -> None:
-    rig.topic("in", 2, rows=20)
-    assert copied(rig, consumeFromWhere="last") == []
-    assert rig.offsets("g") == {0: 10, 1: 10}
-    rig.fill("in", 4, first=20)
-    assert copied(rig, consumeFromWhere="last") == [4]
-
-
-@pytest.mark.nightly
-def test_a_deleted_checkpoint_goes_on_at_the_groups_offset(rig: Rig) -> None:
-    rig.topic("in", 2, rows=20)
-    copied(rig, "first")
-    rig.fill("in", 6, first=20)
-    assert copied(rig, "second") == [6]
-
-
-def test_broadcasting_reads_everything_without_group_or_lock(rig: Rig) -> None:
-    rig.topic("in", 2, rows=20)
-    for name in ("one", "two"):
-        df = rig.stream(topic="in", messageModel="broadcasting")
-        rig.run(df, name, topic=name, topicQueueNums=2)
-        assert numbers(rig.bodies(name)) == list(range(20))
-    assert rig.broker.admin.locks() == []
-    rig.fill("in", 6, first=20)
-    rig.run(rig.stream(topic="in", messageModel="broadcasting"), "one", topic="one")
-    assert numbers(rig.bodies("one")) == list(range(26))
-
-
-def test_a_pattern_reads_topics_that_appear_while_the_query_runs(rig: Rig) -> None:
-    rig.topic("in-a", 1, rows=5)
-    query = rig.start(rig.stream(topicPattern="in-.*", consumerGroup="g"), topic="out", topicQueueNums=2)
-    until(lambda: numbers(rig.bodies("out")) == list(range(5)) if "out" in names(rig) else False)
-    rig.topic("in-b", 1)
-    rig.fill("in-b", 5, first=5)
-    until(lambda: numbers(rig.bodies("out")) == list(range(10)))
-    query.stop()
-
-
-def names(rig: Rig) -> list[str]:
-    return [topic.name for topic in rig.broker.log.topics()]
-
-
-@pytest.mark.nightly
-def test_queues_that_are_added_are_read_from_their_beginning(rig: Rig) -> None:
-    rig.topic("in", 2, rows=10)
-    query = rig.start(rig.stream(topic="in", consumerGroup="g", startingOffsets="latest"), topic="out", topicQueueNums=2)
-    until(lambda: query.lastProgress is not None and len(rig.broker.admin.locks()) == 2)
-    rig.broker.admin.add_queues("in", 3)
-    third = MessageQueue("in", "embedded", 2)
-    rig.broker.log.append({third: pa.record_batch({"body": pa.array([b"2:100"], pa.binary())})})
-    until(lambda: numbers(rig.bodies("out")) == [100])
-    query.stop()
-
-
 def test_lag_shows_in_the_progress(rig: Rig) -> None:
     rig.topic("in", 2, rows=20)
     df = rig.stream(topic="in", consumerGroup="g", maxOffsetsPerTrigger="8")
@@ -206,34 +100,6 @@ def test_a_union_of_one_stream_with_itself_reads_each_queue_twice(rig: Rig) -> N
     rig.run(df.union(df), topic="out", topicQueueNums=2, onKeyConflict="ignore")
     assert numbers(rig.bodies("out")) == sorted([*range(20), *range(20)])
     assert rig.offsets("g") == {0: 10, 1: 10}
-
-
-BAD = [
-    (
-        "an unknown option is named with its nearest",
-        {"topic": "in", "consumerGroup": "g", "failOnDataLos": "x"},
-        "failOnDataLoss",
-    ),
-    ("a missing topic says how to make it", {"topic": "nope", "consumerGroup": "g"}, "ORDEREDMQ_TOPIC.MISSING"),
-    ("a missing store shows its path", {"path": "/nonexistent/omq", "topic": "in", "consumerGroup": "g"}, "/nonexistent/omq"),
-    ("two brokers conflict", {"topic": "in", "consumerGroup": "g", "namesrvAddr": "x:1"}, "ORDEREDMQ_OPTION.CONFLICT"),
-]
-
-
-@pytest.mark.parametrize(("options", "words"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-def test_bad_input_is_refused_when_the_frame_is_built(rig: Rig, options: dict[str, str], words: str) -> None:
-    rig.topic("in", 2)
-    with pytest.raises(PySparkException, match="ORDEREDMQ_") as caught:
-        rig.stream(**options)
-    assert words in str(caught.value)
-    assert rig.broker.admin.locks() == []
-
-
-def test_a_stream_without_a_group_is_refused_with_what_to_do(rig: Rig) -> None:
-    rig.topic("in", 2)
-    query = rig.start(rig.stream(topic="in"), topic="out", topicQueueNums=2)
-    with pytest.raises(PySparkException, match=r"ORDEREDMQ_OPTION.MISSING.*consumerGroup.*broadcasting"):
-        query.awaitTermination()
 
 
 def test_tags_choose_messages_and_offsets_count_all(rig: Rig) -> None:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
 from orderedmq import connect
-from tests.spark.conftest import Rig
+from tests.spark.conftest import Rig, StoreRig
 from tests.waits import until
 
 
-def gone(rig: Rig) -> None:
-    shutil.rmtree(rig.path)
-
-
-def copied(rig: Rig) -> None:
+def copied(rig: StoreRig) -> None:
     """Replace the store as a restore from a backup does: the same content in another file. Between the two moves there is none."""
     copy = shutil.copytree(rig.path, rig.path + "-copy")
     shutil.move(rig.path, rig.path + "-former")
@@ -31,23 +26,6 @@ def fails(query: Any) -> str:
     with pytest.raises(StreamingQueryException) as caught:
         assert query.awaitTermination(60), "the query is still active"
     return str(caught.value)
-
-
-@pytest.mark.parametrize(("happen", "condition"), [(gone, "MISSING"), (copied, "(REPLACED|MISSING)")])
-def test_an_idle_query_fails_by_name_when_its_store_is_gone(happen: Callable[[Rig], None], condition: str, rig: Rig) -> None:
-    rig.topic("in", 2, rows=10)
-    query = (
-        rig.stream(topic="in", consumerGroup="g")
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(rig.folder / "ck"))
-        .start()
-    )
-    queues = rig.broker.log.queues("in")
-    until(lambda: sum(rig.broker.groups.offsets("g", queues).values()) == 10, "all is read", 60)
-    happen(rig)
-    text = fails(query)
-    assert re.search(rf"\[ORDEREDMQ_STORE\.{condition}\] the store at {re.escape(rig.path)} was", text), text
-    assert "while it was in use" in text
 
 
 def test_a_query_that_writes_fails_by_name_when_its_store_is_replaced(rig: Rig) -> None:

@@ -1,0 +1,125 @@
+"""Stores, and queries over them that run in this process (tests/micro_batches.py): the real source and sink without Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import orderedmq
+from orderedmq.broker import Broker
+from orderedmq.errors import OrderedMQError
+from pyspark_orderedmq import DefaultSource
+from tests.faults.conftest import StoreWorld
+from tests.faults.faulty import FaultySource
+from tests.micro_batches import Checkpoint, ForeachBatch, MicroBatchLoop, Rows, batch_write
+from tests.spark.conftest import StoreRig
+
+
+class LoopRig(StoreRig):
+    """A store, and queries over it, each with a checkpoint of a name."""
+
+    def __init__(self, broker: Broker, path: str, folder: Path) -> None:
+        super().__init__(broker, path, folder)
+        self.checkpoints: dict[str, Checkpoint] = {}
+        self.runs: list[MicroBatchLoop] = []
+
+    def start(
+        self,
+        source: dict[str, Any],
+        sink: dict[str, Any] | ForeachBatch | None,
+        checkpoint: str = "ck",
+        *,
+        available_now: bool = False,
+        rows: Rows | None = None,
+    ) -> MicroBatchLoop:
+        """Start a query. ``source`` and ``sink``: options, to which the store's path is added."""
+        given = {"path": self.path, **sink} if isinstance(sink, dict) else sink
+        kept = self.checkpoints.setdefault(checkpoint, Checkpoint())
+        run = MicroBatchLoop({"path": self.path, **source}, given, kept, rows=rows, available_now=available_now)
+        self.runs.append(run)
+        return run
+
+    def copied(self, checkpoint: str = "ck", **options: Any) -> list[int]:
+        """Copy topic in to topic out with availableNow. Return how many rows each batch has read."""
+        source = {"topic": "in", "consumerGroup": "g", **options}
+        run = self.start(source, {"topic": "out", "topicQueueNums": 2}, checkpoint, available_now=True)
+        return run.process_all_available().rows
+
+    def save(self, options: dict[str, str], *tasks: pa.RecordBatch, overwrite: bool = False) -> None:
+        """Write rows as ``df.write`` does, each batch in a task of its own."""
+        batch_write(DefaultSource({"path": self.path, **options}), tasks, overwrite=overwrite)
+
+    def fails(self, **options: Any) -> str:
+        """Copy topic in to topic out, which must fail. Return the error's text."""
+        with pytest.raises(OrderedMQError) as caught:
+            self.copied(**options)
+        return str(caught.value)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[LoopRig]:
+    path = str(tmp_path / "store")
+    with orderedmq.connect(path) as broker:
+        made = LoopRig(broker, path, tmp_path)
+        yield made
+        for run in made.runs:
+            run.stop()
+
+
+class LoopWorld(StoreWorld):
+    """A store, and queries over it whose history is judged."""
+
+    def __init__(self, folder: Path, queues: int) -> None:
+        super().__init__(folder, queues)
+        self.checkpoints: dict[str, Checkpoint] = {}
+
+    def start(self, checkpoint: str = "ck", *, available_now: bool = False, **more: Any) -> MicroBatchLoop:
+        """Start a query from topic in to topic out."""
+        spec = self.spec(checkpoint, **more)
+        source = {"path": spec["path"], "topic": spec.get("topic", "in"), **spec["source"]}
+        if spec["group"] is not None:
+            source["consumerGroup"] = spec["group"]
+        kept = self.checkpoints.setdefault(checkpoint, Checkpoint())
+        sink = {"path": spec["path"], "topic": "out"}
+        run = MicroBatchLoop(source, sink, kept, rows=_with_origin, available_now=available_now, format=FaultySource)
+        self._queries.append(run)
+        return run
+
+    def run(self, checkpoint: str = "ck", **more: Any) -> None:
+        """Run a query until it has processed all current messages and ended."""
+        self.start(checkpoint, available_now=True, **more).process_all_available()
+
+    def fail(self, query: MicroBatchLoop) -> str:
+        """Go on with a query, which must fail. Return the error's text."""
+        with pytest.raises(OrderedMQError) as caught:
+            query.process_all_available()
+        return str(caught.value)
+
+    def close(self) -> None:
+        super().close()
+        log = logging.getLogger("orderedmq")
+        for handler in list(log.handlers):
+            if isinstance(handler, logging.FileHandler):
+                log.removeHandler(handler)
+                handler.close()
+
+
+def _with_origin(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns that a sink gets, with each row's origin in the form that the checker reads."""
+    names = ("topic", "broker_name", "queue_id", "queue_offset")
+    places = zip(*(rows.column(name).to_pylist() for name in names), strict=True)
+    origins = pa.array([f"{topic}/{broker}/{queue}:{offset}" for topic, broker, queue, offset in places], pa.string())
+    columns = [rows.column("body"), rows.column("sharding_key"), origins]
+    return pa.RecordBatch.from_arrays(columns, names=["body", "sharding_key", "keys"])
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[LoopWorld]:
+    with contextlib.closing(LoopWorld(tmp_path, 3)) as made:
+        yield made

@@ -1,0 +1,116 @@
+"""Where a query goes on when its checkpoint or its group's offsets are new, old or deleted, or when queues were added."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orderedmq.embedded.store import Store
+from tests.faults.conftest import GROUP
+from tests.faults.points import ToldToFail
+from tests.loop.conftest import LoopWorld
+
+START = {"startingOffsets": "latest"}
+
+
+def at(world: LoopWorld, offset: int) -> dict[int, int]:
+    return {queue.queue_id: offset for queue in world.queues}
+
+
+def forget_group(world: LoopWorld) -> None:
+    """Delete the group's offsets and locks from the store, as if the group had never existed."""
+    store = Store.open(Path(world.path))
+    try:
+        with store.write() as txn:
+            for database in ("groups", "locks"):
+                for key in [key for key, _ in txn.scan(database, GROUP.encode() + b"\0")]:
+                    txn.delete(database, key)
+    finally:
+        store.close()
+
+
+def test_an_old_copy_of_the_checkpoint_repeats_what_the_sink_knows_and_goes_on(world: LoopWorld) -> None:
+    limit = {"maxOffsetsPerTrigger": 30}
+    world.produce(20)
+    world.run(source=limit)
+    world.checkpoints["old"] = world.checkpoints["ck"].copy()
+    world.produce(30)
+    world.run(source=limit)
+    assert world.count() == 150
+    world.produce(10)
+    world.run("old", source=limit)
+    assert "the checkpoint is behind group g: queue in/embedded/0 is read again from 20, the group was at 50" in world.log()
+    assert [event["replayed"] for event in world.points.history() if event["event"] == "publish"].count(True) == 3
+    world.judge()
+
+
+def test_an_old_copy_of_the_checkpoint_that_batches_otherwise_fails_by_name_and_loses_nothing(world: LoopWorld) -> None:
+    world.produce(20)
+    world.run()
+    world.checkpoints["old"] = world.checkpoints["ck"].copy()
+    world.produce(10)
+    world.run()
+    world.produce(10)
+    text = world.fail(world.start("old", available_now=True))
+    assert "[ORDEREDMQ_SINK.REPLAY_DIFFERS] batch 1 of this query was published already, with other content" in text
+    assert "from 20 to 30 then, from 20 to 40 now" in text
+    for remedy in ("restore the newest checkpoint", "start with a new one", "onReplayDiffers=skip"):
+        assert remedy in text
+    # The newest checkpoint still works, the group has not moved, and no message was lost.
+    world.run()
+    world.judge()
+
+
+def test_a_new_checkpoint_goes_on_at_the_groups_offset(world: LoopWorld) -> None:
+    world.produce(20)
+    world.run()
+    del world.checkpoints["ck"]
+    world.produce(20)
+    world.run()
+    world.judge()
+
+
+@pytest.mark.parametrize("source", [{}, START], ids=["committed", "latest"])
+def test_a_group_that_is_gone_does_not_matter_to_a_checkpoint(source: dict[str, str], world: LoopWorld) -> None:
+    world.produce(20)
+    world.run()
+    world.produce(20)
+    forget_group(world)
+    assert world.group_at() == {}
+    world.run(source=source)
+    world.judge()
+    assert world.group_at() == at(world, 40)
+
+
+def test_checkpoint_and_group_that_are_both_gone_begin_as_a_new_group_does(world: LoopWorld) -> None:
+    world.produce(20)
+    world.run()
+    del world.checkpoints["ck"]
+    forget_group(world)
+    world.produce(20)
+    world.run(source={"consumeFromWhere": "last"})
+    world.produce(10)
+    world.run()
+    assert world.group_at() == at(world, 50)
+    # Messages that arrived before the new group began are not its own.
+    lost = [{"event": "loss", "queue": str(queue), "begin": 20, "end": 40} for queue in world.queues]
+    world.judge(*lost)
+
+
+def test_queues_that_are_added_are_read_from_their_beginning_also_across_a_crash(world: LoopWorld) -> None:
+    world.produce(10)
+    query = world.start(source={"startingOffsets": "latest"}).process_all_available()
+    assert world.group_at() == {0: 10, 1: 10, 2: 10}, "the query has begun"
+    world.points.arm("write", "fail")
+    world.broker.admin.add_queues("in", 5)
+    world.queues = world.broker.log.queues("in")
+    # The first batch with the new queues fails.
+    world.produce(10)
+    with pytest.raises(ToldToFail, match="at write"):
+        query.process_all_available()
+    world.produce(10)
+    world.run()
+    before = [{"event": "loss", "queue": str(queue), "begin": 0, "end": 10} for queue in world.queues[:3]]
+    assert world.count() == 3 * 20 + 2 * 20
+    world.judge(*before)

@@ -1,0 +1,257 @@
+"""Messages that are lost before they are read: a named error with the range, or, if accepted, a warning with the count."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import orderedmq
+from ordered_source.batch_reader import BatchReader
+from ordered_source.columns import full_schema
+from ordered_source.stream_reader import StreamReader
+from orderedmq.errors import DataLossError
+from orderedmq.model import MessageQueue
+from tests.contract import support
+from tests.loop.conftest import LoopRig, LoopWorld
+from tests.spark.conftest import StoreRig, numbers
+from tests.stopped_readers import stopped
+
+ACCEPT = {"failOnDataLoss": "false"}
+
+
+def trim(world: LoopWorld, before: int) -> None:
+    """Delete messages below ``before``, as retention does, and assert that some were deleted."""
+    gone = world.broker.admin.trim("in", dict.fromkeys(world.queues, before))
+    assert all(gone[queue] > 0 for queue in world.queues)
+    assert all(at.min_offset == before for at in world.broker.log.bounds(world.queues).values())
+
+
+def fill(world: LoopWorld) -> None:
+    """Produce chunks that retention can delete one by one: they end at 100, 140 and 150."""
+    for rows in (100, 40, 10):
+        world.produce(rows)
+
+
+def lost(world: LoopWorld, begin: int, end: int) -> list[dict[str, Any]]:
+    return [{"event": "loss", "queue": str(queue), "begin": begin, "end": end} for queue in world.queues]
+
+
+def sent_before(world: LoopWorld, end: int) -> list[dict[str, Any]]:
+    """The sends of messages below ``end``, which ``produce`` wrote and retention has deleted since."""
+    return [
+        {"event": "send", "queue": str(queue), "offset": place, "key": f"{queue.queue_id}-{place % 7}", "id": f"{queue}:{place}",
+         "outcome": "ok"}
+        for queue in world.queues for place in range(end)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("accept", [False, True], ids=["fails", "accepted"])
+def test_messages_that_age_out_between_planning_and_reading(accept: bool, world: LoopWorld) -> None:
+    fill(world)
+    query = world.start(source=ACCEPT if accept else {})
+    query.advance("logged")
+    trim(world, 100)
+    if not accept:
+        text = world.fail(query)
+        assert "[ORDEREDMQ_DATA_LOSS.AGED_OUT] messages 0 to 99 (100) of queue in/embedded/" in text
+        assert world.count() == 0
+        # The same batch again, with the loss accepted.
+        query = world.start(source=ACCEPT)
+    query.process_all_available().stop()
+    assert world.count() == 150
+    for queue in world.queues:
+        assert f"100 messages of queue {queue} are lost, from 0 to 99" in world.log()
+    world.judge(*sent_before(world, 150), *lost(world, 0, 100))
+
+
+def recreate(world: LoopWorld) -> None:
+    world.broker.admin.delete_topic("in")
+    world.broker.admin.create_topic("in", len(world.queues))
+    for queue in world.queues:
+        world.broker.log.append({queue: pa.record_batch({"body": [f"new {queue}:{place}".encode() for place in range(5)]})})
+
+
+def bodies(world: LoopWorld) -> list[str]:
+    return [body for queue in world.broker.log.queues("out") for body in support.bodies(world.broker, queue)]
+
+
+def expected(world: LoopWorld, rows: int) -> list[str]:
+    new = [f"new {queue}:{place}" for queue in world.queues for place in range(5)]
+    return sorted([f"{queue}:{place}" for queue in world.queues for place in range(rows)] + new)
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["while it runs", "between two runs"])
+def test_a_topic_that_was_deleted_and_created_again(running: bool, world: LoopWorld) -> None:
+    world.produce(30)
+    if running:
+        query = world.start().process_all_available()
+        recreate(world)
+    else:
+        world.run()
+        recreate(world)
+        query = world.start()
+    text = world.fail(query)
+    assert "[ORDEREDMQ_DATA_LOSS.TOPIC_RECREATED] topic 'in' was deleted and created again" in text
+    assert "failOnDataLoss=false" in text
+    assert world.count() == 90
+    world.run(source=ACCEPT)
+    assert "TOPIC_RECREATED" in world.log()
+    assert sorted(bodies(world)) == expected(world, 30)
+    assert world.group_at() == {0: 5, 1: 5, 2: 5}
+    world.produce(1)
+    world.run()
+    assert world.count() == 108
+
+
+def test_a_topic_that_is_created_again_under_a_query_that_accepts_it(world: LoopWorld) -> None:
+    world.produce(30)
+    world.broker.admin.create_topic("other", 1)
+    query = world.start(topic="in,other", source=ACCEPT).process_all_available()
+    recreate(world)
+    query.process_all_available().stop()
+    assert world.count() == 105
+    assert sorted(bodies(world)) == expected(world, 30)
+
+
+def test_a_topic_that_is_deleted_fails_the_query_by_name(world: LoopWorld) -> None:
+    world.produce(30)
+    query = world.start().process_all_available()
+    world.broker.admin.delete_topic("in")
+    assert "ORDEREDMQ_DATA_LOSS.TOPIC_DELETED" in world.fail(query)
+
+
+def test_a_store_that_was_replaced_by_an_older_copy_fails_by_name(world: LoopWorld) -> None:
+    world.produce(10)
+    old = str(shutil.copytree(world.path, world.folder / "old"))
+    world.produce(20)
+    world.run()
+    text = world.fail(world.start(path=old, available_now=True))
+    assert "[ORDEREDMQ_DATA_LOSS.BEYOND_END] queue in/embedded/0 ends at 10, this query has read up to 30" in text
+    assert "the store was replaced by an older copy; failOnDataLoss=false goes on at its end" in text
+    world.run()
+    world.judge()
+
+
+def overtaken(rig: LoopRig) -> None:
+    """A query has copied 10 messages of topic in; retention deletes the 20 that come next; then 5 more come."""
+    rig.topic("in", 1, rows=10)
+    rig.copied()
+    rig.fill("in", 20, first=10)
+    gone = rig.broker.admin.trim("in", {rig.broker.log.queues("in")[0]: 30})
+    assert sum(gone.values()) == 30, "the test needs something to be lost"
+    rig.fill("in", 5, first=30)
+
+
+def test_retention_that_overtakes_a_reader_names_the_range_that_is_lost(rig: LoopRig) -> None:
+    overtaken(rig)
+    assert "[ORDEREDMQ_DATA_LOSS.AGED_OUT] messages 10 to 29 (20) of queue in/embedded/0" in rig.fails()
+    assert numbers(rig.bodies("out")) == list(range(10))
+
+
+def test_an_accepted_loss_goes_on_behind_it_once(rig: LoopRig) -> None:
+    overtaken(rig)
+    assert rig.copied(failOnDataLoss="false") == [5]
+    assert numbers(rig.bodies("out")) == [*range(10), *range(30, 35)]
+    assert rig.copied() == []
+
+
+def test_a_topic_that_was_made_anew_is_noticed(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=20)
+    rig.copied()
+    rig.broker.admin.delete_topic("in")
+    rig.topic("in", 2, rows=100)
+    assert "[ORDEREDMQ_DATA_LOSS.TOPIC_RECREATED] topic 'in'" in rig.fails()
+    assert numbers(rig.bodies("out")) == list(range(20))
+
+
+def test_an_accepted_new_topic_is_read_from_its_beginning(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=20)
+    rig.copied()
+    rig.broker.admin.delete_topic("in")
+    rig.topic("in", 2)
+    rig.fill("in", 30, first=100)
+    assert rig.copied(failOnDataLoss="false") == [30]
+    assert numbers(rig.bodies("out")) == [*range(20), *range(100, 130)]
+    assert rig.copied() == []
+
+
+def test_a_deleted_topic_is_noticed(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=20)
+    rig.topic("in-b", 1, rows=4)
+    source = {"topicPattern": "in.*", "consumerGroup": "g"}
+    sink = {"topic": "out", "topicQueueNums": 2, "onKeyConflict": "ignore"}
+    rig.start(source, sink, available_now=True).process_all_available()
+    rig.broker.admin.delete_topic("in-b")
+    with pytest.raises(DataLossError, match=r"ORDEREDMQ_DATA_LOSS.TOPIC_DELETED.*'in-b'"):
+        rig.start(source, sink, available_now=True).process_all_available()
+    rig.fill("in", 6, first=20)
+    rig.start({**source, "failOnDataLoss": "false"}, sink, available_now=True).process_all_available()
+    assert sum(map(len, rig.bodies("out").values())) == 30
+
+
+def test_a_batch_read_of_aged_out_offsets_is_refused(rig: LoopRig) -> None:
+    rig.topic("in", 1, rows=10)
+    rig.fill("in", 5, first=10)
+    rig.broker.admin.trim("in", {rig.broker.log.queues("in")[0]: 15})
+    rig.fill("in", 5, first=15)
+    start = '{"in": {"embedded": {"0": 3}}}'
+
+    def count(**options: str) -> int:
+        given = {"path": rig.path, "topic": "in", "startingOffsets": start, **options}
+        reader = BatchReader(given, full_schema(False))
+        return sum(rows.num_rows for part in reader.partitions() for rows in reader.read(part))
+
+    with pytest.raises(DataLossError, match="ORDEREDMQ_DATA_LOSS.AGED_OUT"):
+        count()
+    assert count(failOnDataLoss="false") == 5
+
+
+def test_a_checkpoint_of_another_store_is_refused(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=20)
+    rig.copied()
+    rig.broker.close()
+    shutil.move(rig.path, rig.path + "-before")
+    with orderedmq.connect(rig.path) as broker:
+        StoreRig(broker, rig.path, rig.folder).topic("in", 2, rows=4)
+    assert "ORDEREDMQ_DATA_LOSS.TOPIC_RECREATED" in rig.fails()
+
+
+def test_a_group_whose_offsets_are_gone_goes_on_at_the_checkpoint(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=20)
+    rig.copied()
+    rig.fill("in", 4, first=20)
+    store = rig.broker.admin
+    # Delete the group's records, as if it had never existed.
+    with store._write() as txn:  # type: ignore[attr-defined]
+        for database in ("groups", "locks"):
+            for key in [key for key, _ in txn.scan(database)]:
+                txn.delete(database, key)
+    assert rig.copied() == [4]
+    assert numbers(rig.bodies("out")) == list(range(24))
+
+
+def test_a_group_that_was_sought_back_is_followed_at_the_restart(rig: LoopRig) -> None:
+    rig.topic("in", 1, rows=10)
+    rig.copied()
+    rig.broker.admin.seek("g", {MessageQueue("in", "embedded", 0): 4})
+    assert rig.copied() == [6]
+    assert numbers(rig.bodies("out")) == sorted([*range(10), *range(4, 10)])
+    assert rig.copied() == []
+
+
+def test_an_accepted_loss_is_warned_of_with_its_exact_count(rig: LoopRig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.topic("in", 1, rows=10)
+    start = '{"in": {"embedded": {"0": 3}}}'
+    options = {"path": rig.path, "topic": "in", "consumerGroup": "g", "startingOffsets": start, "failOnDataLoss": "false"}
+    rig.fill("in", 20, first=10)
+    rig.broker.admin.trim("in", {rig.broker.log.queues("in")[0]: 30})
+    reader = StreamReader(options, full_schema(False))
+    with stopped(reader):
+        end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        assert "messages 3 to 29 (27) of queue in/embedded/0" in caplog.text
+        assert end["next"] == {"in": {"embedded": {"0": 30}}}
+        assert list(reader.partitions({}, end)) == []

@@ -1,0 +1,87 @@
+"""Queries that share a group's queues, step by step: who is refused, and where each one reads on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orderedmq.errors import GroupError
+from tests.loop.conftest import LoopRig
+from tests.micro_batches import MicroBatchLoop
+from tests.spark.conftest import numbers
+from tests.spark.test_shared import QUEUES, in_order, owners, shares
+from tests.waits import until
+
+OUT = {"topic": "out", "onKeyConflict": "ignore"}
+
+
+def start(rig: LoopRig, name: str, **options: Any) -> MicroBatchLoop:
+    source = {"topic": "in", "consumerGroup": "g", "assignment": "shared", "lockTimeout": "1s", **options}
+    return rig.start(source, OUT, name).process_all_available()
+
+
+def divide(rig: LoopRig, expected: list[int], *queries: MicroBatchLoop) -> None:
+    """Trigger the queries in turn until they have divided the queues like this."""
+    until(lambda: all(query.process_all_available() for query in queries) and shares(rig) == expected)
+
+
+def fill(rig: LoopRig, first: int, last: int, *queries: MicroBatchLoop, since: int = 0) -> None:
+    """Add messages, and trigger the queries in turn until all are copied."""
+    rig.fill("in", last - first, first=first)
+    everything = list(range(since, last))
+    until(lambda: all(query.process_all_available() for query in queries) and numbers(rig.bodies("out")) == everything)
+
+
+@pytest.fixture
+def shared(rig: LoopRig) -> LoopRig:
+    rig.topic("in", QUEUES)
+    rig.topic("out", QUEUES)
+    return rig
+
+
+def test_a_restarted_member_goes_on_where_the_others_brought_its_queues(shared: LoopRig) -> None:
+    first, second = start(shared, "one"), start(shared, "two")
+    divide(shared, [4, 4], first, second)
+    fill(shared, 0, 80, first, second)
+    first.stop()
+    divide(shared, [8], second)
+    fill(shared, 80, 160, second)
+    first = start(shared, "one")
+    divide(shared, [4, 4], second, first)
+    fill(shared, 160, 240, first, second)
+    in_order(shared)
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ({"allocateMessageQueueStrategy": "AVG_BY_CIRCLE"}, "strategy 'AVG_BY_CIRCLE', not 'AVG'"),
+        ({"tags": "b || a"}, "filter 'a || b', not '*'"),
+        ({"topic": "in,more"}, "topics 'in,more', not 'in'"),
+        ({"assignment": "exclusive"}, "assignment 'exclusive', not 'shared'"),
+    ],
+)
+def test_a_member_that_disagrees_is_refused_by_name_and_the_others_go_on(
+    shared: LoopRig, other: dict[str, str], difference: str
+) -> None:
+    shared.topic("more", 1)
+    first = start(shared, "one")
+    fill(shared, 0, 80, first)
+    with pytest.raises(GroupError) as caught:
+        start(shared, "two", **other)
+    assert "[ORDEREDMQ_GROUP.DISAGREES]" in str(caught.value)
+    assert difference in str(caught.value)
+    assert next(iter(owners(shared))) in str(caught.value)
+    fill(shared, 80, 160, first)
+    assert shares(shared) == [8]
+
+
+def test_explicit_starting_offsets_hold_only_where_the_shared_group_never_committed(shared: LoopRig) -> None:
+    shared.fill("in", 80)
+    first = start(shared, "one", startingOffsets="latest")
+    assert shares(shared) == [8]
+    fill(shared, 80, 160, first, since=80)
+    second = start(shared, "two", startingOffsets="earliest")
+    divide(shared, [4, 4], first, second)
+    fill(shared, 160, 240, first, second, since=80)

@@ -1,0 +1,140 @@
+"""What a streaming source plans: where reading begins, how much a batch takes, and refused options."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from orderedmq.errors import OptionError, OrderedMQError
+from orderedmq.model import MessageQueue
+from tests.loop.conftest import LoopRig
+from tests.spark.conftest import numbers
+from tests.waits import until
+
+OUT = {"topic": "out", "topicQueueNums": 2}
+
+
+def test_a_trigger_takes_at_most_max_offsets_from_all_queues_in_proportion(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=100)
+    sizes = rig.copied(maxOffsetsPerTrigger="30")
+    assert sizes == [30, 30, 30, 10]
+    assert numbers(rig.bodies("out")) == list(range(100))
+
+
+def test_a_trigger_takes_at_most_max_bytes(rig: LoopRig) -> None:
+    rig.broker.admin.create_topic("in", 2)
+    for queue in rig.broker.log.queues("in"):
+        rig.broker.log.append({queue: pa.record_batch({"body": pa.array([bytes(100)] * 50, pa.binary())})})
+    sizes = rig.copied(maxBytesPerTrigger="1000")
+    assert sum(sizes) == 100
+    assert max(sizes) <= 10
+    # Shares are rounded down, so each queue leaves at most one message of its share to the next trigger.
+    assert min(sizes[:-2]) >= 8
+
+
+def test_a_message_larger_than_max_bytes_goes_alone(rig: LoopRig) -> None:
+    rig.broker.admin.create_topic("in", 1)
+    bodies = [b"small", bytes(5000), b"small", b"small"]
+    rig.broker.log.append({rig.broker.log.queues("in")[0]: pa.record_batch({"body": pa.array(bodies, pa.binary())})})
+    assert rig.copied(maxBytesPerTrigger="1000") == [1, 1, 2]
+
+
+def test_min_offsets_does_not_keep_available_now_from_ending(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=10)
+    assert rig.copied(minOffsetsPerTrigger="1000", maxTriggerDelay="10m") == [10]
+
+
+def test_min_offsets_holds_a_trigger_back_until_enough_is_there(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=4)
+    source = {"topic": "in", "consumerGroup": "g", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "10m"}
+    query = rig.start(source, OUT).process_all_available()
+    assert sum(map(len, rig.bodies("out").values())) == 0
+    rig.fill("in", 6, first=4)
+    query.process_all_available()
+    assert query.rows == [10]
+    assert numbers(rig.bodies("out")) == list(range(10))
+
+
+@pytest.mark.parametrize(("start", "expected"), [("earliest", 20), ("latest", 0)])
+def test_an_explicit_start_resets_a_group_for_a_fresh_checkpoint_only(rig: LoopRig, start: str, expected: int) -> None:
+    rig.topic("in", 2, rows=20)
+    rig.copied("first")
+    assert rig.copied("second", startingOffsets=start) == ([expected] if expected else [])
+    assert rig.copied("second", startingOffsets=start) == []
+    assert rig.offsets("g") == {0: 10, 1: 10}
+
+
+def test_a_group_that_never_committed_begins_where_consume_from_where_says(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=20)
+    assert rig.copied(consumeFromWhere="last") == []
+    assert rig.offsets("g") == {0: 10, 1: 10}
+    rig.fill("in", 4, first=20)
+    assert rig.copied(consumeFromWhere="last") == [4]
+
+
+def test_a_deleted_checkpoint_goes_on_at_the_groups_offset(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=20)
+    rig.copied("first")
+    rig.fill("in", 6, first=20)
+    assert rig.copied("second") == [6]
+
+
+def test_broadcasting_reads_everything_without_group_or_lock(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=20)
+    source = {"topic": "in", "messageModel": "broadcasting"}
+    for name in ("one", "two"):
+        sink = {"topic": name, "topicQueueNums": 2}
+        rig.start(source, sink, name, available_now=True).process_all_available()
+        assert numbers(rig.bodies(name)) == list(range(20))
+    assert rig.broker.admin.locks() == []
+    rig.fill("in", 6, first=20)
+    rig.start(source, {"topic": "one"}, "one", available_now=True).process_all_available()
+    assert numbers(rig.bodies("one")) == list(range(26))
+
+
+def test_a_pattern_reads_topics_that_appear_while_the_query_runs(rig: LoopRig) -> None:
+    rig.topic("in-a", 1, rows=5)
+    query = rig.start({"topicPattern": "in-.*", "consumerGroup": "g"}, OUT).process_all_available()
+    assert numbers(rig.bodies("out")) == list(range(5))
+    rig.topic("in-b", 1)
+    rig.fill("in-b", 5, first=5)
+    until(lambda: bool(query.process_all_available()) and numbers(rig.bodies("out")) == list(range(10)))
+
+
+def test_queues_that_are_added_are_read_from_their_beginning(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=10)
+    source = {"topic": "in", "consumerGroup": "g", "startingOffsets": "latest"}
+    query = rig.start(source, OUT).process_all_available()
+    assert len(rig.broker.admin.locks()) == 2
+    rig.broker.admin.add_queues("in", 3)
+    third = MessageQueue("in", "embedded", 2)
+    rig.broker.log.append({third: pa.record_batch({"body": pa.array([b"2:100"], pa.binary())})})
+    until(lambda: bool(query.process_all_available()) and numbers(rig.bodies("out")) == [100])
+
+
+BAD = [
+    (
+        "an unknown option is named with its nearest",
+        {"topic": "in", "consumerGroup": "g", "failOnDataLos": "x"},
+        "failOnDataLoss",
+    ),
+    ("a missing topic says how to make it", {"topic": "nope", "consumerGroup": "g"}, "ORDEREDMQ_TOPIC.MISSING"),
+    ("a missing store shows its path", {"path": "/nonexistent/omq", "topic": "in", "consumerGroup": "g"}, "/nonexistent/omq"),
+    ("two brokers conflict", {"topic": "in", "consumerGroup": "g", "namesrvAddr": "x:1"}, "ORDEREDMQ_OPTION.CONFLICT"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_bad_input_is_refused_when_the_frame_is_built(rig: LoopRig, options: dict[str, str], words: str) -> None:
+    rig.topic("in", 2)
+    with pytest.raises(OrderedMQError, match="ORDEREDMQ_") as caught:
+        rig.start(options, None)
+    assert words in str(caught.value)
+    assert rig.broker.admin.locks() == []
+
+
+def test_a_stream_without_a_group_is_refused_with_what_to_do(rig: LoopRig) -> None:
+    rig.topic("in", 2)
+    query = rig.start({"topic": "in"}, OUT)
+    with pytest.raises(OptionError, match=r"ORDEREDMQ_OPTION.MISSING.*consumerGroup.*broadcasting"):
+        query.process_all_available()
