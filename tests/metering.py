@@ -61,8 +61,8 @@ class Metering:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
         module = _module(item.nodeid)
-        # Unit tests kill no process that has children, and some of them count the objects or the CPU time of this process.
-        self._meter.watch(not module.startswith("tests/unit/"))
+        # The tests of these folders kill no process that has children, and some count the objects or the CPU time of this process.
+        self._meter.watch(not module.startswith(("tests/unit/", "tests/loop/")))
         result = yield
         if nextitem is None or module != _module(nextitem.nodeid):
             self._meter.charge(module)
