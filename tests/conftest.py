@@ -7,8 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +21,8 @@ from tests.metering import Metering
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.micro_batches import MicroBatchLoop
 
 #: The folders of tests, those whose scopes take longest first.
 _FOLDERS = ("rocketmq", "faults", "spark", "contract", "sim", "loop", "browser", "unit")
@@ -158,6 +160,28 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def query() -> Iterator[Callable[..., MicroBatchLoop]]:
+    """A function that makes a `MicroBatchLoop`: the real source and sink in Spark's micro-batch loop, in this process, without Spark.
+
+        run = query({"path": path, "topic": "in", "consumerGroup": "g"}, {"path": path, "topic": "out"}, checkpoint)
+        run.process_all_available()
+
+    The queries that still run are stopped at the end of the test.
+    """
+    from tests.micro_batches import MicroBatchLoop
+
+    made: list[MicroBatchLoop] = []
+
+    def make(*given: Any, **more: Any) -> MicroBatchLoop:
+        made.append(MicroBatchLoop(*given, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

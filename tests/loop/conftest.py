@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ from tests.spark.conftest import StoreRig
 class LoopRig(StoreRig):
     """A store, and queries over it, each with a checkpoint of a name."""
 
-    def __init__(self, broker: Broker, path: str, folder: Path) -> None:
+    def __init__(self, broker: Broker, path: str, folder: Path, query: Callable[..., MicroBatchLoop]) -> None:
         super().__init__(broker, path, folder)
+        self._query = query
         self.checkpoints: dict[str, Checkpoint] = {}
-        self.runs: list[MicroBatchLoop] = []
 
     def start(
         self,
@@ -41,9 +41,7 @@ class LoopRig(StoreRig):
         """Start a query. ``source`` and ``sink``: options, to which the store's path is added."""
         given = {"path": self.path, **sink} if isinstance(sink, dict) else sink
         kept = self.checkpoints.setdefault(checkpoint, Checkpoint())
-        run = MicroBatchLoop({"path": self.path, **source}, given, kept, rows=rows, available_now=available_now)
-        self.runs.append(run)
-        return run
+        return self._query({"path": self.path, **source}, given, kept, rows=rows, available_now=available_now)
 
     def copied(self, checkpoint: str = "ck", **options: Any) -> list[int]:
         """Copy topic in to topic out with availableNow. Return how many rows each batch has read."""
@@ -63,13 +61,10 @@ class LoopRig(StoreRig):
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[LoopRig]:
+def rig(tmp_path: Path, query: Callable[..., MicroBatchLoop]) -> Iterator[LoopRig]:
     path = str(tmp_path / "store")
     with orderedmq.connect(path) as broker:
-        made = LoopRig(broker, path, tmp_path)
-        yield made
-        for run in made.runs:
-            run.stop()
+        yield LoopRig(broker, path, tmp_path, query)
 
 
 class LoopWorld(StoreWorld):

@@ -1,13 +1,16 @@
-"""Rows and options that the sink refuses, in ``df.write`` and in a stream; nothing of them is visible."""
+"""The queues that rows go to, and the rows and options that the sink refuses, in ``df.write`` and in a stream."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from orderedmq.errors import OrderedMQError
+import orderedmq
+from orderedmq.errors import OrderedMQError, SchemaError
 from tests.loop.conftest import LoopRig
 
 OUT = {"topic": "out"}
@@ -110,6 +113,98 @@ def test_the_row_that_the_bad_ones_vary_is_written(rig: LoopRig, body: Any) -> N
     rig.topic("out", 2)
     rig.save(OUT, one(body))
     assert sum(map(len, rig.bodies("out").values())) == 1
+
+
+def many(count: int, **columns: Callable[[int], Any]) -> pa.RecordBatch:
+    """Rows whose body is their number, with a column for each function of it."""
+    body = pa.array([str(number) for number in range(count)])
+    return pa.record_batch({"body": body} | {name: [value(n) for n in range(count)] for name, value in columns.items()})
+
+
+def test_the_topic_column_routes_when_no_option_does(rig: LoopRig) -> None:
+    rig.topic("a", 1)
+    rig.topic("b", 1)
+    rig.save({}, many(10, topic=lambda n: "ab"[n % 2], sharding_key=lambda n: "k"))
+    assert rig.bodies("a") == {0: ["0", "2", "4", "6", "8"]}
+    assert rig.bodies("b") == {0: ["1", "3", "5", "7", "9"]}
+
+
+def test_queue_id_chooses_the_queue(rig: LoopRig) -> None:
+    rig.topic("out", 3)
+    rows = many(9)
+    rows = rows.append_column("queue_id", pa.array([n % 3 for n in range(9)], pa.int32()))
+    rig.save({**OUT, "messageQueueSelector": "queueId"}, rows)
+    assert rig.bodies("out") == {0: ["0", "3", "6"], 1: ["1", "4", "7"], 2: ["2", "5", "8"]}
+
+
+def test_rows_without_a_key_go_round_if_the_user_says_that_they_have_none(rig: LoopRig) -> None:
+    rig.topic("out", 4)
+    with pytest.raises(SchemaError, match=r"SCHEMA.MISSING_COLUMN.*'sharding_key', only body.*set shardingKey=none"):
+        rig.save(OUT, many(100))
+    # With shardingKey=none rows go round-robin, and a column sharding_key is ignored.
+    keyless = {**OUT, "shardingKey": "none"}
+    rig.save(keyless, many(100))
+    assert {number: len(bodies) for number, bodies in rig.bodies("out").items()} == dict.fromkeys(range(4), 25)
+    rig.save(keyless, many(100, sharding_key=lambda n: "k"))
+    assert {number: len(bodies) for number, bodies in rig.bodies("out").items()} == dict.fromkeys(range(4), 50)
+    for queue in rig.broker.log.queues("out"):
+        stored = rig.broker.log.pull(queue, 0, 100, 1 << 20, ("sharding_key",))
+        assert stored.column(0).to_pylist() == [None] * 50
+    with pytest.raises(SchemaError, match=r"SCHEMA.UNKNOWN_COLUMN.*shardingKey=none .*another name"):
+        rig.save(keyless, many(100, none=str))
+
+
+def test_a_stream_without_the_key_column_is_refused_when_it_is_planned(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=10)
+    rig.topic("out", 2)
+
+    def run(group: str, **sink: str) -> None:
+        source = {"topic": "in", "consumerGroup": group}
+        rig.start(
+            source, {**OUT, **sink}, group, available_now=True, rows=lambda rows: rows.select(["body"])
+        ).process_all_available()
+
+    with pytest.raises(SchemaError, match=r"SCHEMA.MISSING_COLUMN.*set shardingKey=none"):
+        run("g")
+    run("h", shardingKey="none")
+    assert sum(map(len, rig.bodies("out").values())) == 10
+
+
+@pytest.mark.parametrize("selector", ["random", "tests.loop.test_sink:first"])
+def test_a_selector_that_does_not_choose_by_the_key_needs_none(rig: LoopRig, selector: str) -> None:
+    rig.topic("out", 4)
+    rig.save({**OUT, "messageQueueSelector": selector}, many(40))
+    found = {number for number, bodies in rig.bodies("out").items() if bodies}
+    assert found == ({0} if ":" in selector else {0, 1, 2, 3})
+
+
+def first(keys: pa.Array, n: int) -> list[int]:
+    return [0] * len(keys)
+
+
+def test_order_by_orders_a_tasks_rows(rig: LoopRig) -> None:
+    rig.topic("out", 1)
+    rows = many(100, sharding_key=lambda n: f"k{n % 7}", id=lambda n: n)
+    rig.save({**OUT, "orderBy": "id desc"}, rows)
+    assert rig.bodies("out")[0] == [str(number) for number in reversed(range(100))]
+
+
+def test_a_missing_topic_and_store_are_made_when_the_number_of_queues_is_given(rig: LoopRig, tmp_path: Path) -> None:
+    path = str(tmp_path / "new")
+    rig.save({"path": path, "topic": "made", "topicQueueNums": "3", "compression": "lz4"}, one())
+    with orderedmq.connect(path) as broker:
+        made = broker.log.topic("made")
+        assert (made.queues, made.compression) == (3, "lz4")
+
+
+def test_the_same_transaction_is_written_once(rig: LoopRig) -> None:
+    rig.topic("out", 2)
+    rows = many(100, sharding_key=lambda n: f"k{n % 7}")
+    for _ in range(2):
+        rig.save({**OUT, "txnAppId": "job", "txnVersion": "1"}, rows)
+    assert sum(map(len, rig.bodies("out").values())) == 100
+    rig.save({**OUT, "txnAppId": "job", "txnVersion": "2"}, rows)
+    assert sum(map(len, rig.bodies("out").values())) == 200
 
 
 def test_overwriting_is_refused(rig: LoopRig) -> None:

@@ -138,3 +138,29 @@ def test_a_stream_without_a_group_is_refused_with_what_to_do(rig: LoopRig) -> No
     query = rig.start({"topic": "in"}, OUT)
     with pytest.raises(OptionError, match=r"ORDEREDMQ_OPTION.MISSING.*consumerGroup.*broadcasting"):
         query.process_all_available()
+
+
+def test_tags_choose_messages_and_offsets_count_all(rig: LoopRig) -> None:
+    rig.topic("in", 1)
+    rows = [f"0:{number}".encode() for number in range(60)]
+    tags = pa.array([("a", "b", None)[number % 3] for number in range(60)])
+    rig.broker.log.append(
+        {rig.broker.log.queues("in")[0]: pa.record_batch({"body": pa.array(rows, pa.binary()), "tags": tags})}
+    )
+    expected = [number for number in range(60) if number % 3 == 0]
+    assert sorted(rig.copied(tags="a || c", maxOffsetsPerTrigger="20")) == [6, 7, 7]
+    assert numbers(rig.bodies("out")) == expected
+    assert rig.offsets("g") == {0: 60}
+    rig.fill("in", 5, first=60)
+    assert rig.copied(tags="a || c") == []
+    assert rig.offsets("g") == {0: 65}
+
+
+def test_a_query_of_another_group_reads_everything_as_well(rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=20)
+    sink = {**OUT, "onKeyConflict": "ignore"}
+    queries = [rig.start({"topic": "in", "consumerGroup": group}, sink, group) for group in ("g", "h")]
+    for query in queries:
+        query.process_all_available()
+    assert numbers(rig.bodies("out")) == sorted([*range(20), *range(20)])
+    assert rig.offsets("g") == rig.offsets("h") == {0: 10, 1: 10}

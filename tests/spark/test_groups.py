@@ -71,16 +71,3 @@ def test_one_query_may_be_restarted_from_its_checkpoint_at_once(rig: Rig) -> Non
             per_source.setdefault(f"{queue}-{int(number) % 5}", []).append(int(number))
         for found in per_source.values():
             assert found == sorted(found)
-
-
-def test_a_query_of_another_group_reads_everything_too(rig: Rig) -> None:
-    rig.topic("in", 2, rows=20)
-    first = start(rig, "one")
-    second = start(rig, "two", consumerGroup="h")
-    until(lambda: numbers(rig.bodies("out")) == sorted([*range(20), *range(20)]) if _out(rig) else False)
-    first.stop()
-    second.stop()
-
-
-def _out(rig: Rig) -> bool:
-    return any(topic.name == "out" for topic in rig.broker.log.topics())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
@@ -70,62 +68,6 @@ def test_rows_of_the_source_can_be_written_as_they_are(rig: Rig) -> None:
     assert sum(map(len, rig.bodies("out").values())) == 20
 
 
-def test_the_topic_column_routes_when_no_option_does(rig: Rig) -> None:
-    rig.topic("a", 1)
-    rig.topic("b", 1)
-    df = (
-        rig.spark.range(10)
-        .selectExpr("if(id % 2 = 0, 'a', 'b') topic", "cast(id as string) body", "'k' sharding_key")
-        .coalesce(1)
-    )
-    save(rig, df)
-    assert rig.bodies("a") == {0: ["0", "2", "4", "6", "8"]}
-    assert rig.bodies("b") == {0: ["1", "3", "5", "7", "9"]}
-
-
-def test_queue_id_chooses_the_queue(rig: Rig) -> None:
-    rig.topic("out", 3)
-    df = rig.spark.range(9).selectExpr("cast(id % 3 as int) queue_id", "cast(id as string) body").coalesce(1)
-    save(rig, df, topic="out", messageQueueSelector="queueId")
-    assert rig.bodies("out") == {0: ["0", "3", "6"], 1: ["1", "4", "7"], 2: ["2", "5", "8"]}
-
-
-def test_rows_without_a_key_go_round_if_the_user_says_that_they_have_none(rig: Rig) -> None:
-    rig.topic("out", 4)
-    df = rig.spark.range(100).selectExpr("cast(id as string) body").coalesce(1)
-    with pytest.raises(PySparkException, match=r"SCHEMA.MISSING_COLUMN.*'sharding_key', only body.*set shardingKey=none"):
-        save(rig, df, topic="out")
-    # With shardingKey=none rows go round-robin, and a column sharding_key is ignored.
-    save(rig, df, topic="out", shardingKey="none")
-    assert {number: len(bodies) for number, bodies in rig.bodies("out").items()} == dict.fromkeys(range(4), 25)
-    save(rig, df.selectExpr("body", "'k' sharding_key"), topic="out", shardingKey="none")
-    assert {number: len(bodies) for number, bodies in rig.bodies("out").items()} == dict.fromkeys(range(4), 50)
-    assert {row.sharding_key for row in rig.batch(topic="out").collect()} == {None}
-    with pytest.raises(PySparkException, match=r"SCHEMA.UNKNOWN_COLUMN.*shardingKey=none .*another name"):
-        save(rig, df.selectExpr("body", "body none"), topic="out", shardingKey="none")
-
-
-def test_a_stream_without_the_key_column_is_refused_when_it_is_planned(rig: Rig) -> None:
-    rig.topic("in", 2, rows=10)
-    rig.topic("out", 2)
-    with pytest.raises(PySparkException, match=r"SCHEMA.MISSING_COLUMN.*set shardingKey=none"):
-        rig.run(rig.stream(topic="in", consumerGroup="g").select("body"), topic="out")
-    rig.run(rig.stream(topic="in", consumerGroup="h").select("body"), "ck2", topic="out", shardingKey="none")
-    assert sum(map(len, rig.bodies("out").values())) == 10
-
-
-@pytest.mark.parametrize("selector", ["random", "tests.spark.test_sink:first"])
-def test_a_selector_that_does_not_choose_by_the_key_needs_none(rig: Rig, selector: str) -> None:
-    rig.topic("out", 4)
-    save(rig, rig.spark.range(40).selectExpr("cast(id as string) body"), topic="out", messageQueueSelector=selector)
-    found = {number for number, bodies in rig.bodies("out").items() if bodies}
-    assert found == ({0} if ":" in selector else {0, 1, 2, 3})
-
-
-def first(keys: pa.Array, n: int) -> list[int]:
-    return [0] * len(keys)
-
-
 def test_null_keys_and_tags_that_are_lists_are_warned_of_once_a_batch_with_their_count(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,12 +95,6 @@ def test_null_keys_and_tags_that_are_lists_are_warned_of_once_a_batch_with_their
     # There is no warning if the selector ignores the key, or if every row has one.
     assert warned(df.drop("tags"), messageQueueSelector="random", onKeyConflict="ignore") == []
     assert warned(df.where("key is not null and id % 4 > 1"), messageQueueSelector="hash") == []
-
-
-def test_order_by_orders_a_tasks_rows(rig: Rig) -> None:
-    rig.topic("out", 1)
-    save(rig, events(rig).coalesce(1), topic="out", orderBy="id desc")
-    assert rig.bodies("out")[0] == [str(number) for number in reversed(range(100))]
 
 
 def test_a_key_in_two_tasks_is_refused_and_nothing_is_visible(rig: Rig) -> None:
@@ -213,23 +149,6 @@ def test_route_works_in_a_stream(rig: Rig) -> None:
 def test_route_without_an_order_is_refused(rig: Rig) -> None:
     with pytest.raises(orderedmq.OrderedMQError, match="order_by"):
         route(events(rig), "")
-
-
-def test_a_missing_topic_and_store_are_made_when_the_number_of_queues_is_given(rig: Rig, tmp_path: Path) -> None:
-    path = str(tmp_path / "new")
-    save(rig, events(rig).drop("id").coalesce(1), path=path, topic="made", topicQueueNums="3", compression="lz4")
-    with orderedmq.connect(path) as broker:
-        made = broker.log.topic("made")
-        assert (made.queues, made.compression) == (3, "lz4")
-
-
-def test_the_same_transaction_is_written_once(rig: Rig) -> None:
-    rig.topic("out", 2)
-    for _ in range(2):
-        save(rig, events(rig).drop("id").coalesce(1), topic="out", txnAppId="job", txnVersion="1")
-    assert sum(map(len, rig.bodies("out").values())) == 100
-    save(rig, events(rig).drop("id").coalesce(1), topic="out", txnAppId="job", txnVersion="2")
-    assert sum(map(len, rig.bodies("out").values())) == 200
 
 
 def test_two_outputs_of_one_stream_by_foreach_batch(rig: Rig) -> None:
