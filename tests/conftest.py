@@ -171,7 +171,7 @@ def query() -> Iterator[Callable[..., MicroBatchLoop]]:
 
     The queries that still run are stopped at the end of the test.
     """
-    from tests.micro_batches import MicroBatchLoop
+    from tests.micro_batches import MicroBatchLoop, end_workers
 
     made: list[MicroBatchLoop] = []
 
@@ -182,6 +182,7 @@ def query() -> Iterator[Callable[..., MicroBatchLoop]]:
     yield make
     for one in made:
         one.stop()
+    end_workers()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, Self
 
 import pyarrow as pa
@@ -24,11 +26,11 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.streaming.python_streaming_source_runner import READ_LIMIT_REGISTRY
 from pyspark.sql.types import StructType
-from pyspark.sql.types import _parse_datatype_string as parse_schema
 from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
+from orderedmq import connections
 from orderedmq.core.micro_batch import BATCH, QUERY, RUN
 from pyspark_orderedmq import DefaultSource
 
@@ -145,6 +147,19 @@ ForeachBatch = Callable[[pa.Table, int], object]
 
 
 @dataclass(frozen=True)
+class Frame:
+    """What a listener needs of a DataFrame: the names of its columns, and ``mapInArrow``."""
+
+    columns: list[str]
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None
+
+    def mapInArrow(self, function: Any, schema: str) -> Frame:
+        # Only Spark can read the schema's text; the batches have it as well.
+        del schema
+        return Frame([], function)
+
+
+@dataclass(frozen=True)
 class Batch:
     """A micro-batch that was run: its number, how many rows were read, and the ranges of its tasks, by queue."""
 
@@ -157,7 +172,8 @@ class MicroBatchLoop:
     """One run of a streaming query that reads orderedmq. Its steps happen when a test asks for them; errors are raised as they are.
 
     ``source``: the options of the source. ``sink``: the options of a sink orderedmq, a function for foreachBatch, or None (noop).
-    ``rows``: what the query does with the rows in between. ``schema``: what ``readStream.schema`` got, as DDL text.
+    ``rows``: what the query does with the rows in between. ``listener``: a function that consumes a `Frame` of these rows, such as a call
+    of `consume_orderly`. ``schema``: what ``readStream.schema`` got.
     ``name``: the query's name. ``format``: the data source, for source and sink.
     """
 
@@ -168,7 +184,8 @@ class MicroBatchLoop:
         checkpoint: Checkpoint | None = None,
         *,
         rows: Rows | None = None,
-        schema: str | None = None,
+        listener: Callable[[Any], Any] | None = None,
+        schema: StructType | None = None,
         available_now: bool = False,
         name: str | None = None,
         format: type[DataSource] = DefaultSource,
@@ -183,12 +200,17 @@ class MicroBatchLoop:
         self._available_now = available_now
         self._name = name
         # What readStream.load() does.
-        found = self._source.schema() if schema is None else parse_schema(schema)
+        found = schema or self._source.schema()
         assert isinstance(found, StructType)
         self._schema = found
         empty = to_arrow_schema(found, timezone="UTC").empty_table().combine_chunks().to_batches()
         arrow = empty[0] if empty else pa.RecordBatch.from_pylist([], to_arrow_schema(found, timezone="UTC"))
         self._sink_schema = from_arrow_schema(self._rows(arrow).schema)
+        #: What ``mapInArrow`` got, pickled.
+        self._mapped: bytes | None = None
+        if listener is not None:
+            assert not isinstance(sink, Mapping), "outcomes of a listener go to a function"
+            self._mapped = cloudpickle.dumps(listener(Frame(self._sink_schema.names)).function)
         self.reader: Any = None
         #: A copy of the reader that tasks get; it is made in another process, once a run.
         self._tasks_reader: bytes | None = None
@@ -273,9 +295,15 @@ class MicroBatchLoop:
                 read.append(batch.num_rows)
                 yield self._rows(batch)
 
+        def task(part: InputPartition | None) -> Iterator[pa.RecordBatch]:
+            found = iter(()) if part is None else rows(part)
+            if self._mapped is None:
+                return found
+            mapped: Iterator[pa.RecordBatch] = pickle.loads(self._mapped)(found)
+            return mapped
+
         # A batch without partitions has one task all the same.
-        inputs: list[Callable[[], Iterator[pa.RecordBatch]]] = [lambda part=part: rows(part) for part in parts]  # type: ignore[misc]
-        inputs = inputs or [lambda: iter(())]
+        inputs = [partial(task, part) for part in parts or [None]]
         if isinstance(self._sink, Mapping):
             yield from self._write(number, inputs, properties)
         else:
@@ -285,8 +313,8 @@ class MicroBatchLoop:
                     outputs += take()
             yield "written"
             if self._sink is not None:
-                table = pa.Table.from_batches(outputs, schema=to_arrow_schema(self._sink_schema, timezone="UTC"))
-                self._sink(table, number)
+                expected = None if outputs and self._mapped is not None else to_arrow_schema(self._sink_schema, timezone="UTC")
+                self._sink(pa.Table.from_batches(outputs, schema=expected), number)
             yield "published"
         ranges = {str(part.queue): (part.begin, part.end) for part in parts if isinstance(part, QueuePartition)}
         self.batches.append(Batch(number, sum(read), ranges))
@@ -354,6 +382,17 @@ def _task(partition: int, properties: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         TaskContext._setTaskContext(before)
+
+
+def end_workers() -> None:
+    """Close the connections that tasks keep, as the end of Spark's Python workers does.
+
+    A store maps 1 TiB of address space, so a process can have about 120 of them open.
+    """
+    for pid, broker in connections._kept.values():
+        if pid == os.getpid():
+            broker.close()
+    connections._kept.clear()
 
 
 def _options(given: Mapping[str, object]) -> CaseInsensitiveDict:

@@ -17,8 +17,15 @@ from orderedmq.errors import OrderedMQError
 from pyspark_orderedmq import DefaultSource
 from tests.faults.conftest import StoreWorld
 from tests.faults.faulty import FaultySource
-from tests.micro_batches import Checkpoint, ForeachBatch, MicroBatchLoop, Rows, batch_write
+from tests.micro_batches import Checkpoint, ForeachBatch, MicroBatchLoop, batch_write, end_workers
 from tests.spark.conftest import StoreRig
+
+
+@pytest.fixture(autouse=True)
+def workers() -> Iterator[None]:
+    """End the workers after each test, also if it made its tasks itself."""
+    yield
+    end_workers()
 
 
 class LoopRig(StoreRig):
@@ -36,12 +43,12 @@ class LoopRig(StoreRig):
         checkpoint: str = "ck",
         *,
         available_now: bool = False,
-        rows: Rows | None = None,
+        **more: Any,
     ) -> MicroBatchLoop:
-        """Start a query. ``source`` and ``sink``: options, to which the store's path is added."""
+        """Start a query. ``source`` and ``sink``: options, to which the store's path is added. ``more``: see `MicroBatchLoop`."""
         given = {"path": self.path, **sink} if isinstance(sink, dict) else sink
         kept = self.checkpoints.setdefault(checkpoint, Checkpoint())
-        return self._query({"path": self.path, **source}, given, kept, rows=rows, available_now=available_now)
+        return self._query({"path": self.path, **source}, given, kept, available_now=available_now, **more)
 
     def copied(self, checkpoint: str = "ck", **options: Any) -> list[int]:
         """Copy topic in to topic out with availableNow. Return how many rows each batch has read."""

@@ -14,7 +14,7 @@ from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_
 from orderedmq.core.lock import UNLOCK_DELAY
 from orderedmq.model import MessageQueue
 from tests.faults.store_access import age
-from tests.spark.conftest import Rig
+from tests.spark.conftest import Rig, StoreRig
 from tests.waits import until
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
@@ -40,7 +40,7 @@ def run(rig: Rig, listener: Any, name: str = "ck", *, source: dict[str, Any] | N
     return [(row.queue_id, row.begin_offset, row.end_offset, row.status, row.attempts, row.error) for row in found]
 
 
-def writing(rig: Rig, answer: Callable[[Sequence[Any], ConsumeOrderlyContext], Any]) -> Any:
+def writing(rig: StoreRig, answer: Callable[[Sequence[Any], ConsumeOrderlyContext], Any]) -> Any:
     """A listener that writes the bodies that it gets to a file."""
     path = str(rig.folder / "heard")
 
@@ -50,31 +50,6 @@ def writing(rig: Rig, answer: Callable[[Sequence[Any], ConsumeOrderlyContext], A
         return answer(messages, context)
 
     return listener
-
-
-def test_each_queue_is_consumed_in_order_in_batches_and_its_outcomes_are_rows(rig: Rig, heard: Any) -> None:
-    rig.topic("in", 2, rows=20)
-    outcomes = run(rig, writing(rig, lambda messages, context: SUCCESS), consume_message_batch_max_size=4)
-    assert outcomes == [(q, b, min(b + 4, 10), "SUCCESS", 1, None) for q in (0, 1) for b in (0, 4, 8)]
-    said = [body for line in heard() for body in line.split(",")]
-    for queue in (0, 1):
-        assert [body for body in said if body.startswith(f"{queue}:")] == [f"{queue}:{n}" for n in range(queue, 20, 2)]
-    assert rig.offsets("g") == {0: 10, 1: 10}
-
-
-def test_fields_are_named_like_the_columns_and_an_unknown_one_is_an_error_of_the_listener(rig: Rig) -> None:
-    rig.topic("in", 1, rows=1)
-
-    def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-        (message,) = messages
-        assert (message.topic, message.queue_id, message.queue_offset) == ("in", 0, 0)
-        assert (bytes(message.body), message.sharding_key) == (b"0:0", "k0-0")
-        assert context.message_queue == MessageQueue("in", "embedded", 0)
-        return message.colour
-
-    ((*_, status, attempts, error),) = run(rig, listener, max_reconsume_times=0)
-    assert (status, attempts) == ("DEAD_LETTER", 1)
-    assert error.startswith("AttributeError: a message has no field 'colour'; the DataFrame has topic, broker_name")
 
 
 def test_a_poison_message_is_retried_put_aside_with_its_origin_and_only_then_the_queue_goes_on(rig: Rig, heard: Any) -> None:
@@ -95,42 +70,6 @@ def test_a_poison_message_is_retried_put_aside_with_its_origin_and_only_then_the
     origin = dict(letters[0]["properties"])
     assert (origin["REAL_TOPIC"], origin["REAL_QID"], origin["ORDEREDMQ_OFFSET"]) == ("in", "0", "2")
     assert origin["ORDEREDMQ_ERROR"] == "ValueError: no such customer"
-
-
-def test_none_counts_as_suspend_and_the_batch_is_retried_as_a_whole(rig: Rig, heard: Any) -> None:
-    rig.topic("in", 1, rows=4)
-    path = str(rig.folder / "heard")
-
-    def answer(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus | None:
-        # Counted as in RocketMQ's orderly consumer, also for a message that was stored with a count.
-        given_back = Path(path).read_text().count("\n") - 1
-        assert [message.reconsume_times for message in messages] == [given_back % 3] * 2
-        return SUCCESS if given_back > 1 else None
-
-    outcomes = run(rig, writing(rig, answer), consume_message_batch_max_size=2)
-    assert heard() == ["0:0,0:1"] * 3 + ["0:2,0:3"]
-    assert [(begin, end, attempts) for _, begin, end, _, attempts, _ in outcomes] == [(0, 2, 3), (2, 4, 1)]
-
-
-def test_messages_taken_and_not_committed_at_the_end_fail_the_query_and_a_restart_repeats_them(rig: Rig, heard: Any) -> None:
-    rig.topic("in", 1, rows=2)
-
-    def never(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-        context.auto_commit = False
-        return SUCCESS
-
-    with pytest.raises(PySparkException, match=r"ORDEREDMQ_LISTENER.UNCOMMITTED"):
-        run(rig, writing(rig, never))
-    assert rig.offsets("g") == {0: 0}
-
-    def commits(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-        context.auto_commit = False
-        return ConsumeOrderlyStatus.COMMIT if messages[0].queue_offset == 1 else SUCCESS
-
-    outcomes = run(rig, writing(rig, commits))
-    assert [status for *_, status, _, _ in outcomes] == ["SUCCESS", "COMMIT"]
-    assert heard() == ["0:0", "0:1"] * 2
-    assert rig.offsets("g") == {0: 2}
 
 
 def test_what_cannot_be_consumed_orderly_is_refused_by_name(rig: Rig) -> None:
