@@ -164,3 +164,12 @@ def test_a_query_of_another_group_reads_everything_as_well(rig: LoopRig) -> None
         query.process_all_available()
     assert numbers(rig.bodies("out")) == sorted([*range(20), *range(20)])
     assert rig.offsets("g") == rig.offsets("h") == {0: 10, 1: 10}
+
+
+def test_a_batch_has_partitions_for_queues_with_new_messages_only(rig: LoopRig) -> None:
+    rig.topic("in", 3, rows=6)
+    query = rig.start({"topic": "in", "consumerGroup": "g"}, OUT).process_all_available()
+    rig.broker.log.append({MessageQueue("in", "embedded", 1): pa.record_batch({"body": pa.array([b"1:6"], pa.binary())})})
+    query.process_all_available()
+    every = {f"in/embedded/{number}": (0, 2) for number in range(3)}
+    assert [batch.ranges for batch in query.batches] == [every, {"in/embedded/1": (2, 3)}]
