@@ -74,7 +74,7 @@ browser: ## install Chromium and its driver, which tests of the web page need, i
 	  echo "browser: apt-get cannot install them here; install Chromium and chromedriver yourself, or the tests of the page are skipped" >&2; \
 	fi
 
-budget: $(STAMP) ## hold the CPU time of test modules to what runs of `make test ARGS="--keep-cpu FILE"` needed; RUNS=FILE
+budget: $(STAMP) ## hold the CPU time of test modules to what the last `make test` needed, or to RUNS="CLONE/.pytest_cache/v/cpu ..."
 	@$(BIN)/python -m tests.budget $(RUNS)
 
 test: $(STAMP) browser ## run the tests and print the time of each folder; ARGS="-k name" runs only those

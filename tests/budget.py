@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,8 @@ from typing import Final
 import psutil
 
 FILE: Final = Path(__file__).with_name("budget.json")
+#: What pytest keeps of the last run.
+_LAST: Final = FILE.parents[1] / ".pytest_cache" / "v" / "cpu"
 #: A line may need this much more than its budget …
 TOLERANCE: Final = 0.15
 #: … and these CPU seconds: half a garbage collection of a JVM, or a neighbour in the caches, is a large share of a small module.
@@ -221,9 +223,9 @@ def write(runs: Iterable[tuple[float, Mapping[str, float]]], file: Path = FILE) 
     file.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def main(files: Iterable[str]) -> None:
-    """Make the budget from runs that ``pytest --keep-cpu`` kept, each a line of a file."""
-    write([(work, spent) for file in files for work, spent in map(json.loads, Path(file).read_text().splitlines())])
+def main(files: Sequence[str]) -> None:
+    """Make the budget from what whole runs left in their caches, or from the last run of this tree."""
+    write(json.loads(Path(file).read_text()) for file in files or [str(_LAST)])
 
 
 if __name__ == "__main__":

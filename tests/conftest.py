@@ -40,9 +40,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the long tier as well: tests marked nightly, every release of RocketMQ, 10000 seeds, damage to each byte of a store",
     )
     parser.addoption("--seeds", type=int, help="how many seeds to simulate (default 500, with --nightly 10000)")
-    parser.addoption(
-        "--keep-cpu", metavar="FILE", help="append the CPU seconds of each module to a file, from which make budget is made"
-    )
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ Each process of pytest-xdist measures its own modules and hands the result to th
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import defaultdict
@@ -32,7 +31,8 @@ class Metering:
         self._judges = not hasattr(config, "workerinput")
         # The process that only distributes tests must not count those that run them, because they count themselves.
         self._meter = budget.Meter(budget.Tree().seconds if self._runs_tests else time.process_time)
-        self._begun: budget.Machine | None = None
+        # Before other processes of pytest-xdist start.
+        self._begun = budget.Machine.now() if self._judges else None
         self._ended: budget.Machine | None = None
         self._spent: defaultdict[str, float] = defaultdict(float)
 
@@ -41,8 +41,6 @@ class Metering:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
         self._meter.charge("collection")
-        if self._judges:
-            self._begun = budget.Machine.now()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -119,10 +117,10 @@ class Metering:
         terminalreporter.section("CPU time per module, in seconds")
         for line in (*budget.table(self._spent, wall, seconds), *verdict):
             terminalreporter.write_line(line)
-        target = terminalreporter.config.option.keep_cpu
-        if target:
-            with open(target, "a") as file:
-                print(json.dumps([self._begun.work, self._spent]), file=file)
+        # The file .pytest_cache/v/cpu, which `make budget` reads.
+        cache = terminalreporter.config.cache
+        if cache is not None and _is_whole(terminalreporter.config):
+            cache.set("cpu", [self._begun.work, self._spent])
 
 
 def _is_whole(config: pytest.Config) -> bool:
