@@ -118,7 +118,7 @@ class Metering:
         for line in (*budget.table(self._spent, wall, seconds), *verdict):
             terminalreporter.write_line(line)
         # The file .pytest_cache/v/cpu, which `make budget` reads.
-        cache = terminalreporter.config.cache
+        cache = getattr(terminalreporter.config, "cache", None)
         if cache is not None and _is_whole(terminalreporter.config):
             cache.set("cpu", [self._begun.work, self._spent])
 

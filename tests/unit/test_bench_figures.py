@@ -202,5 +202,7 @@ def test_the_cpu_of_a_worker_that_nobody_waited_for_is_not_forgotten() -> None:
             used = cpu.since(before)
             process.kill()
         later = cpu.since(before)
-    assert 0.3 < used["Python"] <= later["Python"] == later["together"]
-    assert used["JVM"] == 0
+    assert 0.3 < used["Python"] <= later["Python"]
+    # Tests of the same process may have started a JVM, which uses a little time while it has nothing to do.
+    assert later["together"] == later["Python"] + later["JVM"]
+    assert used["JVM"] < 0.3
