@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from orderedmq.java import find_java
-from orderedmq.startup.archive import BRIEF, archive_options
+from orderedmq.startup.archive import BRIEF, archive_options, fitting_archive
 from orderedmq.startup.home import compiled_home, installed_spark
 
 #: Most JVMs of the tests live for seconds: without the optimising compiler they need 40 % less CPU. Benchmarks use it.
@@ -38,7 +38,9 @@ def jvm_options() -> str:
 
 def begin() -> subprocess.Popen[bytes] | None:
     """Start the process that prepares Spark; None if that is done. Without it the tests run, only slower."""
-    if use():
+    # One that is there may be of jars that were installed anew since.
+    if fitting_archive(find_java(), _home()) is not None:
+        use()
         return None
     environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     command = [sys.executable, "-m", "orderedmq", "spark", "prepare"]

@@ -74,13 +74,18 @@ def test_it_is_prepared_unless_that_was_done(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(quick_spark, "archive_options", lambda java, home: None)
+    monkeypatch.setattr(quick_spark, "fitting_archive", lambda java, home: None)
     quick_spark.begin()
     assert [command[-2:] for command in begun] == [["spark", "prepare"]]
     assert quick_spark.jvm_options() == "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     assert "SPARK_HOME" not in os.environ
+    # An archive that does not fit is no reason not to make one.
     monkeypatch.setattr(quick_spark, "archive_options", lambda java, home: "-XX:SharedArchiveFile=made")
     quick_spark.begin()
-    assert len(begun) == 1
+    assert len(begun) == 2
+    monkeypatch.setattr(quick_spark, "fitting_archive", lambda java, home: Path("made"))
+    quick_spark.begin()
+    assert len(begun) == 2
     assert os.environ["SPARK_SUBMIT_OPTS"] == quick_spark.jvm_options()
     assert quick_spark.jvm_options().endswith("made")
     assert (Path(os.environ["SPARK_HOME"]) / "jars").is_dir()
