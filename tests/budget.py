@@ -96,7 +96,7 @@ def _processes() -> dict[int, _Process]:
                 text = Path("/proc", name, "stat").read_text()
             except OSError:
                 continue
-            # The name of the program, in parentheses, may have blanks and parentheses of its own.
+            # The name of the program is in parentheses and may contain blanks and parentheses.
             fields = text.rpartition(")")[2].split()
             found[int(name)] = _Process(int(fields[1]), float(fields[19]), sum(map(int, fields[11:15])) / _TICKS)
     return found
