@@ -81,7 +81,7 @@ budget: $(STAMP) ## hold the CPU time of test modules to what the last `make tes
 test: $(STAMP) browser ## run the tests and print the time of each folder; ARGS="-k name" runs only those
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-all: $(STAMP) browser ## run also slow tests, every release of RocketMQ, and damage to each byte of a store
+test-all: $(STAMP) browser ## run the long tier as well: whole environments, every release of RocketMQ, damage to each byte of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nightly $(ARGS)
 
 lint: $(STAMP) ## ruff and strict mypy

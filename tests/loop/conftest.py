@@ -57,7 +57,7 @@ class LoopRig(StoreRig):
         return run.process_all_available().rows
 
     def save(self, options: dict[str, str], *tasks: pa.RecordBatch, overwrite: bool = False) -> None:
-        """Write rows as ``df.write`` does, each batch in a task of its own."""
+        """Write rows as ``df.write`` does, one task for each batch."""
         batch_write(DefaultSource({"path": self.path, **options}), tasks, overwrite=overwrite)
 
     def fails(self, **options: Any) -> str:
