@@ -7,9 +7,9 @@ STAMP := $(VENV)/.installed
 PREPARED := $(VENV)/.spark-prepared
 DOCS := $(VENV)/.docs
 DIST := $(VENV)/.dist
-# Two processes run the tests, whole scopes at a time (tests/conftest.py); ARGS="-n0" runs all in one process.
-# Tests without servers wait often, so `make check` runs three.
-SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
+# Three processes run the tests, whole scopes at a time (tests/conftest.py), since tests often wait for a broker, a lock or the
+# start of a JVM. ARGS="-n0" runs all in one process.
+SIDE_BY_SIDE := -n 3 --no-loadscope-reorder
 # Spark comes as source: pip builds a wheel of it and unpacks it again. Most of that time went into compressing its jars.
 UNCOMPRESSED := $(VENV)/uncompressed.cfg
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -63,7 +63,7 @@ check: $(STAMP) ## lint, types and the tests that need neither Spark nor a serve
 
 .PHONY: check-tests
 check-tests: $(STAMP)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -n 3 -q -m "not spark and not rocketmq" tests/unit tests/contract tests/loop tests/sim/test_simulation.py $(ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m "not spark and not rocketmq" tests/unit tests/contract tests/loop tests/sim/test_simulation.py $(ARGS)
 
 # Debian's packages. Where they cannot be had, the tests in tests/browser are skipped, but not in CI.
 browser: ## install Chromium and its driver, which tests of the web page need, if they are missing and apt-get can
