@@ -47,7 +47,15 @@ def test_asking_where_to_begin_decides_nothing(world: World) -> None:
     assert_exact_from(world, 30)
 
 
-@pytest.mark.parametrize("point", ["logged", "write", "publish", "published"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "logged",
+        pytest.param("write", marks=pytest.mark.nightly),
+        "publish",
+        pytest.param("published", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_crash_in_the_first_batch_loses_nothing_behind_where_it_began(point: str, world: World) -> None:
     world.produce(10)
     world.points.arm("boundary")

@@ -99,11 +99,13 @@ def test_a_driver_killed_in_a_batch_is_replaced_without_loss_or_repeat(point: st
         words = case.last_words()
         assert (words["event"], words["accepted"], words["replayed"]) == ("publish", True, True), "not known as done"
     assert world.count() == 261
-    # One more batch sweeps the rows that the killed run staged, late ones included.
-    world.produce(1)
-    world.run()
-    assert world.tokens() == 0
     world.judge()
+    if point in ("write", "staged"):
+        # One more batch sweeps the rows that the killed run staged, late ones included.
+        world.produce(1)
+        world.run()
+        world.judge()
+    assert world.tokens() == 0
 
 
 def test_a_late_commit_of_the_killed_run_is_refused_while_the_next_run_is_at_work(killed: dict[str, Killed]) -> None:

@@ -32,7 +32,7 @@ def driver(drivers: Callable[..., Driver]) -> Driver:
     return drivers("local[8]")
 
 
-@pytest.mark.parametrize("source", [SHARED, {}], ids=["shared", "exclusive"])
+@pytest.mark.parametrize("source", [SHARED, pytest.param({}, marks=pytest.mark.nightly)], ids=["shared", "exclusive"])
 def test_a_job_that_is_started_twice_on_one_checkpoint_is_refused_and_the_first_goes_on(
     source: dict[str, str], world: World, driver: Driver
 ) -> None:
@@ -87,15 +87,15 @@ class Former:
 
 
 @pytest.fixture(scope="module")
-def former(worlds: Callable[..., World], driver: Driver) -> Iterator[dict[str, Former]]:
+def former(worlds: Callable[..., World], driver: Driver, nightly: bool) -> Iterator[dict[str, Former]]:
     cases = {
         "killed": SHARED,
         "resumed": SHARED,
         "patient": SHARED,
         "expired": SHARED,
-        "killed, exclusive": {},
-        "expired, exclusive": {},
     }
+    if nightly:
+        cases |= {"killed, exclusive": {}, "expired, exclusive": {}}
     made: dict[str, World] = {}
     for name, source in cases.items():
         world = made[name] = worlds()
@@ -126,7 +126,7 @@ def ended(case: Former, how: int) -> None:
     until(lambda: gone(case.runner.pid), "the former runner has ended")
 
 
-@pytest.mark.parametrize("name", ["killed", "killed, exclusive"])
+@pytest.mark.parametrize("name", ["killed", pytest.param("killed, exclusive", marks=pytest.mark.nightly)])
 def test_a_restart_waits_for_a_paused_former_run_and_loses_nothing_when_that_is_killed(
     name: str, former: dict[str, Former]
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_former_run_that_goes_on_finds_its_driver_gone_and_leaves_its_batch_to
     case.goes_on()
 
 
-@pytest.mark.parametrize("name", ["expired", "expired, exclusive"])
+@pytest.mark.parametrize("name", ["expired", pytest.param("expired, exclusive", marks=pytest.mark.nightly)])
 def test_a_former_run_that_is_paused_for_longer_than_its_locks_live_is_replaced(name: str, former: dict[str, Former]) -> None:
     case = former[name]
     until(lambda: all(lock.remaining == 0 for lock in case.world.held()), "the locks of the former run expire")

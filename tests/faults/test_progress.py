@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from tests import checker
 from tests.faults.conftest import World
 from tests.faults.drivers import WORKER, Driver, kill_below
@@ -52,6 +54,7 @@ def test_an_executor_that_sees_another_store_says_that_a_store_serves_one_machin
     world.judge()
 
 
+@pytest.mark.nightly
 def test_executors_in_processes_of_their_own(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> None:
     """Source to sink with two executors, each a JVM with its own workers."""
     world = worlds()

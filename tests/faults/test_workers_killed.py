@@ -71,7 +71,7 @@ def test_a_worker_killed_with_retries_is_made_good_in_the_same_batch(point: str,
     assert driver.state()["active"]
 
 
-@pytest.mark.parametrize("after", [0, 20, 40])
+@pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.nightly), 20, pytest.param(40, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("point", ["read", "write"])
 def test_a_task_that_fails_on_its_first_attempt_counts_once(point: str, after: int, retrying: Retrying) -> None:
     _, world = retrying
