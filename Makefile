@@ -58,12 +58,13 @@ demo: $(PREPARED) ## play a year of flights through ordered queues, kill the job
 rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 9999" is passed to it
 	@$(BIN)/orderedmq rocketmq up $(ARGS)
 
-check: $(STAMP) ## lint, types and the tests that need neither Spark nor a server
+check: $(STAMP) ## lint, types and the tests that start no program, no Spark and no server
 	@$(MAKE) --no-print-directory -j 2 lint check-tests
 
+# Four processes, since without JVMs they wait still more.
 .PHONY: check-tests
 check-tests: $(STAMP)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m "not spark and not rocketmq" tests/unit tests/contract tests/loop tests/sim/test_simulation.py $(ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -n 4 --seeds 100 -q -m "not spark and not rocketmq" tests/unit tests/contract tests/loop tests/sim/test_simulation.py $(ARGS)
 
 # Debian's packages. Where they cannot be had, the tests in tests/browser are skipped, but not in CI.
 browser: ## install Chromium and its driver, which tests of the web page need, if they are missing and apt-get can

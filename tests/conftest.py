@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.micro_batches import MicroBatchLoop
 
 #: The folders of tests, those whose scopes take longest first.
-_FOLDERS = ("rocketmq", "faults", "spark", "contract", "sim", "loop", "browser", "unit")
+_FOLDERS = ("rocketmq", "faults", "spark", "contract", "sim", "loop", "browser", "processes", "unit")
 
 # A slow example is a sign of a busy machine, not of a fault. A test that needs more examples than others says how many.
 settings.register_profile("fast", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
@@ -111,15 +111,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def scope_of(nodeid: str) -> str:
     """The name of the tests that run in one process, one after the other, so that their servers and their Spark start once.
 
-    The tests of a folder are one scope, except that the modules of unit, sim and loop share nothing, so each of them is a scope, and that
-    the contract suite has different servers for each kind of broker: ``tests/contract/test_log.py::test_x[embedded]`` → embedded.
+    The tests of a folder are one scope, except that the modules of unit, processes, sim and loop share nothing, so each of them is a
+    scope, and that the contract suite has different servers for each kind of broker: ``tests/contract/test_log.py::test_x[embedded]``
+    → embedded.
     """
     module = nodeid.partition("::")[0]
     folder = module.split("/")[1]
     if folder == "contract":
         kind = re.search(r"\[(rocketmq-[\d.]+)", nodeid)
         return kind[1] if kind is not None else "embedded"
-    return module if folder in ("unit", "sim", "loop") else folder
+    return module if folder in ("unit", "processes", "sim", "loop") else folder
 
 
 class Scopes(LoadScopeScheduling):
