@@ -36,7 +36,7 @@ from tests.contract.support import BIG, bodies, locked, pull, queues_of, refused
 
 PROCESSES = mp.get_context("forkserver")
 # pandas: pyarrow imports it when it makes its first array.
-PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.unit.test_embedded_faults"])
+PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.processes.test_embedded_faults"])
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def serve(cluster: Cluster, messages: list[bytes]) -> Puller:
 #: What a child does: makes a bomb, then notes by how much its memory grows at most while it is read.
 CHILD = """
 import resource, sys
-import tests.unit.test_rocketmq_bombs as bombs
+import tests.processes.test_rocketmq_bombs as bombs
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

@@ -37,7 +37,7 @@ from tests.unit.small_store import QUEUES, READS, FixedClock, make, read_all, wr
 
 PROCESSES = mp.get_context("forkserver")
 # pandas: pyarrow imports it when it makes its first array.
-PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.unit.test_store_damage"])
+PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.processes.test_store_damage"])
 
 #: What a reader may be told. A format or a first page that was damaged can look like another version's, or like no store's.
 NAMED = ("ORDEREDMQ_STORE.CORRUPT", "ORDEREDMQ_STORE.NOT_A_STORE", "ORDEREDMQ_STORE.NEWER_FORMAT")
