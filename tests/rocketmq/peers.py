@@ -148,7 +148,13 @@ class Producer:
     def send(self, topic: str, body: bytes, key: str | None = None, **fields: Any) -> Sent:
         """Send to the queue that Java's hash of ``key`` selects, or with no key to the next one. ``fields``: see `message`."""
         message = self.message(topic, body, key, **fields)
-        return self._sent(self.client.send(message) if key is None else self.client.send(message, self._select, key))
+        while True:
+            try:
+                return self._sent(self.client.send(message) if key is None else self.client.send(message, self._select, key))
+            except Py4JJavaError as error:
+                # A busy broker drops a send that waited for 200 ms and says so. Java's ordered send leaves the repeat to the application.
+                if "[TIMEOUT_CLEAN_QUEUE]" not in str(error.java_exception):
+                    raise
 
     def send_by(self, topic: str, key: Any, kind: str, select: Callable[[Any, int], int] | None = None) -> Sent:
         """A message whose body is the text of ``key``, of a class of java.lang: to the queue of Java's hash, or of ``select(key, queues)``.
