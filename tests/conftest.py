@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -133,6 +134,12 @@ class Scopes(LoadScopeScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scopes:
     return Scopes(config, log)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a test may make a store."""
+    return tmp_path / "store"
 
 
 @pytest.fixture(scope="session")

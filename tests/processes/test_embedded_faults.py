@@ -40,11 +40,6 @@ PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def broker(path: Path) -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(path) as broker:
         broker.admin.create_topic("orders", 2)

@@ -35,11 +35,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def broker(path: Path) -> Iterator[Broker]:
     with connect(path) as broker:
         broker.admin.create_topic("orders", 2)

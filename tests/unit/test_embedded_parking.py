@@ -35,11 +35,6 @@ FORMAT_2 = Path(__file__).parents[1] / "spark" / "former_release" / "data.mdb.gz
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def broker(path: Path) -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(path) as broker:
         broker.admin.create_topic("orders", 2)

@@ -26,11 +26,6 @@ QUEUE = MessageQueue("orders", "embedded", 0)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def broker(path: Path) -> Iterator[Broker]:
     with connect(path) as broker:
         broker.admin.create_topic("orders", 1)
