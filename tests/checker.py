@@ -1,6 +1,6 @@
 """Judges every test of faults: reads a history of sends, grants, publishes and deliveries, and names its anomalies.
 
-A history is a list of events, each a dict (one JSON object per line in a file), in the order in which they happened; an ``at``
+A history is a list of events, each a dict, in the order in which they happened; an ``at``
 (ns) sorts events of several processes. A queue is given by its name, ``topic/broker/number``. Only recorded events are judged.
 
     send     queue offset key id outcome     outcome: ok, fail, unknown (then offset may be missing: found by id)
@@ -33,13 +33,10 @@ Anomalies have the names of Jepsen's Kafka checker where it has one:
 
 from __future__ import annotations
 
-import contextlib
-import json
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from orderedmq.broker import Broker
@@ -79,15 +76,6 @@ class _Sends:
             if sent.outcome == "ok" and not self.excused((queue, offset)):
                 out[queue, sent.key].append(offset)
         return out
-
-
-def load(path: str | Path) -> list[dict[str, Any]]:
-    """The history in a file of JSON lines; ignores a last line that a kill cut off."""
-    *lines, rest = Path(path).read_text().split("\n")
-    out: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    with contextlib.suppress(ValueError):
-        out.append(json.loads(rest))
-    return out
 
 
 def judge(history: Iterable[Event], *, repeats: bool = False, drained: bool = True) -> list[Anomaly]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,6 +21,7 @@ from orderedmq.core.parked_rows import Lot
 from orderedmq.core.parking import parked_queue
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
 from orderedmq.pulls import pulls
+from tests import event_log
 
 #: The environment variable with the folder where calls are written down. Spark's workers inherit it.
 CALLS: Final = "ORDEREDMQ_TEST_CALLS"
@@ -39,10 +38,9 @@ BAD_LUCK: Final = 0.01
 
 
 class Recorder:
-    """The listener, one object per thread of a worker. A line that was written outlives a kill of the worker."""
+    """The listener, one object per thread of a worker. A call that was written down outlives a kill of the worker."""
 
     def __init__(self) -> None:
-        self.file = Path(os.environ[CALLS], f"{os.getpid()}-{threading.get_ident()}").open("a")  # noqa: SIM115
         self.random = random.Random()
 
     def __call__(self, messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
@@ -52,8 +50,7 @@ class Recorder:
         # A call takes some time, so that a micro-batch is at work for a while.
         time.sleep(CALL)
         ok = not key.startswith(POISON) and self.random.random() >= (BAD_MOOD if key.startswith(MOODY) else BAD_LUCK)
-        line = {
-            "at": time.monotonic_ns(),
+        call = {
             "began": began,
             "queue": str(context.message_queue),
             "key": key,
@@ -63,9 +60,8 @@ class Recorder:
         task = TaskContext.get()
         run = None if task is None else run_of(task.getLocalProperty)
         if run is not None:
-            line |= {"query": run.query_id, "batch": run.batch_id, "run": run.run_id}
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
+            call |= {"query": run.query_id, "batch": run.batch_id, "run": run.run_id}
+        event_log.write(Path(os.environ[CALLS]), **call)
         if not ok:
             raise RuntimeError("it is not to be")
         return ConsumeOrderlyStatus.SUCCESS
@@ -73,18 +69,8 @@ class Recorder:
 
 def at_work(folder: Path) -> int | None:
     """The worker that made a call just now."""
-    found = [(file.stat().st_mtime, file.name) for file in folder.iterdir()]
-    last, name = max(found, default=(0.0, ""))
-    return int(name.partition("-")[0]) if time.time() - last < 2 * CALL else None
-
-
-def calls(folder: Path) -> list[dict[str, Any]]:
-    """All calls, by time."""
-    found = []
-    for file in folder.iterdir():
-        *lines, _ = file.read_text().split("\n")
-        found += [json.loads(line) for line in lines]
-    return sorted(found, key=lambda call: call["at"])
+    last, pid = max(((file.stat().st_mtime, int(file.stem)) for file in folder.iterdir()), default=(0.0, 0))
+    return pid if time.time() - last < 2 * CALL else None
 
 
 def read_lot(broker: Broker, group: str, queue: MessageQueue) -> Lot:
@@ -120,7 +106,7 @@ def judge(broker: Broker, group: str, queues: Sequence[MessageQueue], folder: Pa
     first: dict[tuple[str, int], int] = {}
     order: dict[tuple[str, str], list[int]] = defaultdict(list)
     seen: Counter[str] = Counter()
-    for call in calls(folder):
+    for call in event_log.read(folder):
         seen["calls"] += 1
         seen["failures"] += not call["ok"]
         for offset in call["offsets"]:

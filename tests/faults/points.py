@@ -10,10 +10,10 @@ import json
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any, Literal
 
+from tests import event_log
 from tests.waits import until
 
 Action = Literal["hold", "kill", "fail"]
@@ -30,6 +30,7 @@ class Points:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._history = folder / "history"
 
     # -- the test's side ----------------------------------------------------------------------------------------------------
 
@@ -60,9 +61,7 @@ class Points:
 
     def history(self) -> list[dict[str, Any]]:
         """The events reported by the processes, in order of time."""
-        file = self.folder / "history.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return sorted((json.loads(line) for line in lines), key=lambda event: event["at"])
+        return event_log.read(self._history)
 
     # -- the side of Spark's processes --------------------------------------------------------------------------------------
 
@@ -87,14 +86,8 @@ class Points:
         until(self._file(name, "go").exists, f"point {name} is released", PATIENCE)
 
     def tell(self, event: str, **facts: Any) -> None:
-        """Append an event to the history, in one write."""
-        line = json.dumps({"event": event, "at": time.monotonic_ns(), "pid": os.getpid(), **facts}) + "\n"
-        self.folder.mkdir(exist_ok=True)
-        file = os.open(self.folder / "history.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(file, line.encode())
-        finally:
-            os.close(file)
+        """Add an event to the history."""
+        event_log.write(self._history, event=event, **facts)
 
     def _file(self, name: str, state: str) -> Path:
         return self.folder / f"{name}.{state}"

@@ -26,9 +26,9 @@ from py4j.protocol import Py4JError
 
 import orderedmq
 from orderedmq.errors import OrderedMQError
-from tests import checker
+from tests import checker, event_log
 from tests.faults.drivers import JVM, RUNNER, WORKER, Driver, Refused, send
-from tests.faults.key_listener import CALLS, calls
+from tests.faults.key_listener import CALLS
 from tests.rocketmq.peers import Consumer, Peers, Producer
 from tests.rocketmq.proxy import Connection, Path, Way
 from tests.rocketmq.replicated import Member, ReplicatedCluster
@@ -307,7 +307,7 @@ class Storm:
 
     def run(self, seconds: float, every: float) -> None:
         """Wait until all is at work, then cause a fault every ``every`` seconds for so long."""
-        self.wait(lambda: self._count(OUT) > 0 and bool(calls(self.calls)), "messages come through")
+        self.wait(lambda: self._count(OUT) > 0 and bool(event_log.read(self.calls)), "messages come through")
         self._pass_time(time.monotonic() + CALM)
         began = time.monotonic()
         self._first_fault = time.monotonic_ns()
@@ -402,7 +402,7 @@ class Storm:
                 queues.setdefault(event["queue"], []).append(event["id"])
         handled = [
             Handled(call["at"], "Spark", call["queue"], offset)
-            for call in calls(self.calls)
+            for call in event_log.read(self.calls)
             if call["ok"]
             for offset in call["offsets"]
         ]

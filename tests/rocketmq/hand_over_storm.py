@@ -18,8 +18,9 @@ from typing import Any, Final
 import pytest
 
 from orderedmq.errors import OrderedMQError
+from tests import event_log
 from tests.faults.drivers import Driver, Refused
-from tests.faults.key_listener import at_work, calls, judge
+from tests.faults.key_listener import at_work, judge
 from tests.faults.key_storm import Storm
 from tests.rocketmq.test_key_storm import World
 from tests.waits import until
@@ -172,7 +173,7 @@ class HandOverStorm(Storm):
         wall = time.time() - time.monotonic()
         first: dict[tuple[str, int], tuple[str, int]] = {}
         found: Counter[str] = Counter()
-        for call in calls(self.folder):
+        for call in event_log.read(self.folder):
             for offset in call["offsets"] if call["ok"] else ():
                 place, batch = (call["queue"], offset), (call["query"], call["batch"])
                 if place not in first:

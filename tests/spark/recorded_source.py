@@ -1,12 +1,10 @@
 """The format ``orderedmq`` with a record of every call, registered as ``orderedmq_recorded``.
 
-The classes are the real ones. Each call appends a line to ``calls.jsonl`` next to the store, from whichever process it happens in.
+The classes are the real ones. Each call adds an event to the folder ``calls`` next to the store, from whichever process it happens in.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -25,6 +23,7 @@ from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
 from orderedmq.core.micro_batch import BATCH, QUERY, RUN
 from pyspark_orderedmq import DefaultSource
+from tests import event_log
 
 FORMAT = "orderedmq_recorded"
 
@@ -33,22 +32,20 @@ class _Record:
     """Appends the calls of one object. ``thing``: the object's name; a pickled copy of the object keeps it."""
 
     def __init__(self, options: Mapping[str, str], kind: str) -> None:
-        self.file = str(Path(options["path"]).parent / "calls.jsonl")
+        self.folder = _folder(Path(options["path"]).parent)
         self.thing = f"{kind} {uuid.uuid4().hex}"
 
     def __call__(self, method: str, **arguments: Any) -> None:
-        line = json.dumps({"object": self.thing, "method": method, "process": os.getpid(), **arguments}) + "\n"
-        file = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(file, line.encode())
-        finally:
-            os.close(file)
+        event_log.write(self.folder, object=self.thing, method=method, **arguments)
+
+
+def _folder(store_parent: Path) -> Path:
+    return store_parent / "calls"
 
 
 def calls(folder: Path) -> list[dict[str, Any]]:
-    """The calls so far, in order."""
-    file = folder / "calls.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    """The calls so far of the queries whose store is in ``folder``, in order."""
+    return event_log.read(_folder(folder))
 
 
 def _task() -> dict[str, Any]:

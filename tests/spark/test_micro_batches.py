@@ -136,7 +136,7 @@ def normalised(folder: Path) -> list[str]:
     - Ids of objects, queries, runs, owners and topics are numbered in the order in which they first appear.
     - Spark runs the tasks of a batch at the same time: their calls are sorted.
     - Spark asks an idle source again and again: repeated questions with the same answer are left out.
-    - There are no process ids: the loop has one process.
+    - There are no times and no process ids: the loop has one process.
     """
     found = calls(folder)
     found = [call for part in _by_task(found) for call in part]
@@ -144,7 +144,7 @@ def normalised(folder: Path) -> list[str]:
     last = ""
     skipped = False
     for call in found:
-        del call["process"]
+        del call["at"], call["pid"]
         line = json.dumps(call)
         if call["method"] == "latestOffset":
             skipped = line == last

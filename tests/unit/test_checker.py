@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -140,15 +139,6 @@ def test_events_of_several_processes_are_sorted_by_their_time() -> None:
     late, early = commit(5, 1) | {"at": 20}, grant(2, "b") | {"at": 10}
     assert [anomaly.kind for anomaly in checker.judge([late, early])] == ["fenced_write_accepted"]
     assert checker.judge([late, early | {"at": 30}]) == []
-
-
-def test_a_history_is_read_up_to_the_line_that_a_kill_cut_off(tmp_path: Path) -> None:
-    file = tmp_path / "history.jsonl"
-    file.write_text(json.dumps(offset(1)) + "\n" + json.dumps(offset(2)) + '\n{"event": "off')
-    assert checker.load(file) == [offset(1), offset(2)]
-    file.write_text('{"event": "off\n' + json.dumps(offset(2)) + "\n")
-    with pytest.raises(ValueError):
-        checker.load(file)
 
 
 def test_topics_and_groups_of_a_broker_become_histories(tmp_path: Path) -> None:
