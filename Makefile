@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed
 PREPARED := $(VENV)/.spark-prepared
 DOCS := $(VENV)/.docs
 DIST := $(VENV)/.dist
+COMPILED := $(VENV)/.compiled
+# What `make check` runs: nothing here starts Spark, a server or the command.
+LIGHT := tests/unit tests/contract tests/loop tests/sim/test_simulation.py
 # Three processes run the tests, whole scopes at a time (tests/conftest.py), since tests often wait for a broker, a lock or the
 # start of a JVM. ARGS="-n0" runs all in one process.
 SIDE_BY_SIDE := -n 3 --no-loadscope-reorder
@@ -58,13 +61,20 @@ demo: $(PREPARED) ## play a year of flights through ordered queues, kill the job
 rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 9999" is passed to it
 	@$(BIN)/orderedmq rocketmq up $(ARGS)
 
-check: $(STAMP) ## lint, types and the tests that start no program, no Spark and no server
+# Once, in one process: otherwise each of the processes below would compile pandas, Spark and the tests for itself, at the same time.
+# If the tests cannot be collected, the run itself says why.
+$(COMPILED): $(STAMP)
+	@echo "test: compiling the tests and what they import"
+	@$(BIN)/python -m pytest --collect-only -qq $(LIGHT) > /dev/null 2>&1 || true
+	@touch $@
+
+check: $(STAMP) ## lint, types and the tests that start no Spark, no server and no command
 	@$(MAKE) --no-print-directory -j 2 lint check-tests
 
 # Four processes, since without JVMs they wait still more.
 .PHONY: check-tests
-check-tests: $(STAMP)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -n 4 --seeds 100 -q -m "not spark and not rocketmq" tests/unit tests/contract tests/loop tests/sim/test_simulation.py $(ARGS)
+check-tests: $(COMPILED)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -n 4 --seeds 100 -q -m "not spark and not rocketmq" $(LIGHT) $(ARGS)
 
 # Debian's packages. Where they cannot be had, the tests in tests/browser are skipped, but not in CI.
 browser: ## install Chromium and its driver, which tests of the web page need, if they are missing and apt-get can
@@ -79,10 +89,10 @@ browser: ## install Chromium and its driver, which tests of the web page need, i
 budget: $(STAMP) ## hold the CPU time of test modules to what the last `make test` needed, or to RUNS="CLONE/.pytest_cache/v/cpu ..."
 	@$(BIN)/python -m tests.budget $(RUNS)
 
-test: $(STAMP) browser ## run the tests and print the time of each folder; ARGS="-k name" runs only those
+test: $(COMPILED) browser ## run the tests and print the time of each folder; ARGS="-k name" runs only those
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-all: $(STAMP) browser ## run the long tier as well: whole environments, every release of RocketMQ, damage to each byte of a store
+test-all: $(COMPILED) browser ## run the long tier as well: whole environments, every release of RocketMQ, damage to each byte of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nightly $(ARGS)
 
 lint: $(STAMP) ## ruff and strict mypy
