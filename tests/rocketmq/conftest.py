@@ -120,6 +120,8 @@ class Clusters:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+        # The session's fixtures end before the last test is done, if that is one of this folder.
+        self._extra.clear()
         for cluster in list(self._running):
             self.stop(cluster)
 
