@@ -9,6 +9,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Generator
+from statistics import median
 from typing import Any
 
 import pytest
@@ -31,8 +32,8 @@ class Metering:
         self._judges = not hasattr(config, "workerinput")
         # The process that only distributes tests must not count those that run them, because they count themselves.
         self._meter = budget.Meter(budget.Tree().seconds if self._runs_tests else time.process_time)
-        # Before other processes of pytest-xdist start.
         self._begun = budget.Machine.now() if self._judges else None
+        self._pace = budget.Pace() if self._judges else None
         self._ended: budget.Machine | None = None
         self._spent: defaultdict[str, float] = defaultdict(float)
 
@@ -78,10 +79,11 @@ class Metering:
         self._meter.charge("pytest")
         if not self._judges:
             session.config.workeroutput[_KEY] = dict(self._meter.spent)  # type: ignore[attr-defined]
-        elif self._begun is not None:
+        elif self._pace is not None:
             for line, seconds in self._meter.spent.items():
                 self._spent[line] += seconds
             self._ended = budget.Machine.now()
+            self._pace.end()
             if session.exitstatus == pytest.ExitCode.OK and self._verdict(session.config)[0]:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -89,12 +91,13 @@ class Metering:
         """Return whether the run fails for its CPU time, and lines that say why or why not."""
         assert self._begun is not None
         assert self._ended is not None
+        assert self._pace is not None
         base, seconds = budget.read()
         if not seconds or not _is_whole(config):
             return False, []
         spent = sum(self._spent.values())
-        found = budget.over(self._spent, seconds, base / self._begun.work)
-        disturbed = budget.disturbance(self._begun, self._ended, spent, os.cpu_count() or 1)
+        found = budget.over(self._spent, seconds, base / median(self._pace.times))
+        disturbed = budget.disturbance(self._begun, self._ended, spent, os.cpu_count() or 1, self._pace.times)
         if disturbed is not None:
             return False, [f"not compared with the budget, because the machine was busy: {disturbed}", *found]
         if found:
@@ -105,7 +108,7 @@ class Metering:
         return False, ["within the budget of tests/budget.json"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._begun is None or self._ended is None or terminalreporter.config.option.collectonly:
+        if self._pace is None or self._ended is None or terminalreporter.config.option.collectonly:
             return
         wall: defaultdict[str, float] = defaultdict(float)
         for kind in terminalreporter.stats.values():
@@ -120,7 +123,7 @@ class Metering:
         # The file .pytest_cache/v/cpu, which `make budget` reads.
         cache = getattr(terminalreporter.config, "cache", None)
         if cache is not None and _is_whole(terminalreporter.config):
-            cache.set("cpu", [self._begun.work, self._spent])
+            cache.set("cpu", [self._pace.times, self._spent])
 
 
 def _is_whole(config: pytest.Config) -> bool:

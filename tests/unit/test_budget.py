@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests import budget
 from tests.budget import Machine
+from tests.waits import until
 
 #: A program that computes for 0.4 s, says so, and waits.
 BURN = "import time\nwhile time.process_time() < 0.4: pass\nprint(flush=True)\ninput()"
@@ -52,6 +55,25 @@ def test_the_time_of_a_process_whose_parent_was_killed_counts_after_its_end() ->
     assert tree.seconds() - begun > 0.35
 
 
+@pytest.mark.parametrize("first", ["parent", "child"])
+def test_a_process_that_ends_while_processes_are_read_counts_once(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    me, child = os.getpid(), 0
+
+    def process(parent: int, seconds: float) -> budget._Process:
+        return budget._Process(parent, 1.0, seconds)
+
+    running = {me: process(1, 1.0), child: process(me, 5.0)}
+    ended = {me: process(1, 6.0)}
+    # The child ends between the moments at which its parent and it are read: its time is in neither of them, or in both.
+    torn = {me: process(1, 1.0)} if first == "parent" else {me: process(1, 6.0), child: process(me, 5.0)}
+    readings = iter([running, torn, ended])
+    listings = iter([{me, child}, {me, child}, {me, child}, {me}, {me}, {me}])
+    monkeypatch.setattr(budget, "_processes", lambda: next(readings))
+    monkeypatch.setattr(budget, "_pids", lambda: next(listings))
+    tree = budget.Tree()
+    assert [tree.seconds(), tree.seconds()] == [6.0, 6.0]
+
+
 def test_a_module_above_its_budget_and_one_without_are_named() -> None:
     limits = {"small": 1.0, "large": 100.0}
     assert budget.over({"small": 1.0 + budget.SLACK, "large": 100 * (1 + budget.TOLERANCE)}, limits, 1.0) == []
@@ -62,12 +84,24 @@ def test_a_module_above_its_budget_and_one_without_are_named() -> None:
 
 
 def test_a_machine_is_busy_if_others_compute_or_its_speed_changes() -> None:
-    begin = Machine(clock=0.0, busy=1000.0, work=0.1)
-    assert budget.disturbance(begin, Machine(100.0, 1160.0, 0.1), spent=150.0, processors=2) is None
-    found = budget.disturbance(begin, Machine(100.0, 1190.0, 0.1), spent=150.0, processors=2)
+    begin, steady = Machine(clock=0.0, busy=1000.0), [0.1] * 40
+    assert budget.disturbance(begin, Machine(100.0, 1160.0), spent=150.0, processors=2, times=steady) is None
+    found = budget.disturbance(begin, Machine(100.0, 1190.0), spent=150.0, processors=2, times=steady)
     assert found == "other programs used 20% of its processors, more than 10%"
-    found = budget.disturbance(begin, Machine(100.0, 1150.0, 0.125), spent=150.0, processors=2)
-    assert found == "its speed changed by 25% between the beginning and the end, more than 15%"
+    slow = [0.1] * 20 + [0.125] * 4 + [0.1] * 16
+    found = budget.disturbance(begin, Machine(100.0, 1150.0), spent=150.0, processors=2, times=slow)
+    assert found == "its speed changed by 25% during the run, more than 15%"
+    # One slow piece of work is none of the machine.
+    once = [0.1] * 20 + [0.3] + [0.1] * 19
+    assert budget.disturbance(begin, Machine(100.0, 1150.0), spent=150.0, processors=2, times=once) is None
+
+
+def test_the_pace_is_measured_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "_PIECE_EVERY", 0.001)
+    pace = budget.Pace()
+    until(lambda: len(pace.times) > 3, "the work was done several times")
+    pace.end()
+    assert all(seconds > 0 for seconds in pace.times)
 
 
 def test_the_table_has_the_expensive_modules_first_and_sums_up_the_small_ones() -> None:
@@ -84,6 +118,6 @@ def test_the_table_has_the_expensive_modules_first_and_sums_up_the_small_ones() 
 def test_a_budget_is_what_the_most_expensive_of_several_runs_needed(tmp_path: Path) -> None:
     file = tmp_path / "budget.json"
     # The second run is from a machine, or a moment, of half the speed.
-    budget.write([(0.1, {"a": 10.0, "b": 3.0, "none": 0.0}), (0.2, {"a": 18.0, "b": 8.0})], file)
+    budget.write([([0.1, 0.1, 0.4], {"a": 10.0, "b": 3.0, "none": 0.0}), ([0.2], {"a": 18.0, "b": 8.0})], file)
     assert budget.read(file) == (0.1, {"a": 10.0, "b": 4.0})
     assert budget.read(tmp_path / "missing.json") == (0.0, {})
