@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -66,12 +67,12 @@ def test_a_process_that_ends_while_processes_are_read_counts_once(first: str, mo
     ended = {me: process(1, 6.0)}
     # The child ends between the moments at which its parent and it are read: its time is in neither of them, or in both.
     torn = {me: process(1, 1.0)} if first == "parent" else {me: process(1, 6.0), child: process(me, 5.0)}
-    readings = iter([running, torn, ended])
-    listings = iter([{me, child}, {me, child}, {me, child}, {me}, {me}, {me}])
+    readings = itertools.chain([running, torn], itertools.repeat(ended))
+    listings = itertools.chain([{me, child}] * 3, itertools.repeat({me}))
     monkeypatch.setattr(budget, "_processes", lambda: next(readings))
     monkeypatch.setattr(budget, "_pids", lambda: next(listings))
     tree = budget.Tree()
-    assert [tree.seconds(), tree.seconds()] == [6.0, 6.0]
+    assert [tree.seconds() for _ in range(3)] == [6.0, 6.0, 6.0]
 
 
 def test_a_module_above_its_budget_and_one_without_are_named() -> None:
