@@ -4,8 +4,9 @@ Wall time depends on what else the machine does at that moment, so the suite is 
 that runs a module's tests and of all its descendants, such as drivers, JVMs and servers. What a session-wide fixture starts is a line of
 its own, because its cost belongs to whichever module happens to come first.
 
-`budget.json` has the CPU seconds of each line, and those that a piece of work took during the same run, its pace. A run on another
-machine, or at another pace, is converted.
+The processors of a virtual machine are slower while others compute on the same hardware, by half and more, and no other figure shows it.
+A fixed piece of work is therefore timed again and again during a run. The seconds of a module are converted to those that it would have
+needed if the piece had always taken `REFERENCE` seconds. `budget.json` has these converted seconds of each line.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 import psutil
 
@@ -31,13 +32,12 @@ _LAST: Final = FILE.parents[1] / ".pytest_cache" / "v" / "cpu"
 TOLERANCE: Final = 0.15
 #: … and these CPU seconds: half a garbage collection of a JVM, or a neighbour in the caches, is a large share of a small module.
 SLACK: Final = 2.0
-#: A machine is quiet if programs other than the tests used at most this share of its processors,
+#: A machine is quiet if programs other than the tests used at most this share of its processors.
 QUIET: Final = 0.10
-#: and if it computed about equally fast in each tenth of the run.
-STEADY: Final = 0.15
-#: Seconds between two pieces of work that tell how fast it computes.
-_PIECE_EVERY: Final = 5.0
-
+#: CPU seconds of a piece of work to which measured seconds are converted.
+REFERENCE: Final = 0.012
+#: Seconds between two pieces of work.
+_PIECE_EVERY: Final = 3.0
 
 #: Clock ticks per second, the unit of /proc.
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -127,21 +127,30 @@ def _pids() -> set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdigit()} if _PROC else set(psutil.pids())
 
 
+class Charge(NamedTuple):
+    """CPU seconds that a line of the report has used between two moments (seconds of the monotonic clock)."""
+
+    line: str
+    begin: float
+    end: float
+    seconds: float
+
+
 class Meter:
-    """``spent``: CPU seconds by the line that they were charged to. ``read`` returns those of everything measured so far."""
+    """``charges``: all so far. ``read`` returns the CPU seconds of everything measured so far."""
 
     def __init__(self, read: Callable[[], float]) -> None:
-        self.spent: defaultdict[str, float] = defaultdict(float)
+        self.charges: list[Charge] = []
         self._read = read
-        self._last = read()
+        self._last, self._at = read(), time.monotonic()
         self._watching = threading.Event()
         self._thread: threading.Thread | None = None
 
     def charge(self, line: str) -> None:
         """Charge what was used since the last call to a line."""
-        now = self._read()
-        self.spent[line] += now - self._last
-        self._last = now
+        now, at = self._read(), time.monotonic()
+        self.charges.append(Charge(line, self._at, at, now - self._last))
+        self._last, self._at = now, at
 
     def watch(self, watching: bool) -> None:
         """Look at the processes all the time, or no more, from a thread that ends with this process."""
@@ -157,13 +166,10 @@ class Meter:
 
 
 class Pace:
-    """``times``: the CPU seconds that a fixed piece of work took, again and again, in a thread that runs beside the tests.
-
-    The processors of a virtual machine are slower while others compute on the same hardware, which shows in no other figure.
-    """
+    """Times a fixed piece of work again and again, in a thread that runs while other processes run the tests."""
 
     def __init__(self) -> None:
-        self.times = [_piece()]
+        self._pieces = [(time.monotonic(), _piece())]
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pace", daemon=True)
         self._thread.start()
@@ -172,9 +178,16 @@ class Pace:
         self._ended.set()
         self._thread.join()
 
+    def during(self, begin: float, end: float) -> float:
+        """The CPU seconds that the piece took between two moments: the median, or what it took nearest to them if it was not timed then."""
+        return median([seconds for at, seconds in self._pieces if begin <= at <= end] or [self._nearest(end)])
+
+    def _nearest(self, moment: float) -> float:
+        return min(self._pieces, key=lambda piece: abs(piece[0] - moment))[1]
+
     def _run(self) -> None:
         while not self._ended.wait(_PIECE_EVERY):
-            self.times.append(_piece())
+            self._pieces.append((time.monotonic(), _piece()))
 
 
 def _piece() -> float:
@@ -186,10 +199,12 @@ def _piece() -> float:
     return time.thread_time() - begun
 
 
-def phases(times: Sequence[float]) -> list[float]:
-    """The median of each tenth of a run, or of each piece of work in a run with few."""
-    size = max(len(times) // 10, 1)
-    return [median(times[begin : begin + size]) for begin in range(0, len(times) - size + 1, size)]
+def totals(charges: Iterable[Charge], pace: Callable[[float, float], float] = lambda begin, end: REFERENCE) -> dict[str, float]:
+    """The CPU seconds of each line; with the ``during`` of a `Pace`, converted to `REFERENCE`."""
+    spent: defaultdict[str, float] = defaultdict(float)
+    for charge in charges:
+        spent[charge.line] += charge.seconds * REFERENCE / pace(charge.begin, charge.end)
+    return dict(spent)
 
 
 @dataclass(frozen=True)
@@ -208,25 +223,18 @@ class Machine:
         return cls(time.monotonic(), sum(times) - idle - guests)
 
 
-def disturbance(begin: Machine, end: Machine, spent: float, processors: int, times: Sequence[float]) -> str | None:
-    """Why a run on this machine proves nothing about CPU time; None if the machine was quiet.
-
-    ``spent``: CPU seconds of the tests. ``times``: those of a `Pace`.
-    """
+def disturbance(begin: Machine, end: Machine, spent: float, processors: int) -> str | None:
+    """Why a run on this machine proves nothing about CPU time; None if the machine was quiet. ``spent``: CPU seconds of the tests."""
     others = (end.busy - begin.busy - spent) / max((end.clock - begin.clock) * processors, 0.001)
     if others > QUIET:
         return f"other programs used {others:.0%} of its processors, more than {QUIET:.0%}"
-    fastest, slowest = min(phases(times)), max(phases(times))
-    if slowest > (1 + STEADY) * fastest:
-        return f"its speed changed by {slowest / fastest - 1:.0%} during the run, more than {STEADY:.0%}"
     return None
 
 
-def over(spent: Mapping[str, float], budget: Mapping[str, float], speed: float) -> list[str]:
-    """Lines that say which modules need too much or have no budget. ``speed``: the pace of the budget over that of this run."""
+def over(converted: Mapping[str, float], budget: Mapping[str, float]) -> list[str]:
+    """Lines that say which modules need too much or have no budget."""
     found = []
-    for line, seconds in sorted(spent.items()):
-        used = seconds * speed
+    for line, used in sorted(converted.items()):
         if line not in budget:
             if used > SLACK:
                 found.append(f"{line}: {used:.1f} s of CPU, and it has no budget")
@@ -235,41 +243,41 @@ def over(spent: Mapping[str, float], budget: Mapping[str, float], speed: float) 
     return found
 
 
-def table(spent: Mapping[str, float], wall: Mapping[str, float], budget: Mapping[str, float]) -> list[str]:
-    """Lines with CPU seconds, budget and wall seconds of each module, the most expensive first; those below a second are one line."""
-    lines = [f"{'CPU':>8} {'budget':>8} {'wall':>8}"]
+def table(
+    spent: Mapping[str, float], converted: Mapping[str, float], budget: Mapping[str, float], wall: Mapping[str, float]
+) -> list[str]:
+    """Lines with four kinds of seconds of each module, the most expensive first; those below a second are one line.
+
+    The kinds are CPU time, CPU time converted to `REFERENCE`, the budget of the latter, and wall time.
+    """
+    lines = [f"{'CPU':>8} {'converted':>9} {'budget':>8} {'wall':>8}"]
     small = [name for name in spent if spent[name] < 1]
     for name in sorted(set(spent) - set(small), key=lambda one: -spent[one]):
-        lines.append(_row(f"{budget[name]:8.1f}" if name in budget else " " * 8, spent[name], wall.get(name), name))
+        lines.append(_row(name, spent[name], converted.get(name), budget.get(name), wall.get(name)))
     if small:
-        seconds = sum(wall.get(name, 0.0) for name in small)
-        lines.append(_row(" " * 8, sum(spent[name] for name in small), seconds, f"{len(small)} modules below 1 s each"))
-    lines.append(_row(f"{sum(budget.values()):8.1f}", sum(spent.values()), None, "all"))
+        sums = (sum(kind.get(name, 0.0) for name in small) for kind in (spent, converted, budget, wall))
+        lines.append(_row(f"{len(small)} modules below 1 s each", *sums))
+    lines.append(_row("all", *(sum(kind.values()) for kind in (spent, converted, budget)), None))
     return lines
 
 
-def _row(budget: str, spent: float, wall: float | None, name: str) -> str:
-    return f"{spent:8.1f} {budget} {'' if wall is None else f'{wall:.1f}':>8}  {name}"
+def _row(name: str, *kinds: float | None) -> str:
+    return "{:>8} {:>9} {:>8} {:>8}  {}".format(*("" if not seconds else f"{seconds:.1f}" for seconds in kinds), name)
 
 
-def read(file: Path = FILE) -> tuple[float, dict[str, float]]:
-    """Return the pace of the run that the budget was made of, and the CPU seconds of each line."""
-    if not file.exists():
-        return 0.0, {}
-    content = json.loads(file.read_text())
-    return content["pace"], content["seconds"]
+def read(file: Path = FILE) -> dict[str, float]:
+    """The converted CPU seconds of each line; none if there is no budget yet."""
+    budget: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    return budget
 
 
-def write(runs: Iterable[tuple[Sequence[float], Mapping[str, float]]], file: Path = FILE) -> None:
-    """Keep what the most expensive of these runs needed for each line. A run is the times of its `Pace` and its CPU seconds."""
-    given = [(median(times), spent) for times, spent in runs]
-    base = min(pace for pace, _ in given)
+def write(runs: Iterable[Mapping[str, float]], file: Path = FILE) -> None:
+    """Keep what the most expensive of these runs needed for each line, in converted CPU seconds."""
     most: defaultdict[str, float] = defaultdict(float)
-    for pace, spent in given:
-        for line, seconds in spent.items():
-            most[line] = max(most[line], seconds * base / pace)
-    content = {"pace": round(base, 5), "seconds": {line: round(most[line], 1) for line in sorted(most) if most[line] >= 0.05}}
-    file.write_text(json.dumps(content, indent=1) + "\n")
+    for run in runs:
+        for line, seconds in run.items():
+            most[line] = max(most[line], seconds)
+    file.write_text(json.dumps({line: round(most[line], 1) for line in sorted(most) if most[line] >= 0.05}, indent=1) + "\n")
 
 
 def main(files: Sequence[str]) -> None:

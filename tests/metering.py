@@ -9,7 +9,6 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Generator
-from statistics import median
 from typing import Any
 
 import pytest
@@ -33,9 +32,11 @@ class Metering:
         # The process that only distributes tests must not count those that run them, because they count themselves.
         self._meter = budget.Meter(budget.Tree().seconds if self._runs_tests else time.process_time)
         self._begun = budget.Machine.now() if self._judges else None
-        self._pace = budget.Pace() if self._judges else None
+        # Not in a process that runs tests, because some count the objects or the CPU time of their process.
+        self._pace = None if self._runs_tests else budget.Pace()
         self._ended: budget.Machine | None = None
-        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._charges: list[budget.Charge] = []
+        self._converted: dict[str, float] = {}
 
     # -- in a process that runs tests -----------------------------------------------------------------------------------------
 
@@ -71,33 +72,32 @@ class Metering:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        for line, seconds in getattr(node, "workeroutput", {}).get(_KEY, {}).items():
-            self._spent[line] += seconds
+        self._charges += (budget.Charge(*charge) for charge in getattr(node, "workeroutput", {}).get(_KEY, []))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self._meter.charge("pytest")
         if not self._judges:
-            session.config.workeroutput[_KEY] = dict(self._meter.spent)  # type: ignore[attr-defined]
-        elif self._pace is not None:
-            for line, seconds in self._meter.spent.items():
-                self._spent[line] += seconds
-            self._ended = budget.Machine.now()
+            session.config.workeroutput[_KEY] = [tuple(charge) for charge in self._meter.charges]  # type: ignore[attr-defined]
+            return
+        self._charges += self._meter.charges
+        if self._pace is not None:
             self._pace.end()
-            if session.exitstatus == pytest.ExitCode.OK and self._verdict(session.config)[0]:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            self._converted = budget.totals(self._charges, self._pace.during)
+        self._ended = budget.Machine.now()
+        if session.exitstatus == pytest.ExitCode.OK and self._verdict(session.config)[0]:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _verdict(self, config: pytest.Config) -> tuple[bool, list[str]]:
         """Return whether the run fails for its CPU time, and lines that say why or why not."""
         assert self._begun is not None
         assert self._ended is not None
-        assert self._pace is not None
-        base, seconds = budget.read()
-        if not seconds or not _is_whole(config):
+        limits = budget.read()
+        if not limits or not self._converted or not _is_whole(config):
             return False, []
-        spent = sum(self._spent.values())
-        found = budget.over(self._spent, seconds, base / median(self._pace.times))
-        disturbed = budget.disturbance(self._begun, self._ended, spent, os.cpu_count() or 1, self._pace.times)
+        found = budget.over(self._converted, limits)
+        spent = sum(charge.seconds for charge in self._charges)
+        disturbed = budget.disturbance(self._begun, self._ended, spent, os.cpu_count() or 1)
         if disturbed is not None:
             return False, [f"not compared with the budget, because the machine was busy: {disturbed}", *found]
         if found:
@@ -108,22 +108,21 @@ class Metering:
         return False, ["within the budget of tests/budget.json"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._pace is None or self._ended is None or terminalreporter.config.option.collectonly:
+        if self._ended is None or terminalreporter.config.option.collectonly:
             return
         wall: defaultdict[str, float] = defaultdict(float)
         for kind in terminalreporter.stats.values():
             for report in kind:
                 if isinstance(report, pytest.TestReport):
                     wall[_module(report.nodeid)] += report.duration
-        _, seconds = budget.read()
         _, verdict = self._verdict(terminalreporter.config)
         terminalreporter.section("CPU time per module, in seconds")
-        for line in (*budget.table(self._spent, wall, seconds), *verdict):
+        for line in (*budget.table(budget.totals(self._charges), self._converted, budget.read(), wall), *verdict):
             terminalreporter.write_line(line)
         # The file .pytest_cache/v/cpu, which `make budget` reads.
         cache = getattr(terminalreporter.config, "cache", None)
-        if cache is not None and _is_whole(terminalreporter.config):
-            cache.set("cpu", [self._pace.times, self._spent])
+        if cache is not None and self._converted and _is_whole(terminalreporter.config):
+            cache.set("cpu", self._converted)
 
 
 def _is_whole(config: pytest.Config) -> bool:

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from tests import budget
-from tests.budget import Machine
+from tests.budget import Charge, Machine
 from tests.waits import until
 
 #: A program that computes for 0.4 s, says so, and waits.
@@ -24,7 +25,9 @@ def test_what_was_used_since_the_last_charge_is_charged_to_a_line() -> None:
     meter = budget.Meter(lambda: next(readings))
     for line in ("a", "b", "a"):
         meter.charge(line)
-    assert meter.spent == {"a": 5.5, "b": 0.5}
+    assert budget.totals(meter.charges) == {"a": 5.5, "b": 0.5}
+    for one, after in itertools.pairwise(meter.charges):
+        assert one.begin <= one.end == after.begin
 
 
 def test_the_time_of_children_counts_while_they_run_and_after_their_end() -> None:
@@ -77,48 +80,60 @@ def test_a_process_that_ends_while_processes_are_read_counts_once(first: str, mo
 
 def test_a_module_above_its_budget_and_one_without_are_named() -> None:
     limits = {"small": 1.0, "large": 100.0}
-    assert budget.over({"small": 1.0 + budget.SLACK, "large": 100 * (1 + budget.TOLERANCE)}, limits, 1.0) == []
-    assert budget.over({"large": 120.0}, limits, 1.0) == ["large: 120.0 s of CPU, its budget is 100.0 s"]
-    assert budget.over({"new": 5.0, "tiny": 1.0}, limits, 1.0) == ["new: 5.0 s of CPU, and it has no budget"]
-    # A machine of half the speed may need twice the time.
-    assert budget.over({"large": 220.0}, limits, 0.5) == []
+    assert budget.over({"small": 1.0 + budget.SLACK, "large": 100 * (1 + budget.TOLERANCE)}, limits) == []
+    assert budget.over({"large": 120.0}, limits) == ["large: 120.0 s of CPU, its budget is 100.0 s"]
+    assert budget.over({"new": 5.0, "tiny": 1.0}, limits) == ["new: 5.0 s of CPU, and it has no budget"]
 
 
-def test_a_machine_is_busy_if_others_compute_or_its_speed_changes() -> None:
-    begin, steady = Machine(clock=0.0, busy=1000.0), [0.1] * 40
-    assert budget.disturbance(begin, Machine(100.0, 1160.0), spent=150.0, processors=2, times=steady) is None
-    found = budget.disturbance(begin, Machine(100.0, 1190.0), spent=150.0, processors=2, times=steady)
+def test_a_machine_is_busy_if_others_compute() -> None:
+    begin = Machine(clock=0.0, busy=1000.0)
+    assert budget.disturbance(begin, Machine(100.0, 1160.0), spent=150.0, processors=2) is None
+    found = budget.disturbance(begin, Machine(100.0, 1190.0), spent=150.0, processors=2)
     assert found == "other programs used 20% of its processors, more than 10%"
-    slow = [0.1] * 20 + [0.125] * 4 + [0.1] * 16
-    found = budget.disturbance(begin, Machine(100.0, 1150.0), spent=150.0, processors=2, times=slow)
-    assert found == "its speed changed by 25% during the run, more than 15%"
-    # One slow piece of work is none of the machine.
-    once = [0.1] * 20 + [0.3] + [0.1] * 19
-    assert budget.disturbance(begin, Machine(100.0, 1150.0), spent=150.0, processors=2, times=once) is None
+
+
+def test_seconds_are_converted_by_the_pace_of_their_time() -> None:
+    # The machine is half as fast from 100 on.
+    charges = [Charge("a", 0.0, 90.0, 30.0), Charge("b", 100.0, 110.0, 8.0), Charge("a", 110.0, 120.0, 2.0)]
+    found = budget.totals(charges, lambda begin, end: budget.REFERENCE * (1 if end < 100 else 2))
+    assert found == {"a": 31.0, "b": 4.0}
 
 
 def test_the_pace_is_measured_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    took = itertools.chain([1.0, 2.0, 9.0, 4.0], itertools.repeat(5.0))
+    clock = itertools.count()
     monkeypatch.setattr(budget, "_PIECE_EVERY", 0.001)
+    monkeypatch.setattr(budget, "_piece", lambda: next(took))
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     pace = budget.Pace()
-    until(lambda: len(pace.times) > 3, "the work was done several times")
+    until(lambda: pace.during(4.0, 4.0) == 5.0, "the work was done five times")
     pace.end()
-    assert all(seconds > 0 for seconds in pace.times)
+    assert pace.during(0.0, 3.0) == 3.0
+    assert pace.during(1.0, 3.0) == 4.0
+    # A module may be over before the next piece is timed.
+    assert pace.during(0.5, 0.9) == 2.0
+    assert pace.during(1e9, 1e9) == 5.0
+
+
+def test_a_piece_of_work_takes_cpu_time() -> None:
+    assert budget._piece() > 0
 
 
 def test_the_table_has_the_expensive_modules_first_and_sums_up_the_small_ones() -> None:
-    lines = budget.table({"a": 2.0, "b": 30.0, "c": 0.5, "d": 0.25}, {"a": 4.0, "b": 40.0, "c": 1.0, "d": 1.0}, {"b": 25.0})
+    spent = {"a": 2.0, "b": 30.0, "c": 0.5, "d": 0.25}
+    converted = {"a": 1.0, "b": 20.0, "c": 0.5, "d": 0.3}
+    lines = budget.table(spent, converted, {"b": 25.0}, {"a": 4.0, "b": 40.0, "c": 1.0, "d": 1.0})
     assert [" ".join(line.split()) for line in lines] == [
-        "CPU budget wall",
-        "30.0 25.0 40.0 b",
-        "2.0 4.0 a",
-        "0.8 2.0 2 modules below 1 s each",
-        "32.8 25.0 all",
+        "CPU converted budget wall",
+        "30.0 20.0 25.0 40.0 b",
+        "2.0 1.0 4.0 a",
+        "0.8 0.8 2.0 2 modules below 1 s each",
+        "32.8 21.8 25.0 all",
     ]
 
 
 def test_a_budget_is_what_the_most_expensive_of_several_runs_needed(tmp_path: Path) -> None:
     file = tmp_path / "budget.json"
-    # The second run is from a machine, or a moment, of half the speed.
-    budget.write([([0.1, 0.1, 0.4], {"a": 10.0, "b": 3.0, "none": 0.0}), ([0.2], {"a": 18.0, "b": 8.0})], file)
-    assert budget.read(file) == (0.1, {"a": 10.0, "b": 4.0})
-    assert budget.read(tmp_path / "missing.json") == (0.0, {})
+    budget.write([{"a": 10.0, "b": 3.0, "none": 0.0}, {"a": 9.0, "b": 4.04}], file)
+    assert budget.read(file) == {"a": 10.0, "b": 4.0}
+    assert budget.read(tmp_path / "missing.json") == {}
