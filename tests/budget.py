@@ -44,7 +44,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 #: Whether /proc has the processes.
 _PROC: Final = Path("/proc/self/stat").exists()
 #: Seconds between two looks at the processes: what a killed process had used since the last look is not counted.
-_LOOK: Final = 0.5
+_LOOK: Final = 1.0
 
 
 class Tree:

@@ -17,6 +17,8 @@ from tests import budget
 
 #: The name of the result among those that a process of pytest-xdist hands over.
 _KEY = "cpu seconds"
+#: The folders whose tests kill processes that have children.
+_KILLING = ("tests/faults/", "tests/processes/", "tests/rocketmq/")
 
 
 def _module(nodeid: str) -> str:
@@ -61,8 +63,8 @@ class Metering:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
         module = _module(item.nodeid)
-        # The tests of these folders kill no process that has children, and some count the objects or the CPU time of this process.
-        self._meter.watch(not module.startswith(("tests/unit/", "tests/loop/")))
+        # Only there, because a look takes several ms, and because elsewhere some tests count the objects or the CPU time of this process.
+        self._meter.watch(module.startswith(_KILLING))
         result = yield
         if nextitem is None or module != _module(nextitem.nodeid):
             self._meter.charge(module)
