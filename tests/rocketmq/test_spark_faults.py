@@ -152,8 +152,15 @@ class Flow:
         except AssertionError as error:
             raise AssertionError(f"{error}; what the query failed with: {self.failures}") from error
 
+    def reported(self) -> bool:
+        """Whether the nameserver knows all brokers: one that was restarted knows those that have reported since, for up to 30 s."""
+        with contextlib.suppress(TopicError), Client(self.cluster.address) as servers:
+            return all(servers.route(broker.name, soon(), fresh=True) for broker in self.cluster.brokers)
+        return False
+
     def settle(self) -> None:
         """Everything comes through; then the judge."""
+        until(self.reported, "all brokers have reported", 60.0)
         # Another connection: this one may not know yet of queues that were added.
         self.broker.close()
         self.broker = orderedmq.connect(namesrv_addr=self.cluster.address)
