@@ -1,6 +1,6 @@
 """What batches leave at brokers: a sink leaves as much after thousands of batches as after 160, and a group as after ten.
 
-The long one writes ORDEREDMQ_PILE_BATCHES (10,000) batches, and prints how much is left now and then.
+The long one writes ORDEREDMQ_PILE_BATCHES (3,000) batches, and prints how much is left now and then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.rocketmq.outbox_world import QUICK, World, numbered, rows
 from tests.rocketmq.proxy import Exchange, Network
 from tests.waits import soon, until
 
-BATCHES = int(os.environ.get("ORDEREDMQ_PILE_BATCHES", "10000"))
+BATCHES = int(os.environ.get("ORDEREDMQ_PILE_BATCHES", "3000"))
 #: Batches after which each queue has been written to.
 FEW = 10
 #: Batches after which the number of groups and offsets is final: each slot of the history of commits is in use.
