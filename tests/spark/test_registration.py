@@ -151,6 +151,7 @@ def dependencies(name: str, extra: str = "") -> set[str]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_settings(bare: Path, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "index.md").read_text().partition("<!-- quickstart -->")[2].partition("<!-- /quickstart -->")[0]
