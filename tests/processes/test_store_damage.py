@@ -46,7 +46,6 @@ PATIENCE = 60.0
 SAMPLE = 200
 #: Bytes of a meta page that are used.
 META_SIZE = 152
-PROCESSES_AT_ONCE = 2
 
 #: Where, and what stands there then.
 Change = tuple[int, bytes]
@@ -189,13 +188,11 @@ class Attempts:
 
 def attempt(world: World, folder: Path, changes: list[Change]) -> Counter[str]:
     """Try all changes; no one may have another outcome than the right answer or a named error."""
-    parts = [changes[number::PROCESSES_AT_ONCE] for number in range(PROCESSES_AT_ONCE)]
-    running = [Attempts(world, folder / str(number), part) for number, part in enumerate(parts) if part]
-    while sum(one.step() for one in running):
+    running = Attempts(world, folder / "copy", changes)
+    while running.step():
         pass
-    findings = [finding for one in running for finding in one.findings]
-    assert not findings, f"{len(findings)} of {len(changes)}:\n" + "\n".join(findings[:40])
-    return sum((one.outcomes for one in running), Counter())
+    assert not running.findings, f"{len(running.findings)} of {len(changes)}:\n" + "\n".join(running.findings[:40])
+    return running.outcomes
 
 
 @pytest.mark.timeout(4 * 3600)
