@@ -49,9 +49,7 @@ class _Processes:
     def start(self, kind: str, path: Path, broker: Broker) -> None:
         options, count = soak_kinds.options(kind, path), soak_kinds.KINDS[kind]
         self._broker = broker
-        self._queries[kind] = [
-            self._closing.enter_context(Query(kind, options, self._folder, f"{kind}-{number}")) for number in range(count)
-        ]
+        self._queries[kind] = [self._closing.enter_context(Query(kind, options, self._folder)) for _ in range(count)]
 
     def trigger(self, kind: str) -> None:
         """Make the next micro-batch of each query."""

@@ -15,6 +15,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -40,13 +41,15 @@ _SINK_SCHEMA: Final = StructType([StructField("sharding_key", StringType()), Str
 
 
 class SourceRunner:
-    """The source runner of one query."""
+    """The source runner of one query. ``folder``: where Spark would put files for it."""
 
-    def __init__(self, options: Mapping[str, str], place: Path) -> None:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(place))
+    def __init__(self, options: Mapping[str, str], folder: Path) -> None:
+        # A folder of its own, because the path of a socket has at most 107 characters.
+        with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as server:
+            address = f"{place}/socket"
+            server.bind(address)
             server.listen()
-            environment = os.environ | {"PYTHON_WORKER_FACTORY_SOCK_PATH": str(place)}
+            environment = os.environ | {"PYTHON_WORKER_FACTORY_SOCK_PATH": address}
             self._process = subprocess.Popen([sys.executable, "-m", runner.__name__], env=environment, stdin=subprocess.DEVNULL)
             self._socket, _ = server.accept()
         self._file: Any = self._socket.makefile("rwb")
@@ -55,7 +58,7 @@ class SourceRunner:
         assert isinstance(schema, StructType)
         # Python's release, a folder for added files and their number, the source, its schema, and rows of an Arrow batch.
         self._text(f"{sys.version_info.major}.{sys.version_info.minor}")
-        self._text(str(place.parent))
+        self._text(str(folder))
         self._number(0)
         self._bytes(dumps(DefaultSource(dict(options))))
         self._text(schema.json())
@@ -166,8 +169,8 @@ class Tasks:
 class Query:
     """One query: its runner (a sink has none, because its rows come from Spark), its tasks, and its offsets."""
 
-    def __init__(self, kind: str, options: Mapping[str, str], folder: Path, name: str) -> None:
-        self.runner = None if kind == "sink" else SourceRunner(options, folder / f"{name}.socket")
+    def __init__(self, kind: str, options: Mapping[str, str], folder: Path) -> None:
+        self.runner = None if kind == "sink" else SourceRunner(options, folder)
         self.tasks = Tasks(kind, options)
         self.batches = self.rows = 0
         self._start = "{}" if self.runner is None else self.runner.initial_offset()
