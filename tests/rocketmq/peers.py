@@ -89,7 +89,8 @@ class Peers:
         return self._gateway.new_array(getattr(self.java.java.lang, kind), length)
 
     def producer(self, namesrv: str, group: str = "java-producer", **settings: Any) -> Producer:
-        """Started. ``settings`` are the Java object's own: ``sendMsgTimeout=1000``."""
+        """Started. ``settings`` are the Java object's own: ``sendMsgTimeout=1000`` instead of what a busy machine may need."""
+        settings = {"sendMsgTimeout": 30_000, **settings}
         producer = self._client(self.rocketmq.client.producer.DefaultMQProducer(group), namesrv, settings)
         producer.start()
         return Producer(self, producer)

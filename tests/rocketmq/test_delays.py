@@ -18,6 +18,7 @@ from orderedmq.broker import Published, Receipt
 from orderedmq.cli import app
 from orderedmq.errors import MessageError, OptionError
 from orderedmq.model import OffsetRange
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.tools.producer import Producer
 from tests.rocketmq.outbox_world import QUICK, World, numbered, rows
@@ -119,7 +120,8 @@ def test_what_the_broker_would_not_delay_as_asked_is_refused_before_anything_is_
     soon = int(time.time() * 1000) + 2000
     outbox = world.outbox()
     given = mixed([], ["d0", "d1"], "deliver_timestamp", soon)
-    if world.cluster.version == "5.4.0":
+    # The others have no time wheel: one is too old, and the usual one goes without.
+    if world.cluster.version > DEFAULT_VERSION:
         outbox.require_delays(["deliver_timestamp"], world.topic)
         attempt(world, given)
         until(lambda: sorted(world.bodies()) == ["d0", "d1"], "both are there")

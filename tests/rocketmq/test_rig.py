@@ -103,7 +103,7 @@ def test_a_paused_broker_says_nothing_until_it_is_resumed(every_version: Cluster
     broker.resume()
     broker.wait()
     # Of no use to a broker, but an answer.
-    assert ask(broker.address, GET_CLUSTERS)[0] != 0
+    assert ask(broker.address, GET_CLUSTERS, timeout=30.0)[0] != 0
 
 
 @pytest.mark.nightly
