@@ -1,1 +1,4 @@
-"""The tests. It is a package so that pytest imports a module of tests/rocketmq by the name that Spark's workers find it by."""
+"""The tests.
+
+Without this file pytest would import tests/rocketmq/test_sink.py as ``rocketmq.test_sink``, and Spark's workers would not find it.
+"""

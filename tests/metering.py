@@ -18,7 +18,7 @@ from tests import budget
 #: The name of the result among those that a process of pytest-xdist hands over.
 _KEY = "cpu seconds"
 #: The folders whose tests kill processes that have children, or start programs that do.
-_KILLING = ("tests/faults/", "tests/processes/", "tests/rocketmq/", "tests/spark/")
+_WATCHED = ("tests/faults/", "tests/processes/", "tests/rocketmq/", "tests/spark/")
 
 
 def _module(nodeid: str) -> str:
@@ -63,8 +63,8 @@ class Metering:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
         module = _module(item.nodeid)
-        # Only there: a look takes several ms, and some tests of other folders count the objects or the CPU time of this process.
-        self._meter.watch(module.startswith(_KILLING))
+        # Not always: a look takes several ms, and some tests of other folders count the objects or the CPU time of this process.
+        self._meter.watch(module.startswith(_WATCHED))
         result = yield
         if nextitem is None or module != _module(nextitem.nodeid):
             self._meter.charge(module)

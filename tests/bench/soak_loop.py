@@ -44,7 +44,7 @@ class SourceRunner:
     """The source runner of one query. ``folder``: where Spark would put files for it."""
 
     def __init__(self, options: Mapping[str, str], folder: Path) -> None:
-        # A folder of its own, because the path of a socket has at most 107 characters.
+        # Not in ``folder``, because its path can be longer than that of a socket may be (107 characters on Linux).
         with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as server:
             address = f"{place}/socket"
             server.bind(address)

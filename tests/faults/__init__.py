@@ -1,1 +1,5 @@
-"""Tests that kill or pause processes. Fixtures of this package end with its last test: its Spark stops then."""
+"""Tests that kill or pause processes.
+
+With this file, fixtures of scope ``package`` end with the last test of the folder, and so their Spark stops then. Without it
+they would live until the end of the session.
+"""

@@ -35,7 +35,8 @@ _TIMEOUT = 900
 
 
 #: Of a broker that delivers a message at a time of its own, has the topic of message traces, and finds messages by their keys.
-#: By default it compares the 39 MB of its wheel with the file every second, byte by byte (TimerWheel.flush): 20 % of a processor.
+#: By default it compares the 39 MB of its wheel with the file every second, byte by byte (TimerWheel.flush). With the options of
+#: QUICK_SERVER that takes 20 % of a processor.
 TIMED = {**TIME_WHEEL, "timerFlushIntervalMs": 10_000, "traceTopicEnable": True, "messageIndexEnable": True}
 #: Of a broker that deletes what it has: small files, and no age that they must reach.
 AGING = {
@@ -121,7 +122,7 @@ class Clusters:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
-        # The session's fixtures end before the last test is done, if that is one of this folder.
+        # The fixtures of the package end before `done` is called for its last test.
         self._extra.clear()
         for cluster in list(self._running):
             self.stop(cluster)

@@ -89,7 +89,10 @@ class Peers:
         return self._gateway.new_array(getattr(self.java.java.lang, kind), length)
 
     def producer(self, namesrv: str, group: str = "java-producer", **settings: Any) -> Producer:
-        """Started. ``settings`` are the Java object's own: ``sendMsgTimeout=1000`` instead of what a busy machine may need."""
+        """Started. ``settings`` are the Java object's own, such as ``sendMsgTimeout=1000``.
+
+        By default a send may take 30 s instead of Java's 3 s, because a broker on a busy machine can stand still for that long.
+        """
         settings = {"sendMsgTimeout": 30_000, **settings}
         producer = self._client(self.rocketmq.client.producer.DefaultMQProducer(group), namesrv, settings)
         producer.start()

@@ -89,3 +89,10 @@ def test_it_is_prepared_unless_that_was_done(monkeypatch: pytest.MonkeyPatch) ->
     assert os.environ["SPARK_SUBMIT_OPTS"] == quick_spark.jvm_options()
     assert quick_spark.jvm_options().endswith("made")
     assert (Path(os.environ["SPARK_HOME"]) / "jars").is_dir()
+
+
+def test_fixtures_of_a_package_are_in_a_package() -> None:
+    # Anywhere else pytest takes the session for the package, and idle servers run until the end.
+    files = [file for file in Path(conftest.__file__).parent.rglob("conftest.py") if 'scope="package"' in file.read_text()]
+    assert files
+    assert [file for file in files if not file.with_name("__init__.py").exists()] == []
