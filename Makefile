@@ -49,9 +49,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 	@echo "setup: done"
 
-# Without it the demo starts later, and nothing else is different.
+# Without it Spark starts later, and nothing else is different.
 $(PREPARED): $(STAMP)
-	@echo "demo: letting Spark start sooner, once"
+	@echo "setup: letting Spark start sooner, once"
 	@$(BIN)/orderedmq spark prepare || true
 	@touch $@
 
@@ -89,10 +89,14 @@ browser: ## install Chromium and its driver, which tests of the web page need, i
 budget: $(STAMP) ## hold the CPU time of test modules to what the last `make test` needed, or to RUNS="CLONE/.pytest_cache/v/cpu ..."
 	@$(BIN)/python -m tests.budget $(RUNS)
 
-test: $(COMPILED) browser ## run the tests and print the time of each folder; ARGS="-k name" runs only those
+# What tests need besides .venv.
+.PHONY: ready
+ready: $(COMPILED) $(PREPARED)
+
+test: ready browser ## run the tests and print the time of each folder; ARGS="-k name" runs only those
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-all: $(COMPILED) browser ## run the long tier as well: whole environments, every release of RocketMQ, damage to each byte of a store
+test-all: ready browser ## run the long tier as well: whole environments, every release of RocketMQ, damage to each byte of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nightly $(ARGS)
 
 lint: $(STAMP) ## ruff and strict mypy

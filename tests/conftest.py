@@ -6,9 +6,8 @@ import gc
 import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,38 +77,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: _FOLDERS.index(item.nodeid.split("/")[1]))
 
 
-_PREPARING = pytest.StashKey[subprocess.Popen[bytes] | None]()
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start preparing Spark if any test starts it; earlier tests run meanwhile."""
+    """Let drivers start quickly if any test starts one."""
     # The collected tests stay until the end. Otherwise each full garbage collection looks at them again, for a fifth of a second.
     gc.freeze()
-    wanted = not session.config.option.collectonly and any(map(_starts_spark, session.items))
-    session.config.stash[_PREPARING] = quick_spark.begin() if wanted else None
-
-
-def _starts_spark(item: pytest.Item) -> bool:
-    """Whether a test starts a driver or uses the shared session."""
-    return item.get_closest_marker("spark") is not None
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Before a test that starts Spark, wait until Spark is prepared; the wait does not count as the test's time."""
-    preparing = item.config.stash.get(_PREPARING, None)
-    if preparing is not None and _starts_spark(item):
-        preparing.wait()
+    if any(item.get_closest_marker("spark") is not None for item in session.items):
         quick_spark.use()
-        item.config.stash[_PREPARING] = None
-    return (yield)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Let a preparation that no test waited for finish, for the next run."""
-    preparing = config.stash.get(_PREPARING, None)
-    if preparing is not None:
-        preparing.wait()
 
 
 def scope_of(nodeid: str) -> str:

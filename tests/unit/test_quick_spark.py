@@ -1,9 +1,8 @@
-"""Spark is prepared once, and only if a test is marked ``spark``."""
+"""Drivers of tests start quickly, and tests that share servers or a driver run in one process."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,23 +29,19 @@ class Item:
 
 
 @pytest.mark.parametrize(
-    ("items", "prepared"),
+    ("items", "quick"),
     [
         ([Item("tmp_path"), Item()], False),
         ([Item("tmp_path"), Item("tmp_path", "spark")], True),
         ([], False),
     ],
 )
-@pytest.mark.parametrize("collect_only", [False, True])
-def test_spark_is_prepared_only_if_a_test_starts_it(
-    items: Sequence[Item], prepared: bool, collect_only: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[None] = []
-    monkeypatch.setattr(quick_spark, "begin", lambda: begun.append(None))
-    option = SimpleNamespace(collectonly=collect_only)
-    session: Any = SimpleNamespace(items=items, config=SimpleNamespace(option=option, stash={}))
+def test_drivers_are_quick_if_a_test_starts_one(items: Sequence[Item], quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[None] = []
+    monkeypatch.setattr(quick_spark, "use", lambda: used.append(None))
+    session: Any = SimpleNamespace(items=items)
     conftest.pytest_collection_finish(session)
-    assert len(begun) == (prepared and not collect_only)
+    assert len(used) == quick
 
 
 @pytest.mark.parametrize(
@@ -65,27 +60,18 @@ def test_tests_that_share_servers_or_a_driver_are_one_scope(test: str, scope: st
     assert conftest.scope_of(test) == scope
 
 
-def test_it_is_prepared_unless_that_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Sequence[str]] = []
+def test_they_use_what_was_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quick_spark, "find_java", lambda: None)
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: begun.append(command))
     for name in ("SPARK_HOME", "SPARK_SUBMIT_OPTS"):
         # Set first, so that what the code under test sets is undone as well.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(quick_spark, "archive_options", lambda java, home: None)
-    monkeypatch.setattr(quick_spark, "fitting_archive", lambda java, home: None)
-    quick_spark.begin()
-    assert [command[-2:] for command in begun] == [["spark", "prepare"]]
+    quick_spark.use()
     assert quick_spark.jvm_options() == "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     assert "SPARK_HOME" not in os.environ
-    # An archive that does not fit is no reason not to make one.
     monkeypatch.setattr(quick_spark, "archive_options", lambda java, home: "-XX:SharedArchiveFile=made")
-    quick_spark.begin()
-    assert len(begun) == 2
-    monkeypatch.setattr(quick_spark, "fitting_archive", lambda java, home: Path("made"))
-    quick_spark.begin()
-    assert len(begun) == 2
+    quick_spark.use()
     assert os.environ["SPARK_SUBMIT_OPTS"] == quick_spark.jvm_options()
     assert quick_spark.jvm_options().endswith("made")
     assert (Path(os.environ["SPARK_HOME"]) / "jars").is_dir()
