@@ -32,6 +32,8 @@ _LAST: Final = FILE.parents[1] / ".pytest_cache" / "v" / "cpu"
 TOLERANCE: Final = 0.15
 #: … and these CPU seconds: half a garbage collection of a JVM, or a neighbour in the caches, is a large share of a small module.
 SLACK: Final = 2.0
+#: A module is large if its budget is this many seconds: chance is a small part of what it needs.
+LARGE: Final = 5.0
 #: A machine is quiet if programs other than the tests used at most this share of its processors.
 QUIET: Final = 0.10
 #: CPU seconds of a piece of work to which measured seconds are converted.
@@ -51,55 +53,67 @@ class Tree:
     """This process and its descendants, also those whose parent was killed."""
 
     def __init__(self) -> None:
-        self._members: dict[int, float] = {}
-        self._last = self._lost = 0.0
+        self._members: dict[int, _Process] = {}
+        self._spent = 0.0
         self._lock = threading.Lock()
 
     def seconds(self) -> float:
         """CPU seconds that all of them have used so far, those that have ended included."""
         with self._lock:
             found = self._read()
-            now = sum(found[pid].seconds for pid in self._members)
-            # A process hands its time on to a parent that waits for it. The time of one whose parent was killed goes when it ends.
-            self._lost += max(self._last - now, 0.0)
-            self._last = now
-            return now + self._lost
+            ended = {pid: one for pid, one in self._members.items() if pid not in found or found[pid].began != one.began}
+            handed_on = self._handed_on(ended)
+            for pid, process in found.items():
+                known = self._members[pid] if pid in self._members and pid not in ended else _Process(0, 0.0, 0.0, 0.0)
+                # What a process is given for a child that it waited for counts already, up to the last look at the child.
+                self._spent += process.own - known.own + max(process.waited - known.waited - handed_on[pid], 0.0)
+            self._members = found
+            return self._spent
 
-    def _read(self) -> Mapping[int, _Process]:
-        """Read all processes while no member ends, and find the members among them.
+    def _handed_on(self, ended: Mapping[int, _Process]) -> Mapping[int, float]:
+        """The seconds that counted for members that have ended, by the nearest ancestor that runs: they went to it, or were lost."""
+        seconds: defaultdict[int, float] = defaultdict(float)
+        for process in ended.values():
+            heir = process.parent
+            while heir in ended:
+                heir = ended[heir].parent
+            seconds[heir] += process.own + process.waited
+        return seconds
+
+    def _read(self) -> dict[int, _Process]:
+        """Read all processes while no member ends, and return the members among them.
 
         The time of a member that ends during the reading can be missing from it, because its parent was read before, or be in it twice.
-        Both would stay in the sum for good, as time that was lost.
         """
         while True:
             before = self._members.keys() & _pids()
-            found = _processes()
-            self._members = self._members_of(found)
-            if before | self._members.keys() <= _pids():
-                return found
+            members = self._members_of(_processes())
+            if before | members.keys() <= _pids():
+                return members
 
-    def _members_of(self, found: Mapping[int, _Process]) -> dict[int, float]:
-        """The beginnings of this process, the known members that still run, and the descendants of all of them."""
+    def _members_of(self, found: Mapping[int, _Process]) -> dict[int, _Process]:
+        """This process, the known members that still run, and the descendants of all of them."""
         children: defaultdict[int, list[int]] = defaultdict(list)
         for pid, process in found.items():
             children[process.parent].append(pid)
         members = {os.getpid()}
-        members |= {pid for pid, began in self._members.items() if pid in found and found[pid].began == began}
+        members |= {pid for pid, known in self._members.items() if pid in found and found[pid].began == known.began}
         waiting = list(members)
         while waiting:
             new = [pid for pid in children[waiting.pop()] if pid not in members]
             members.update(new)
             waiting += new
-        return {pid: found[pid].began for pid in members}
+        return {pid: found[pid] for pid in members}
 
 
 @dataclass(frozen=True)
 class _Process:
-    """``seconds``: CPU time of the process and of the children that it waited for."""
+    """``own``: CPU seconds of the process; ``waited``: of its children that have ended and that it waited for, and of theirs."""
 
     parent: int
     began: float
-    seconds: float
+    own: float
+    waited: float
 
 
 def _processes() -> dict[int, _Process]:
@@ -107,8 +121,11 @@ def _processes() -> dict[int, _Process]:
     if not _PROC:
         found = {}
         for one in psutil.process_iter(["ppid", "create_time", "cpu_times"]):
-            if one.info["cpu_times"] is not None:
-                found[one.pid] = _Process(one.info["ppid"], one.info["create_time"], sum(one.info["cpu_times"][:4]))
+            times = one.info["cpu_times"]
+            if times is not None:
+                # macOS does not say what the children used.
+                waited = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+                found[one.pid] = _Process(one.info["ppid"], one.info["create_time"], times.user + times.system, waited)
         return found
     found = {}
     for pid in _pids():
@@ -118,7 +135,8 @@ def _processes() -> dict[int, _Process]:
             continue
         # The name of the program is in parentheses and may contain blanks and parentheses.
         fields = text.rpartition(")")[2].split()
-        found[pid] = _Process(int(fields[1]), float(fields[19]), sum(map(int, fields[11:15])) / _TICKS)
+        user, system, waited_user, waited_system = (int(ticks) / _TICKS for ticks in fields[11:15])
+        found[pid] = _Process(int(fields[1]), float(fields[19]), user + system, waited_user + waited_system)
     return found
 
 
@@ -231,14 +249,23 @@ def disturbance(begin: Machine, end: Machine, spent: float, processors: int) -> 
     return None
 
 
+def usual(converted: Mapping[str, float], budget: Mapping[str, float]) -> float:
+    """How many times its budget the median of the large modules needs; 1 if it needs less."""
+    return max(1.0, median([converted.get(line, 0.0) / limit for line, limit in budget.items() if limit >= LARGE] or [1.0]))
+
+
 def over(converted: Mapping[str, float], budget: Mapping[str, float]) -> list[str]:
-    """Lines that say which modules need too much or have no budget."""
+    """Lines that say which modules need too much or have no budget.
+
+    If most modules need more, another processor, kernel or Java is the reason, so each may need as much more as the median one.
+    """
+    common = usual(converted, budget)
     found = []
     for line, used in sorted(converted.items()):
         if line not in budget:
             if used > SLACK:
                 found.append(f"{line}: {used:.1f} s of CPU, and it has no budget")
-        elif used > budget[line] * (1 + TOLERANCE) + SLACK:
+        elif used > budget[line] * common * (1 + TOLERANCE) + SLACK:
             found.append(f"{line}: {used:.1f} s of CPU, its budget is {budget[line]:.1f} s")
     return found
 

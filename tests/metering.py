@@ -104,10 +104,11 @@ class Metering:
             return False, [f"not compared with the budget, because the machine was busy: {disturbed}", *found]
         if found:
             return True, [
-                "above the budget in tests/budget.json by more than 15 %; make it cheaper, or say why not with make budget:",
+                "above the budget in tests/budget.json by 15 % more than the median module; make it cheaper, or say why not:",
                 *found,
             ]
-        return False, ["within the budget of tests/budget.json"]
+        usual = budget.usual(self._converted, limits)
+        return False, [f"within the budget of tests/budget.json; the median module needed {usual:.2f} times its own"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._ended is None or terminalreporter.config.option.collectonly:

@@ -59,17 +59,17 @@ def test_the_time_of_a_process_whose_parent_was_killed_counts_after_its_end() ->
     assert tree.seconds() - begun > 0.35
 
 
+def process(parent: int, own: float, waited: float = 0.0) -> budget._Process:
+    return budget._Process(parent, 1.0, own, waited)
+
+
 @pytest.mark.parametrize("first", ["parent", "child"])
 def test_a_process_that_ends_while_processes_are_read_counts_once(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     me, child = os.getpid(), 0
-
-    def process(parent: int, seconds: float) -> budget._Process:
-        return budget._Process(parent, 1.0, seconds)
-
     running = {me: process(1, 1.0), child: process(me, 5.0)}
-    ended = {me: process(1, 6.0)}
+    ended = {me: process(1, 1.0, 5.0)}
     # The child ends between the moments at which its parent and it are read: its time is in neither of them, or in both.
-    torn = {me: process(1, 1.0)} if first == "parent" else {me: process(1, 6.0), child: process(me, 5.0)}
+    torn = {me: process(1, 1.0)} if first == "parent" else {me: process(1, 1.0, 5.0), child: process(me, 5.0)}
     readings = itertools.chain([running, torn], itertools.repeat(ended))
     listings = itertools.chain([{me, child}] * 3, itertools.repeat({me}))
     monkeypatch.setattr(budget, "_processes", lambda: next(readings))
@@ -78,11 +78,55 @@ def test_a_process_that_ends_while_processes_are_read_counts_once(first: str, mo
     assert [tree.seconds() for _ in range(3)] == [6.0, 6.0, 6.0]
 
 
+@pytest.mark.parametrize(
+    ("own", "waited", "grown"),
+    [
+        pytest.param(4.0, 0.0, 3.0, id="nobody waited for the child: what this process used counts nevertheless"),
+        pytest.param(1.0, 50.5, 0.5, id="this process waited for a child that waited for its own"),
+        pytest.param(4.0, 50.5, 3.5, id="both"),
+    ],
+)
+def test_what_a_process_used_between_its_last_look_and_its_end(
+    own: float, waited: float, grown: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me, child, grandchild = os.getpid(), 0, -1
+    before = {me: process(1, 1.0), child: process(me, 20.0), grandchild: process(child, 30.0)}
+    readings = iter([before, {me: process(1, own, waited)}])
+    listings = itertools.chain([set(before)] * 2, itertools.repeat({me}))
+    monkeypatch.setattr(budget, "_processes", lambda: next(readings))
+    monkeypatch.setattr(budget, "_pids", lambda: next(listings))
+    tree = budget.Tree()
+    assert tree.seconds() == 51.0
+    assert tree.seconds() == 51.0 + grown
+
+
+def test_a_process_with_the_number_of_one_that_has_ended_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    me, child = os.getpid(), 0
+    readings = iter(
+        [{me: process(1, 1.0), child: process(me, 5.0)}, {me: process(1, 1.0, 5.0), child: budget._Process(me, 2.0, 3.0, 0.0)}]
+    )
+    monkeypatch.setattr(budget, "_processes", lambda: next(readings))
+    monkeypatch.setattr(budget, "_pids", lambda: {me, child})
+    tree = budget.Tree()
+    assert [tree.seconds() for _ in range(2)] == [6.0, 9.0]
+
+
 def test_a_module_above_its_budget_and_one_without_are_named() -> None:
-    limits = {"small": 1.0, "large": 100.0}
+    limits = {"small": 1.0, "large": 100.0, "a": 10.0, "b": 10.0}
     assert budget.over({"small": 1.0 + budget.SLACK, "large": 100 * (1 + budget.TOLERANCE)}, limits) == []
-    assert budget.over({"large": 120.0}, limits) == ["large: 120.0 s of CPU, its budget is 100.0 s"]
+    assert budget.over({"large": 120.0, "a": 10.0, "b": 10.0}, limits) == ["large: 120.0 s of CPU, its budget is 100.0 s"]
     assert budget.over({"new": 5.0, "tiny": 1.0}, limits) == ["new: 5.0 s of CPU, and it has no budget"]
+
+
+def test_a_machine_on_which_most_modules_need_more_is_another_machine() -> None:
+    limits = {"a": 10.0, "b": 20.0, "c": 30.0, "d": 40.0, "e": 50.0, "small": 0.1}
+    slow = {"a": 12.0, "b": 30.0, "c": 45.0, "d": 60.0, "e": 75.0, "small": 1.0}
+    assert budget.usual(slow, limits) == 1.5
+    assert budget.over(slow, limits) == []
+    assert budget.over({**slow, "e": 90.0}, limits) == ["e: 90.0 s of CPU, its budget is 50.0 s"]
+    # On a faster machine a module may need as much as on the one that the budget is of.
+    assert budget.usual({line: limit / 2 for line, limit in limits.items()}, limits) == 1.0
+    assert budget.usual(slow, {}) == 1.0
 
 
 def test_a_machine_is_busy_if_others_compute() -> None:
