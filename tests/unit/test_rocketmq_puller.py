@@ -531,6 +531,19 @@ def test_time_without_progress_is_an_error(broker: FakeBroker) -> None:
     assert 0.3 <= time.monotonic() - begin < 3
 
 
+def test_a_broker_is_not_blamed_for_time_in_which_this_process_was_stopped(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = FakeLane.ask
+
+    def stopped(self: FakeLane, *request: Any) -> None:
+        ask(self, *request)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(FakeLane, "ask", stopped)
+    assert puller_of(broker, 0.1).pull(QUEUE, 10, 10, 1 << 20, COLUMNS).num_rows == 10
+
+
 def test_a_refusal_is_the_callers(broker: FakeBroker) -> None:
     broker.instead[42] = [TopicError(TopicCondition.MISSING, "gone")]
     puller = puller_of(broker)

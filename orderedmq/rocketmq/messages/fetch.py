@@ -34,7 +34,7 @@ from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.behind_proxy import answered_together
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
-from orderedmq.rocketmq.net.lane import Lane
+from orderedmq.rocketmq.net.lane import Answer, Lane
 from orderedmq.rocketmq.wire.codes import MASTER_ID
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
@@ -279,23 +279,24 @@ class Fetch:
 
     def _receive(self) -> None:
         """Wait for some answers, or until a range is due again. Raises RocketMQUnavailableError TIMEOUT."""
+        timeout = _TICK
+        if self._again:
+            timeout = max(0.0, min(min(one[0] for one in self._again) - time.monotonic(), _TICK))
+        lane = self._lane
+        answers: list[Answer] = []
+        if lane is not None and lane.in_flight:
+            answers = lane.receive(timeout)
+        else:
+            time.sleep(timeout)
         now = time.monotonic()
-        if now - self._held.last_pull > self._patience:
+        # Not before receiving: if this process was stopped, or waited for a processor, the broker's answers have arrived meanwhile.
+        if not answers and now - self._held.last_pull > self._patience:
             why = f": {self._last.message}" if self._last is not None else ""
             raise RocketMQUnavailableError(
                 UnavailableCondition.TIMEOUT,
                 f"queue {self._queue} returned no messages at offset {self._done} for {self._patience:g} s{why}; is its broker or the "
                 "disk overloaded?",
             )
-        timeout = _TICK
-        if self._again:
-            timeout = max(0.0, min(min(one[0] for one in self._again) - now, _TICK))
-        lane = self._lane
-        if lane is None or not lane.in_flight:
-            time.sleep(timeout)
-            return
-        answers = lane.receive(timeout)
-        now = time.monotonic()
         # Nothing is to be learned from an answer with what was asked for. What follows is done for each 32 messages.
         usual = self._known.step if self._matching is None and now >= self._known.only_master else 0
         for begin, count, result in answers:
@@ -318,7 +319,7 @@ class Fetch:
             else:
                 # A replica may not know all topics and groups of its master yet: it copies them every 10 s.
                 self._failed(result, begin, count, self._replica)
-        if answers and lane.proxied:
+        if answers and lane is not None and lane.proxied:
             # The last answer may be that of a small request. After a large one, the size falls back slowly.
             self._answer = self._known.answer = max(self._known.answer, self._answer - self._answer // 16)
 
