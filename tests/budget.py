@@ -65,13 +65,13 @@ class Tree:
             handed_on = self._handed_on(ended)
             for pid, process in found.items():
                 known = self._members[pid] if pid in self._members and pid not in ended else _Process(0, 0.0, 0.0, 0.0)
-                # What a process is given for a child that it waited for counts already, up to the last look at the child.
+                # Waiting for a child adds the child's whole time to `waited`. What the last look saw of it has been counted already.
                 self._spent += process.own - known.own + max(process.waited - known.waited - handed_on[pid], 0.0)
             self._members = found
             return self._spent
 
     def _handed_on(self, ended: Mapping[int, _Process]) -> Mapping[int, float]:
-        """The seconds that counted for members that have ended, by the nearest ancestor that runs: they went to it, or were lost."""
+        """What was counted for members that have ended, in seconds, by the pid of the nearest ancestor that still runs."""
         seconds: defaultdict[int, float] = defaultdict(float)
         for process in ended.values():
             heir = process.parent
