@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.micro_batches import MicroBatchLoop
 
 #: The folders of tests, those whose scopes take longest first.
-_FOLDERS = ("rocketmq", "faults", "spark", "contract", "sim", "loop", "browser", "processes", "unit")
+_FOLDERS = ("rocketmq", "faults", "spark", "clusters", "contract", "sim", "loop", "browser", "processes", "unit")
 
 # A slow example is a sign of a busy machine, not of a fault. A test that needs more examples than others says how many.
 settings.register_profile("fast", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("nightly")
     config.pluginmanager.register(Metering(config), "metering")
     config.addinivalue_line("markers", "spark: starts a Spark driver or uses the shared session")
-    config.addinivalue_line("markers", "rocketmq: a test of the folder rocketmq, or one that needs real RocketMQ servers")
+    config.addinivalue_line("markers", "rocketmq: needs real RocketMQ servers")
     config.addinivalue_line("markers", "nightly: run with --nightly only, which make test-all uses")
 
 
@@ -88,8 +88,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def scope_of(nodeid: str) -> str:
     """The name of the tests that run in one process, one after the other, so that their servers and their Spark start once.
 
-    The tests of a folder are one scope, except that the modules of unit, processes, sim and loop share nothing, so each of them is a
-    scope, and that the contract suite has different servers for each kind of broker: ``tests/contract/test_log.py::test_x[embedded]``
+    The tests of a folder are one scope, except that the modules of unit, processes, sim, loop and clusters share nothing, so each of them
+    is a scope, and that the contract suite has different servers for each kind of broker: ``tests/contract/test_log.py::test_x[embedded]``
     → embedded.
     """
     module = nodeid.partition("::")[0]
@@ -97,7 +97,7 @@ def scope_of(nodeid: str) -> str:
     if folder == "contract":
         kind = re.search(r"\[(rocketmq-[\d.]+)", nodeid)
         return kind[1] if kind is not None else "embedded"
-    return module if folder in ("unit", "processes", "sim", "loop") else folder
+    return module if folder in ("unit", "processes", "sim", "loop", "clusters") else folder
 
 
 class Scopes(LoadScopeScheduling):

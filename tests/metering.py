@@ -18,7 +18,7 @@ from tests import budget
 #: The name of the result among those that a process of pytest-xdist hands over.
 _KEY = "cpu seconds"
 #: The folders whose tests kill processes that have children, or start programs that do.
-_WATCHED = ("tests/faults/", "tests/processes/", "tests/rocketmq/", "tests/spark/")
+_WATCHED = ("tests/clusters/", "tests/faults/", "tests/processes/", "tests/rocketmq/", "tests/spark/")
 
 
 def _module(nodeid: str) -> str:

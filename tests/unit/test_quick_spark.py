@@ -50,6 +50,7 @@ def test_drivers_are_quick_if_a_test_starts_one(items: Sequence[Item], quick: bo
         ("tests/spark/test_sink.py::test_x[a]", "spark"),
         ("tests/faults/test_stop.py::test_x", "faults"),
         ("tests/rocketmq/test_locks.py::test_x", "rocketmq"),
+        ("tests/clusters/test_access.py::test_x[5.3.3]", "tests/clusters/test_access.py"),
         ("tests/unit/test_lock.py::test_x[rocketmq-5.5.0]", "tests/unit/test_lock.py"),
         ("tests/contract/test_log.py::test_x[embedded-1]", "embedded"),
         ("tests/contract/test_log.py::test_x[rocketmq-4.9.7-1]", "rocketmq-4.9.7"),

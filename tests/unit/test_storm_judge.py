@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.rocketmq.storm_judge import Acknowledged, Handled, judge
+from tests.clusters.storm_judge import Acknowledged, Handled, judge
 
 QUEUES = {"q": ["a", "b", "c"]}
 GOOD = [Handled(1, "Spark", "q", 0), Handled(2, "Java", "q", 1), Handled(3, "Java", "q", 2)]

@@ -10,16 +10,17 @@ import pytest
 
 import orderedmq
 from orderedmq.broker import Broker
-from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, fetch_jars
 from orderedmq.rocketmq.local.probe import ask, find_free_port
 from orderedmq.rocketmq.local.servers import Broker as BrokerServer
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.message_requests import max_offset
+from tests.clusters.replicated import SYNC
+from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.proxy import Network
-from tests.rocketmq.replicated import SYNC
 from tests.waits import soon, until
 
 ROWS = 5000
@@ -27,11 +28,13 @@ UPDATE_BROKER_CONFIG = 25
 
 
 @pytest.fixture(scope="module")
-def replicated(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, BrokerServer]]:
+def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, BrokerServer]]:
     """A master, which has no message in memory if one asks it, and a replica, which knows the topic ``t`` from the beginning.
 
     It would copy topics from its master a minute after its start.
     """
+    with jars_required():
+        fetch_jars(DEFAULT_VERSION)
     folder = tmp_path_factory.mktemp("replicated")
     properties = {**SYNC, "slaveReadEnable": True, "accessMessageInMemoryMaxRatio": 0}
     with Cluster(folder, properties=properties, jvm=QUICK_SERVER) as servers:

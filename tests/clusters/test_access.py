@@ -1,4 +1,7 @@
-"""Access control of real brokers, 1.0 (4.9.7) and 2.0 (5.3.3): signed requests are let in, others get an error that says what is missing."""
+"""Access control of real brokers, 1.0 (4.9.7) and 2.0 (5.3.3): signed requests are let in, others get an error that says what is missing.
+
+Long because the table of rights belongs to it, and because a cluster with access control starts once for all of this.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +37,13 @@ from orderedmq.rocketmq.wire import admin_requests as admin
 from orderedmq.rocketmq.wire import group_requests as groups
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.request import Request
+from tests.clusters import roles
+from tests.clusters.accounts import ADMIN, BEHIND_PROXY, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
+from tests.clusters.roles import Place, Through
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
-from tests.rocketmq import roles
-from tests.rocketmq.accounts import ADMIN, BEHIND_PROXY, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
 from tests.rocketmq.proxy import Proxy
 from tests.rocketmq.rocketmq_proxy import ProxyServer
-from tests.rocketmq.roles import Place, Through
 from tests.waits import soon, until
 
 QUEUE = MessageQueue("orders", "broker-a", 0)

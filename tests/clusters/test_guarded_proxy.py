@@ -1,6 +1,6 @@
 """A query from source to sink through a Proxy that takes TLS and checks accounts, while the Proxy, the broker and the query are killed.
 
-make test-all ARGS="tests/rocketmq/test_guarded_proxy.py -n0 -s"
+make test-all ARGS="tests/clusters/test_guarded_proxy.py -n0 -s"
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.local.servers import Cluster
 from tests import checker
+from tests.clusters.accounts import ADMIN, BEHIND_PROXY, PROPERTIES, Accounts, rights
 from tests.faults.drivers import Driver, Refused
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
-from tests.rocketmq.accounts import ADMIN, BEHIND_PROXY, PROPERTIES, Accounts, rights
 from tests.rocketmq.rocketmq_proxy import ProxyServer
 from tests.waits import until
 

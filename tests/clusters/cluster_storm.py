@@ -27,12 +27,12 @@ from py4j.protocol import Py4JError
 import orderedmq
 from orderedmq.errors import OrderedMQError
 from tests import checker, event_log
+from tests.clusters.replicated import Member, ReplicatedCluster
+from tests.clusters.storm_judge import Acknowledged, Handled, Verdict, judge
 from tests.faults.drivers import JVM, RUNNER, WORKER, Driver, Refused, send
 from tests.faults.key_listener import CALLS
 from tests.rocketmq.peers import Consumer, Peers, Producer
 from tests.rocketmq.proxy import Connection, Path, Way
-from tests.rocketmq.replicated import Member, ReplicatedCluster
-from tests.rocketmq.storm_judge import Acknowledged, Handled, Verdict, judge
 from tests.waits import until
 
 IN, OUT, FILLER = "storm-in", "storm-out", "storm-filler"

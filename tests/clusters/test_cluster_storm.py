@@ -1,6 +1,6 @@
 """Storms over a replicated cluster: nothing acknowledged is lost, nothing is out of order, repeats are where they are documented.
 
-    make test-all ARGS="tests/rocketmq/test_cluster_storm.py -s"
+    make test-all ARGS="tests/clusters/test_cluster_storm.py -s"
 
 ORDEREDMQ_STORM_SECONDS and ORDEREDMQ_STORM_SEED choose another storm.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, fetch_jars
+from tests.clusters.cluster_storm import Storm
+from tests.clusters.replicated import ASYNC, SYNC, ReplicatedCluster
 from tests.jars import jars_required
-from tests.rocketmq.cluster_storm import Storm
-from tests.rocketmq.replicated import ASYNC, SYNC, ReplicatedCluster
 
 pytestmark = pytest.mark.spark
 
