@@ -1,7 +1,8 @@
 """Damage of a store's file: whatever bit has changed, a reader and a writer get the right answer or a named error.
 
 Each attempt changes one byte of a copy and reads everything there is, writes, and reads again, in a process that is bounded: one that
-hangs or dies is a finding. ``--nightly`` changes each byte of the file once, otherwise a sample is taken.
+hangs or dies is a finding. ``--nightly`` changes each 16-bit field of the file once, otherwise a sample is taken. LMDB has no
+smaller fields, and a checksum protects all that this project writes.
 """
 
 from __future__ import annotations
@@ -196,12 +197,13 @@ def attempt(world: World, folder: Path, changes: list[Change]) -> Counter[str]:
 
 
 @pytest.mark.timeout(4 * 3600)
-def test_a_changed_byte_gives_the_right_answer_or_a_named_error(world: World, folder: Path, nightly: bool):
+def test_a_changed_bit_gives_the_right_answer_or_a_named_error(world: World, folder: Path, nightly: bool):
     random = Random(7)
-    places = list(range(len(world.content)))
-    if not nightly:
+    if nightly:
+        places = [at + random.randrange(2) for at in range(0, len(world.content), 2)]
+    else:
         # Where something is written; and all that LMDB reads first.
-        written = [at for at in places if world.content[at]]
+        written = [at for at, byte in enumerate(world.content) if byte]
         places = [*random.sample(written, SAMPLE), *range(META_SIZE), *range(4096, 4096 + META_SIZE)]
     changes = [world.flipped(at, random.randrange(8)) for at in places]
     random.shuffle(changes)
