@@ -1,4 +1,7 @@
-"""The command: what it prints, where, and with which exit code."""
+"""The command: what it prints, where, and with which exit code.
+
+Long because each command has tests, and most of them need the same store, ``run`` and ``text``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The command's part for consumer groups: describing, seeking and deleting them, locks, dead letters, the live view."""
+"""The command's part for consumer groups: describing, seeking and deleting them, locks, dead letters, the live view.
+
+Long because its commands are tested on the same group with the same helpers.
+"""
 
 from __future__ import annotations
 

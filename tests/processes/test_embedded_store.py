@@ -1,4 +1,7 @@
-"""The store's directory: when it is made, who may open it, how it is shared by threads, connections, processes and forks."""
+"""The store's directory: when it is made, who may open it, how it is shared by threads, connections, processes and forks.
+
+Long because each way of sharing a directory has its own refusals.
+"""
 
 from __future__ import annotations
 

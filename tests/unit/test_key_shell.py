@@ -1,4 +1,7 @@
-"""Tasks of listeners that park what fails, on a real store: order="key", and no order. A micro-batch is one task here."""
+"""Tasks of listeners that park what fails, on a real store: order="key", and no order. A micro-batch is one task here.
+
+Long because all tests drive the same `Rig`.
+"""
 
 from __future__ import annotations
 

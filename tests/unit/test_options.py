@@ -1,6 +1,8 @@
 """Options: every refusal names the option and the remedy in one line; every good value arrives typed.
 
 Rules: a bad case is a row of a table: what is wrong, the options, stream or batch, the condition, words that the message has.
+
+Long because each option has such rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The orderly listener's engine: each of its rules, every answer in every situation, and random lives against a plain list."""
+"""The orderly listener's engine: each of its rules, every answer in every situation, and random lives against a plain list.
+
+Long because the engine has that many rules, and each is tested alone before the random lives combine them.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The machine drives the real Owner and the real lock rules over a broker of plain dicts, as the source drives them: boundary, lock,
 enter, plan, publish, Spark's commit. It checks after every step that each queue's messages are published 0, 1, 2, … once and in order
 (foreign sink: none is first delivered before its predecessor), and that the group's offset neither goes back nor passes them. Broken
-rules must be noticed by the same machine.
+rules must be noticed by the same machine. Long because the machine, half of the module, is of no use to another one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One connection under a server that answers in any order, late, in slices, wrongly or not at all.
 
 Traps held: 1 (a push may have the number of a request on its way), 6 (answers come late), 17 and 18 (what is not known is answered, and any
-type of header is read).
+type of header is read). Long because TLS and forks need the same server as the answers.
 """
 
 from __future__ import annotations

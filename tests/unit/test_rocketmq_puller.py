@@ -1,4 +1,7 @@
-"""Pulls of one queue against a broker that answers as it likes: short, late, out of order, wrongly, from replicas."""
+"""Pulls of one queue against a broker that answers as it likes: short, late, out of order, wrongly, from replicas.
+
+Long because each of these needs the same `FakeBroker`.
+"""
 
 from __future__ import annotations
 
