@@ -71,10 +71,10 @@ $(COMPILED): $(STAMP)
 check: $(STAMP) ## lint, types and the tests that start no Spark, no server and no command
 	@$(MAKE) --no-print-directory -j 2 lint check-tests
 
-# Four processes, since without JVMs they wait still more.
+# A property takes few examples here. `make test` takes more of them, and `make test-all` still more.
 .PHONY: check-tests
 check-tests: $(COMPILED)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -n 4 --seeds 100 -q -m "not spark and not rocketmq" $(LIGHT) $(ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --hypothesis-profile quick --seeds 100 -q -m "not spark and not rocketmq" $(LIGHT) $(ARGS)
 
 # Debian's packages. Where they cannot be had, the tests in tests/browser are skipped, but not in CI.
 browser: ## install Chromium and its driver, which tests of the web page need, if they are missing and apt-get can

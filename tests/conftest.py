@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 #: The folders of tests, those whose scopes take longest first.
 _FOLDERS = ("rocketmq", "faults", "spark", "clusters", "contract", "sim", "loop", "browser", "processes", "unit")
 
-# A slow example is a sign of a busy machine, not of a fault. A test that needs more examples than others says how many.
+# A slow example is a sign of a busy machine, not of a fault. A property that needs more examples than others says how many times as many.
 settings.register_profile("fast", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
+settings.register_profile("quick", settings.get_profile("fast"), max_examples=15)
 settings.register_profile("nightly", settings.get_profile("fast"), max_examples=300)
 settings.load_profile("fast")
 

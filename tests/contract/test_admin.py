@@ -12,6 +12,7 @@ from orderedmq.broker import Broker, QueueBounds, SinkBatch
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import MAX_NAME_LENGTH, MAX_QUEUES, RESERVED_PREFIXES
 from tests.contract.support import BIG, EVERYTHING, FakeClock, Place, bodies, locked, needs, queues_of, refused, rows, state
+from tests.examples import examples
 
 
 @needs("topic settings")
@@ -81,7 +82,7 @@ def test_a_topic_of_a_group_cannot_be_made(broker: Broker, prefix: str):
         broker.admin.create_topic(prefix + "g", 1)
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(4), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=130) | st.text("abcXYZ019_-%|./\0 ", max_size=130))
 def test_any_name_is_a_topic_or_refused_before_anything_is_made(broker: Broker, name: str):
     before = broker.log.topics()

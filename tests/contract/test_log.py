@@ -28,9 +28,10 @@ from tests.contract.support import (
     state,
     users_properties,
 )
+from tests.examples import examples
 
 #: All examples of a property share one place; each uses its own topic.
-SHARED_PLACE = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED_PLACE = settings(examples(0.5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def when(micros: int) -> datetime:

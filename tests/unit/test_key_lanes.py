@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.core.key_lanes import KeyLanes
@@ -30,6 +30,7 @@ from orderedmq.core.listener import ConsumeOrderlyStatus
 from orderedmq.core.parked_rows import lane_key
 from orderedmq.errors import LockError, OptionError
 from orderedmq.model import MessageQueue
+from tests.examples import examples
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 SUCCESS, SUSPEND = ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
@@ -197,7 +198,7 @@ class World:
             assert (offset in self.final) != (offset in parked), offset
 
 
-@settings(max_examples=150, deadline=None)
+@examples(3)
 @given(
     seed=st.integers(0, 2**32),
     keys=st.lists(st.sampled_from(["a", "b", "c", "d", None]), min_size=1, max_size=60),

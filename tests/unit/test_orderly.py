@@ -848,5 +848,5 @@ class Machine(RuleBasedStateMachine):
         assert self.decided == self.sent
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+Machine.TestCase.settings = settings(stateful_step_count=60)
 TestMachine = Machine.TestCase

@@ -626,7 +626,7 @@ KINDS = pytest.mark.parametrize(
 
 @KINDS
 def test_two_queries_of_a_group_process_every_queue_in_order(shared, atomic):
-    how = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    how = settings(stateful_step_count=40)
     run_state_machine_as_test(machine(shared=shared, atomic=atomic), settings=how)
 
 

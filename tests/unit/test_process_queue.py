@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from orderedmq.core.process_queue import MAX_BYTES, MAX_MESSAGES, ProcessQueue, Slice
 from orderedmq.model import OffsetRange
+from tests.examples import examples
 
 #: Bytes of every message of the model: parts of a slice then have exact sizes.
 BYTES = 7
@@ -153,7 +154,7 @@ class Machine(RuleBasedStateMachine):
             assert real.contains(offset) == (offset in model.pending)
 
 
-Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Machine.TestCase.settings = settings(examples(3), stateful_step_count=30)
 TestAgainstTheModel = Machine.TestCase
 
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.core.pruning import Comparison, Operator, Pruning
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.messages.offset_search import find_first
+from tests.examples import examples
 
 
 class Message(NamedTuple):
@@ -84,7 +85,7 @@ def disordered(draw: st.DrawFn) -> tuple[list[int], int]:
     return times, slack
 
 
-@settings(max_examples=300)
+@examples(6)
 @given(disordered(), st.lists(compared("store_timestamp", st.integers(0, 8)), min_size=1, max_size=2), st.integers(0, 12))
 def test_a_clock_that_goes_back_by_no_more_than_the_slack_leaves_no_message_out(
     stored: tuple[list[int], int], comparisons: list[Comparison], hint: int

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.broker import Receipt, SinkBatch
@@ -185,7 +185,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**62))
 def test_any_faults_leave_each_row_once_in_the_order_of_its_key(seed: int) -> None:
     scenario(random.Random(seed))

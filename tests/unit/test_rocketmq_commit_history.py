@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.broker import SinkBatch
@@ -17,6 +17,7 @@ from orderedmq.errors import SinkError
 from orderedmq.rocketmq.sink import commit_history, commit_report
 from orderedmq.rocketmq.sink.commit_history import SLOTS, Committed, has, slot_of, with_batch
 from orderedmq.rocketmq.sink.commit_report import QueueReport, Token, judge
+from tests.examples import examples
 from tests.unit.rocketmq_sink_queue import QUEUE, SINK, Queue, Stored, commit, written
 
 BATCHES = st.integers(0, 300) | st.integers(LARGEST_BATCH - 300, LARGEST_BATCH)
@@ -86,7 +87,7 @@ def scenario(draw: random.Random) -> None:
     assert there == Counter(name for names in sent.values() for name in names)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(2)
 @given(st.integers(0, 2**62))
 def test_batches_in_any_order_are_there_once_or_refused_whatever_a_killed_broker_forgot(seed: int) -> None:
     scenario(random.Random(seed))

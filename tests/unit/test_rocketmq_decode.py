@@ -41,9 +41,7 @@ from tests.stored_messages import (
 
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())
 ALL = tuple(MESSAGE_SCHEMA.names)
-RELAXED = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+RELAXED = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 COLUMNS = st.lists(st.sampled_from(ALL), min_size=1, unique=True).map(tuple)
 
 

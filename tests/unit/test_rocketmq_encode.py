@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.core.message_rows import normalise
@@ -167,7 +167,6 @@ NAME = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_
 ROW = st.tuples(st.binary(max_size=20), TEXT, TEXT, TEXT, st.one_of(st.none(), st.dictionaries(NAME, NAME, max_size=3)), TEXT)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(ROW, max_size=30))
 def test_rows_arrive_as_they_were(given_rows: list[Any]) -> None:
     body, tags, keys, sharding, properties, extra = zip(*given_rows) if given_rows else ((),) * 6

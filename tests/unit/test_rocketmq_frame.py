@@ -12,13 +12,14 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError
 from orderedmq.rocketmq.wire import frame
 from orderedmq.rocketmq.wire.codes import VERSION, LanguageCode
 from orderedmq.rocketmq.wire.frame import MAX_SENT_FRAME, FrameDecoder, RemotingCommand, encode, encode_parts
+from tests.examples import examples
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -284,7 +285,7 @@ def test_any_bytes_give_commands_or_a_protocol_error(data: bytes) -> None:
 
 
 @given(st.binary(max_size=80), st.sampled_from([0, 1]), st.binary(max_size=8))
-@settings(max_examples=200)
+@examples(4)
 def test_any_header_gives_a_command_or_a_protocol_error(header: bytes, kind: int, body: bytes) -> None:
     try:
         (command,) = FrameDecoder().feed(framed(header, body, kind))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.core.micro_batch import KEPT_BATCHES
@@ -25,6 +25,7 @@ from orderedmq.rocketmq.sink.message_stamp import (
     sink_digest,
     sink_name,
 )
+from tests.examples import examples
 from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, old_stamp, rows_of, split, with_old_stamp
 
 
@@ -187,7 +188,7 @@ def compare_walks(draw: random.Random) -> None:
     assert {message.batch for message in counted} == {message.batch for message in expected}
 
 
-@settings(deadline=None, max_examples=300)
+@examples(6)
 @given(st.integers(0, 2**62))
 def test_a_look_finds_what_it_would_without_going_past_anything(seed: int) -> None:
     compare_walks(random.Random(seed))
@@ -269,7 +270,6 @@ def test_a_stamp_that_makes_no_sense_is_none(few: int, monkeypatch: pytest.Monke
     ]
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**62))
 def test_stamps_are_read_alike_by_column_and_one_by_one(seed: int) -> None:
     draw = random.Random(seed)

@@ -7,12 +7,13 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.rocketmq.codec.gather import order_of
 from orderedmq.rocketmq.codec.properties import parse_properties
 from orderedmq.rocketmq.codec.property_template import cut_by_template, learn
+from tests.examples import examples
 from tests.stored_messages import ODD_PROPERTIES, text
 
 NAMES = ["TAGS", "KEYS", "UNIQ_KEY", "__SHARDINGKEY", "a", "TAGT"]
@@ -133,7 +134,7 @@ def test_a_template_is_learned_from_regular_messages_alone() -> None:
 VALUES = st.one_of(st.sampled_from(["x", "yy", "zzzzzzzzz", "é", "\x00a"]), st.text("ab\x00é", min_size=1, max_size=12))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(3)
 @given(
     names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=5),
     alike=st.sets(st.sampled_from(NAMES)),
@@ -156,7 +157,7 @@ def test_messages_of_one_producer_with_any_values_are_cut_rightly_or_not(
     assert found is None or found == right(texts)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(3)
 @given(st.data())
 def test_a_changed_byte_is_cut_rightly_or_not(data: st.DataObject) -> None:
     texts = [bytearray(text(("TAGS", "t"), ("KEYS", f"k-{n}"), ("UNIQ_KEY", f"{n:08d}"), ("a", "x"))) for n in range(40)]

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.conditions import RocketMQCondition, TopicCondition, UnavailableCondition
@@ -165,7 +165,6 @@ def broker() -> FakeBroker:
     return FakeBroker(10, 5000)
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 1 << 30),
     least=st.integers(0, 100),
@@ -625,7 +624,6 @@ def matching(puller: Puller, begin: int, end: int, size: int = 1 << 40, step: in
     return found
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 1 << 30),
     count=st.integers(1, 6000),

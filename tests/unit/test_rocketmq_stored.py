@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError
@@ -26,7 +26,6 @@ from orderedmq.rocketmq.codec.stored_message import crc32, parse_all, parse_batc
 from tests.stored_messages import INNER, ODD, QUEUE, V2, Stored, compress, inner, text
 
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())
-RELAXED = settings(deadline=None)
 ALL = tuple(MESSAGE_SCHEMA.names)
 
 
@@ -211,7 +210,6 @@ def test_lengths_of_topic_and_properties_that_do_not_add_up_are_refused() -> Non
         refused(second[:88] + pair + second[90:])
 
 
-@RELAXED
 @given(ODD, st.data())
 def test_changed_bytes_are_refused_or_read(message: Stored, data: st.DataObject) -> None:
     packed = bytearray(message.pack())
@@ -224,7 +222,6 @@ def test_changed_bytes_are_refused_or_read(message: Stored, data: st.DataObject)
     assert len(rows) <= 4
 
 
-@RELAXED
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_read(data: bytes) -> None:
     for parse in (parse_all, parse_batch):
@@ -294,7 +291,6 @@ def test_trap_14_properties_that_rocketmq_cannot_carry_are_refused() -> None:
         assert bad_property(name, value)
 
 
-@RELAXED
 @given(st.dictionaries(st.text(min_size=1), st.text(min_size=1)))
 def test_properties_that_are_taken_come_back(properties: dict[str, str]) -> None:
     if any(bad_property(name, value) for name, value in properties.items()):
@@ -324,7 +320,6 @@ def test_a_unique_key_of_java_is_taken_apart(key: str, host: str, pid: int) -> N
     assert parts.ms_of_month in (255, 0x76543210)
 
 
-@RELAXED
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), max_size=6))
 def test_unique_keys_never_repeat(steps: list[tuple[int, int]]) -> None:
     maker = UniqueKeys(b"\x0a\1\2\3", 99999, 0xABCDEF01)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orderedmq.core import key_hash as module
@@ -24,6 +24,7 @@ from orderedmq.core.selector import (
     selector,
 )
 from orderedmq.errors import MessageError, OptionError, SchemaError, SinkError
+from tests.examples import examples
 
 #: Java prints these.
 KNOWN = {
@@ -72,7 +73,7 @@ def test_known_java_hashes():
         assert java_string_hash(pa.array([text])).tolist() == [value] == [java_hash(text)]
 
 
-@settings(max_examples=400, deadline=None)
+@examples(8)
 @given(keys=KEYS, kind=st.sampled_from([pa.string(), pa.large_string(), pa.string_view()]), cut=st.integers(0, 5))
 @example(keys=["\x00", "", "\x00\x00", None], kind=pa.string(), cut=0)
 @example(keys=["x" * 8, "y" * 8, "z" * 8], kind=pa.string(), cut=1)
@@ -83,7 +84,7 @@ def test_any_text_hashes_as_in_java(keys, kind, cut):
     assert java_string_hash(array[cut : len(keys) - 1]).tolist() == expected(keys[cut : len(keys) - 1])
 
 
-@settings(max_examples=100, deadline=None)
+@examples(2)
 @given(
     keys=st.integers(1, 20).flatmap(lambda n: st.lists(st.text("abcXYZ019-", min_size=n, max_size=n), min_size=1, max_size=20))
 )
@@ -144,7 +145,7 @@ def test_a_chunked_array_is_refused():
 # -- the 64-bit hash
 
 
-@settings(max_examples=200, deadline=None)
+@examples(4)
 @given(keys=KEYS)
 @example(keys=["", "\x00", "\x00\x00", "\x00" * 8, "\x00" * 9, "a", "\x00a"])
 def test_equal_keys_and_only_they_have_one_64_bit_hash(keys):
@@ -180,7 +181,7 @@ def test_64_bit_hashes_are_well_mixed():
 # -- selectors
 
 
-@settings(max_examples=200, deadline=None)
+@examples(4)
 @given(hashes=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20), n=st.integers(1, 65_536))
 @example(hashes=[-(2**31), 2**31 - 1, -1, 0, 1, -7], n=4)
 @example(hashes=[-(2**31), 2**31 - 1, -1], n=65_536)

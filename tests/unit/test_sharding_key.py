@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import orderedmq
@@ -53,7 +53,6 @@ def test_longs_that_java_has_hashed():
     assert [java_long_hash(key) for key in KNOWN] == list(KNOWN.values())
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.none(), LONGS), max_size=20))
 @example([None])
 def test_a_bigint_is_hashed_as_a_long_and_stored_as_its_decimal_text(keys):
@@ -67,7 +66,6 @@ def test_a_bigint_is_hashed_as_a_long_and_stored_as_its_decimal_text(keys):
     assert again.keys.equals(hashed.keys)
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.none(), INTS), max_size=20))
 def test_an_int_is_its_own_hash(keys):
     hashed = hashed_keys(pa.array(keys, pa.int32()), "auto", "t")
@@ -115,7 +113,6 @@ def test_keys_that_are_numbers_need_not_be_prepared():
     assert HashSelector().select(rows(2), pa.array([2**32, -1]), 4).tolist() == [1, 0]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**63 - 1), max_size=20), st.integers(1, 65_536))
 def test_mod_is_the_remainder(keys, n):
     assert queues(pa.array(keys, pa.int64()), n, "mod") == [key % n for key in keys]

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlencode
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
 from starlette.routing import Route
@@ -25,6 +25,7 @@ from starlette.routing import Route
 from orderedmq.model import PRODUCER_SCHEMA
 from orderedmq.ui.app import make_app
 from orderedmq.ui.guard import Form, Guard, Rules
+from tests.examples import examples
 from tests.ui_site import GROUP, Answer, Shop
 
 #: Characters that a browser or a terminal obeys instead of showing them.
@@ -207,7 +208,7 @@ def test_what_is_not_there_is_404_and_what_cannot_be_done_is_409(
 TEXTS = st.text(max_size=40) | st.text("0123456789", min_size=1, max_size=30) | st.sampled_from(TYPED)
 
 
-@settings(max_examples=80)
+@examples(1.6)
 @given(data=st.data())
 def test_any_texts_in_all_fields_and_names_are_answered(pages: Pages, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
