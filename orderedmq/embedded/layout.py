@@ -36,7 +36,7 @@ from orderedmq.core.membership import Member, Subscription
 from orderedmq.core.retention import Clocks
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 
-#: Format 1 had no seals, format 2 no parked messages.
+#: No release made a store of format 1 or 2.
 FORMAT: Final = 3
 DATABASES: Final = (
     "meta",
@@ -63,11 +63,6 @@ _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
 _CHUNK = struct.Struct("<QIHBQQQqqq")
 _QUEUE = struct.Struct("<QQQq")
-
-
-def databases(version: int) -> tuple[str, ...]:
-    """Return the databases of a store of that format. One of format 1 may lack some of them."""
-    return DATABASES if version >= 3 else DATABASES[:-1]
 
 
 class Chunk(NamedTuple):

@@ -119,9 +119,9 @@ class Transaction:
         self.put("meta", key, layout.number(following))
         return following
 
-    def sign(self, *, always: bool = False) -> None:
-        """Store the number of this transaction, if it has written, or ``always``. Call it before the commit."""
-        if self._wrote or always:
+    def sign(self) -> None:
+        """Store the number of this transaction, if it has written. Call it before the commit."""
+        if self._wrote:
             self.put("meta", WRITTEN, written(self._txn.id()))
 
     def damaged(self, what: str) -> StoreError:
@@ -164,9 +164,9 @@ class Transaction:
                 self._entry(database, cursor)
 
 
-def written(transaction: int, version: int = layout.FORMAT) -> bytes:
+def written(transaction: int) -> bytes:
     """Return the value of WRITTEN. It repeats the format, whose own entry has no seal so that earlier versions can read it."""
-    return layout.number(transaction) + layout.number(version)
+    return layout.number(transaction) + layout.number(layout.FORMAT)
 
 
 def damaged(path: object, what: str) -> StoreError:

@@ -101,12 +101,12 @@ def _require_trees(path: Path, read: Read, meta: Meta) -> None:
         if version is None:
             return
         mine = seal.opened("meta", WRITTEN, names.get(WRITTEN, b""))
-        wrong = wrong_signature(layout.to_number(version) if len(version) == 8 else -1, mine, WRITTEN in names, meta)
+        wrong = wrong_signature(layout.to_number(version) if len(version) == 8 else -1, mine, meta)
         if wrong is not None:
             report(wrong)
         if layout.to_number(version) > layout.FORMAT:
             return
-        if layout.to_number(version) > 1 and set(trees) != set(layout.databases(layout.to_number(version))):
+        if set(trees) != set(layout.DATABASES):
             report(f"it has databases {', '.join(sorted(trees))}")
         # Payloads last: they are the largest database, and have checksums.
         for name in sorted(trees, key=lambda name: name == seal.UNSEALED):
@@ -115,21 +115,17 @@ def _require_trees(path: Path, read: Read, meta: Meta) -> None:
         snapshot.require_free(FREE_LIMIT)
 
 
-def wrong_signature(version: int, mine: bytes | None, there: bool, meta: Meta) -> str | None:
+def wrong_signature(version: int, mine: bytes | None, meta: Meta) -> str | None:
     """Return what is wrong with the format and the transaction that a snapshot names, None if nothing.
 
-    ``mine``: the value of WRITTEN, None if it is missing or fails its seal. ``there``: whether there is a value.
+    ``mine``: the value of WRITTEN, None if it is missing or fails its seal.
     """
-    if version == 1:
-        return "its format is 1, and it has entries of a later one" if there else None
     if version > layout.FORMAT and mine != written(meta.transaction):
         # A later version may write another value.
         return None
     if mine is None:
         return "the note of its last transaction is missing, or fails its checksum"
-    # A process that had the store open while another one upgraded it from format 2 goes on to sign with that.
-    versions = range(2, version + 1) if version <= layout.FORMAT else (version,)
-    if mine not in [written(meta.transaction, earlier) for earlier in versions]:
+    if version != layout.FORMAT or mine != written(meta.transaction):
         return f"transaction {meta.transaction} of format {version} has the entries of another transaction or format"
     return None
 
@@ -145,7 +141,7 @@ def wrong_writer(read: Read, meta: Meta) -> str | None:
     entries = snapshot.entries(tree, "meta") if tree is not None else ()
     value = next((snapshot.value(entry) for entry in entries if entry.key == WRITTEN), b"")
     said = None if wrong else seal.opened("meta", WRITTEN, value)
-    # Before an upgrade, a snapshot has another format.
+    # A later version may write another format after the transaction's number.
     if said is None or said[:8] == layout.number(meta.transaction):
         return None
     return f"the meta page of transaction {meta.transaction} has the entries of another one"

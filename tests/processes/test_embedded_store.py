@@ -5,8 +5,6 @@ Long because each way of sharing a directory has its own refusals.
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import pwd
 import subprocess
@@ -15,24 +13,19 @@ import tempfile
 import textwrap
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import lmdb
 import pytest
 
 from orderedmq import connect
-from orderedmq.broker import Broker, Receipt
-from orderedmq.core.membership import Subscription
+from orderedmq.broker import Broker
 from orderedmq.embedded import layout, store
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.embedded.filesystem import file_system
 from orderedmq.embedded.store import Store
-from orderedmq.model import MessageQueue
-from tests.contract.support import bodies, locked, queues_of, refused, rows
-from tests.unit.small_store import FixedClock, read_all, write_all
+from tests.contract.support import bodies, queues_of, refused, rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,86 +92,6 @@ def test_a_store_of_a_newer_format_is_refused(path: Path, broker: Broker):
     for look in (lambda: broker.log, lambda: broker.admin.create_topic("t", 1)):
         with refused("STORE.NEWER_FORMAT", path, layout.FORMAT + 1, "upgrade"):
             look()
-
-
-FORMAT_1 = Path(__file__).parent / "store_format_1"
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A store of format 1, made by the code of that time (tests/unit/small_store.py); answers.json has what that code read."""
-    path = tmp_path / "old"
-    path.mkdir()
-    (path / "data.mdb").write_bytes(gzip.decompress((FORMAT_1 / "data.mdb.gz").read_bytes()))
-    return path
-
-
-def known(answers: dict[str, Any]) -> Any:
-    """The answers as JSON, without those about parked messages, which that code did not know."""
-    return json.loads(json.dumps({name: answer for name, answer in answers.items() if "%PARKED%" not in name}))
-
-
-def test_a_store_of_the_first_format_is_upgraded_and_has_all_that_it_had(old: Path):
-    answers = json.loads((FORMAT_1 / "answers.json").read_text())
-    token, partition, staged = answers["receipt"]
-    receipt = Receipt(token, partition, {MessageQueue(topic, "embedded", number): count for topic, number, count in staged})
-    before = (old / "data.mdb").read_bytes()
-    assert check(old) == []
-    assert (old / "data.mdb").read_bytes() == before, "a check upgrades nothing"
-    for _ in range(2):
-        with EmbeddedBroker(old, clock=FixedClock()) as broker:
-            assert known(read_all(broker)) == answers["read"]
-        assert check(old) == []
-    with EmbeddedBroker(old, clock=FixedClock()) as broker:
-        written = known(write_all(broker, receipt))
-        del written["identity"]
-        assert written == answers["written"]
-    assert check(old) == []
-
-
-def test_a_store_of_the_first_format_that_lacks_a_database_is_upgraded(old: Path):
-    """Some were made before members and dead letters were."""
-    with lmdb.open(str(old), max_dbs=20) as env:
-        for name in (b"members", b"dead"):
-            database = env.open_db(name, create=False)
-            with env.begin(write=True) as txn:
-                txn.drop(database, delete=True)
-    for _ in range(2):
-        with connect(old) as again:
-            queue = queues_of(again)[0]
-            me = again.groups.join("me")
-            [member] = again.groups.heartbeat("new", me, Subscription("shared", "orders", "averagely"))
-            assert again.groups.members("new") == [member]
-            [token] = locked(again, "new", me, [queue])
-            again.groups.dead_letter(token, rows("a"), [0])
-            assert bodies(again, queues_of(again, "%DLQ%new")[0]) == ["a"]
-            again.groups.unlock([token])
-    assert check(old) == []
-
-
-def test_two_processes_upgrade_a_store_once(old: Path):
-    code = """
-        import sys
-        from orderedmq.embedded.broker import EmbeddedBroker
-        with EmbeddedBroker(sys.argv[1]) as broker:
-            print(broker.identity)
-    """
-    with ThreadPoolExecutor(3) as pool:
-        found = set(pool.map(lambda _: script(code, old), range(3)))
-    assert len(found) == 1
-    assert check(old) == []
-
-
-def test_a_damaged_value_of_the_first_format_is_not_sealed(old: Path):
-    content = (old / "data.mdb").read_bytes()
-    at = content.rindex(b'"incarnation"')
-    (old / "data.mdb").write_bytes(content[:at] + b"'" + content[at + 1 :])
-    before = (old / "data.mdb").read_bytes()
-    for _ in range(2):
-        with connect(old) as broker, refused("STORE.CORRUPT", old, "topic ", "cannot be read", f"orderedmq check {old}"):
-            broker.log.topics()
-    assert [one for one in check(old) if "cannot be read" in one]
-    assert (old / "data.mdb").read_bytes() == before
 
 
 @pytest.mark.parametrize("content", [b"hello", os.urandom(20_000), b"\0" * 8192])

@@ -77,7 +77,7 @@ QUEUES = tuple(MessageQueue(topic, EMBEDDED_BROKER, number) for topic, number in
 PARKED = MessageQueue("%PARKED%g%orders", EMBEDDED_BROKER, 0)
 
 
-#: What the answers of earlier versions have, too.
+#: The fields that are compared.
 TOPIC = ("name", "queues", "incarnation", "retention_seconds", "retention_bytes", "compression")
 LOCK = ("group", "queue", "owner", "client_id", "epoch", "tenure", "held", "alive", "age", "remaining")
 MEMBER = ("owner", "client_id", "subscription", "joined", "renewed", "room", "life")

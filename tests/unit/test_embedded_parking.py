@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import multiprocessing as mp
 import os
 import signal
@@ -30,8 +29,6 @@ PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 LOT = parked_queue("g", QUEUE)
-#: A store of format 2, made by the former release (tests/spark/former_release/make.py).
-FORMAT_2 = Path(__file__).parents[1] / "spark" / "former_release" / "data.mdb.gz"
 
 
 @pytest.fixture
@@ -199,48 +196,7 @@ def test_a_process_that_is_killed_in_the_middle_has_parked_nothing(
     assert bodies(broker, LOT) == list("01234")
 
 
-# -- formats
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    path = tmp_path / "old"
-    path.mkdir()
-    (path / "data.mdb").write_bytes(gzip.decompress(FORMAT_2.read_bytes()))
-    return path
-
-
-def test_a_store_of_the_second_format_is_upgraded_and_can_park(old: Path):
-    before = (old / "data.mdb").read_bytes()
-    assert check(old) == []
-    assert (old / "data.mdb").read_bytes() == before, "a check upgrades nothing"
-    for _ in range(2):
-        with EmbeddedBroker(old) as broker:
-            assert "orders" in [topic.name for topic in broker.log.topics()]
-        assert check(old) == []
-    with EmbeddedBroker(old) as broker:
-        [token] = locked(broker, "g", broker.groups.join("me"), [QUEUE])
-        assert broker.groups.park(token, puts(QUEUE, range(2))) == [True, True]
-        assert bodies(broker, LOT) == bodies(broker, QUEUE)[:2]
-    assert check(old) == []
-
-
-def test_a_process_of_the_former_release_goes_on_with_a_store_that_was_upgraded(old: Path, monkeypatch: pytest.MonkeyPatch):
-    """It has the store open, and signs what it writes as of format 2."""
-    with EmbeddedBroker(old) as broker:
-        broker.log.append({QUEUE: rows("a")})
-        former = transaction.written
-        with monkeypatch.context() as patch:
-            patch.setattr(transaction, "written", lambda number: former(number, 2))
-            for _ in range(2):
-                broker.log.append({QUEUE: rows("b")})
-    for _ in range(2):
-        assert check(old) == []
-        with EmbeddedBroker(old) as broker:
-            broker.log.append({QUEUE: rows("c")})
-
-
-def test_a_store_of_the_third_format_that_lacks_the_database_is_damaged(path: Path):
+def test_a_store_that_lacks_the_database_is_damaged(path: Path):
     with EmbeddedBroker(path) as broker:
         broker.admin.create_topic("orders", 1)
     with lmdb.open(str(path), max_dbs=20) as env:
