@@ -48,13 +48,6 @@ RESERVED_PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX, PARKED_PREFIX)
 #: The property with which a sink marks its messages on a broker that shows them before the batch is committed (RocketMQ). Its
 #: name is short because every message has it.
 SINK_STAMP: Final = "OMQ"
-#: The properties with which release 0.1 did so.
-SINK_ID: Final = "OMQ_SINK"
-SINK_BATCH: Final = "OMQ_BATCH"
-SINK_RUN: Final = "OMQ_RUN"
-SINK_PARTITION: Final = "OMQ_PARTITION"
-SINK_SEQUENCE: Final = "OMQ_SEQUENCE"
-SINK_REQUEST: Final = "OMQ_REQUEST"
 #: Properties of a message in a parking lot (`core.parking.Ticket`, `core.parking.Order`).
 PARKED_OFFSET: Final = "OMQ_PARKED_OFFSET"
 PARKED_ATTEMPTS: Final = "OMQ_PARKED_ATTEMPTS"
@@ -87,7 +80,7 @@ RESERVED_PROPERTIES: Final = frozenset(
         "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES",
         "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL",
         "__BORNHOST", "BORN_TIMESTAMP", "__CRC32#", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID",
-        SINK_STAMP, SINK_ID, SINK_BATCH, SINK_RUN, SINK_PARTITION, SINK_SEQUENCE, SINK_REQUEST, *PARKED_PROPERTIES,
+        SINK_STAMP, *PARKED_PROPERTIES,
     )
 )  # fmt: skip
 #: Names with this prefix are reserved, too: they are a client's own and are never stored.

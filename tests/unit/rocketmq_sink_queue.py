@@ -20,7 +20,7 @@ from orderedmq.rocketmq.sink import commit_history, commit_report
 from orderedmq.rocketmq.sink.commit_history import Committed
 from orderedmq.rocketmq.sink.commit_report import Token, Verdict, judge, parse_token
 from orderedmq.rocketmq.sink.contested import settle
-from orderedmq.rocketmq.sink.message_stamp import COLUMNS, SinkMessage, Writer, read_stamp
+from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer, read_stamp
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
 
 QUEUE = MessageQueue("t", "broker-a", 0)
@@ -54,26 +54,6 @@ def split(body: SendBody) -> list[Stored]:
         at += size
     assert len(out) == body.rows
     return out
-
-
-def with_old_stamp(message: Stored) -> Stored:
-    """The message as release 0.1 would have sent it."""
-    stamp = read_stamp(message.properties, SINK)
-    if stamp is None:
-        return message
-    kept = {name: value for name, value in message.properties.items() if name != "OMQ"}
-    return Stored(message.body, {**kept, **old_stamp(stamp)})
-
-
-def old_stamp(stamp: SinkMessage) -> dict[str, str]:
-    return {
-        "OMQ_SINK": SINK,
-        "OMQ_BATCH": str(stamp.batch),
-        **({"OMQ_RUN": stamp.run} if stamp.run else {}),
-        "OMQ_PARTITION": str(stamp.partition),
-        "OMQ_SEQUENCE": str(stamp.sequence),
-        "OMQ_REQUEST": f"{stamp.request:012}",
-    }
 
 
 @dataclass

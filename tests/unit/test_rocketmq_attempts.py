@@ -37,7 +37,6 @@ from tests.unit.rocketmq_sink_queue import (
     attempt,
     commit,
     rows_of,
-    with_old_stamp,
     written,
 )
 
@@ -104,9 +103,6 @@ def scenario(draw: random.Random) -> None:
             if not last and draw.random() < 0.4:
                 spoilt = draw.randrange(len(layout.partitions))
                 try_once(world, number, layout, spoilt, lambda: draw.choice(["ok", "ok", "crash", "crash after"]), draw)
-            if not last and draw.random() < 0.3:
-                # That run was of the release before, and this one goes on.
-                world.messages = [with_old_stamp(message) for message in world.messages]
             committed = world.bookmark
             if last or (lives == len(layout.partitions) and draw.random() < 0.3):
                 verdict = commit_until_it_does_not_die(world, batch, receipts, draw)

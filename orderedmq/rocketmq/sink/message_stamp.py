@@ -11,10 +11,10 @@ with each property.
   (``CommitLog.asyncPutMessages`` holds the queue's lock for a whole batch), so a reader can skip all of it.
 
 The property's value is ``sink.batch.run.partition.`` and 16 digits: 12 of the sequence, 4 of the message's place in its request.
-The sink is there as a hash of 64 bits (`sink_digest`). Release 0.1 wrote six properties; they are read as well.
+The sink is there as a hash of 64 bits (`sink_digest`).
 
 A message *may be* a task's row if an attempt of the same partition of its run sent it, or any task of another run of the batch.
-Messages without a run were sent by a release that did not stamp it, or for a writer without one.
+Messages without a run were sent for a writer without one.
 """
 
 from __future__ import annotations
@@ -28,22 +28,11 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.core.message_rows import reserved
-from orderedmq.model import (
-    SINK_BATCH,
-    SINK_ID,
-    SINK_PARTITION,
-    SINK_REQUEST,
-    SINK_RUN,
-    SINK_SEQUENCE,
-    SINK_STAMP,
-    MessageQueue,
-    is_reserved,
-)
+from orderedmq.model import SINK_STAMP, MessageQueue, is_reserved
 from orderedmq.rocketmq.codec.encode import Stamp
 from orderedmq.rocketmq.codec.gather import Int64s
 
@@ -54,15 +43,13 @@ COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "prope
 
 _PLAIN = re.compile(r"[A-Za-z0-9_:.@/-]{1,100}")
 _BOOKMARK_GROUP = re.compile(GROUP_PREFIX + "[0-9a-f]{24}")
-#: Digits of a number of 63 bits; not all numbers of 19 digits are.
-_NUMBER: Final = "^[0-9]{1,19}$"
+#: The largest number of a batch. Some numbers of 19 digits are larger.
 _LARGEST: Final = 2**63 - 1
 #: A stamp's value, as Python and Arrow (RE2) both read it.
 _STAMP: Final = (
     r"^(?P<sink>[A-Za-z0-9_-]{11})\.(?P<batch>[0-9]{1,19})\.(?P<run>[0-9a-f]*)\.(?P<partition>[0-9]{1,18})"
     r"\.(?P<sequence>[0-9]{12})(?P<place>[0-9]{4})$"
 )
-_OLD_NUMBERS: Final = (SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE, SINK_REQUEST)
 #: Up to this many messages are examined one by one, which takes 7 µs for each: examining columns takes 1,000 for one message and for
 #: a hundred. The usual look is of 32 messages (lookback.py).
 _FEW: Final = 32
@@ -175,17 +162,9 @@ def find_messages(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessage]
     """
     if messages.num_rows <= _FEW:
         return _find_one_by_one(messages, writer)
-    properties = messages.column("properties")
-    new = _stamps(properties, writer)
-    old = _old_stamps(properties, writer, new.rows)
-    if not len(new.rows) + len(old.rows):
+    rows, batches, partitions, sequences, requests, runs = _stamps(messages.column("properties"), writer)
+    if not len(rows):
         return []
-    rows, batches, partitions, sequences, requests = (np.concatenate(pair) for pair in zip(new[:5], old[:5]))
-    order = np.argsort(rows)
-    rows, batches, partitions, sequences, requests = (
-        column[order] for column in (rows, batches, partitions, sequences, requests)
-    )
-    runs = pa.concat_arrays([new.runs, old.runs]).take(pa.array(order))
     messages = messages.take(pa.array(rows))
     same_run = pc.equal(runs, writer.run).to_numpy(zero_copy_only=False)
     offsets = messages.column("queue_offset").to_numpy()
@@ -210,61 +189,26 @@ def find_messages(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessage]
 
 def _stamps(properties: pa.Array, writer: Writer) -> _Stamps:
     found = pc.extract_regex(pc.map_lookup(properties, SINK_STAMP, "last"), _STAMP)
-    rows = np.flatnonzero(_is_true(pc.equal(pc.struct_field(found, "sink"), sink_digest(writer.sink))))
+    mine = pc.fill_null(pc.equal(pc.struct_field(found, "sink"), sink_digest(writer.sink)), False)
+    rows = np.flatnonzero(mine.to_numpy(zero_copy_only=False))
     found = found.take(pa.array(rows))
-    numbers, sound = _numbers([pc.struct_field(found, name) for name in ("batch", "partition", "sequence", "place")])
-    batches, partitions, sequences, places = numbers
-    runs = pc.struct_field(found, "run").cast(pa.string()).filter(pa.array(sound))
-    return _Stamps(rows[sound], batches, partitions, sequences, np.maximum(sequences - places, 0), runs)
-
-
-def _old_stamps(properties: pa.Array, writer: Writer, others: Int64s) -> _Stamps:
-    """Return the stamps of release 0.1, except on the messages ``others``."""
-    rows = np.flatnonzero(_is_true(pc.equal(pc.map_lookup(properties, SINK_ID, "last"), writer.sink)))
-    rows = rows[~np.isin(rows, others)]
-    if not len(rows):
-        none = np.empty(0, dtype=np.int64)
-        return _Stamps(none, none, none, none, none, pa.array([], pa.string()))
-    properties = properties.take(pa.array(rows))
-    numbers, sound = _numbers([pc.map_lookup(properties, name, "last") for name in _OLD_NUMBERS])
-    batches, partitions, sequences, requests = numbers
-    runs = pc.fill_null(pc.map_lookup(properties, SINK_RUN, "last"), "").cast(pa.string()).filter(pa.array(sound))
-    return _Stamps(rows[sound], batches, partitions, sequences, np.minimum(requests, sequences), runs)
-
-
-def _numbers(columns: Sequence[pa.Array]) -> tuple[list[Int64s], npt.NDArray[np.bool_]]:
-    """Return the numbers in the rows whose texts are all numbers, and which rows these are."""
-    wide, sound = [], np.ones(len(columns[0]), dtype=bool)
-    for texts in columns:
-        digits = pc.fill_null(pc.match_substring_regex(texts, _NUMBER), False)
-        numbers = pc.if_else(digits, texts, "0").cast(pa.uint64()).to_numpy()
-        sound &= _is_true(digits) & (numbers <= _LARGEST)
-        wide.append(numbers)
-    return [numbers[sound].astype(np.int64) for numbers in wide], sound
-
-
-def _is_true(values: pa.Array) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
-    return found
+    sound = pc.struct_field(found, "batch").cast(pa.uint64()).to_numpy() <= _LARGEST
+    rows, found = rows[sound], found.filter(pa.array(sound))
+    batches, partitions, sequences, places = (
+        pc.struct_field(found, name).cast(pa.int64()).to_numpy() for name in ("batch", "partition", "sequence", "place")
+    )
+    runs = pc.struct_field(found, "run").cast(pa.string())
+    return _Stamps(rows, batches, partitions, sequences, np.maximum(sequences - places, 0), runs)
 
 
 def read_stamp(properties: Mapping[str, str], sink: str) -> SinkMessage | None:
     """Return the sink's stamp on a message, with offset 0 and no digest; None if there is none, or a malformed one."""
     found = re.fullmatch(_STAMP, properties.get(SINK_STAMP, ""))
-    if (
-        found is not None
-        and found["sink"] == sink_digest(sink)
-        and max(int(found["batch"]), int(found["partition"])) <= _LARGEST
-    ):
-        sequence = int(found["sequence"])
-        request = max(sequence - int(found["place"]), 0)
-        return SinkMessage(0, int(found["batch"]), int(found["partition"]), sequence, b"", request, found["run"])
-    if properties.get(SINK_ID) == sink:
-        numbers = [properties.get(name, "") for name in _OLD_NUMBERS]
-        if all(re.fullmatch(_NUMBER, number) and int(number) <= _LARGEST for number in numbers):
-            batch, partition, sequence, request = map(int, numbers)
-            return SinkMessage(0, batch, partition, sequence, b"", min(request, sequence), properties.get(SINK_RUN, ""))
-    return None
+    if found is None or found["sink"] != sink_digest(sink) or int(found["batch"]) > _LARGEST:
+        return None
+    sequence = int(found["sequence"])
+    request = max(sequence - int(found["place"]), 0)
+    return SinkMessage(0, int(found["batch"]), int(found["partition"]), sequence, b"", request, found["run"])
 
 
 def _find_one_by_one(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessage]:
