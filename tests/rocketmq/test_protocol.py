@@ -202,7 +202,6 @@ def test_members_are_connections(world: World) -> None:
             ("two", "PYTHON", 409),
         ]
         assert found.subscriptions[world.topic] == TopicSubscription(world.topic, "TagA || TagB")
-        assert (found.consume_type, found.message_model) == ("CONSUME_PASSIVELY", "CLUSTERING")
         two.call(groups.unregister("two", world.group), soon(), topic=world.topic, broker_name=world.queue.broker_name)
         assert world.call(groups.consumer_list(world.group)) == ("one",)
     first_good(lambda: world.call(groups.consumer_list(world.group)), lambda members: members == ())

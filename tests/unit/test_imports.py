@@ -261,10 +261,6 @@ def test_importing_the_package_loads_neither_arrow_nor_spark() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_no_module_has_two_jobs_worth_of_lines() -> None:
-    assert {name: lines for name, path in MODULES.items() if (lines := len(path.read_text().splitlines())) > 440} == {}
-
-
 def test_what_pyspark_asks_of_mapinarrow_comes_with_the_package() -> None:
     """``consume_orderly`` and ``route`` are made of it, and pyspark itself does not depend on pandas."""
     needed = [Requirement(line) for line in requires("orderedmq") or ()]

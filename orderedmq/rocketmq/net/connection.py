@@ -23,7 +23,7 @@ from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
 from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
 from orderedmq.rocketmq.wire.acl import signed
-from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE
+from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE
 from orderedmq.rocketmq.wire.frame import Bytes, FrameDecoder, RemotingCommand, encode_parts
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.request import Request, not_supported
@@ -184,7 +184,7 @@ class Connection:
             while number in self._pending:
                 number = next(self._numbers) & 0x7FFFFFFF
             pending.opaque = number
-            parts += encode_parts(self._command(pending.request, number, 0))
+            parts += encode_parts(self._command(pending.request, number))
             made.append(pending)
         self._pending.update((pending.opaque, pending) for pending in made)
         if self._unheard_since is None:
@@ -197,22 +197,15 @@ class Connection:
                     pending._finish(None, self._unsent(pending.request, why))
         return made
 
-    def send_oneway(self, request: Request[Any], deadline: float) -> None:
-        """Send a request that the server never answers, not even with an error. Raises RocketMQUnavailableError UNREACHABLE."""
-        parts = encode_parts(self._command(self._names.request(request), next(self._numbers) & 0x7FFFFFFF, FLAG_ONEWAY))
-        why = self._lost or self._write(parts, deadline, ())
-        if why is not None:
-            raise self._unsent(request, why)
-
     def close(self) -> None:
         """End the connection; requests in flight end with CONNECTION_LOST. Returns when the socket is closed."""
         self._cut("this client closed it")
         if threading.current_thread() is not self._reader:
             self._reader.join()
 
-    def _command(self, request: Request[Any], number: int, flag: int) -> RemotingCommand:
+    def _command(self, request: Request[Any], number: int) -> RemotingCommand:
         ext = request.ext if self._credentials is None else signed(request.ext, request.body, self._credentials)
-        return RemotingCommand(request.code, number, flag, None, ext, request.body)
+        return RemotingCommand(request.code, number, 0, None, ext, request.body)
 
     def _write(self, parts: Sequence[Bytes], deadline: float, made: Sequence[Pending[Any]]) -> str | None:
         """Write frames; return why that failed, or None. A frame that was written in part ends the connection."""

@@ -218,8 +218,6 @@ class ConsumerConnections:
 
     members: tuple[ConsumerConnection, ...]
     subscriptions: dict[str, TopicSubscription]
-    consume_type: str
-    message_model: str
 
 
 def consumer_connections(group: str) -> Request[ConsumerConnections]:
@@ -227,15 +225,13 @@ def consumer_connections(group: str) -> Request[ConsumerConnections]:
 
     def parse(response: RemotingCommand) -> ConsumerConnections:
         if response.code != _SUCCESS:
-            return ConsumerConnections((), {}, "", "")
+            return ConsumerConnections((), {})
         fields = loads_object(response.body)
         members = [_connection(member) for member in field(fields, "connectionSet", list, [])]
         table = field(fields, "subscriptionTable", dict, {})
         return ConsumerConnections(
             tuple(sorted(members, key=lambda member: member.client_id)),
             {topic: topic_subscription(topic, data) for topic, data in table.items() if isinstance(data, dict)},
-            field(fields, "consumeType", str, ""),
-            field(fields, "messageModel", str, ""),
         )
 
     return Request(
