@@ -133,19 +133,19 @@ simulate: $(STAMP) ## run queries of a group through simulated faults; SEEDS=100
 	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),10000)
 
 bench: $(STAMP) ## measure source, sink and broker against their ceilings
-	@$(BIN)/python -m tests.bench.run
+	@$(BIN)/python -m bench.run
 
 bench-rocketmq: $(STAMP) ## measure what runs over RocketMQ; RUNS=3 says how many times
-	@for run in $$(seq $(or $(RUNS),1)); do $(BIN)/python -m tests.bench.run --rocketmq || exit 1; done
+	@for run in $$(seq $(or $(RUNS),1)); do $(BIN)/python -m bench.run --rocketmq || exit 1; done
 
 bench-kafka: $(STAMP) ## measure Spark's Kafka connector beside source and sink; RUNS=3 says how many times
-	@for run in $$(seq $(or $(RUNS),1)); do $(BIN)/python -m tests.bench.run --kafka || exit 1; done
+	@for run in $$(seq $(or $(RUNS),1)); do $(BIN)/python -m bench.run --kafka || exit 1; done
 
 soak: $(STAMP) ## run 20,000 micro-batches of each kind and keep what memory did; ARGS="--spark" in Spark, which takes hours
-	@$(BIN)/python -m tests.bench.soak --keep $(ARGS)
+	@$(BIN)/python -m bench.soak --keep $(ARGS)
 
 bench-report: $(STAMP) ## print the ranges of the kept runs of all three
-	@$(BIN)/python -m tests.bench.run --report
+	@$(BIN)/python -m bench.run --report
 
 clean: ## remove .venv and all that tools leave behind
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse metastore_db derby.log artifacts

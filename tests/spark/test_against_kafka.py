@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.bench.figures import RESULTS, ROOT, VERSUS
-from tests.bench.run import CASES
+from bench.figures import RESULTS, ROOT, VERSUS
+from bench.run import CASES
 from tests.waits import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 def start(folder: Path, *args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.bench.run", "--quick", *args],
+        [sys.executable, "-m", "bench.run", "--quick", *args],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import kafka, process_cpu
-from tests.bench.figures import (
+from bench import kafka, process_cpu
+from bench.figures import (
     AGAINST_KAFKA,
     KEPT,
     PAGE,
@@ -28,9 +28,9 @@ from tests.bench.figures import (
     table,
     versus,
 )
-from tests.bench.kafka_server import KafkaServer, connector_releases
-from tests.bench.process_cpu import ProcessCpu
-from tests.bench.run import CASES
+from bench.kafka_server import KafkaServer, connector_releases
+from bench.process_cpu import ProcessCpu
+from bench.run import CASES
 
 FIGURE = Figure("RocketMQ: pull", "12 columns", 732.0, "k rows/s", 1295.0, 0.565, 0.6)
 

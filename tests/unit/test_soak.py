@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.bench import soak
-from tests.bench.figures import PAGE
-from tests.bench.soak_samples import fill_page, keep, read_results, read_samples, summaries, table
+from bench import soak
+from bench.figures import PAGE
+from bench.soak_samples import fill_page, keep, read_results, read_samples, summaries, table
 
 
 def sample(batches: int, rss: float, kind: str = "source", heap: float | None = None) -> dict[str, Any]:

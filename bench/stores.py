@@ -12,15 +12,15 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
+from bench import data
+from bench.figures import ROOT, Figure
+from bench.measure import Bench, interleaved, median, status
+from bench.one_task import CHUNK, read_away, whole_queue
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.endpoint import Endpoint
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
-from tests.bench import data
-from tests.bench.figures import ROOT, Figure
-from tests.bench.measure import Bench, interleaved, median, status
-from tests.bench.one_task import CHUNK, read_away, whole_queue
 
 QUEUES = 1000
 
@@ -162,7 +162,7 @@ def memory(bench: Bench) -> list[Figure]:
         with orderedmq.connect(path) as broker:
             data.fill(broker, "t", 1, rows)
         done = subprocess.run(
-            [sys.executable, "-c", f"from tests.bench import stores; stores.read_all({str(path)!r}, {rows})"],
+            [sys.executable, "-c", f"from bench import stores; stores.read_all({str(path)!r}, {rows})"],
             cwd=ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip
         before, peak, mapped = (int(word) / 1024 for word in done.stdout.split())

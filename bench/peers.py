@@ -21,8 +21,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from bench import data
 from ordered_source.columns import full_schema
-from tests.bench import data
 
 #: Rows in one RecordBatch, as many as the store's chunks have.
 BATCH_ROWS: Final = 16384

@@ -11,11 +11,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 import orderedmq
+from bench import data
+from bench.figures import Figure
+from bench.measure import Bench, interleaved, median
+from bench.throughput import COLUMNS, QUEUES, filled
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
-from tests.bench import data
-from tests.bench.figures import Figure
-from tests.bench.measure import Bench, interleaved, median
-from tests.bench.throughput import COLUMNS, QUEUES, filled
 
 #: Seconds between two triggers of the queries that hand queues over.
 TRIGGER: Final = 0.5

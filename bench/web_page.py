@@ -16,8 +16,8 @@ from typing import Final
 import psutil
 
 import orderedmq
-from tests.bench.figures import Figure
-from tests.bench.measure import Bench
+from bench.figures import Figure
+from bench.measure import Bench
 
 QUEUES: Final = 1000
 #: Percent of a core.

@@ -11,15 +11,15 @@ from pyspark.sql import datasource as ds
 from pyspark.sql.datasource import Filter
 
 import orderedmq
+from bench import data
+from bench.figures import Figure
+from bench.measure import Bench
+from bench.one_task import CHUNK
 from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
 from ordered_source.pushed_filters import FilteredReader
 from orderedmq.embedded import chunk_codec
 from orderedmq.model import MessageQueue
-from tests.bench import data
-from tests.bench.figures import Figure
-from tests.bench.measure import Bench
-from tests.bench.one_task import CHUNK
 
 QUEUES = 4
 

@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 import orderedmq
-from tests.bench import data
-from tests.bench.figures import Figure
-from tests.bench.kafka import Ways, figures, rounds
-from tests.bench.kafka_rig import QUEUES, TUNED_SMALL, Rig, rig
-from tests.bench.latency import ROWS, producing, ticking
-from tests.bench.measure import Bench, interleaved, median
+from bench import data
+from bench.figures import Figure
+from bench.kafka import Ways, figures, rounds
+from bench.kafka_rig import QUEUES, TUNED_SMALL, Rig, rig
+from bench.latency import ROWS, producing, ticking
+from bench.measure import Bench, interleaved, median
 
 #: Ours has one way, which is that of the default settings.
 _OURS: Final = "ours"

@@ -13,12 +13,12 @@ import pyspark
 from pyspark.sql import DataFrame
 
 import orderedmq
+from bench import data
+from bench.kafka_server import KafkaServer, fetch_connector
+from bench.latency import ROWS
+from bench.measure import Bench, Skipped
+from bench.process_cpu import ProcessCpu
 from orderedmq.errors import JavaError, ServersError
-from tests.bench import data
-from tests.bench.kafka_server import KafkaServer, fetch_connector
-from tests.bench.latency import ROWS
-from tests.bench.measure import Bench, Skipped
-from tests.bench.process_cpu import ProcessCpu
 
 QUEUES: Final = 4
 #: What both sides are filled with, each row in the queue or partition that it names.

@@ -1,4 +1,4 @@
-"""How fast RocketMQ's messages are decoded and encoded, against one at a time: ``python -m tests.bench.codec [rounds]``.
+"""How fast RocketMQ's messages are decoded and encoded, against one at a time: ``python -m bench.codec [rounds]``.
 
 The messages have 328 bytes, bodies of 100 and 6 properties, in responses of 32. The ways run in turn; medians of wall time and of
 CPU time (which other programs disturb less). No assertions: figures are for comparing.
@@ -16,13 +16,13 @@ from functools import partial
 
 import pyarrow as pa
 
+from bench.rocketmq_data import mixed_messages
 from orderedmq.model import DEFAULT_COLUMNS
 from orderedmq.rocketmq.codec.decode import decode
 from orderedmq.rocketmq.codec.encode import encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.codec.properties import bad_property
 from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
-from tests.bench.rocketmq_data import mixed_messages
 from tests.stored_messages import QUEUE, Stored, text, usual
 
 RESPONSE = 32

@@ -11,9 +11,9 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 import orderedmq
-from tests.bench import data
-from tests.bench.figures import Figure
-from tests.bench.measure import Bench, disk_speed, interleaved
+from bench import data
+from bench.figures import Figure
+from bench.measure import Bench, disk_speed, interleaved
 
 QUEUES = 4
 COLUMNS = "queue_id int, queue_offset long, body binary, sharding_key string, store_timestamp timestamp"

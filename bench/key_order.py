@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 import orderedmq
+from bench.figures import Figure
+from bench.measure import Bench, interleaved
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
 from orderedmq.broker import Broker
 from orderedmq.core.lock import LockToken
 from orderedmq.core.parking import Put, Ticket
 from orderedmq.model import MessageQueue
-from tests.bench.figures import Figure
-from tests.bench.measure import Bench, interleaved
 
 QUEUES: Final = 4
 SCHEMA: Final = (

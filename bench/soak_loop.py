@@ -27,13 +27,13 @@ from pyspark.cloudpickle import dumps
 from pyspark.sql.streaming import python_streaming_source_runner as runner
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
+from bench import soak_kinds
 from ordered_sink.commit import StreamWriter
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
 from ordered_source.plan import planned_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.core.micro_batch import BATCH, QUERY, RUN
 from pyspark_orderedmq import DefaultSource
-from tests.bench import soak_kinds
 
 #: Rows of an Arrow batch: Spark's default.
 _ARROW_ROWS: Final = 10_000
@@ -143,7 +143,7 @@ class Tasks:
             [sys.executable, "-m", __spec__.name, kind, json.dumps(dict(options))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[1],
         )
         self.pid = self._process.pid
 

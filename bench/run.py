@@ -17,9 +17,9 @@ from typing import Final
 
 import psutil
 
-from tests.bench import filters, groups, kafka, kafka_small, key_order, latency, rocketmq, start, stores, throughput, web_page
-from tests.bench.figures import QUOTED, VERSUS, Figure, Run, keep, read_runs, shown, table, versus, write_documents
-from tests.bench.measure import Bench, Skipped
+from bench import filters, groups, kafka, kafka_small, key_order, latency, rocketmq, start, stores, throughput, web_page
+from bench.figures import QUOTED, VERSUS, Figure, Run, keep, read_runs, shown, table, versus, write_documents
+from bench.measure import Bench, Skipped
 
 CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     # The first ones: the session needs Kafka's jars from its start.

@@ -15,11 +15,11 @@ from pyspark.sql.streaming.listener import QueryIdleEvent, StreamingQueryListene
 from pyspark.sql.streaming.query import StreamingQuery
 
 import orderedmq
+from bench import soak_kinds
+from bench.soak_loop import listen
+from bench.soak_samples import MIB, memory
 from ordered_source import consume_orderly
 from orderedmq.broker import Broker
-from tests.bench import soak_kinds
-from tests.bench.soak_loop import listen
-from tests.bench.soak_samples import MIB, memory
 
 _JVM: Final = "java"
 _RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"

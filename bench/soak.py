@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import orderedmq
+from bench import soak_kinds
+from bench.soak_loop import Query
+from bench.soak_samples import keep, memory, read_samples, store, write_page
 from orderedmq.broker import Broker
-from tests.bench import soak_kinds
-from tests.bench.soak_loop import Query
-from tests.bench.soak_samples import keep, memory, read_samples, store, write_page
 
 
 class _Way(Protocol):
@@ -76,7 +76,7 @@ def _run(kinds: Sequence[str], asked: argparse.Namespace) -> None:
     folder = Path(tempfile.mkdtemp(prefix="orderedmq-soak-", dir=asked.folder))
     way: _Way
     if asked.spark:
-        from tests.bench.soak_spark import Application
+        from bench.soak_spark import Application
 
         way = Application(folder)
     else:
@@ -122,7 +122,7 @@ def _watch(way: _Way, folder: Path, brokers: dict[str, Broker], asked: argparse.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"by default all: {', '.join(soak_kinds.KINDS)}")
     parser.add_argument("--spark", action="store_true", help="in a Spark application")
     parser.add_argument("--batches", type=int, default=20_000, help="micro-batches of each query")

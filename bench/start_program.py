@@ -1,6 +1,6 @@
 """A program of a user's, from its first line: a session of Spark, a query from the source to the sink, and another one.
 
-    python -m tests.bench.start_program FOLDER tuned|quick|plain BEGAN
+    python -m bench.start_program FOLDER tuned|quick|plain BEGAN
 
 FOLDER has the store with the topics "in" and "out". "quick" is "tuned" with options of Java's for a program of seconds. BEGAN is the
 monotonic clock when the program was started. It prints one line of JSON: seconds since then until the session was there and until the

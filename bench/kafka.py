@@ -15,10 +15,10 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 import orderedmq
-from tests.bench.figures import Figure
-from tests.bench.kafka_rig import PLAIN, QUEUES, TUNED, TUNED_READ, TUNED_WRITE, Rig, rig
-from tests.bench.measure import Bench, disk_speed, interleaved
-from tests.bench.throughput import COLUMNS, KEYED
+from bench.figures import Figure
+from bench.kafka_rig import PLAIN, QUEUES, TUNED, TUNED_READ, TUNED_WRITE, Rig, rig
+from bench.measure import Bench, disk_speed, interleaved
+from bench.throughput import COLUMNS, KEYED
 
 #: The same five columns of Kafka's.
 _KAFKA_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")

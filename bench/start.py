@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 import orderedmq
+from bench import data
+from bench.figures import ROOT, Figure
+from bench.measure import Bench, interleaved
 from orderedmq.demo.play import Demo
-from tests.bench import data
-from tests.bench.figures import ROOT, Figure
-from tests.bench.measure import Bench, interleaved
 
 CASE: Final = "start"
 ROWS: Final = 10_000
@@ -61,7 +61,7 @@ def _compared(what: str, unit: str, tuned: float, plain: float) -> Figure:
 
 
 def _program(folder: Path, start: str) -> Mapping[str, float]:
-    command = [sys.executable, "-m", "tests.bench.start_program", str(folder), start, str(time.monotonic())]
+    command = [sys.executable, "-m", "bench.start_program", str(folder), start, str(time.monotonic())]
     done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the program failed:\n{done.stderr[-3000:]}")

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from bench.figures import PAGE, ROOT
 from orderedmq.broker import Broker
-from tests.bench.figures import PAGE, ROOT
 
 MIB: Final = 1024 * 1024
 RESULTS: Final = ROOT / "docs" / "soak-results.json"

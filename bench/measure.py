@@ -16,9 +16,9 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from bench import peers
+from bench.figures import ROOT
 from orderedmq.java import ensure_java
-from tests.bench import peers
-from tests.bench.figures import ROOT
 
 
 class Skipped(Exception):

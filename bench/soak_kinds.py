@@ -7,8 +7,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from bench.key_order import _park
 from orderedmq.broker import Broker
-from tests.bench.key_order import _park
 
 #: The kinds, and how many queries each of them is.
 KINDS: Final = {"source": 1, "sink": 1, "listener-queue": 1, "listener-key": 1, "parking": 1, "shared": 2, "idle": 1}

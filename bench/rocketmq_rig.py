@@ -12,16 +12,16 @@ from typing import Final
 import pyarrow as pa
 
 import orderedmq
+from bench.java_peers import JavaPeers
+from bench.measure import Bench, Skipped
+from bench.raw_pull import cpu_seconds
+from bench.rocketmq_data import messages
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.errors import JavaError, ServersError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
-from tests.bench.java_peers import JavaPeers
-from tests.bench.measure import Bench, Skipped
-from tests.bench.raw_pull import cpu_seconds
-from tests.bench.rocketmq_data import messages
 from tests.rocketmq.rocketmq_proxy import ProxyServer
 
 QUEUES: Final = 4

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "docs" / "bench-results.json"
 PAGE: Final = ROOT / "docs" / "performance.md"
 AGAINST_KAFKA: Final = ROOT / "docs" / "guides" / "against-kafka.md"

@@ -19,6 +19,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
+from bench import latency
+from bench.figures import ROOT, Figure
+from bench.measure import Bench, Skipped, interleaved, median, status
+from bench.one_task import CHUNK, read_away, whole_queue
+from bench.process_cpu import JVM, PYTHON, ProcessCpu
+from bench.raw_pull import STEP, raw_pull
+from bench.rocketmq_data import messages, mixed_messages, sized_messages
+from bench.rocketmq_rig import QUEUES, RAISED, WARM_ROWS, Rig, fill, proxy_before, rig, warm
+from bench.throughput import COLUMNS, KEYED
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, Log
@@ -26,15 +35,6 @@ from orderedmq.core.pull_settings import PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
 from orderedmq.rocketmq.net.client import Client
-from tests.bench import latency
-from tests.bench.figures import ROOT, Figure
-from tests.bench.measure import Bench, Skipped, interleaved, median, status
-from tests.bench.one_task import CHUNK, read_away, whole_queue
-from tests.bench.process_cpu import JVM, PYTHON, ProcessCpu
-from tests.bench.raw_pull import STEP, raw_pull
-from tests.bench.rocketmq_data import messages, mixed_messages, sized_messages
-from tests.bench.rocketmq_rig import QUEUES, RAISED, WARM_ROWS, Rig, fill, proxy_before, rig, warm
-from tests.bench.throughput import COLUMNS, KEYED
 
 MANY: Final = 64
 #: Micro-batches of a query that writes.
@@ -443,7 +443,7 @@ def memory(bench: Bench) -> list[Figure]:
     peaks: dict[int, float] = {}
     began = made.brokers_cpu()
     for rows in (small, large):
-        program = f"from tests.bench import rocketmq; rocketmq.read_all({made.address!r}, {topic!r}, {rows})"
+        program = f"from bench import rocketmq; rocketmq.read_all({made.address!r}, {topic!r}, {rows})"
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
         peaks[rows] = int(done.stdout) / 1024
     broker = (made.brokers_cpu() - began) / (large + small) * 1e6

@@ -13,12 +13,12 @@ from typing import TypeAlias
 from pyspark.sql import DataFrame
 
 import orderedmq
+from bench import data
+from bench.figures import Figure
+from bench.measure import Bench, interleaved
+from bench.process_cpu import JVM, PYTHON, ProcessCpu
+from bench.throughput import COLUMNS
 from orderedmq.broker import Broker
-from tests.bench import data
-from tests.bench.figures import Figure
-from tests.bench.measure import Bench, interleaved
-from tests.bench.process_cpu import JVM, PYTHON, ProcessCpu
-from tests.bench.throughput import COLUMNS
 
 ROWS = 10
 
