@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import signal
 import time
@@ -18,6 +19,7 @@ from tests.faults.conftest import GROUP, World
 from tests.faults.drivers import WORKER, Driver, send
 from tests.faults.key_listener import dead_letters
 
+#: At least so many, and until one of them has met a worker that had a task: the others do not fail the query.
 KILLS: Final = 10
 #: Which messages become dead letters: those at every third offset.
 BAD: Final = "queue_offset % 3 = 1"
@@ -57,10 +59,12 @@ def test_ten_kills_leave_each_message_in_the_output_or_as_one_letter(tmp_path: P
     driver = Driver(tmp_path / "driver")
     try:
         driver.start(**spec)
-        for kill in range(KILLS):
+        for kill in itertools.count():
             world.produce(500)
             before = world.count()
             seen["failed queries"] += driver.go_on(lambda: world.count() > before, "rows pass", **spec)  # noqa: B023
+            if kill >= KILLS and seen["failed queries"]:
+                break
             # So that kills come at different places of a micro-batch.
             time.sleep(draw.random() / 2)
             if kill % 5 == 4:
@@ -75,10 +79,9 @@ def test_ten_kills_leave_each_message_in_the_output_or_as_one_letter(tmp_path: P
                         send(worker, WORKER, signal.SIGKILL)
                         seen["killed workers"] += 1
         ends = {queue.queue_id: at.max_offset for queue, at in world.broker.log.bounds(world.queues).items()}
-        seen["failed queries"] += driver.go_on(lambda: world.group_at() == ends, "everything is read", **spec)
+        driver.go_on(lambda: world.group_at() == ends, "everything is read", **spec)
         assert driver.stop()["failure"] is None
         print(f"\n{dict(seen + judge(world))}")
-        assert seen["failed queries"] > 0
     finally:
         driver.close()
         world.close()
