@@ -319,10 +319,10 @@ def test_a_buffer_that_a_large_answer_made_large_is_given_back() -> None:
 
 def test_time_is_linear_in_small_slices_of_a_large_frame() -> None:
     frame = framed(JSON_ANSWER, bytes(8 * 1024 * 1024))
-    decoder, begin = FrameDecoder(), time.perf_counter()
+    decoder, begin = FrameDecoder(), time.thread_time()
     commands = [command for at in range(0, len(frame), 1024) for command in decoder.feed(frame[at : at + 1024])]
     assert len(commands) == 1
-    assert time.perf_counter() - begin < 5
+    assert time.thread_time() - begin < 5
 
 
 def test_limits_of_what_is_sent_and_accepted() -> None:

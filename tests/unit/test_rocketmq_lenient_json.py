@@ -112,12 +112,12 @@ def test_keys_in_keys_stay_as_long_as_they_are() -> None:
 
 
 def test_time_is_linear() -> None:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     loads("{" + ",".join(f"{i}:[{i},{{}}]" for i in range(50_000)) + "}")
     for broken in ('{0:"' + "\\" * 1_000_000, "{0:" + " " * 1_000_000, "{" + "1" * 1_000_000, "[" + "1," * 300_000):
         with pytest.raises(ProtocolError):
             loads(broken)
-    assert time.perf_counter() - begin < 10
+    assert time.thread_time() - begin < 10
 
 
 def test_an_object_and_its_fields() -> None:
