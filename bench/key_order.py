@@ -26,7 +26,8 @@ from orderedmq.model import MessageQueue
 QUEUES: Final = 4
 SCHEMA: Final = (
     "topic string, broker_name string, queue_id int, queue_offset long, body binary, sharding_key string, "
-    "store_timestamp timestamp, lock_token string"
+    "store_timestamp timestamp, lock_token string, "
+    "ticket struct<place: long, attempts: int, puts: int, due: long, error: string>"
 )
 #: What a call waits, in seconds: a payment, a database.
 WAIT: Final = 0.01

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -22,8 +22,13 @@ from orderedmq.errors import SchemaError
 from orderedmq.model import DEFAULT_COLUMNS
 from orderedmq.schema import unknown_column
 
-#: The source's own column: the lock under which a row was read (`lock_token.encode`). Null without a group.
+#: The source's own columns: how a row was read (`ReadContext.to_text`), null without a group …
 LOCK_TOKEN: Final = "lock_token"
+#: … and the ticket of a parked message, null for a message of the queue itself. `LotPlace` describes the fields.
+TICKET: Final = "ticket"
+TICKET_TYPE: Final = pa.struct(
+    [("place", pa.int64()), ("attempts", pa.int32()), ("puts", pa.int32()), ("due", pa.int64()), ("error", pa.string())]
+)
 
 #: The types of all columns that the source gives.
 COLUMN_TYPES: Final[dict[str, DataType]] = {
@@ -41,12 +46,32 @@ COLUMN_TYPES: Final[dict[str, DataType]] = {
     "reconsume_times": IntegerType(),
     "properties": MapType(StringType(), StringType()),
     LOCK_TOKEN: StringType(),
+    TICKET: StructType(
+        [
+            StructField("place", LongType()),
+            StructField("attempts", IntegerType()),
+            StructField("puts", IntegerType()),
+            StructField("due", LongType()),
+            StructField("error", StringType()),
+        ]
+    ),
 }
 
 
-def full_schema(include_properties: bool, include_lock_token: bool = False) -> StructType:
+class LotPlace(NamedTuple):
+    """Where a message lies in the parking lot (``place``, an offset), and what its ticket says (`core.parking.Ticket`)."""
+
+    place: int
+    attempts: int
+    puts: int
+    due: int
+    error: str
+
+
+def full_schema(include_properties: bool, include_lock_token: bool = False, include_ticket: bool = False) -> StructType:
     """Return the schema of a read without a user's schema."""
-    names = (*DEFAULT_COLUMNS, *(("properties",) if include_properties else ()), *((LOCK_TOKEN,) if include_lock_token else ()))
+    wanted = {"properties": include_properties, LOCK_TOKEN: include_lock_token, TICKET: include_ticket}
+    names = (*DEFAULT_COLUMNS, *(name for name, included in wanted.items() if included))
     return StructType([StructField(name, COLUMN_TYPES[name]) for name in names])
 
 

@@ -1,4 +1,4 @@
-"""Reads a task's range of a parking lot: the parked messages as they were sent, each with its ticket in lock_token."""
+"""Reads a task's range of a parking lot: the parked messages as they were sent, each with its ticket."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ordered_source import lock_token
-from ordered_source.columns import LOCK_TOKEN
+from ordered_source.columns import LOCK_TOKEN, TICKET, TICKET_TYPE
+from ordered_source.read_context import LotPlan
 from orderedmq import lots
 from orderedmq.broker import Log
 from orderedmq.core.lock import LockToken
@@ -31,9 +31,9 @@ class LotSpan:
     token: LockToken
     room: int
 
-    def plan(self, q_begin: int) -> lock_token.LotPlan:
+    def plan(self, q_begin: int) -> LotPlan:
         """Return what a row's lock_token says of this range, for a range of the queue that begins at ``q_begin``."""
-        return lock_token.LotPlan(q_begin, self.begin, self.end, self.room)
+        return LotPlan(q_begin, self.begin, self.end, self.room)
 
 
 def read(
@@ -50,6 +50,9 @@ def read(
         messages, tickets = restore(rows, queue, lot)
         if not messages.num_rows:
             continue
-        texts = [lock_token.of_row(text, place, ticket) for place, ticket in tickets] if LOCK_TOKEN in columns else []
-        arrays = [pa.array(texts, pa.string()) if name == LOCK_TOKEN else messages.column(name) for name in columns]
+        own = {LOCK_TOKEN: pa.repeat(text, messages.num_rows)}
+        if TICKET in columns:
+            each = [(place, one.attempts, one.puts, one.due, one.error) for place, one in tickets]
+            own[TICKET] = pa.array([dict(zip(TICKET_TYPE.names, values, strict=True)) for values in each], TICKET_TYPE)
+        arrays = [own[name] if name in own else messages.column(name) for name in columns]
         yield pa.RecordBatch.from_arrays(arrays, names=list(columns))

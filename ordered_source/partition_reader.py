@@ -12,9 +12,10 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
-from ordered_source import data_loss, lock_token, parked_reader
-from ordered_source.columns import LOCK_TOKEN, conform
+from ordered_source import data_loss, parked_reader
+from ordered_source.columns import LOCK_TOKEN, TICKET, TICKET_TYPE, conform
 from ordered_source.parked_reader import LotSpan
+from ordered_source.read_context import ReadContext
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import DataLossCondition
 from orderedmq.connections import kept
@@ -32,6 +33,8 @@ log = logging.getLogger("orderedmq")
 PULL_BYTES: Final = 16 * 1024 * 1024
 #: Seconds between two checks of the lock while rows are read.
 CHECK_INTERVAL: Final = 5.0
+#: The columns that brokers do not have.
+_OWN: Final = frozenset((LOCK_TOKEN, TICKET))
 
 
 @dataclass
@@ -66,12 +69,9 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
     """
     broker = kept(partition.endpoint, partition.identity)
     _check(broker, partition)
-    pulled = tuple(name for name in columns if name != LOCK_TOKEN) or ("queue_offset",)
+    pulled = tuple(name for name in columns if name not in _OWN) or ("queue_offset",)
     lot = partition.lot
-    plan = None if lot is None else lot.plan(partition.begin)
-    stored_in = partition.queue.topic if partition.retry_topic else None
-    text = lock_token.encode(partition.endpoint, partition.identity, partition.token, plan, stored_in)
-    token_text = pa.scalar(text, pa.string())
+    text = _context(partition)
     context = TaskContext.get()
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
     if run is not None and broker.capabilities.atomic_publish:
@@ -95,7 +95,7 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
             position = _skip_loss(broker, partition, position, error)
             continue
         if batch.num_rows:
-            yield conform(batch if LOCK_TOKEN not in columns else _with_token(batch, columns, token_text), schema)
+            yield conform(_with_own(batch, columns, text), schema)
         position = after
         checked = _check_again(broker, partition, checked)
 
@@ -111,10 +111,22 @@ def _pull(
     return batch, offset + batch.num_rows
 
 
-def _with_token(batch: pa.RecordBatch, columns: tuple[str, ...], token_text: pa.Scalar) -> pa.RecordBatch:
-    repeated = pa.repeat(token_text, batch.num_rows)
+def _context(partition: QueuePartition) -> str | None:
+    """Return what lock_token says of the partition's rows; None without a group."""
+    if partition.token is None:
+        return None
+    plan = None if partition.lot is None else partition.lot.plan(partition.begin)
+    stored_in = partition.queue.topic if partition.retry_topic else None
+    return ReadContext.of(partition.endpoint, partition.identity, partition.token, plan, stored_in).to_text()
+
+
+def _with_own(batch: pa.RecordBatch, columns: tuple[str, ...], text: str | None) -> pa.RecordBatch:
+    """Return rows of a queue with the source's own columns among ``columns``."""
+    if not _OWN.intersection(columns):
+        return batch
+    own = {LOCK_TOKEN: pa.repeat(pa.scalar(text, pa.string()), batch.num_rows), TICKET: pa.nulls(batch.num_rows, TICKET_TYPE)}
     return pa.RecordBatch.from_arrays(
-        [repeated if name == LOCK_TOKEN else batch.column(name) for name in columns], names=list(columns)
+        [own[name] if name in own else batch.column(name) for name in columns], names=list(columns)
     )
 
 

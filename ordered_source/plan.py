@@ -28,7 +28,9 @@ def planned_schema(options: Mapping[str, str]) -> StructType:
     parsed = SourceOptions.parse(options, streaming=None)
     with reach(parsed.endpoint) as broker:
         check(broker, parsed)
-    return full_schema(parsed.include_properties, parsed.include_lock_token or bool(parsed.failures))
+    return full_schema(
+        parsed.include_properties, parsed.include_lock_token or bool(parsed.failures), parsed.parking_lot is not None
+    )
 
 
 def check(broker: Broker, options: SourceOptions) -> None:

@@ -66,6 +66,7 @@ class OffsetCondition(StrEnum):
 class LockCondition(StrEnum):
     HELD_BY_OTHER = "HELD_BY_OTHER"
     LOST = "LOST"
+    MALFORMED = "MALFORMED"
 
 
 class DataLossCondition(StrEnum):

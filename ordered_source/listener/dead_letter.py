@@ -18,7 +18,7 @@ from pyspark.sql import functions as sql
 from ordered_source.columns import COLUMN_TYPES
 from ordered_source.listener.messages import Columns, Message
 from ordered_source.listener.tasks import NEEDED, by_queue, lock_of, require_columns, write_letters
-from ordered_source.lock_token import Lock
+from ordered_source.read_context import TaskLock
 from orderedmq.concise import concise
 from orderedmq.conditions import SchemaCondition
 from orderedmq.core.lock import LockToken
@@ -82,7 +82,9 @@ def separate(
     letters = _Letters()
     for batch in batches:
         # Rows without a lock are refused before the first row is put aside.
-        pieces = [(lock_of(queue, text, credentials, tls, NAME, lot=False), rows) for queue, text, rows in by_queue(batch)]
+        pieces = [
+            (lock_of(queue, context, credentials, tls, NAME, lot=False), rows) for queue, context, rows in by_queue(batch)
+        ]
         passing = [pc.invert(letters.settled(lock, rows)) for lock, rows in pieces]
         for lock, rows in pieces:
             _put(lock, rows.filter(pc.is_valid(rows.column(rows.num_columns - 1))))
@@ -100,7 +102,7 @@ class _Letters:
         #: The first offset that was asked for, and the offsets with letters.
         self._known: dict[LockToken, tuple[int, pa.Array]] = {}
 
-    def settled(self, lock: Lock, rows: pa.RecordBatch) -> pa.Array:
+    def settled(self, lock: TaskLock, rows: pa.RecordBatch) -> pa.Array:
         """Return whether each row is a dead letter, now or since an earlier attempt."""
         offsets = rows.column("queue_offset")
         first: int = pc.min(offsets).as_py()
@@ -112,7 +114,7 @@ class _Letters:
         return pc.or_(pc.is_valid(rows.column(rows.num_columns - 1)), pc.is_in(offsets, found))
 
 
-def _put(lock: Lock, rows: pa.RecordBatch) -> None:
+def _put(lock: TaskLock, rows: pa.RecordBatch) -> None:
     if rows.num_rows:
         columns = Columns(rows)
         messages = [Message(columns, index, 0) for index in range(rows.num_rows)]

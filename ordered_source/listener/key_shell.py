@@ -20,25 +20,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from ordered_source import lock_token
-from ordered_source.columns import LOCK_TOKEN
+from ordered_source.columns import TICKET, LotPlace
 from ordered_source.listener import tasks
 from ordered_source.listener.calls import Calls
 from ordered_source.listener.lying import Lying
 from ordered_source.listener.messages import Columns, Message
 from ordered_source.listener.send_back import SendBack, require_retries, told
-from ordered_source.listener.tasks import lock_of, put_aside
+from ordered_source.listener.tasks import by_queue, lock_of, put_aside
 from ordered_source.listener.tracing import NO_TRACING, Tracing
-from ordered_source.lock_token import Lock, LotPlace, LotPlan
+from ordered_source.read_context import LotPlan, ReadContext, TaskLock
 from orderedmq.concise import concise
-from orderedmq.conditions import OptionCondition
+from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.core import key_order
 from orderedmq.core.key_order import Batch, CheckLock, Consume, DeadLetter, Done, Outcome, Park, Pull, Suspend, Wait
 from orderedmq.core.parked_rows import Lot
 from orderedmq.core.parking import BEHIND, DELAY_LEVELS, DROPPED, HELD, Put, Ticket, companion, delay
 from orderedmq.core.parking_engine import ParkingEngine
 from orderedmq.endpoint import Credentials, TlsOptions
-from orderedmq.errors import DataLossError, GroupError, LockError, OptionError, OrderedMQError
+from orderedmq.errors import DataLossError, GroupError, LockError, OptionError, OrderedMQError, SchemaError
 from orderedmq.model import MessageQueue
 from orderedmq.schema import TIMESTAMP_TYPE
 
@@ -101,7 +100,7 @@ class Piece(NamedTuple):
     """Rows of one queue under one lock. ``places``: where they lie in the parking lot; None for rows of the queue."""
 
     queue: MessageQueue
-    text: str | None
+    context: ReadContext | None
     rows: pa.RecordBatch
     places: Sequence[LotPlace] | None
 
@@ -140,15 +139,15 @@ def consume(
     ``wall`` is the clock of due times, in seconds since 1970.
     """
     pieces = chain.from_iterable(map(_pieces, batches))
-    for (queue, text), own in groupby(pieces, lambda one: (one.queue, one.text)):
-        lock = lock_of(queue, text, kind.credentials, kind.tls, kind.name, lot=True, retry_topic=kind.alone)
+    for (queue, context), own in groupby(pieces, lambda one: (one.queue, one.context)):
+        lock = lock_of(queue, context, kind.credentials, kind.tls, kind.name, lot=True, retry_topic=kind.alone)
         yield from _Task(queue, lock, kind, wall).run(own)
 
 
 class _Task:
     """Runs the engine of one queue with the listener, the broker, the clocks and the log."""
 
-    def __init__(self, queue: MessageQueue, lock: Lock, kind: Kind[Any], wall: Callable[[], float]) -> None:
+    def __init__(self, queue: MessageQueue, lock: TaskLock, kind: Kind[Any], wall: Callable[[], float]) -> None:
         self.queue, self._kind, self._wall = queue, kind, wall
         self._broker, self._token = lock.broker, lock.token
         #: Where what fails is sent back to; None: it is parked.
@@ -375,39 +374,25 @@ def _next(engine: ParkingEngine) -> key_order.Action | None:
         return None
 
 
-def _stored_in(topics: pa.Array, texts: pa.Array) -> pa.Array:
-    """Return the topics where the rows lie: a message of a retry topic has the topic that it was sent to in its column."""
-    each = texts.dictionary_encode()
-    stored = [None if text is None else lock_token.stored_in(text) for text in each.dictionary.to_pylist()]
-    if not any(stored):
-        return topics
-    return pc.coalesce(pa.array(stored, topics.type).take(each.indices), topics)
-
-
 def _pieces(batch: pa.RecordBatch) -> Iterator[Piece]:
-    """Split a batch's rows where the queue or the lock changes, and between rows of the parking lot and of the queue."""
-    if not batch.num_rows:
-        return
-    columns = [batch.column(name) for name in ("topic", "broker_name", "queue_id", LOCK_TOKEN)]
-    columns[0] = _stored_in(columns[0], columns[3])
-    rows = batch.select([name for name in batch.schema.names if name != LOCK_TOKEN])
-    if all(len(column.unique()) == 1 for column in columns):
-        topic, broker, queue_id, text = (column[0].as_py() for column in columns)
-        text, place = (text, None) if text is None else lock_token.split(text)
-        yield Piece(MessageQueue(topic, broker, queue_id), text, rows, None if place is None else [place] * batch.num_rows)
-        return
-    *queues, texts = (column.to_pylist() for column in columns)
-    split = [(text, None) if text is None else lock_token.split(text) for text in texts]
-    begin = 0
-    of_rows = zip(*queues, split, strict=True)
-    for (topic, broker, queue_id, text, parked), same in groupby(
-        of_rows, lambda row: (row[0], row[1], row[2], row[3][0], row[3][1] is not None)
-    ):
-        places = [row[3][1] for row in same]
-        yield Piece(
-            MessageQueue(topic, broker, queue_id),
-            text,
-            rows.slice(begin, len(places)),
-            [place for place in places if place is not None] if parked else None,
-        )
-        begin += len(places)
+    """Split a batch's rows where the queue or the lock changes, and between rows of the parking lot and of the queue.
+
+    Raises SchemaError MISSING_COLUMN for rows that were read with a parking lot and come without their tickets.
+    """
+    for queue, context, rows in by_queue(batch):
+        if TICKET not in rows.schema.names:
+            if context is not None and context.lot is not None:
+                raise SchemaError(
+                    SchemaCondition.MISSING_COLUMN,
+                    f"rows of queue {queue} were read with parkingLot=true and have no column {TICKET}, which says of a parked message when "
+                    "it is due: do not drop it, or name it in the schema that you read with",
+                )
+            yield Piece(queue, context, rows, None)
+            continue
+        tickets, rows = rows.column(TICKET), rows.drop_columns([TICKET])
+        begin = 0
+        for parked, same in groupby(tickets.is_valid().to_pylist()):
+            size = len(list(same))
+            places = zip(*(field.to_pylist() for field in tickets.slice(begin, size).flatten()), strict=True)
+            yield Piece(queue, context, rows.slice(begin, size), list(map(LotPlace._make, places)) if parked else None)
+            begin += size

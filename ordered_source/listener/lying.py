@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Final
 
 from ordered_source.listener.messages import runs
-from ordered_source.lock_token import LotPlan
+from ordered_source.read_context import LotPlan
 from orderedmq import lots
 from orderedmq.broker import Broker
 from orderedmq.core.key_lanes import NOTHING

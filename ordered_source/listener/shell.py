@@ -17,12 +17,13 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from ordered_source.columns import TICKET
 from ordered_source.listener import by_key, key_shell
 from ordered_source.listener.by_key import ByKey
 from ordered_source.listener.messages import Window, runs
 from ordered_source.listener.tasks import NEEDED, OUTCOME_SCHEMA, OUTCOMES, by_queue, lock_of, put_aside, require_columns
 from ordered_source.listener.tracing import NO_TRACING, Tracing
-from ordered_source.lock_token import Lock
+from ordered_source.read_context import ReadContext, TaskLock
 from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition
 from orderedmq.core.key_order import KeySettings
@@ -80,7 +81,7 @@ def consume_orderly(
     can hold the micro-batch for ever.) ConsumeOrderlyStatus has the effect of each status.
 
     ``order="key"``: the unit of order is the topic's sharding key, and a message without one is a key of its own. It needs the
-    column sharding_key and a source with ``parkingLot=true``, which adds lock_token. Up to ``concurrency`` batches of a queue,
+    column sharding_key and a source with ``parkingLot=true``, which adds lock_token and ticket. Up to ``concurrency`` batches of a queue,
     each of one key, are at the listener at once, in threads: it must be thread-safe, or a class. A key that fails is tried
     again after the suspension while others go on. After ``in_batch_attempts`` failures, or when the micro-batch has worked on
     the queue for ``max_batch_seconds``, what the range has of the key is put into the group's parking lot, and later messages
@@ -117,7 +118,7 @@ def consume_orderly(
         "on_exhausted": on_exhausted,
     }
     if order == "key":
-        require_columns(df, (*NEEDED, "sharding_key"), by_key.NAME)
+        require_columns(df, (*NEEDED, "sharding_key", TICKET), by_key.NAME, "parkingLot=true")
         keyed = KeySettings(*shared, **of_key)  # type: ignore[arg-type]
         tracing = Tracing.parse(df, by_key.NAME, enable_msg_trace, customized_trace_topic, trace_context)
         return key_shell.run(df, ByKey(listener, keyed, told, credentials, tls, tracing))
@@ -160,12 +161,12 @@ def consume(
     current: _Consumer | None = None
     for batch in batches:
         decided: list[Outcome] = []
-        for queue, text, rows in by_queue(batch):
-            if current is None or (current.queue, current.text) != (queue, text):
+        for queue, context, rows in by_queue(batch):
+            if current is None or (current.queue, current.context) != (queue, context):
                 if current is not None:
                     decided += current.finish()
-                lock = lock_of(queue, text, credentials, tls, NAME, lot=False)
-                current = _Consumer(queue, text, lock, tracing.listener(listener, lock), settings, hooks)
+                lock = lock_of(queue, context, credentials, tls, NAME, lot=False)
+                current = _Consumer(queue, context, lock, tracing.listener(listener, lock), settings, hooks)
             decided += current.feed(rows)
         if decided:
             yield _table(decided)
@@ -181,13 +182,13 @@ class _Consumer:
     def __init__(
         self,
         queue: MessageQueue,
-        text: str | None,
-        lock: Lock,
+        context: ReadContext | None,
+        lock: TaskLock,
         listener: Listener,
         settings: OrderlySettings,
         hooks: Sequence[ConsumeMessageHook],
     ) -> None:
-        self.queue, self.text = queue, text
+        self.queue, self.context = queue, context
         self._broker, self._token = lock.broker, lock.token
         self._listener, self._hooks = listener, hooks
         self._engine = OrderlyQueue(queue, settings, time.monotonic())

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from ordered_source import lock_token
 from ordered_source.columns import LOCK_TOKEN
 from ordered_source.listener.messages import Message
-from ordered_source.lock_token import Lock
+from ordered_source.read_context import ReadContext, TaskLock
 from orderedmq.broker import Broker
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.core.listener import dead_letter_properties
@@ -42,79 +43,85 @@ OUTCOME_SCHEMA: Final = pa.schema(
 )
 
 
-def require_columns(df: DataFrame, needed: Sequence[str], listener: str) -> None:
-    """Check that the DataFrame has these columns. Raises SchemaError MISSING_COLUMN."""
+def require_columns(df: DataFrame, needed: Sequence[str], listener: str, option: str = "includeLockToken=true") -> None:
+    """Check that the DataFrame has these columns, which ``option`` adds. Raises SchemaError MISSING_COLUMN."""
     missing = [name for name in needed if name not in df.columns]
     if missing:
         raise SchemaError(
             SchemaCondition.MISSING_COLUMN,
             f"{listener} needs the columns {', '.join(missing)}, the DataFrame has {', '.join(df.columns)}: read with "
-            "includeLockToken=true, and do not drop these columns",
+            f"{option}, and do not drop these columns",
         )
 
 
 def lock_of(
     queue: MessageQueue,
-    text: str | None,
+    context: ReadContext | None,
     credentials: Credentials | None,
     tls: TlsOptions | None,
     listener: str,
     *,
     lot: bool,
     retry_topic: bool = False,
-) -> Lock:
+) -> TaskLock:
     """Return the broker and the lock under which the rows were read.
 
     ``lot``: whether the listener needs a parking lot; ``retry_topic``: whether a retry topic will do. Raises OptionError
     UNSUPPORTED for rows that were read without a lock, or with a parking lot where none is needed and the reverse, else as
-    `lock_token.decode`.
+    `ReadContext.lock`.
     """
-    if text is None:
+    if context is None:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
             f"{listener} got rows of queue {queue} that were read without a lock: use a stream with a consumerGroup, neither a "
             "batch read nor messageModel=broadcasting",
         )
-    lock = lock_token.decode(text, queue, credentials, tls, listener=listener.partition("(")[0])
-    if lock.stored_in is not None and not retry_topic:
+    if context.stored_in is not None and not retry_topic:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
             f"{listener} got rows of queue {queue} that were read with retryTopic=true: messages of a retry topic come in no order; use "
             "consume_concurrently, or read without retryTopic",
         )
-    if lot and lock.lot is None and lock.stored_in is None:
+    if lot and context.lot is None and context.stored_in is None:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
             f"{listener} got rows of queue {queue} that were read without a parking lot: what fails has no place to wait in; read with "
             f"parkingLot=true{', or over RocketMQ with retryTopic=true' if retry_topic else ''}",
         )
-    if not lot and lock.lot is not None:
+    if not lot and context.lot is not None:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
             f"{listener} got rows of queue {queue} that were read with parkingLot=true, among them those of the parking lot, which come "
             'again out of the order of the queue: give consume_orderly order="key", or read without parkingLot',
         )
-    return lock
+    return context.lock(queue, credentials, tls, listener=listener.partition("(")[0])
 
 
-def by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, str | None, pa.RecordBatch]]:
-    """Split a batch's rows where the queue or the lock changes. A task has one of each, unless rows were shuffled."""
+def by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, ReadContext | None, pa.RecordBatch]]:
+    """Split a batch's rows where the queue or the lock changes. A task has one of each, unless rows were shuffled.
+
+    The rows come without the column lock_token. Raises LockError MALFORMED.
+    """
     if not batch.num_rows:
         return
-    names = ("topic", "broker_name", "queue_id", LOCK_TOKEN)
-    columns = [batch.column(name) for name in names]
-    rows = batch.select([name for name in batch.schema.names if name != LOCK_TOKEN])
+    texts = batch.column(LOCK_TOKEN).dictionary_encode()
+    contexts = [None if text is None else ReadContext.from_text(text) for text in texts.dictionary.to_pylist()]
+    topics = batch.column("topic")
+    if any(context is not None and context.stored_in is not None for context in contexts):
+        # A message of a retry topic has the topic that it was sent to in its column.
+        stored_in = pa.array([None if context is None else context.stored_in for context in contexts], topics.type)
+        topics = pc.coalesce(stored_in.take(texts.indices), topics)
+    columns = [topics, batch.column("broker_name"), batch.column("queue_id"), texts.indices]
+    rows = batch.drop_columns([LOCK_TOKEN])
     if all(len(column.unique()) == 1 for column in columns):
-        topic, broker, queue_id, text = (column[0].as_py() for column in columns)
-        yield MessageQueue(topic, broker, queue_id), text, rows
-        return
+        runs = [(tuple(column[0].as_py() for column in columns), batch.num_rows)]
+    else:
+        of_rows = zip(*(column.to_pylist() for column in columns), strict=True)
+        runs = [(one, len(list(same))) for one, same in groupby(of_rows)]
     begin = 0
-    keys = list(zip(*(column.to_pylist() for column in columns)))
-    for index in range(1, len(keys) + 1):
-        if index == len(keys) or keys[index] != keys[begin]:
-            topic, broker, queue_id, text = keys[begin]
-            yield MessageQueue(topic, broker, queue_id), text, rows.slice(begin, index - begin)
-            begin = index
+    for (topic, broker, queue_id, place), size in runs:
+        yield MessageQueue(topic, broker, queue_id), None if place is None else contexts[place], rows.slice(begin, size)
+        begin += size
 
 
 def put_aside(broker: Broker, token: LockToken, messages: Sequence[Message], error: str | None, retries: int) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import DataFrame
 
 from ordered_source.listener import calls
-from ordered_source.lock_token import Lock
+from ordered_source.read_context import TaskLock
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.core.message_trace import TRACE_TOPIC, Ended, ReturnType, TracedCall, TracedMessage, region_of
 from orderedmq.errors import OptionError, SchemaError
@@ -48,7 +48,7 @@ class Tracing(NamedTuple):
             _require_column(df, "properties", f"{listener}(trace_context=True)", "read with includeProperties=true")
         return cls((customized_trace_topic or TRACE_TOPIC) if enable_msg_trace else None, trace_context)
 
-    def listener(self, listener: Any, lock: Lock) -> Called:
+    def listener(self, listener: Any, lock: TaskLock) -> Called:
         """Return the function that calls a listener, or the current thread's object of a class, in a task; see `calls.kept`."""
         called: Called = calls.kept(listener, _in_spans(lock.token.group) if self.context else None)
         if self.topic is None:

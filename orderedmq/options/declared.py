@@ -159,7 +159,7 @@ SOURCE_OPTIONS: Final = (
     Option(
         "parkingLot",
         "false",
-        'stream only: read what `consume_orderly` with order="key" has parked, when it is due; adds the column lock_token, too',
+        'stream only: read what `consume_orderly` with order="key" has parked, when it is due; adds the columns lock_token and ticket',
     ),
     Option("parkingLotMaxMessages", "10000", "with parkingLot: parked messages per queue above which no more keys are parked"),
     Option(

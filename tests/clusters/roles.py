@@ -12,8 +12,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from typer.testing import CliRunner
 
 from ordered_source.listener.lying import Lying
-from ordered_source.lock_token import LotPlan
 from ordered_source.plan import planned_schema
+from ordered_source.read_context import LotPlan
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import SinkBatch
 from orderedmq.cli import app

@@ -12,9 +12,10 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 import orderedmq
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, lock_token
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from ordered_source.listener import shell
 from ordered_source.listener.tracing import Tracing
+from ordered_source.read_context import ReadContext
 from orderedmq.broker import SinkBatch
 from orderedmq.core.listener import OrderlySettings
 from orderedmq.core.message_trace import Ended, ReturnType, TracedCall, TracedMessage
@@ -161,7 +162,7 @@ def consume(world: World, listener: Any, traces: str) -> None:
     end = world.log.bounds([world.queue])[world.queue].max_offset
     columns = ("topic", "broker_name", "queue_id", "queue_offset", "body", "keys", "message_id", "reconsume_times")
     pulled = world.log.pull(world.queue, 0, end, 1 << 24, columns)
-    text = lock_token.encode(Endpoint(namesrv_addr=world.cluster.address), broker.identity, token)
+    text = ReadContext.of(Endpoint(namesrv_addr=world.cluster.address), broker.identity, token).to_text()
     batch = pulled.append_column("lock_token", pa.array([text] * pulled.num_rows))
     settings = OrderlySettings(consume_message_batch_max_size=2, suspend_current_queue_time_millis=10)
     list(shell.consume(iter([batch]), listener, settings, (), tracing=Tracing(traces)))

@@ -217,8 +217,10 @@ def test_an_order_that_does_not_fit_is_refused_by_name(rig: Rig) -> None:
         consume_concurrently(with_lot, never, max_reconsume_times=-2)
     with pytest.raises(Exception, match=r"MISSING_COLUMN.*sharding_key"):
         consume_orderly(with_lot.drop("sharding_key"), never, order="key")
+    with pytest.raises(Exception, match=r"MISSING_COLUMN.*needs the columns ticket.*parkingLot=true"):
+        consume_orderly(without, never, order="key")
     refused = [
-        (consume_orderly(without, never, order="key"), r"UNSUPPORTED.*without a parking lot.*parkingLot=true"),
+        (consume_concurrently(without, never), r"UNSUPPORTED.*without a parking lot.*parkingLot=true"),
         (consume_orderly(rows(rig, consumerGroup="other"), never), r"UNSUPPORTED.*read with parkingLot=true"),
     ]
     for number, (given, message) in enumerate(refused):

@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ordered_source import lock_token
 from ordered_source.listener.dead_letter import separate
+from ordered_source.read_context import ReadContext
 from orderedmq.broker import SinkBatch
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import SourceRun
@@ -51,7 +51,7 @@ class World:
         """Rows [begin, end) of a queue as a task gets them, with the lock and why those at ``bad`` are put aside."""
         columns = ("topic", "broker_name", "queue_id", "queue_offset", "body", "sharding_key", "message_id")
         found = self.broker.log.pull(QUEUES[number], begin, end - begin, 1 << 30, columns)
-        text = lock_token.encode(Endpoint(self.path), self.broker.identity, token or self.tokens[number])
+        text = ReadContext.of(Endpoint(self.path), self.broker.identity, token or self.tokens[number]).to_text()
         why = [f"bad {offset}" if offset in bad else None for offset in range(begin, end)]
         return pa.RecordBatch.from_arrays(
             [*found.columns, pa.array([text] * (end - begin)), pa.array(why, pa.string())],
@@ -120,7 +120,7 @@ def process_all(path: Path, steps: int) -> None:
     """Be a query from ``orders`` to ``out`` that puts every third message aside, until it is done. Write a byte at each step."""
     with EmbeddedBroker(path) as broker:
         [token] = locked(broker, "g", broker.groups.join("me"), QUEUES[:1])
-        text = lock_token.encode(Endpoint(str(path)), broker.identity, token)
+        text = ReadContext.of(Endpoint(str(path)), broker.identity, token).to_text()
         columns = ("topic", "broker_name", "queue_id", "queue_offset", "body", "sharding_key", "message_id")
         while (begin := broker.groups.offsets("g", QUEUES[:1]).get(QUEUES[0], 0)) < MESSAGES:
             run = SourceRun("query", begin // SPAN, uuid.uuid4().hex)

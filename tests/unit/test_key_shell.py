@@ -22,10 +22,9 @@ from ordered_source import (
     ConsumeConcurrentlyContext,
     ConsumeConcurrentlyStatus,
     ConsumeOrderlyStatus,
-    lock_token,
     partition_reader,
 )
-from ordered_source.columns import full_schema
+from ordered_source.columns import TICKET_TYPE, full_schema
 from ordered_source.listener import calls, key_shell, shell
 from ordered_source.listener.by_key import ByKey
 from ordered_source.listener.concurrently import Concurrently
@@ -33,6 +32,7 @@ from ordered_source.listener.key_shell import Kind
 from ordered_source.listener.lying import Lying
 from ordered_source.parked_reader import LotSpan
 from ordered_source.partition_reader import QueuePartition
+from ordered_source.read_context import LotPlan
 from orderedmq import lots
 from orderedmq.conditions import DataLossCondition, StoreCondition
 from orderedmq.core.concurrently import ConcurrentSettings
@@ -43,7 +43,7 @@ from orderedmq.core.parking import Order, companion, parked_queue
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import DataLossError, LockError, OptionError, StoreError
+from orderedmq.errors import DataLossError, LockError, OptionError, SchemaError, StoreError
 from orderedmq.model import MessageQueue
 from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.tools import dead_letters, parked
@@ -55,7 +55,9 @@ LOT = parked_queue("g", QUEUE)
 LETTERS = MessageQueue("%DLQ%g", "embedded", 0)
 SUCCESS, SUSPEND = ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 DONE, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStatus.RECONSUME_LATER
-COLUMNS = tuple(full_schema(include_properties=False, include_lock_token=True).names)
+COLUMNS = tuple(full_schema(include_properties=False, include_lock_token=True, include_ticket=True).names)
+#: The types of the columns that brokers do not have.
+OWN = {"lock_token": pa.string(), "ticket": TICKET_TYPE}
 
 
 class Rig:
@@ -86,9 +88,7 @@ class Rig:
         where = (Endpoint(self.path), self.broker.identity, QUEUE, self.position, end, self.token)
         anchor = self.broker.log.topic("orders").incarnation
         part = QueuePartition(*where, anchor, True, size, streaming=True, lot=span if lot else None)
-        schema = pa.schema(
-            [MESSAGE_SCHEMA.field(name) if name != "lock_token" else pa.field(name, pa.string()) for name in columns]
-        )
+        schema = pa.schema([pa.field(name, OWN[name]) if name in OWN else MESSAGE_SCHEMA.field(name) for name in columns])
         yield from partition_reader.read(part, columns, schema)
 
     def task(self, kind: Kind[Any], planned: bool = False, **reading: Any) -> Iterator[pa.RecordBatch]:
@@ -693,6 +693,9 @@ def test_rows_without_a_parking_lot_are_refused_by_name_and_the_reverse(rig: Rig
     without_lock = without_lock.append_column("lock_token", pa.array([None], pa.string()))
     with pytest.raises(OptionError, match="without a lock"):
         list(key_shell.consume([without_lock], rig.by_key(never)))
+    without_ticket = next(rig.read(planned=False)).drop_columns(["ticket"])
+    with pytest.raises(SchemaError, match=r"MISSING_COLUMN.*no column ticket"):
+        list(key_shell.consume([without_ticket], rig.by_key(never)))
 
 
 def test_rows_of_the_lot_behind_others_are_refused(rig: Rig) -> None:
@@ -723,11 +726,7 @@ def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_rea
     # Of each task, the rows' reader comes first. The lot was empty, then read from its beginning, then from where it ended.
     assert begun[1::2] == [0, 0, 1]
     other = replace(rig.token, epoch=rig.token.epoch - 1)
-    text = lock_token.encode(Endpoint(rig.path), rig.broker.identity, other, lock_token.LotPlan(3, 0, 0, 9))
-    assert text is not None
-    lock = lock_token.decode(text, QUEUE)
-    assert lock.lot is not None
-    Lying.read(lock.broker, lock.token, LOT, lock.lot)
+    Lying.read(rig.broker, other, LOT, LotPlan(3, 0, 0, 9))
     assert begun[-1] == 0
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,11 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import CaseInsensitiveDict
 
-from ordered_source import lock_token
-from orderedmq.connections import kept
 from orderedmq.core.allocate import Allocation
 from orderedmq.core.filters import Filter
-from orderedmq.core.lock import LockToken
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError, OrderedMQError
@@ -1110,14 +1106,9 @@ def test_an_accounts_keys_are_in_no_repr_and_travel_in_a_pickle() -> None:
     assert (again.credentials.secret_key, again.tls.key_password, again.tls.verify) == (SECRET, SECRET, False)
 
 
-def test_a_namespace_is_part_of_the_address_and_of_a_lock_token() -> None:
+def test_a_namespace_is_part_of_the_address() -> None:
     endpoint = SourceOptions.parse({**CLUSTER, "namespace": "acme", "namespaceV2": "v2"}, streaming=True).endpoint
     assert (endpoint.namespace, endpoint.namespace_v2) == ("acme", "v2")
-    queue = MessageQueue("orders", "a", 0)
-    text = lock_token.encode(endpoint, "id", LockToken("g", queue, "me", "client", 7, 7))
-    assert text is not None
-    assert lock_token.decode(text, queue).broker is kept(endpoint, "id")
-    assert lock_token.decode(text, queue).broker is not kept(replace(endpoint, namespace=None), "id")
 
 
 @pytest.mark.parametrize("name", ["instanceName", "unitName", "vipChannelEnabled"])

@@ -1,4 +1,4 @@
-"""A task's rows with a parking lot: parked messages first, as they were sent, then the queue's, each with what its lock_token says."""
+"""A task's rows with a parking lot: parked messages first, as they were sent and with their tickets, then those of the queue."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-from ordered_source import lock_token, partition_reader
-from ordered_source.columns import full_schema
-from ordered_source.lock_token import Lock, LotPlace, LotPlan
+from ordered_source import partition_reader
+from ordered_source.columns import TICKET_TYPE, LotPlace, full_schema
 from ordered_source.parked_reader import LotSpan
 from ordered_source.partition_reader import QueuePartition
+from ordered_source.read_context import LotPlan, ReadContext
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import SourceRun
 from orderedmq.core.parked_rows import SOURCE_COLUMNS, order_rows, to_park
 from orderedmq.core.parking import BEHIND, Order, Put, Ticket, parked_queue
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.outbox import EmbeddedOutbox
-from orderedmq.endpoint import Credentials, Endpoint
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.schema import MESSAGE_SCHEMA
@@ -32,6 +32,8 @@ from tests.contract.support import locked, rows
 QUEUE = MessageQueue("orders", "embedded", 0)
 #: An ordinary queue in the place of the parking lot.
 LOT = MessageQueue("lot", "embedded", 0)
+#: The types of the columns that brokers do not have.
+OWN = {"lock_token": pa.string(), "ticket": TICKET_TYPE}
 
 
 class Rig:
@@ -58,15 +60,17 @@ class Rig:
         return QueuePartition(*where, streaming=True, lot=span, **other)
 
     def read(self, part: QueuePartition, *columns: str) -> list[dict[str, Any]]:
-        schema = pa.schema(
-            [pa.field(name, pa.string()) if name == "lock_token" else MESSAGE_SCHEMA.field(name) for name in columns]
-        )
+        schema = pa.schema([pa.field(name, OWN[name]) if name in OWN else MESSAGE_SCHEMA.field(name) for name in columns])
         batches = list(partition_reader.read(part, columns, schema))
         assert all(batch.schema == schema for batch in batches)
         return [row for batch in batches for row in batch.to_pylist()]
 
-    def lock(self, row: dict[str, Any]) -> Lock:
-        return lock_token.decode(row["lock_token"], QUEUE)
+    def context(self, row: dict[str, Any]) -> ReadContext:
+        return ReadContext.from_text(row["lock_token"])
+
+
+def tickets(found: list[dict[str, Any]]) -> list[LotPlace | None]:
+    return [None if row["ticket"] is None else LotPlace(**row["ticket"]) for row in found]
 
 
 @pytest.fixture(autouse=True)
@@ -83,17 +87,18 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_parked_messages_come_first_as_they_were_sent_and_each_says_where_it_lies(rig: Rig) -> None:
-    found = rig.read(rig.part(4, 6, (1, 3)), "queue_offset", "lock_token", "body", "topic", "reconsume_times", "properties")
+    found = rig.read(
+        rig.part(4, 6, (1, 3)), "queue_offset", "lock_token", "ticket", "body", "topic", "reconsume_times", "properties"
+    )
     assert [(row["queue_offset"], row["body"], row["topic"], row["reconsume_times"]) for row in found] == [
         (0, b"0", "orders", 3), (1, b"1", "orders", 0), (4, b"4", "orders", 0), (5, b"5", "orders", 0),
     ]  # fmt: skip
     assert [row["properties"] for row in found] == [[("shop", "berlin")]] * 4
-    locks = [rig.lock(row) for row in found]
-    assert [one.ticket for one in locks] == [LotPlace(1, 3, 1, 5000, "no"), LotPlace(2, 0, 0, BEHIND, ""), None, None]
-    assert {one.lot for one in locks} == {LotPlan(4, 1, 3, 100)}
-    assert {(one.token.epoch, one.token.group, one.token.queue) for one in locks} == {(rig.token.epoch, "g", QUEUE)}
-    plain = {lock_token.split(row["lock_token"])[0] for row in found}
-    assert plain == {found[-1]["lock_token"]}
+    assert tickets(found) == [LotPlace(1, 3, 1, 5000, "no"), LotPlace(2, 0, 0, BEHIND, ""), None, None]
+    (context,) = {rig.context(row) for row in found}
+    assert context.lot == LotPlan(4, 1, 3, 100)
+    lock = context.lock(QUEUE)
+    assert (lock.token.epoch, lock.token.group, lock.token.queue, lock.lot) == (rig.token.epoch, "g", QUEUE, context.lot)
 
 
 def test_the_rows_have_exactly_the_columns_that_were_asked_for(rig: Rig) -> None:
@@ -101,15 +106,16 @@ def test_the_rows_have_exactly_the_columns_that_were_asked_for(rig: Rig) -> None
         [("body", b"0"), ("queue_id", 0)],
         [("body", b"5"), ("queue_id", 0)],
     ]
-    assert [rig.lock(row).ticket is None for row in rig.read(rig.part(5, 6, (1, 2)), "lock_token")] == [False, True]
-    names = tuple(full_schema(True, True).names)
+    assert [row["ticket"] is None for row in rig.read(rig.part(5, 6, (1, 2)), "ticket")] == [False, True]
+    names = tuple(full_schema(True, True, True).names)
+    assert names[-3:] == ("properties", "lock_token", "ticket")
     assert [tuple(row) for row in rig.read(rig.part(5, 6, (1, 3)), *names)] == [names] * 3
 
 
 def test_a_lot_that_is_not_planned_gives_no_rows_and_is_known_from_the_lock_token(rig: Rig) -> None:
     found = rig.read(rig.part(4, 6, (1, 1)), "queue_offset", "lock_token")
     assert [row["queue_offset"] for row in found] == [4, 5]
-    assert rig.lock(found[0])[2:] == (LotPlan(4, 1, 1, 100), None, None)
+    assert rig.context(found[0]).lot == LotPlan(4, 1, 1, 100)
 
 
 def test_a_range_may_have_parked_messages_only(rig: Rig) -> None:
@@ -118,8 +124,8 @@ def test_a_range_may_have_parked_messages_only(rig: Rig) -> None:
 
 def test_an_order_at_the_end_concerns_messages_before_it(tmp_path: Path) -> None:
     rig = Rig(tmp_path, Order("drop", "a"), Order("retry", "b"))
-    found = rig.read(rig.part(6, 6, (1, 5)), "queue_offset", "lock_token")
-    assert [(row["queue_offset"], rig.lock(row).ticket) for row in found] == [
+    found = rig.read(rig.part(6, 6, (1, 5)), "queue_offset", "ticket")
+    assert list(zip([row["queue_offset"] for row in found], tickets(found), strict=True)) == [
         (0, LotPlace(1, 3, 1, -2, "no")),
         (1, LotPlace(2, 0, 0, BEHIND, "")),
     ]
@@ -153,26 +159,6 @@ def test_a_lock_that_is_lost_meanwhile_ends_the_reading_of_a_lot(rig: Rig, monke
     rig.broker.admin.release("g", [QUEUE], force=True)
     with pytest.raises(LockError, match="LOST"):
         next(batches)
-
-
-def test_without_a_lot_the_lock_token_is_as_ever() -> None:
-    token = LockToken("g", QUEUE, "me", "client", 7, 5)
-    text = lock_token.encode(Endpoint("/s"), "id", token)
-    assert text == '[7,"g","client","id","/s",null,false]'
-    assert lock_token.split(text) == (text, None)
-    account = Endpoint(None, "ns:9876", Credentials("key", "secret"))
-    assert lock_token.encode(account, "id", token, LotPlan(1, 2, 3, 4)) == '[7,"g","client","id",null,"ns:9876",true,[1,2,3,4]]'
-    assert lock_token.encode(Endpoint("/s"), "id", None) is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "{}", "[]", "7", '[7,"g","c","i","/s",null,false,[1,2,3]]', '[7,"g","c","i","/s",null,false,[1,2,3,"4"]]',
-     '[7,"g","c","i","/s",null,false,[1,2,3,4],[1,2,3,4,5]]', '[7,"g","c","i","/s",null,false,[1,2,3,4],[1,2,3,4,""],1]'],
-)  # fmt: skip
-def test_a_text_that_the_source_did_not_write_is_refused(text: str) -> None:
-    with pytest.raises(LockError, match="was not written by the source"):
-        lock_token.decode(text, QUEUE)
 
 
 def test_a_partition_is_pickled_and_compared_with_its_lot() -> None:

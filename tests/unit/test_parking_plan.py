@@ -333,8 +333,8 @@ def test_a_group_whose_lots_cannot_be_named_is_refused_when_the_dataframe_is_bui
         plan.planned_schema(options(broker, topic="t" * 100, consumerGroup="g" * 30))
 
 
-def test_the_schema_has_the_lock_token(broker: Broker) -> None:
-    assert "lock_token" in plan.planned_schema(options(broker)).names
+def test_the_schema_has_what_the_listener_needs(broker: Broker) -> None:
+    assert plan.planned_schema(options(broker)).names[-2:] == ["lock_token", "ticket"]
 
 
 @pytest.mark.parametrize(

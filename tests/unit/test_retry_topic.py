@@ -11,11 +11,12 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from ordered_source import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, lock_token
+from ordered_source import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
 from ordered_source.listener import key_shell, shell
 from ordered_source.listener.by_key import ByKey
 from ordered_source.listener.concurrently import Concurrently
 from ordered_source.listener.send_back import SendBack
+from ordered_source.read_context import ReadContext
 from orderedmq.broker import Broker
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.core.concurrently import ConcurrentSettings
@@ -174,7 +175,7 @@ class Rig:
         self.broker = EmbeddedBroker(path / "store")
         self.broker.admin.create_topic("orders", 1)
         (token,) = locked(self.broker, "g", self.broker.groups.join("me"), [QUEUE])
-        text = lock_token.encode(Endpoint(str(path / "store")), self.broker.identity, token, stored_in="orders")
+        context = ReadContext.of(Endpoint(str(path / "store")), self.broker.identity, token, stored_in="orders")
         columns: dict[str, Any] = {
             "topic": ["orders", "bills"],
             "broker_name": ["embedded"] * 2,
@@ -182,7 +183,7 @@ class Rig:
             "queue_offset": [7, 8],
             "body": [b"7", b"8"],
             "reconsume_times": pa.array([0, 1], pa.int32()),
-            "lock_token": [text] * 2,
+            "lock_token": [context.to_text()] * 2,
         }
         self.rows = pa.record_batch(columns)
 

@@ -26,7 +26,7 @@ from ordered_source.listener.by_key import ByKey
 from ordered_source.listener.concurrently import Concurrently
 from ordered_source.listener.key_shell import Kind
 from ordered_source.listener.tracing import Tracing
-from ordered_source.lock_token import Lock
+from ordered_source.read_context import TaskLock
 from orderedmq import trace_context
 from orderedmq.broker import Broker
 from orderedmq.core.concurrently import ConcurrentSettings
@@ -64,8 +64,8 @@ def message(number: int, traceparent: str | None = None, **more: Any) -> Any:
     return SimpleNamespace(topic="orders", tags="T", **{**fields, **more})
 
 
-def lock(broker: object = None) -> Lock:
-    return Lock(cast(Broker, broker), LockToken("billing", QUEUE, "", "me", 1, 0))
+def lock(broker: object = None) -> TaskLock:
+    return TaskLock(cast(Broker, broker), LockToken("billing", QUEUE, "", "me", 1, 0))
 
 
 def called(listener: Any, *messages: Any, tracing: Tracing = Tracing(context=True)) -> Any:  # noqa: B008
@@ -171,7 +171,7 @@ def test_without_an_sdk_a_message_passes_its_context_on(monkeypatch: pytest.Monk
 
 # -- tasks, on a real store
 
-WITH_PROPERTIES = tuple(full_schema(include_properties=True, include_lock_token=True).names)
+WITH_PROPERTIES = tuple(full_schema(include_properties=True, include_lock_token=True, include_ticket=True).names)
 
 
 def run_task(rig: Rig, kind: str, listener: Any, tracing: Tracing) -> list[Any]:
@@ -336,7 +336,7 @@ def test_a_message_whose_broker_wants_no_traces_is_left_out() -> None:
 
 # -- what is asked for wrongly
 
-COLUMNS = ["topic", "broker_name", "queue_id", "queue_offset", "body", "lock_token", "sharding_key"]
+COLUMNS = ["topic", "broker_name", "queue_id", "queue_offset", "body", "lock_token", "sharding_key", "ticket"]
 
 
 def frame(*more: str) -> DataFrame:

@@ -1,0 +1,149 @@
+"""How a task of the source has read its rows: the broker, the lock, the plan of the parking lot. Listeners need it.
+
+The column lock_token has it as JSON, which only this module writes and reads. It says whether an account was used, but not the
+account's keys, because rows are shown, stored and sent elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any, Final, NamedTuple
+
+from orderedmq.broker import Broker
+from orderedmq.conditions import LockCondition, OptionCondition
+from orderedmq.connections import kept
+from orderedmq.core.lock import LockToken
+from orderedmq.endpoint import Credentials, Endpoint, TlsOptions
+from orderedmq.errors import LockError, OptionError
+from orderedmq.model import MessageQueue
+
+#: Of the JSON. The driver and its executors may have different versions of this package, and only one that knows all fields may
+#: call a listener.
+VERSION: Final = 1
+_VERSION: Final = "version"
+#: Of the fields in the JSON, except the version and the plan of the parking lot.
+_TYPES: Final[dict[str, type]] = {
+    **dict.fromkeys(("group", "client_id", "identity", "path", "namesrv_addr", "namespace", "namespace_v2", "stored_in"), str),
+    "epoch": int,
+    "account": bool,
+}
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+class LotPlan(NamedTuple):
+    """What is planned of a queue and its parking lot: the queue's ``q_begin``, the lot's [``begin``, ``end``), the lot's ``room``."""
+
+    q_begin: int
+    begin: int
+    end: int
+    room: int
+
+
+class TaskLock(NamedTuple):
+    """A connection to the broker that has the lock of a task's rows. ``token`` has the fields that the broker checks."""
+
+    broker: Broker
+    token: LockToken
+    #: None: the rows were read without a parking lot.
+    lot: LotPlan | None = None
+
+
+@dataclass(frozen=True)
+class ReadContext:
+    """The lock under which a task reads a queue, and where its broker is.
+
+    ``account``: whether the source uses an account. ``lot``: None without the option parkingLot. ``stored_in``: with the option
+    retryTopic, the topic of the queue that the rows were read from, since the column topic of a message of the retry topic
+    names the topic that it was sent to; else None.
+    """
+
+    epoch: int
+    group: str
+    client_id: str
+    identity: str
+    path: str | None = None
+    namesrv_addr: str | None = None
+    namespace: str | None = None
+    namespace_v2: str | None = None
+    account: bool = False
+    lot: LotPlan | None = None
+    stored_in: str | None = None
+
+    @classmethod
+    def of(
+        cls, endpoint: Endpoint, identity: str, token: LockToken, lot: LotPlan | None = None, stored_in: str | None = None
+    ) -> ReadContext:
+        """Return the context of a task that reads under ``token``."""
+        return cls(
+            token.epoch,
+            token.group,
+            token.client_id,
+            identity,
+            endpoint.path,
+            endpoint.namesrv_addr,
+            endpoint.namespace,
+            endpoint.namespace_v2,
+            endpoint.credentials is not None,
+            lot,
+            stored_in,
+        )
+
+    def to_text(self) -> str:
+        """Return the context as JSON, which `from_text` reads. Fields that have their default are left out."""
+        named = {one.name: getattr(self, one.name) for one in fields(self)}
+        given = {name: value for name, value in named.items() if value is not None and value is not False}
+        if self.lot is not None:
+            given["lot"] = self.lot._asdict()
+        return _ENCODER.encode({_VERSION: VERSION, **given})
+
+    @classmethod
+    def from_text(cls, text: str) -> ReadContext:
+        """Return the inverse of ``to_text``. Raises LockError MALFORMED for any other text."""
+        try:
+            given: dict[str, Any] = json.loads(text)
+            version, lot = given.pop(_VERSION), given.pop("lot", None)
+            if type(version) is int and version != VERSION:
+                raise _malformed(
+                    text,
+                    f"has version {version}, and this process reads {VERSION}; use the same version of orderedmq everywhere",
+                )
+            sound = version == VERSION and all(type(value) is _TYPES[name] for name, value in given.items())
+            sound &= lot is None or all(type(number) is int for number in lot.values())
+            # Exactly one of them says where the broker is.
+            sound &= ("path" in given) != ("namesrv_addr" in given)
+            if sound:
+                return cls(**given, lot=None if lot is None else LotPlan(**lot))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            pass
+        raise _malformed(text, "was not written by the source; leave the column as it was read")
+
+    def lock(
+        self,
+        queue: MessageQueue,
+        credentials: Credentials | None = None,
+        tls: TlsOptions | None = None,
+        *,
+        listener: str = "consume_orderly",
+    ) -> TaskLock:
+        """Return a connection to the broker, and the lock of ``queue``. ``listener`` is the function to be named in an error.
+
+        Raises OptionError MISSING if the source used an account and ``credentials`` is None.
+        """
+        if self.account and credentials is None:
+            raise OptionError(
+                OptionCondition.MISSING,
+                f"the source reads queue {queue} with an account (accessKey), but rows do not carry its keys: give them to the listener, too: "
+                f"{listener}(..., credentials=orderedmq.Credentials(access_key, secret_key))",
+            )
+        if self.path is not None:
+            endpoint = Endpoint(self.path)
+        else:
+            endpoint = Endpoint(None, self.namesrv_addr, credentials, tls, self.namespace, self.namespace_v2)
+        return TaskLock(
+            kept(endpoint, self.identity), LockToken(self.group, queue, "", self.client_id, self.epoch, 0), self.lot
+        )
+
+
+def _malformed(text: str, why: str) -> LockError:
+    return LockError(LockCondition.MALFORMED, f"lock_token {text!r} {why}")

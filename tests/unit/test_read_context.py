@@ -1,0 +1,105 @@
+"""What a row tells its listener: each context comes back from its text, and no other text is taken for one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ordered_source.read_context import LotPlan, ReadContext
+from orderedmq.connections import kept
+from orderedmq.core.lock import LockToken
+from orderedmq.endpoint import Credentials, Endpoint
+from orderedmq.errors import LockError, OptionError
+from orderedmq.model import MessageQueue
+
+QUEUE = MessageQueue("orders", "embedded", 0)
+TOKEN = LockToken("g", QUEUE, "me", "client", 7, 5)
+ACCOUNT = Endpoint(None, "ns:9876", Credentials("key", "secret"))
+
+NUMBERS = st.integers(0, 2**62)
+PLACES = st.one_of(
+    st.fixed_dictionaries({"path": st.text()}),
+    st.fixed_dictionaries(
+        {"namesrv_addr": st.text(), "account": st.booleans()}, optional={"namespace": st.text(), "namespace_v2": st.text()}
+    ),
+)
+
+
+@given(
+    NUMBERS,
+    st.text(),
+    st.text(),
+    st.text(),
+    PLACES,
+    st.none() | st.builds(LotPlan, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
+    st.none() | st.text(),
+)
+def test_a_context_comes_back_from_its_text(
+    epoch: int, group: str, client: str, identity: str, place: dict[str, Any], lot: LotPlan | None, stored_in: str | None
+) -> None:
+    context = ReadContext(epoch, group, client, identity, **place, lot=lot, stored_in=stored_in)
+    assert ReadContext.from_text(context.to_text()) == context
+
+
+def test_the_text_names_its_fields_and_has_no_key_of_an_account() -> None:
+    text = ReadContext.of(ACCOUNT, "id", TOKEN, LotPlan(1, 2, 3, 4)).to_text()
+    assert json.loads(text) == {
+        "version": 1,
+        "epoch": 7,
+        "group": "g",
+        "client_id": "client",
+        "identity": "id",
+        "namesrv_addr": "ns:9876",
+        "account": True,
+        "lot": {"q_begin": 1, "begin": 2, "end": 3, "room": 4},
+    }
+
+
+SOUND = json.loads(ReadContext.of(Endpoint("/s"), "id", TOKEN, LotPlan(1, 2, 3, 4)).to_text())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "7",
+        "null",
+        '"text"',
+        *(json.dumps({name: value for name, value in SOUND.items() if name != left_out}) for left_out in ("version", "epoch", "path")),
+        *(
+            json.dumps({**SOUND, name: value})
+            for name, value in [
+                ("epoch", "7"), ("epoch", True), ("group", 7), ("group", None), ("identity", []), ("path", 7), ("account", 1), ("more", 1),
+                ("namesrv_addr", "ns:9876"), ("stored_in", 7), ("lot", [1, 2, 3, 4]), ("lot", {"begin": 2}), ("version", "1"),
+                ("lot", {"q_begin": 1, "begin": 2, "end": 3, "room": "4"}),
+            ]
+        ),
+    ],
+)  # fmt: skip
+def test_a_text_that_the_source_did_not_write_is_refused(text: str) -> None:
+    with pytest.raises(LockError, match=r"LOCK\.MALFORMED.*was not written by the source"):
+        ReadContext.from_text(text)
+
+
+def test_a_text_of_another_version_says_so() -> None:
+    with pytest.raises(LockError, match=r"LOCK\.MALFORMED.*has version 2.*reads 1.*the same version of orderedmq"):
+        ReadContext.from_text(json.dumps({**SOUND, "version": 2, "more": 1}))
+
+
+def test_a_source_with_an_account_needs_its_keys_at_the_listener_too() -> None:
+    context = ReadContext.of(ACCOUNT, "id", TOKEN)
+    with pytest.raises(OptionError, match=r"MISSING.*consume_concurrently\(\.\.\., credentials="):
+        context.lock(QUEUE, listener="consume_concurrently")
+
+
+def test_a_namespace_is_part_of_the_address() -> None:
+    endpoint = Endpoint(None, "ns:9876", namespace="acme", namespace_v2="v2")
+    context = ReadContext.from_text(ReadContext.of(endpoint, "id", TOKEN).to_text())
+    assert context.lock(QUEUE).broker is kept(endpoint, "id")
+    assert context.lock(QUEUE).broker is not kept(Endpoint(None, "ns:9876", namespace_v2="v2"), "id")
