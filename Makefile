@@ -71,7 +71,7 @@ $(COMPILED): $(STAMP)
 check: $(STAMP) ## lint, types and the tests that start no Spark, no server and no command
 	@$(MAKE) --no-print-directory -j 2 lint check-tests
 
-# A property takes few examples here. `make test` takes more of them, and `make test-all` still more.
+# Property tests run few examples here; `make test` runs more, and `make test-all` the most.
 .PHONY: check-tests
 check-tests: $(COMPILED)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --hypothesis-profile quick --seeds 100 -q -m "not spark and not rocketmq" $(LIGHT) $(ARGS)

@@ -1,7 +1,8 @@
-"""How a task of the source has read its rows: the broker, the lock, the plan of the parking lot. Listeners need it.
+"""Describes how a task of the source read its rows: the broker, the lock, and the plan for the parking lot.
 
-The column lock_token has it as JSON, which only this module writes and reads. It says whether an account was used, but not the
-account's keys, because rows are shown, stored and sent elsewhere.
+A listener needs this to check the lock, to park messages and to write dead letters. It travels as JSON in the column lock_token,
+and only this module writes or parses that JSON. It records whether an account was used but never contains the account's keys,
+because rows may be displayed, stored, or sent elsewhere.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from orderedmq.endpoint import Credentials, Endpoint, TlsOptions
 from orderedmq.errors import LockError, OptionError
 from orderedmq.model import MessageQueue
 
-#: Of the JSON. The driver and its executors may have different versions of this package, and only one that knows all fields may
-#: call a listener.
+#: Version of the JSON. The driver and its executors may run different versions of this package, and a process must not call a
+#: listener unless it knows all the fields.
 VERSION: Final = 1
 _VERSION: Final = "version"
 #: Of the fields in the JSON, except the version and the plan of the parking lot.
@@ -32,7 +33,11 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class LotPlan(NamedTuple):
-    """What is planned of a queue and its parking lot: the queue's ``q_begin``, the lot's [``begin``, ``end``), the lot's ``room``."""
+    """What a micro-batch plans for a queue and its parking lot.
+
+    ``q_begin``: the first offset that it reads in the queue. [``begin``, ``end``): the offsets that it reads in the parking lot.
+    ``room``: the number of messages in the lot above which no more keys are parked.
+    """
 
     q_begin: int
     begin: int
@@ -41,11 +46,13 @@ class LotPlan(NamedTuple):
 
 
 class TaskLock(NamedTuple):
-    """A connection to the broker that has the lock of a task's rows. ``token`` has the fields that the broker checks."""
+    """A connection to the broker that holds the lock on a task's queue.
+
+    ``token``: the fields of the lock that the broker checks. ``lot``: None if the rows were read without a parking lot.
+    """
 
     broker: Broker
     token: LockToken
-    #: None: the rows were read without a parking lot.
     lot: LotPlan | None = None
 
 
@@ -53,9 +60,9 @@ class TaskLock(NamedTuple):
 class ReadContext:
     """The lock under which a task reads a queue, and where its broker is.
 
-    ``account``: whether the source uses an account. ``lot``: None without the option parkingLot. ``stored_in``: with the option
-    retryTopic, the topic of the queue that the rows were read from, since the column topic of a message of the retry topic
-    names the topic that it was sent to; else None.
+    ``account``: whether the source uses an account. ``lot``: None without the option parkingLot. ``stored_in``: the topic that
+    the rows were actually read from if the option retryTopic is set, otherwise None. It is needed because, for a message in the
+    retry topic, the column topic holds the original topic.
     """
 
     epoch: int
@@ -90,7 +97,7 @@ class ReadContext:
         )
 
     def to_text(self) -> str:
-        """Return the context as JSON, which `from_text` reads. Fields that have their default are left out."""
+        """Return the context as JSON that `from_text` can read. Fields with their default value are omitted."""
         named = {one.name: getattr(self, one.name) for one in fields(self)}
         given = {name: value for name, value in named.items() if value is not None and value is not False}
         if self.lot is not None:
@@ -126,8 +133,9 @@ class ReadContext:
         *,
         listener: str = "consume_orderly",
     ) -> TaskLock:
-        """Return a connection to the broker, and the lock of ``queue``. ``listener`` is the function to be named in an error.
+        """Connect to the broker and return the lock that the source already holds on ``queue``.
 
+        ``listener`` is the function name for error messages.
         Raises OptionError MISSING if the source used an account and ``credentials`` is None.
         """
         if self.account and credentials is None:

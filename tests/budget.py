@@ -28,9 +28,10 @@ import psutil
 FILE: Final = Path(__file__).with_name("budget.json")
 #: What pytest keeps of the last run.
 _LAST: Final = FILE.parents[1] / ".pytest_cache" / "v" / "cpu"
-#: A line may need this much more than its budget …
+#: The fraction by which a line may exceed its budget.
 TOLERANCE: Final = 0.15
-#: … and these CPU seconds: when a JVM compiles or collects garbage is chance, and a large share of a small module.
+#: CPU seconds that it may need on top of that: a JVM compiles and collects garbage at unpredictable moments, which is a large share
+#: of a small module's time.
 SLACK: Final = 3.0
 #: A module is large if its budget is this many seconds: chance is a small part of what it needs.
 LARGE: Final = 5.0

@@ -6,5 +6,5 @@ from hypothesis import settings
 
 
 def examples(times: float) -> settings:
-    """Return settings with ``times`` as many examples as properties take by default, which depends on the tier (conftest.py)."""
+    """Return settings whose number of examples is the default one, which depends on the tier (conftest.py), multiplied by ``times``."""
     return settings(max_examples=round(settings().max_examples * times))

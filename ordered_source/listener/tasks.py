@@ -98,9 +98,10 @@ def lock_of(
 
 
 def by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, ReadContext | None, pa.RecordBatch]]:
-    """Split a batch's rows where the queue or the lock changes. A task has one of each, unless rows were shuffled.
+    """Split a batch into runs of consecutive rows with the same queue and lock; yield the queue, the context and the rows of each.
 
-    The rows come without the column lock_token. Raises LockError MALFORMED.
+    A task normally has one queue and one lock, unless rows were shuffled. The column lock_token is removed from the rows. Raises
+    LockError MALFORMED.
     """
     if not batch.num_rows:
         return

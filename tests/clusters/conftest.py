@@ -1,4 +1,4 @@
-"""Real RocketMQ servers that only one module needs, which starts and stops them. Each module is a scope, since they share nothing."""
+"""Real RocketMQ servers, each used by a single module, which starts and stops them. Modules share none, so each is a scope of its own."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from tests.faults.conftest import GROUP, World
 from tests.faults.drivers import WORKER, Driver, send
 from tests.faults.key_listener import dead_letters
 
-#: At least so many, and until one of them has met a worker that had a task: the others do not fail the query.
+#: Workers or drivers are killed at least this often, and until a kill hits a worker that is running a task: killing an idle worker
+#: does not fail the query.
 KILLS: Final = 10
 #: Which messages become dead letters: those at every third offset.
 BAD: Final = "queue_offset % 3 = 1"

@@ -115,7 +115,7 @@ def test_messages_one_by_one_and_in_a_batch(world: World) -> None:
     assert [message.queue_offset for message in messages] == list(range(41))
     assert [message.body for message in messages] == [b"one", *(b"%d" % i for i in range(40))]
     stored = messages[0].store_timestamp
-    # 4.9 names any one of several messages that were stored in the same millisecond.
+    # If several messages were stored in the same millisecond, RocketMQ 4.9 may return the offset of any of them.
     assert messages[world.call(message_requests.search_offset(world.queue, stored))].store_timestamp == stored
     assert 0 <= world.call(message_requests.search_offset(world.queue, stored + 10**7)) <= 41
 
