@@ -96,7 +96,7 @@ ready: $(COMPILED) $(PREPARED)
 test: ready browser ## run the tests and print the time of each folder; ARGS="-k name" runs only those
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-all: ready browser ## run the long tier as well: whole environments, every release of RocketMQ, damage to each field of a store
+test-all: ready browser ## run the long tier as well: whole environments, every release of RocketMQ, damage to each used field of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nightly $(ARGS)
 
 lint: $(STAMP) ## ruff and strict mypy

@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--nightly",
         action="store_true",
-        help="run the long tier as well: tests marked nightly, every release of RocketMQ, 10000 seeds, damage to each field of a store",
+        help="run the long tier as well: tests marked nightly, every release of RocketMQ, 10000 seeds, damage to each used field of a store",
     )
     parser.addoption("--seeds", type=int, help="how many seeds to simulate (default 500, with --nightly 10000)")
 
