@@ -62,7 +62,7 @@ def test_every_column_and_an_empty_body_arrive_and_are_known_again(everywhere: W
     world = everywhere
     given = pa.RecordBatch.from_pylist(
         [
-            {"body": b"", "tags": "t", "keys": "k1 k2", "sharding_key": "ä", "properties": [("x", "1"), ("OMQ_SINK", "other")]},
+            {"body": b"", "tags": "t", "keys": "k1 k2", "sharding_key": "ä", "properties": [("x", "1"), ("OMQ", "other")]},
             {"body": b"\0" * 100_000, "tags": None, "keys": "", "sharding_key": None, "properties": None},
             {"body": b"a", "tags": None, "keys": None, "sharding_key": "k", "properties": [("y", "2"), ("CLUSTER", "no")]},
         ],
