@@ -6,6 +6,7 @@ does not outlive the process that started it, however that one ends; only proces
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -174,9 +175,16 @@ class Server:
     stop = kill
 
     def pause(self) -> None:
-        """Stop the process: its sockets stay open, but it does not answer."""
+        """Stop the process and return once it stands still: its sockets stay open, but it does not answer.
+
+        The system stops the threads of a process one after another. On a busy machine, some of them would still serve a request that
+        is sent right after the signal.
+        """
         self._signal(signal.SIGSTOP)
         self._paused = True
+        # macOS cannot say when it stands still.
+        if self.running and hasattr(os, "waitid"):
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
