@@ -22,9 +22,10 @@ from orderedmq.errors import SchemaError
 from orderedmq.model import DEFAULT_COLUMNS
 from orderedmq.schema import unknown_column
 
-#: The source's own columns: how a row was read (`ReadContext.to_text`), null without a group …
+#: How a row was read (`ReadContext.to_text`); null without a group. Brokers have no such column.
 LOCK_TOKEN: Final = "lock_token"
-#: … and the ticket of a parked message, null for a message of the queue itself. `LotPlace` describes the fields.
+#: The ticket of a parked message; null for a message of the queue itself. `LotPlace` describes its fields, and brokers do not have
+#: this column either.
 TICKET: Final = "ticket"
 TICKET_TYPE: Final = pa.struct(
     [("place", pa.int64()), ("attempts", pa.int32()), ("puts", pa.int32()), ("due", pa.int64()), ("error", pa.string())]

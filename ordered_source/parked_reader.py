@@ -53,6 +53,6 @@ def read(
         own = {LOCK_TOKEN: pa.repeat(text, messages.num_rows)}
         if TICKET in columns:
             each = [(place, one.attempts, one.puts, one.due, one.error) for place, one in tickets]
-            own[TICKET] = pa.array([dict(zip(TICKET_TYPE.names, values, strict=True)) for values in each], TICKET_TYPE)
+            own[TICKET] = pa.array(each, TICKET_TYPE)
         arrays = [own[name] if name in own else messages.column(name) for name in columns]
         yield pa.RecordBatch.from_arrays(arrays, names=list(columns))

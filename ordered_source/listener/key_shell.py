@@ -390,9 +390,12 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[Piece]:
             yield Piece(queue, context, rows, None)
             continue
         tickets, rows = rows.column(TICKET), rows.drop_columns([TICKET])
+        runs = pc.run_end_encode(tickets.is_valid())
         begin = 0
-        for parked, same in groupby(tickets.is_valid().to_pylist()):
-            size = len(list(same))
-            places = zip(*(field.to_pylist() for field in tickets.slice(begin, size).flatten()), strict=True)
-            yield Piece(queue, context, rows.slice(begin, size), list(map(LotPlace._make, places)) if parked else None)
-            begin += size
+        for end, parked in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
+            places = None
+            if parked:
+                columns = (field.to_pylist() for field in tickets.slice(begin, end - begin).flatten())
+                places = list(map(LotPlace, *columns))
+            yield Piece(queue, context, rows.slice(begin, end - begin), places)
+            begin = end

@@ -1,4 +1,4 @@
-"""Real RocketMQ servers, each used by a single module, which starts and stops them. Modules share none, so each is a scope of its own."""
+"""Real RocketMQ servers, each used by a single module, which starts and stops them. Modules share no servers, so each module is a scope."""
 
 from __future__ import annotations
 
