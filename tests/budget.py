@@ -255,20 +255,14 @@ def usual(converted: Mapping[str, float], budget: Mapping[str, float]) -> float:
     return max(1.0, median([converted.get(line, 0.0) / limit for line, limit in budget.items() if limit >= LARGE] or [1.0]))
 
 
-def over(converted: Mapping[str, float], budget: Mapping[str, float]) -> list[str]:
-    """Lines that say which modules need too much or have no budget.
+def over(converted: Mapping[str, float], budget: Mapping[str, float], common: float) -> list[str]:
+    """The modules that need too much or have no budget, in alphabetical order. Other lines, such as fixtures, are not judged.
 
-    If most modules need more, another processor, kernel or Java is the reason, so each may need as much more as the median one.
+    ``common``: what `usual` says of the whole run. If most modules need more, another processor, kernel or Java is the reason, so each
+    may need as much more as the median one.
     """
-    common = usual(converted, budget)
-    found = []
-    for line, used in sorted(converted.items()):
-        if line not in budget:
-            if used > SLACK:
-                found.append(f"{line}: {used:.1f} s of CPU, and it has no budget")
-        elif used > budget[line] * common * (1 + TOLERANCE) + SLACK:
-            found.append(f"{line}: {used:.1f} s of CPU, its budget is {budget[line]:.1f} s")
-    return found
+    modules = (line for line in sorted(converted) if line.endswith(".py"))
+    return [line for line in modules if converted[line] > budget.get(line, 0.0) * common * (1 + TOLERANCE) + SLACK]
 
 
 def table(
