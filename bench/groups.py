@@ -15,7 +15,7 @@ from bench import data
 from bench.figures import Figure
 from bench.measure import Bench, interleaved, median
 from bench.throughput import COLUMNS, QUEUES, filled
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
 
 #: Seconds between two triggers of the queries that hand queues over.
 TRIGGER: Final = 0.5
@@ -115,7 +115,7 @@ def listener(bench: Bench) -> list[Figure]:
         return bench.source(f"{COLUMNS}, topic string, broker_name string, lock_token string", path, "t")
 
     def through_listener() -> dict[str, float]:
-        heard = read().transform(consume_orderly, _heard, consume_message_batch_max_size=BATCH)
+        heard = read().transform(consume_orderly, _heard, OrderPerQueue(BATCH))
         return bench.drain(heard, "noop", rows)
 
     def through_map() -> dict[str, float]:

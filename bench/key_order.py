@@ -17,7 +17,7 @@ import pyarrow as pa
 import orderedmq
 from bench.figures import Figure
 from bench.measure import Bench, interleaved
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerKey, OrderPerQueue, consume_orderly
 from orderedmq.broker import Broker
 from orderedmq.core.lock import LockToken
 from orderedmq.core.parking import Put, Ticket
@@ -55,10 +55,12 @@ def _accepts(messages: Sequence[Any], context: ConsumeOrderlyContext) -> Consume
     return ConsumeOrderlyStatus.SUCCESS
 
 
-def _through(bench: Bench, path: Path, topic: str, rows: int, listener: Any, **how: Any) -> dict[str, float]:
+def _through(
+    bench: Bench, path: Path, topic: str, rows: int, listener: Any, order: OrderPerQueue | OrderPerKey
+) -> dict[str, float]:
     """Messages a second through a listener, inside the micro-batch."""
-    option = {"parkingLot": "true"} if how.get("order") == "key" else {}
-    heard = bench.source(SCHEMA, path, topic, **option).transform(consume_orderly, listener, **how)
+    option = {"parkingLot": "true"} if isinstance(order, OrderPerKey) else {}
+    heard = bench.source(SCHEMA, path, topic, **option).transform(consume_orderly, listener, order)
     return {"rate": 1e6 * bench.drain(heard, "noop", rows)["micro-batch"]}
 
 
@@ -72,8 +74,8 @@ def waiting(bench: Bench) -> list[Figure]:
     found = interleaved(
         bench.rounds,
         {
-            "queue": partial(_through, bench, path, "few", few, _waits),
-            "key": partial(_through, bench, path, "many", many, _waits, order="key", concurrency=16),
+            "queue": partial(_through, bench, path, "few", few, _waits, OrderPerQueue()),
+            "key": partial(_through, bench, path, "many", many, _waits, OrderPerKey(concurrency=16)),
         },
     )
     mine, peer = (found[name]["rate"] for name in ("key", "queue"))
@@ -88,13 +90,12 @@ def engine(bench: Bench) -> list[Figure]:
     with orderedmq.connect(path) as broker:
         _fill(broker, "t", rows, 64)
         _fill(broker, "u", rows, 1000)
-    batch = {"consume_message_batch_max_size": 32}
     found = interleaved(
         bench.rounds,
         {
-            "queue": partial(_through, bench, path, "t", rows, _accepts, **batch),
-            "key": partial(_through, bench, path, "t", rows, _accepts, order="key", **batch),
-            "threads": partial(_through, bench, path, "u", rows, _accepts, order="key", concurrency=16),
+            "queue": partial(_through, bench, path, "t", rows, _accepts, OrderPerQueue(32)),
+            "key": partial(_through, bench, path, "t", rows, _accepts, OrderPerKey(32)),
+            "threads": partial(_through, bench, path, "u", rows, _accepts, OrderPerKey(concurrency=16)),
         },
     )
     mine, peer = (found[name]["rate"] / 1000 for name in ("key", "queue"))
@@ -165,8 +166,8 @@ def poisoned(bench: Bench) -> list[Figure]:
             # Each key comes once in 100 turns of 10; the first of them is the poisoned one.
             return [first if (turn * 10 + one) % 1000 == 0 else f"key-{(turn * 10 + one) % 1000}" for one in range(10)]
 
-        how = {"order": "key", "concurrency": 8, "in_batch_attempts": 2, "suspend_current_queue_time_millis": 10}
-        heard = bench.source(SCHEMA, path, "t", parkingLot="true").transform(consume_orderly, Clocked, **how)
+        order = OrderPerKey(concurrency=8, in_batch_attempts=2, suspend_current_queue_time_millis=10)
+        heard = bench.source(SCHEMA, path, "t", parkingLot="true").transform(consume_orderly, Clocked, order)
         with _traffic(path, 0.1, keys):
             took = bench.paced(heard, "noop", 20 if bench.quick else 120)["triggerExecution"]
         seen = [float(line) for file in waits.iterdir() for line in file.read_text().split()]
@@ -195,7 +196,7 @@ def lot(bench: Bench) -> list[Figure]:
             if parked:
                 _park(broker, group, queue, parked)
         heard = bench.source(SCHEMA, path, "t", parkingLot="true", parkingLotMaxMessages=2 * LOT).transform(
-            consume_orderly, _accepts, order="key"
+            consume_orderly, _accepts, OrderPerKey()
         )
         with _traffic(path, 0.2, lambda turn: [f"new-{turn}-{one}" for one in range(10)]):
             return {"batch": bench.paced(heard, "noop", 10 if bench.quick else 40)["triggerExecution"]}

@@ -8,6 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from bench.key_order import _park
+from ordered_source import OrderPerKey, OrderPerQueue
 from orderedmq.broker import Broker
 
 #: The kinds, and how many queries each of them is.
@@ -51,14 +52,20 @@ def options(kind: str, path: Path) -> dict[str, str]:
         found |= {"assignment": "shared", "lockTimeout": "60s"}
     if kind == "listener-queue":
         found["includeLockToken"] = "true"
-    if order(kind) == "key":
+    if isinstance(order(kind), OrderPerKey):
         found |= {"parkingLot": "true", "parkingLotMaxMessages": str(10 * PARKED)}
     return found
 
 
-def order(kind: str) -> str | None:
+def order(kind: str) -> OrderPerQueue | OrderPerKey | None:
     """Return the order of the kind's listener; None if it has none."""
-    return {"listener-queue": "queue", "listener-key": "key", "parking": "key"}.get(kind)
+    by_key = OrderPerKey(in_batch_attempts=1)
+    orders: dict[str, OrderPerQueue | OrderPerKey] = {
+        "listener-queue": OrderPerQueue(),
+        "listener-key": by_key,
+        "parking": by_key,
+    }
+    return orders.get(kind)
 
 
 def disturb(broker: Broker, number: int) -> None:

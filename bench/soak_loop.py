@@ -244,7 +244,7 @@ def _work(kind: str, options: dict[str, str]) -> None:
     order = soak_kinds.order(kind)
     if order is not None:
         frame: Any = _Frame(schema.names)
-        consume = consume_orderly(frame, listen, order=order, in_batch_attempts=1 if order == "key" else 3)
+        consume = consume_orderly(frame, listen, order)
     context: Any = None
     TaskContext.get = classmethod(lambda cls: context)  # type: ignore[assignment, method-assign]
     while True:

@@ -171,7 +171,7 @@ class Application:
         order = soak_kinds.order(kind)
         if order is None:
             return rows
-        return rows.transform(consume_orderly, listen, order=order, in_batch_attempts=1 if order == "key" else 3)
+        return rows.transform(consume_orderly, listen, order)
 
 
 def _by_module() -> dict[str, list[int]]:

@@ -39,7 +39,7 @@ MEMBER: Final = """
 import sys, time, orderedmq
 import pyarrow as pa
 from dataclasses import replace
-from orderedmq.core.listener import dead_letter_properties
+from orderedmq.core.dead_letters import dead_letter_properties
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Subscription
 from orderedmq.core.parking import Put, Ticket

@@ -11,25 +11,36 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ordered_source.lag_listener import LagListener
-    from ordered_source.listener.concurrently import consume_concurrently
+    from ordered_source.listener.consume import consume_concurrently, consume_orderly
     from ordered_source.listener.dead_letter import dead_letter
-    from ordered_source.listener.shell import consume_orderly
-    from orderedmq.core.concurrently import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
-    from orderedmq.core.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus
+    from ordered_source.listener.tracing import Tracing
+    from orderedmq.listening.concurrent_engine import ConcurrentSettings
+    from orderedmq.listening.key_engine import OrderPerKey
+    from orderedmq.listening.listener import (
+        ConsumeConcurrentlyContext,
+        ConsumeConcurrentlyStatus,
+        ConsumeOrderlyContext,
+        ConsumeOrderlyStatus,
+    )
+    from orderedmq.listening.queue_engine import OrderPerQueue
 
 __all__ = [
-    "ConsumeConcurrentlyContext", "ConsumeConcurrentlyStatus", "ConsumeOrderlyContext", "ConsumeOrderlyStatus", "LagListener",
-    "consume_concurrently", "consume_orderly", "dead_letter",
+    "ConcurrentSettings", "ConsumeConcurrentlyContext", "ConsumeConcurrentlyStatus", "ConsumeOrderlyContext", "ConsumeOrderlyStatus",
+    "LagListener", "OrderPerKey", "OrderPerQueue", "Tracing", "consume_concurrently", "consume_orderly", "dead_letter",
 ]  # fmt: skip
 
 _HOMES = {
-    "ConsumeConcurrentlyContext": "orderedmq.core.concurrently",
-    "ConsumeConcurrentlyStatus": "orderedmq.core.concurrently",
-    "ConsumeOrderlyContext": "orderedmq.core.listener",
-    "ConsumeOrderlyStatus": "orderedmq.core.listener",
+    "ConcurrentSettings": "orderedmq.listening.concurrent_engine",
+    "ConsumeConcurrentlyContext": "orderedmq.listening.listener",
+    "ConsumeConcurrentlyStatus": "orderedmq.listening.listener",
+    "ConsumeOrderlyContext": "orderedmq.listening.listener",
+    "ConsumeOrderlyStatus": "orderedmq.listening.listener",
     "LagListener": "ordered_source.lag_listener",
-    "consume_concurrently": "ordered_source.listener.concurrently",
-    "consume_orderly": "ordered_source.listener.shell",
+    "OrderPerKey": "orderedmq.listening.key_engine",
+    "OrderPerQueue": "orderedmq.listening.queue_engine",
+    "Tracing": "ordered_source.listener.tracing",
+    "consume_concurrently": "ordered_source.listener.consume",
+    "consume_orderly": "ordered_source.listener.consume",
     "dead_letter": "ordered_source.listener.dead_letter",
 }
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 import orderedmq
 from orderedmq.broker import Broker
-from orderedmq.core.listener import dead_letter_properties
+from orderedmq.core.dead_letters import dead_letter_properties
 from orderedmq.core.lock import Client, LockToken
 from orderedmq.core.membership import Subscription
 from orderedmq.core.parking import Put, Ticket

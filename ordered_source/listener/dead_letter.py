@@ -8,6 +8,7 @@ that Spark runs again puts nothing aside twice, and lets nothing pass that it ha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Final
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sql
 
 from ordered_source.columns import COLUMN_TYPES
-from ordered_source.listener.messages import Columns, Message
+from ordered_source.listener.rows import Columns, Rows
 from ordered_source.listener.tasks import NEEDED, by_queue, lock_of, require_columns, write_letters
 from ordered_source.read_context import TaskLock
 from orderedmq.concise import concise
@@ -24,6 +25,7 @@ from orderedmq.conditions import SchemaCondition
 from orderedmq.core.lock import LockToken
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import SchemaError
+from orderedmq.listening.engine import Message
 from orderedmq.model import MAX_OFFSET, OffsetRange
 
 NAME: Final = "dead_letter"
@@ -83,7 +85,7 @@ def separate(
     for batch in batches:
         # Rows without a lock are refused before the first row is put aside.
         pieces = [
-            (lock_of(queue, context, credentials, tls, NAME, lot=False), rows) for queue, context, rows in by_queue(batch)
+            (lock_of(queue, context, credentials, tls, NAME, parks=False), rows) for queue, context, rows in by_queue(batch)
         ]
         passing = [pc.invert(letters.settled(lock, rows)) for lock, rows in pieces]
         for lock, rows in pieces:
@@ -117,5 +119,5 @@ class _Letters:
 def _put(lock: TaskLock, rows: pa.RecordBatch) -> None:
     if rows.num_rows:
         columns = Columns(rows)
-        messages = [Message(columns, index, 0) for index in range(rows.num_rows)]
-        write_letters(lock.broker, lock.token, messages, columns.get(rows.schema.names[-1]))
+        made = map(Message, columns.get("queue_offset"), repeat(None), repeat(Rows(columns, 0)), range(rows.num_rows))
+        write_letters(lock.broker, lock.token, list(made), columns.get(rows.schema.names[-1]))

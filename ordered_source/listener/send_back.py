@@ -7,9 +7,9 @@ from typing import Final
 
 from orderedmq.broker import Broker
 from orderedmq.conditions import SchemaCondition
-from orderedmq.core.key_order import Message, Outcome
 from orderedmq.core.lock import LockToken
 from orderedmq.errors import DataLossError, GroupError, LockError, OrderedMQError, SchemaError
+from orderedmq.listening.engine import Message, Outcome
 from orderedmq.model import MessageQueue
 
 #: The delay level that makes a dead letter of a message at once (Java: delayLevelWhenNextConsume).
@@ -31,11 +31,11 @@ class SendBack:
 
         Raises LockError; DataLossError and GroupError, since waiting does not help.
         """
-        return self._send([(one.offset, one.level) for one in messages])
+        return self._send([(one._offset, one._level) for one in messages])
 
-    def put_aside(self, message: Message) -> str | None:
-        """Have the broker make a dead letter of a message. Return None, or the error's text. Raises as `send`."""
-        return self._send([(message.offset, _DEAD_LETTER)])
+    def give_up(self, messages: Sequence[Message]) -> str | None:
+        """Have the broker make dead letters of messages. Return None, or the error's text. Raises as `send`."""
+        return self._send([(one._offset, _DEAD_LETTER) for one in messages])
 
     def _send(self, messages: Sequence[tuple[int, int]]) -> str | None:
         left = [one for one in messages if one not in self._sent]

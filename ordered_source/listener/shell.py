@@ -1,284 +1,401 @@
-"""``consume_orderly``: runs a Python listener over queues or keys, in order, in Spark's tasks.
+"""The task of a listener: runs an engine over the rows of a queue with the listener, the broker, the clocks and the log.
 
-Here is the shell of order="queue" around orderedmq.core.orderly; that of order="key" is in `key_shell`. Rules: a task of a
-streaming query has a range of one queue, unless the user shuffled the rows. The engine decides; a shell calls the listener,
-sleeps, asks the broker about the lock and writes dead letters. Delivery is at-least-once per micro-batch: when one task of the
-batch fails, Spark runs the whole batch again, including the listeners of the other tasks.
+Rules: a task has the rows of one queue's parking lot, if it is planned, and then those of the queue, unless the user shuffled the rows.
+The engine, the broker and the rows for Spark stay in the task's own thread; only calls of the listener may be in others (`calls`). More
+rows are asked of Spark only when the engine wants them. Delivery is at-least-once per micro-batch: when one task of the batch fails, Spark
+runs the whole batch again, including the listeners of the other tasks. A repeat must honour what an earlier attempt has parked, and what it
+has made dead letters of, so a task reads the parking lot to its end and asks for dead letters before it calls a listener.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import fields
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, repeat
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from ordered_source.columns import TICKET
-from ordered_source.listener import by_key, key_shell
-from ordered_source.listener.by_key import ByKey
-from ordered_source.listener.messages import Window, runs
-from ordered_source.listener.tasks import NEEDED, OUTCOME_SCHEMA, OUTCOMES, by_queue, lock_of, put_aside, require_columns
+from ordered_source.columns import TICKET, LotPlace
+from ordered_source.listener.calls import Calls
+from ordered_source.listener.rows import Columns, Rows
+from ordered_source.listener.send_back import SendBack, require_retries, told
+from ordered_source.listener.settled import Settled
+from ordered_source.listener.tasks import by_queue, lock_of, write_letters
 from ordered_source.listener.tracing import NO_TRACING, Tracing
 from ordered_source.read_context import ReadContext, TaskLock
 from orderedmq.concise import concise
-from orderedmq.conditions import OptionCondition
-from orderedmq.core.key_order import KeySettings
-from orderedmq.core.listener import (
-    ConsumeMessageHook,
-    ConsumeOrderlyContext,
-    Listener,
-    OrderlySettings,
-    call_listener,
-)
-from orderedmq.core.orderly import Batch, CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
-from orderedmq.core.process_queue import Slice
+from orderedmq.conditions import OptionCondition, SchemaCondition
+from orderedmq.core.parking import BEHIND, DELAY_LEVELS, DROPPED, HELD, Put, Ticket, companion, delay
 from orderedmq.endpoint import Credentials, TlsOptions
-from orderedmq.errors import OptionError
+from orderedmq.errors import DataLossError, GroupError, LockError, OptionError, OrderedMQError, SchemaError
+from orderedmq.listening.engine import (
+    Action,
+    Batch,
+    CheckLock,
+    Consume,
+    DeadLetter,
+    Done,
+    Engine,
+    Message,
+    Outcome,
+    Park,
+    Pull,
+    Settings,
+    Suspend,
+    Wait,
+)
+from orderedmq.listening.listener import Answer, ConsumeMessageHook, call
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
+from orderedmq.schema import TIMESTAMP_TYPE
 
 log = logging.getLogger("orderedmq")
 
-NAME: Final = "consume_orderly"
+#: Columns of the outcomes, a row each; ``end_offset`` is exclusive, ``duration`` in seconds.
+OUTCOMES: Final = (
+    "topic string, broker_name string, queue_id int, begin_offset long, end_offset long, status string, attempts int, duration double, "
+    "error string, sharding_key string, due_timestamp timestamp"
+)
+_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("broker_name", pa.string()),
+        ("queue_id", pa.int32()),
+        ("begin_offset", pa.int64()),
+        ("end_offset", pa.int64()),
+        ("status", pa.string()),
+        ("attempts", pa.int32()),
+        ("duration", pa.float64()),
+        ("error", pa.string()),
+        ("sharding_key", pa.string()),
+        ("due_timestamp", TIMESTAMP_TYPE),
+    ]
+)
+#: Messages that are given to the engine at once, and outcomes that are given to Spark at once.
+PUT_TOGETHER: Final = 4096
+GIVE_TOGETHER: Final = 4096
 
 
-def consume_orderly(
-    df: DataFrame,
-    listener: Listener | type,
-    *,
-    order: str = "queue",
-    consume_message_batch_max_size: int = 1,
-    suspend_current_queue_time_millis: int = 1000,
-    max_reconsume_times: int = 16,
-    concurrency: int = 1,
-    in_batch_attempts: int = 3,
-    max_batch_seconds: float = 30.0,
-    on_exhausted: str = "dead_letter",
-    hooks: Sequence[ConsumeMessageHook] = (),
-    credentials: Credentials | None = None,
-    tls: TlsOptions | None = None,
-    enable_msg_trace: bool = False,
-    customized_trace_topic: str | None = None,
-    trace_context: bool = False,
-) -> DataFrame:
-    """Run ``listener(messages, context) -> ConsumeOrderlyStatus`` over queues or keys, in order: RocketMQ's MessageListenerOrderly.
+@dataclass(frozen=True)
+class Consumer:
+    """A listener with everything that its tasks need. ``credentials`` and ``tls`` are those of the source."""
 
-    ``df`` is a stream of the source with ``includeLockToken=true``, or with a schema that names topic, broker_name, queue_id,
-    queue_offset, body and lock_token. ``messages`` is a sequence of 1 to ``consume_message_batch_max_size`` (at most 1024)
-    messages with fields named like the columns; ``context`` is a ConsumeOrderlyContext. ``hooks`` are called before and after
-    each call of the listener, in its thread.
+    listener: Any
+    settings: Settings
+    hooks: Sequence[ConsumeMessageHook] = ()
+    credentials: Credentials | None = None
+    tls: TlsOptions | None = None
+    tracing: Tracing = NO_TRACING
 
-    ``listener`` may be a class. Then each thread that makes calls makes one object, by ``listener()`` at its first call, and
-    calls that. A thread and its object stay with the Python worker for later tasks and micro-batches, so the object may have a
-    connection to a database. It is never closed: the worker's process ends.
 
-    ``order="queue"``: one batch of a queue after another. A suspended batch, or one whose listener raised an exception, goes to
-    the listener again after ``suspend_current_queue_time_millis`` (milliseconds, cut to 10 to 30,000), at most
-    ``max_reconsume_times`` times, and then to the topic %DLQ%<group>. (-1 retries for ever, as RocketMQ does by default; that
-    can hold the micro-batch for ever.) ConsumeOrderlyStatus has the effect of each status.
+class Piece(NamedTuple):
+    """Rows of one queue under one lock. ``places``: where they lie in the parking lot; None for rows of the queue."""
 
-    ``order="key"``: the unit of order is the topic's sharding key, and a message without one is a key of its own. It needs the
-    column sharding_key and a source with ``parkingLot=true``, which adds lock_token and ticket. Up to ``concurrency`` batches of a queue,
-    each of one key, are at the listener at once, in threads: it must be thread-safe, or a class. A key that fails is tried
-    again after the suspension while others go on. After ``in_batch_attempts`` failures, or when the micro-batch has worked on
-    the queue for ``max_batch_seconds``, what the range has of the key is put into the group's parking lot, and later messages
-    of the key behind it. It comes back by itself, before newer messages of the key, after 10 s, 30 s, 1 min … 2 h. A message
-    that failed more than ``max_reconsume_times`` times in all becomes a dead letter and its key goes on; with
-    ``on_exhausted="hold"`` the key stays parked until somebody releases it. COMMIT, ROLLBACK and ``context.auto_commit`` belong
-    to ``order="queue"``: here they count as failures. With ``concurrency=1`` the listener runs in the task's own thread.
+    queue: MessageQueue
+    context: ReadContext | None
+    rows: pa.RecordBatch
+    places: Sequence[LotPlace] | None
 
-    Returns a DataFrame with a row per settled batch: topic string, broker_name string, queue_id int, begin_offset long,
-    end_offset long (exclusive), status string, attempts int, duration double (seconds), error string. ``attempts`` is 0 where an
-    earlier attempt of the micro-batch has made dead letters: their messages do not come again. ``order="key"`` returns a
-    row per message, with sharding_key string and due_timestamp timestamp besides. Its status is SUCCESS, DEAD_LETTER, PARKED
-    (``due_timestamp`` says when it comes back, if that is known), DROPPED (an operator dropped it from the parking lot) or
-    REPEATED (it failed in a repeat of a micro-batch that the group's offset had passed). Write the rows somewhere: the listener
-    runs only when Spark runs the DataFrame. ``credentials`` and ``tls`` are those of the source, for a cluster that requires
-    them, because rows do not carry them.
 
-    ``enable_msg_trace=True``: over RocketMQ, the calls are in its message trace, as those of a Java consumer, in the topic
-    ``customized_trace_topic`` (default: RMQ_SYS_TRACE_TOPIC). ``trace_context=True``: each call runs in an OpenTelemetry span in
-    the trace context of its messages (`orderedmq.trace_context`); needs ``includeProperties=true`` and the package
-    opentelemetry-api.
-
-    Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
-    UNSUPPORTED for rows that were read without a lock, or with a parking lot where ``order`` allows none and the reverse,
-    MISSING without the ``credentials`` that the source used, LockError LOST if another owner may have the queue, ListenerError
-    UNCOMMITTED if messages are taken and not committed at the end of a range.
-    """
-    told = tuple(hooks)
-    shared = (consume_message_batch_max_size, suspend_current_queue_time_millis, max_reconsume_times)
-    of_key = {
-        "concurrency": concurrency,
-        "in_batch_attempts": in_batch_attempts,
-        "max_batch_seconds": max_batch_seconds,
-        "on_exhausted": on_exhausted,
-    }
-    if order == "key":
-        require_columns(df, (*NEEDED, "sharding_key", TICKET), by_key.NAME, "parkingLot=true")
-        keyed = KeySettings(*shared, **of_key)  # type: ignore[arg-type]
-        tracing = Tracing.parse(df, by_key.NAME, enable_msg_trace, customized_trace_topic, trace_context)
-        return key_shell.run(df, ByKey(listener, keyed, told, credentials, tls, tracing))
-    if order != "queue":
-        raise OptionError(OptionCondition.INVALID, f"order is {order!r}: give 'queue' or 'key'")
-    _refuse_others(of_key)
-    require_columns(df, NEEDED, NAME)
-    settings = OrderlySettings(*shared)
-    tracing = Tracing.parse(df, NAME, enable_msg_trace, customized_trace_topic, trace_context)
+def run(df: DataFrame, consumer: Consumer) -> DataFrame:
+    """Return the outcomes of a listener over the DataFrame's rows."""
 
     @concise
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return consume(batches, listener, settings, told, credentials, tls, tracing)
+        return consume(batches, consumer)
 
     return df.mapInArrow(run, OUTCOMES)
 
 
-def _refuse_others(given: Mapping[str, object]) -> None:
-    """Refuse parameters that only order="key" has. Raises OptionError INVALID."""
-    defaults = {one.name: one.default for one in fields(KeySettings)}
-    others = [name for name, value in given.items() if value != defaults[name]]
-    if others:
-        raise OptionError(
-            OptionCondition.INVALID,
-            f'{", ".join(others)} given with order="queue", which calls the listener with one batch of a queue after another and parks '
-            'nothing: give order="key", or leave them out',
+def consume(
+    batches: Iterable[pa.RecordBatch], consumer: Consumer, wall: Callable[[], float] = time.time
+) -> Iterator[pa.RecordBatch]:
+    """Run one task: feed the rows to the listener, one queue after another, and yield the outcomes.
+
+    ``wall`` is the clock of due times, in seconds since 1970.
+    """
+    settings = consumer.settings
+    pieces = chain.from_iterable(map(_pieces, batches))
+    for (queue, context), own in groupby(pieces, lambda one: (one.queue, one.context)):
+        lock = lock_of(
+            queue, context, consumer.credentials, consumer.tls, settings.name, parks=settings.parks, retry_topic=settings.alone
+        )
+        yield from _Task(queue, lock, consumer, wall).run(own)
+
+
+class _Task:
+    """Runs the engine of one queue."""
+
+    def __init__(self, queue: MessageQueue, lock: TaskLock, consumer: Consumer, wall: Callable[[], float]) -> None:
+        self.queue, self._consumer, self._wall = queue, consumer, wall
+        self._settings = settings = consumer.settings
+        self._broker, self._token, self._plan = lock.broker, lock.token, lock.lot
+        #: What takes back messages that fail; None: they are parked, if they are not tried again at once.
+        self._back = None
+        if settings.parks and self._plan is None:
+            self._back = SendBack(lock.broker, lock.token, settings.most_retries)
+        self._listener = consumer.tracing.listener(consumer.listener, lock)
+        self._out: list[Outcome] = []
+        self._warned = 0
+
+    def run(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+        planned, rest = self._planned(pieces)
+        settled, rest = self._settled([one._offset for one in planned], rest)
+        planned, decided = settled.divide(planned)
+        self._out += decided
+        clock = time.monotonic
+        engine = self._settings.engine(self.queue, clock(), settled.view(planned))
+        feed = self._feed(rest, settled)
+        threads = Calls(self._call, self._settings.concurrency) if self._settings.concurrency > 1 else None
+        try:
+            while True:
+                action = engine.next(clock())
+                done = type(action) is Done
+                match action:
+                    case Consume(batch):
+                        if threads is None:
+                            self._out += engine.consumed(batch, self._call(batch), clock())
+                        else:
+                            threads.start(batch)
+                    case Pull():
+                        messages = next(feed, None)
+                        if messages is None:
+                            engine.close()
+                        else:
+                            engine.put(messages)
+                    case Wait(seconds):
+                        assert threads is not None
+                        self._answered(engine, threads, seconds)
+                    case _:
+                        self._at_broker(engine, action, threads)
+                while threads is not None and threads.answered:
+                    self._answered(engine, threads, None)
+                if self._warned < len(engine.warnings):
+                    self._warn(engine)
+                if self._out and (done or len(self._out) >= GIVE_TOGETHER):
+                    outcomes, self._out = self._out, []
+                    yield self._table(outcomes)
+                if done:
+                    return
+        finally:
+            # Also if Spark closes the task, or ends the process: no call starts after this.
+            if threads is not None:
+                threads.end()
+
+    # -- calls
+
+    def _call(self, batch: Batch) -> Answer:
+        context = self._settings.context(self.queue)
+        return call(self._listener, batch.messages, context, self._consumer.hooks, log.warning, self._settings.statuses)
+
+    def _answered(self, engine: Engine, threads: Calls[Batch, Answer], timeout: float | None) -> None:
+        returned = threads.answer(timeout)
+        if returned is not None:
+            batch, answer = returned
+            self._out += engine.consumed(batch, answer, time.monotonic())
+
+    # -- the broker
+
+    def _at_broker(self, engine: Engine, action: Action, threads: Calls[Batch, Answer] | None) -> None:
+        clock = time.monotonic
+        try:
+            match action:
+                case CheckLock():
+                    engine.lock(self._broker.groups.check(self._token), clock())
+                case Park(messages):
+                    self._park(engine, messages)
+                case DeadLetter(messages):
+                    failed = self._give_up(messages) if self._back is None else self._back.give_up(messages)
+                    self._out += engine.dead_lettered(failed is None, failed, clock())
+                case Suspend(seconds):
+                    time.sleep(seconds)
+        except LockError:
+            # No new call starts, and those under way are waited for.
+            engine.lock(False, clock())
+            while threads is not None and isinstance(waiting := _next(engine), Wait):
+                self._answered(engine, threads, waiting.seconds)
+            raise
+
+    def _give_up(self, messages: Sequence[Message]) -> str | None:
+        """Write messages to the dead letters. Return None, or the error's text if the write fails. Raises LockError."""
+        try:
+            write_letters(self._broker, self._token, messages, [one._error for one in messages])
+        except LockError:
+            raise
+        except OrderedMQError as refused:
+            return str(refused)
+        return None
+
+    def _park(self, engine: Engine, messages: Sequence[Message]) -> None:
+        if self._back is not None:
+            error = self._back.send(messages)
+            sent = None if error is not None else [True] * len(messages)
+            self._out += told(engine.was_parked(sent, error, time.monotonic()))
+            return
+        now = int(self._wall() * 1000)
+        puts = [self._put(one, now) for one in messages]
+        try:
+            parked = self._broker.groups.park(self._token, puts)
+        except (LockError, DataLossError, GroupError):
+            # Waiting does not help.
+            raise
+        except OrderedMQError as error:
+            engine.was_parked(None, str(error), time.monotonic())
+            return
+        for outcome, put in zip(engine.was_parked(parked, None, time.monotonic()), puts, strict=True):
+            due = put.ticket.due
+            self._out.append(outcome._replace(due=due) if outcome.status == "PARKED" and due > BEHIND else outcome)
+
+    def _put(self, message: Message, now: int) -> Put:
+        rows: Rows = message._rows
+        place = rows.places[message._number - rows.first] if rows.places else None
+        due, puts = (BEHIND, 0) if place is None else (place.due, place.puts)
+        if message._again:
+            seconds = DELAY_LEVELS[message._level - 1] if message._level else delay(puts)
+            due, puts = now + seconds * 1000, puts + 1
+        if message._held:
+            due = HELD
+        ticket = Ticket(message._offset, message._attempts, puts, due, message._error or "", alone=self._settings.alone)
+        if place is None:
+            return Put(self.queue, message._offset, ticket)
+        return Put(companion(self._token).queue, place.place, ticket)
+
+    # -- rows
+
+    def _planned(self, pieces: Iterator[Piece]) -> tuple[list[Message], Iterator[Piece]]:
+        """Return the messages of the parking lot, which come first, and the other rows."""
+        now = int(self._wall() * 1000)
+        planned: list[Message] = []
+        for piece in pieces:
+            if piece.places is None:
+                return planned, chain([piece], pieces)
+            columns = Columns(piece.rows)
+            rows = Rows(columns, 0, piece.places)
+            every = zip(columns.get("queue_offset"), columns.keys(), piece.places, strict=True)
+            for number, (offset, key, place) in enumerate(every):
+                error = place.error or None
+                if place.due == DROPPED:
+                    self._out.append(Outcome(offset, offset + 1, key, "DROPPED", place.attempts, 0.0, error))
+                    continue
+                message = Message(offset, key, rows, number)
+                message._due = Ticket(offset, place.attempts, place.puts, place.due).is_due(now)
+                message._attempts, message._held, message._error = place.attempts, place.due == HELD, error
+                planned.append(message)
+        return planned, iter(())
+
+    def _settled(self, planned: Sequence[int], rest: Iterator[Piece]) -> tuple[Settled, Iterator[Piece]]:
+        """Ask which messages are settled, those of the offsets ``planned`` among them. Return it, and the other rows again."""
+        if self._plan is not None:
+            return Settled.read(self._broker, self._token, companion(self._token).queue, self._plan, planned), rest
+        if self._back is not None:
+            # Their broker has the messages again, with other offsets.
+            return Settled.without_lot(), rest
+        piece = next(rest)
+        begin: int = piece.rows.column("queue_offset")[0].as_py()
+        letters = self._broker.groups.letters(self._token, [OffsetRange(begin, MAX_OFFSET)])
+        return Settled.without_lot(letters), chain([piece], rest)
+
+    def _feed(self, pieces: Iterator[Piece], settled: Settled) -> Iterator[list[Message]]:
+        """Yield the messages of the queue, some at a time."""
+        first = 0
+        for piece in pieces:
+            if piece.places is not None:
+                raise OptionError(
+                    OptionCondition.UNSUPPORTED,
+                    f"rows of the parking lot of queue {self.queue} came behind others: a key would be overtaken; give the listener the "
+                    "source's rows in the order in which it reads them, neither sorted nor shuffled",
+                )
+            for begin in range(0, piece.rows.num_rows, PUT_TOGETHER):
+                columns = Columns(piece.rows.slice(begin, PUT_TOGETHER))
+                offsets = columns.get("queue_offset")
+                # Order per queue has no use for keys.
+                keys = columns.keys() if self._settings.parks else repeat(None)
+                if self._back is not None:
+                    require_retries(columns.names, self.queue)
+                messages = list(map(Message, offsets, keys, repeat(Rows(columns, first)), range(first, first + len(offsets))))
+                first += len(offsets)
+                counts = columns.get("reconsume_times") if "reconsume_times" in columns.names else ()
+                if any(counts):
+                    for message, count in zip(messages, counts, strict=True):
+                        message._attempts = count or 0
+                messages, decided = settled.divide(messages)
+                self._out += decided
+                yield messages
+
+    # -- what is told
+
+    def _warn(self, engine: Engine) -> None:
+        for text in engine.warnings[self._warned :]:
+            log.warning("%s", text)
+        self._warned = len(engine.warnings)
+
+    def _table(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch:
+        begins, ends, keys, statuses, attempts, seconds, errors, dues = zip(*outcomes, strict=True)
+        count = len(outcomes)
+        same = {
+            "topic": self.queue.topic,
+            "broker_name": self.queue.broker_name,
+            "queue_id": self.queue.queue_id,
+            **({"status": statuses[0]} if statuses.count(statuses[0]) == count else {}),
+            **({"error": None} if errors.count(None) == count else {}),
+            **({"sharding_key": None} if keys.count(None) == count else {}),
+            **({"due_timestamp": None} if dues.count(None) == count else {}),
+        }
+        arrays = {
+            "begin_offset": begins,
+            "end_offset": ends,
+            "status": statuses,
+            "attempts": attempts,
+            "duration": seconds,
+            "error": errors,
+            "sharding_key": keys,
+            "due_timestamp": [None if due is None else due * 1000 for due in dues] if "due_timestamp" not in same else (),
+        }
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.repeat(pa.scalar(same[field.name], field.type), count)
+                if field.name in same
+                else pa.array(arrays[field.name], field.type)
+                for field in _SCHEMA
+            ],
+            schema=_SCHEMA,
         )
 
 
-def consume(
-    batches: Iterator[pa.RecordBatch],
-    listener: Listener | type,
-    settings: OrderlySettings,
-    hooks: Sequence[ConsumeMessageHook],
-    credentials: Credentials | None = None,
-    tls: TlsOptions | None = None,
-    tracing: Tracing = NO_TRACING,
-) -> Iterator[pa.RecordBatch]:
-    """Run one task: feed the rows to the listener, one queue after another, and yield the outcomes."""
-    current: _Consumer | None = None
-    for batch in batches:
-        decided: list[Outcome] = []
-        for queue, context, rows in by_queue(batch):
-            if current is None or (current.queue, current.context) != (queue, context):
-                if current is not None:
-                    decided += current.finish()
-                lock = lock_of(queue, context, credentials, tls, NAME, lot=False)
-                current = _Consumer(queue, context, lock, tracing.listener(listener, lock), settings, hooks)
-            decided += current.feed(rows)
-        if decided:
-            yield _table(decided)
-    if current is not None:
-        decided = current.finish()
-        if decided:
-            yield _table(decided)
+def _next(engine: Engine) -> Action | None:
+    """The engine's next action; None if it says that the lock is lost."""
+    try:
+        return engine.next(time.monotonic())
+    except LockError:
+        return None
 
 
-class _Consumer:
-    """Runs the engine of one queue with the listener, the broker, the clock and the log."""
+def _pieces(batch: pa.RecordBatch) -> Iterator[Piece]:
+    """Split a batch's rows where the queue or the lock changes, and between rows of the parking lot and of the queue.
 
-    def __init__(
-        self,
-        queue: MessageQueue,
-        context: ReadContext | None,
-        lock: TaskLock,
-        listener: Listener,
-        settings: OrderlySettings,
-        hooks: Sequence[ConsumeMessageHook],
-    ) -> None:
-        self.queue, self.context = queue, context
-        self._broker, self._token = lock.broker, lock.token
-        self._listener, self._hooks = listener, hooks
-        self._engine = OrderlyQueue(queue, settings, time.monotonic())
-        self._window = Window()
-        self._letters: set[int] | None = None
-        #: The first offset of a batch whose dead letters may be stored although their write failed: the answer may have been lost.
-        self._unsure: int | None = None
-        #: The context of the last call, as the listener left it.
-        self._context = ConsumeOrderlyContext(queue)
-        self._warned = 0
-
-    def feed(self, rows: pa.RecordBatch) -> list[Outcome]:
-        out: list[Outcome] = []
-        if self._letters is None:
-            # The engine has no messages yet: it checks the lock.
-            out += self._drive()
-            first: int = rows.column("queue_offset")[0].as_py()
-            self._letters = self._broker.groups.letters(self._token, [OffsetRange(first, MAX_OFFSET)])
-        for piece in self._window.add(rows):
-            out += put_unsettled(self._engine, piece, self._letters)
-        return out + self._drive()
-
-    def finish(self) -> list[Outcome]:
-        self._engine.close()
-        return self._drive()
-
-    def _drive(self) -> list[Outcome]:
-        """Carry out the engine's actions until it needs more messages or is done. Return the outcomes."""
-        engine, clock = self._engine, time.monotonic
-        out: list[Outcome] = []
-        while True:
-            action = engine.next(clock())
-            match action:
-                case Consume(batch):
-                    status, error = None, batch.error
-                    if batch.begin != self._unsure or not self._known(batch):
-                        self._context = ConsumeOrderlyContext(self.queue)
-                        messages = self._window.messages(batch.slices, batch.retries)
-                        status, error = call_listener(self._listener, messages, self._context, self._hooks, log.warning)
-                    # Without a call, the result of the batch's last call counts again: a failure.
-                    self._decided(engine.consumed(self._context, status, error, clock()), out)
-                case DeadLetter(batch):
-                    messages = self._window.messages(batch.slices)
-                    failed = put_aside(self._broker, self._token, messages, batch.error, batch.retries)
-                    self._unsure = None if failed is None else batch.begin
-                    self._decided(engine.dead_lettered(failed is None, failed, clock()), out)
-                case Suspend(seconds):
-                    time.sleep(seconds)
-                case CheckLock():
-                    engine.lock(self._broker.groups.check(self._token), clock())
-                case Pull() | Done():
-                    return out
-
-    def _known(self, batch: Batch) -> bool:
-        """Whether a message of the batch has a dead letter."""
-        return bool(self._broker.groups.letters(self._token, [OffsetRange(piece.begin, piece.end) for piece in batch.slices]))
-
-    def _decided(self, outcomes: list[Outcome], out: list[Outcome]) -> None:
-        for text in self._engine.warnings[self._warned :]:
-            log.warning("%s", text)
-        self._warned = len(self._engine.warnings)
-        if outcomes:
-            out += outcomes
-            self._window.forget(self._engine.floor)
-
-
-def put_unsettled(engine: OrderlyQueue, piece: Slice, letters: Set[int]) -> list[Outcome]:
-    """Give an engine messages, except those that became dead letters in an earlier attempt. Return the outcomes of these."""
-    out: list[Outcome] = []
-    for settled in runs(sorted(offset for offset in letters if piece.begin <= offset < piece.end)):
-        before, rest = piece.split(settled.begin - piece.begin)
-        engine.put(before)
-        out += engine.settle(*settled)
-        piece = rest.split(settled.messages)[1]
-    engine.put(piece)
-    return out
-
-
-def _table(outcomes: Sequence[Outcome]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([one.queue.topic for one in outcomes], pa.string()),
-            pa.array([one.queue.broker_name for one in outcomes], pa.string()),
-            pa.array([one.queue.queue_id for one in outcomes], pa.int32()),
-            pa.array([one.begin_offset for one in outcomes], pa.int64()),
-            pa.array([one.end_offset for one in outcomes], pa.int64()),
-            pa.array([one.status for one in outcomes], pa.string()),
-            pa.array([one.attempts for one in outcomes], pa.int32()),
-            pa.array([one.duration for one in outcomes], pa.float64()),
-            pa.array([one.error for one in outcomes], pa.string()),
-        ],
-        schema=OUTCOME_SCHEMA,
-    )
+    Raises SchemaError MISSING_COLUMN for rows that were read with a parking lot and come without their tickets.
+    """
+    for queue, context, rows in by_queue(batch):
+        if TICKET not in rows.schema.names:
+            if context is not None and context.lot is not None:
+                raise SchemaError(
+                    SchemaCondition.MISSING_COLUMN,
+                    f"rows of queue {queue} were read with parkingLot=true and have no column {TICKET}, which says of a parked message when "
+                    "it is due: do not drop it, or name it in the schema that you read with",
+                )
+            yield Piece(queue, context, rows, None)
+            continue
+        tickets, rows = rows.column(TICKET), rows.drop_columns([TICKET])
+        runs = pc.run_end_encode(tickets.is_valid())
+        begin = 0
+        for end, parked in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
+            places = None
+            if parked:
+                columns = (field.to_pylist() for field in tickets.slice(begin, end - begin).flatten())
+                places = list(map(LotPlace, *columns))
+            yield Piece(queue, context, rows.slice(begin, end - begin), places)
+            begin = end

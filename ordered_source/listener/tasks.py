@@ -1,4 +1,4 @@
-"""What the shells of all listeners share: the columns they need, the lock of a task's rows, and dead letters."""
+"""What listeners and ``dead_letter`` share: the columns they need, the lock of a task's rows, and how dead letters are written."""
 
 from __future__ import annotations
 
@@ -11,46 +11,32 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ordered_source.columns import LOCK_TOKEN
-from ordered_source.listener.messages import Message
 from ordered_source.read_context import ReadContext, TaskLock
 from orderedmq.broker import Broker
 from orderedmq.conditions import OptionCondition, SchemaCondition
-from orderedmq.core.listener import dead_letter_properties
+from orderedmq.core.dead_letters import dead_letter_properties
 from orderedmq.core.lock import LockToken
 from orderedmq.endpoint import Credentials, TlsOptions
-from orderedmq.errors import LockError, OptionError, OrderedMQError, SchemaError
+from orderedmq.errors import OptionError, SchemaError
+from orderedmq.listening.engine import Message
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 
 #: Required columns: a message's queue, offset, body and lock.
 NEEDED: Final = ("topic", "broker_name", "queue_id", "queue_offset", "body", LOCK_TOKEN)
-#: Columns of the outcomes, one row per settled batch (``order="queue"``); ``end_offset`` is exclusive, ``duration`` in seconds.
-OUTCOMES: Final = (
-    "topic string, broker_name string, queue_id int, begin_offset long, end_offset long, status string, attempts int, "
-    "duration double, error string"
-)
-OUTCOME_SCHEMA: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("broker_name", pa.string()),
-        ("queue_id", pa.int32()),
-        ("begin_offset", pa.int64()),
-        ("end_offset", pa.int64()),
-        ("status", pa.string()),
-        ("attempts", pa.int32()),
-        ("duration", pa.float64()),
-        ("error", pa.string()),
-    ]
-)
 
 
-def require_columns(df: DataFrame, needed: Sequence[str], listener: str, option: str = "includeLockToken=true") -> None:
-    """Check that the DataFrame has these columns, which ``option`` adds. Raises SchemaError MISSING_COLUMN."""
+def require_columns(
+    df: DataFrame,
+    needed: Sequence[str],
+    what: str,
+    remedy: str = "read with includeLockToken=true, and do not drop these columns",
+) -> None:
+    """Check that the DataFrame has the columns that ``what`` needs. Raises SchemaError MISSING_COLUMN."""
     missing = [name for name in needed if name not in df.columns]
     if missing:
         raise SchemaError(
             SchemaCondition.MISSING_COLUMN,
-            f"{listener} needs the columns {', '.join(missing)}, the DataFrame has {', '.join(df.columns)}: read with "
-            f"{option}, and do not drop these columns",
+            f"{what} needs the columns {', '.join(missing)}, the DataFrame has {', '.join(df.columns)}: {remedy}",
         )
 
 
@@ -61,12 +47,12 @@ def lock_of(
     tls: TlsOptions | None,
     listener: str,
     *,
-    lot: bool,
+    parks: bool,
     retry_topic: bool = False,
 ) -> TaskLock:
     """Return the broker and the lock under which the rows were read.
 
-    ``lot``: whether the listener needs a parking lot; ``retry_topic``: whether a retry topic will do. Raises OptionError
+    ``parks``: whether the listener needs a parking lot; ``retry_topic``: whether a retry topic will do. Raises OptionError
     UNSUPPORTED for rows that were read without a lock, or with a parking lot where none is needed and the reverse, else as
     `ReadContext.lock`.
     """
@@ -82,17 +68,17 @@ def lock_of(
             f"{listener} got rows of queue {queue} that were read with retryTopic=true: messages of a retry topic come in no order; use "
             "consume_concurrently, or read without retryTopic",
         )
-    if lot and context.lot is None and context.stored_in is None:
+    if parks and context.lot is None and context.stored_in is None:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
             f"{listener} got rows of queue {queue} that were read without a parking lot: what fails has no place to wait in; read with "
             f"parkingLot=true{', or over RocketMQ with retryTopic=true' if retry_topic else ''}",
         )
-    if not lot and context.lot is not None:
+    if not parks and context.lot is not None:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
             f"{listener} got rows of queue {queue} that were read with parkingLot=true, among them those of the parking lot, which come "
-            'again out of the order of the queue: give consume_orderly order="key", or read without parkingLot',
+            "again out of the order of the queue: give consume_orderly OrderPerKey(), or read without parkingLot",
         )
     return context.lock(queue, credentials, tls, listener=listener.partition("(")[0])
 
@@ -125,35 +111,21 @@ def by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, ReadContext 
         begin += size
 
 
-def put_aside(broker: Broker, token: LockToken, messages: Sequence[Message], error: str | None, retries: int) -> str | None:
-    """Write messages to the dead letters. Return None, or the error's text if the write fails. Raises LockError.
-
-    ``retries`` is added to their ``reconsume_times``.
-    """
-    try:
-        write_letters(broker, token, messages, [error] * len(messages), retries)
-    except LockError:
-        raise
-    except OrderedMQError as refused:
-        return str(refused)
-    return None
-
-
-def write_letters(
-    broker: Broker, token: LockToken, messages: Sequence[Message], errors: Sequence[str | None], retries: int = 0
-) -> None:
+def write_letters(broker: Broker, token: LockToken, messages: Sequence[Message], errors: Sequence[str | None]) -> None:
     """Write messages of the token's queue to the dead letters, each with its error. Raises what `Groups.dead_letter` raises."""
     letters = []
     for message, error in zip(messages, errors, strict=True):
         found = {name: getattr(message, name, None) for name in ("tags", "keys", "sharding_key", "properties", "message_id")}
+        # As the listener saw it at the last call, and as in Java: one less than the failed calls.
+        retries = message._attempts - 1 if message._attempts else getattr(message, "reconsume_times", 0) or 0
         properties = dead_letter_properties(
             token.queue,
-            message.queue_offset,
+            message._offset,
             message_id=found["message_id"] or "",
-            reconsume_times=(getattr(message, "reconsume_times", 0) or 0) + retries,
+            reconsume_times=retries,
             error=error or "",
             properties=dict(found["properties"] or {}),
         )
         letters.append({"body": message.body, **found, "properties": list(properties.items())})
     rows = pa.RecordBatch.from_pylist(letters, schema=PRODUCER_SCHEMA)
-    broker.groups.dead_letter(token, rows, [message.queue_offset for message in messages])
+    broker.groups.dead_letter(token, rows, [message._offset for message in messages])

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
 from ordered_source.listener import calls
+from ordered_source.listener.tasks import require_columns
 from ordered_source.read_context import TaskLock
-from orderedmq.conditions import OptionCondition, SchemaCondition
+from orderedmq.conditions import OptionCondition
 from orderedmq.core.message_trace import TRACE_TOPIC, Ended, ReturnType, TracedCall, TracedMessage, region_of
-from orderedmq.errors import OptionError, SchemaError
+from orderedmq.errors import OptionError
 from orderedmq.model import check_topic
 from orderedmq.trace_context import processing, require
 
@@ -23,37 +25,44 @@ Called = Callable[[Sequence[Any], Any], Any]
 _SUCCESS: Final = frozenset(("SUCCESS", "COMMIT", "CONSUME_SUCCESS"))
 
 
-class Tracing(NamedTuple):
-    """What a user wants of it. ``topic``: of message traces; None: none. ``context``: spans in the messages' trace context."""
+@dataclass(frozen=True)
+class Tracing:
+    """Which of a listener's calls others can follow. By default none.
 
-    topic: str | None = None
-    context: bool = False
+    ``enable_msg_trace=True``: over RocketMQ, the calls are in its message trace, as those of a Java consumer, in the topic
+    ``customized_trace_topic`` (default: RMQ_SYS_TRACE_TOPIC); the DataFrame needs the column message_id. ``trace_context=True``: each
+    call runs in an OpenTelemetry span in the trace context of its messages (`orderedmq.trace_context`); needs
+    ``includeProperties=true`` and the package opentelemetry-api. Raises OptionError CONFLICT for a topic without a trace, and
+    TopicError BAD_NAME.
+    """
 
-    @classmethod
-    def parse(
-        cls, df: DataFrame, listener: str, enable_msg_trace: bool, customized_trace_topic: str | None, trace_context: bool
-    ) -> Tracing:
-        """Check the parameters of a listener. Raises OptionError, SchemaError MISSING_COLUMN, TopicError BAD_NAME."""
-        if customized_trace_topic is not None:
-            if not enable_msg_trace:
+    enable_msg_trace: bool = False
+    customized_trace_topic: str | None = None
+    trace_context: bool = False
+
+    def __post_init__(self) -> None:
+        if self.customized_trace_topic is not None:
+            if not self.enable_msg_trace:
                 raise OptionError(
                     OptionCondition.CONFLICT,
                     "customized_trace_topic needs enable_msg_trace=True; set it, or leave out the topic",
                 )
-            check_topic(customized_trace_topic, writing=True)
-        if enable_msg_trace:
-            _require_column(df, "message_id", f"{listener}(enable_msg_trace=True)", "do not drop it")
-        if trace_context:
-            require(f"{listener}(trace_context=True)")
-            _require_column(df, "properties", f"{listener}(trace_context=True)", "read with includeProperties=true")
-        return cls((customized_trace_topic or TRACE_TOPIC) if enable_msg_trace else None, trace_context)
+            check_topic(self.customized_trace_topic, writing=True)
+
+    def check(self, df: DataFrame) -> None:
+        """Check what tracing needs. Raises OptionError MISSING without the package, and SchemaError MISSING_COLUMN."""
+        if self.enable_msg_trace:
+            require_columns(df, ("message_id",), "Tracing(enable_msg_trace=True)", "do not drop it")
+        if self.trace_context:
+            require("Tracing(trace_context=True)")
+            require_columns(df, ("properties",), "Tracing(trace_context=True)", "read with includeProperties=true")
 
     def listener(self, listener: Any, lock: TaskLock) -> Called:
         """Return the function that calls a listener, or the current thread's object of a class, in a task; see `calls.kept`."""
-        called: Called = calls.kept(listener, _in_spans(lock.token.group) if self.context else None)
-        if self.topic is None:
+        called: Called = calls.kept(listener, _in_spans(lock.token.group) if self.trace_context else None)
+        if not self.enable_msg_trace:
             return called
-        record = lock.broker.traced(self.topic, check=False).trace
+        record = lock.broker.traced(self.customized_trace_topic or TRACE_TOPIC, check=False).trace
         assert record is not None, "a traced connection records calls"
         return _recorded(called, lock.token.group, record)
 
@@ -61,17 +70,9 @@ class Tracing(NamedTuple):
 NO_TRACING: Final = Tracing()
 
 
-def _require_column(df: DataFrame, column: str, what: str, remedy: str) -> None:
-    if column not in df.columns:
-        raise SchemaError(
-            SchemaCondition.MISSING_COLUMN,
-            f"{what} needs the column {column}, the DataFrame has {', '.join(df.columns)}: {remedy}",
-        )
-
-
 def _in_spans(group: str) -> Callable[[Called], Called]:
     """Return what makes a listener run in a span for each call."""
-    require("trace_context=True of a listener")
+    require("Tracing(trace_context=True)")
 
     def made(listener: Called) -> Called:
         def call(messages: Sequence[Any], context: Any) -> Any:

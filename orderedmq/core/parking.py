@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from orderedmq.conditions import GroupCondition
-from orderedmq.core.listener import MAX_ERROR_BYTES, clip
+from orderedmq.core.dead_letters import MAX_ERROR_BYTES, clip
 from orderedmq.core.lock import LockToken
 from orderedmq.errors import GroupError
 from orderedmq.model import (
@@ -65,14 +65,14 @@ def parked_topic(group: str, topic: str) -> str:
         raise GroupError(
             GroupCondition.BAD_NAME,
             f"consumer group {group!r} cannot have parking lots, whose names separate group and topic by '%'; choose a group name "
-            "without '%', or order=\"queue\"",
+            "without '%', or OrderPerQueue",
         )
     name = f"{PARKED_PREFIX}{group}%{topic}"
     if len(name) > MAX_NAME_LENGTH:
         raise GroupError(
             GroupCondition.BAD_NAME,
             f"the parking lot of consumer group {group!r} for topic {topic!r} would be named {name!r}, which has {len(name)} characters; "
-            f'a topic\'s name may have {MAX_NAME_LENGTH}: choose a shorter group name, or order="queue"',
+            f"a topic's name may have {MAX_NAME_LENGTH}: choose a shorter group name, or OrderPerQueue",
         )
     return name
 

@@ -14,7 +14,7 @@ def has_parked(group: str, parked: Mapping[str, int]) -> GroupError:
     return GroupError(
         GroupCondition.PARKED,
         f"group {group!r} has parked messages, {of}: a query without a parking lot would process newer messages of their keys first; set "
-        f'parkingLot=true and use consume_orderly(..., order="key"), or drop them (orderedmq group seek {group}, with --parked drop)',
+        f"parkingLot=true and use consume_orderly(..., OrderPerKey()), or drop them (orderedmq group seek {group}, with --parked drop)",
     )
 
 

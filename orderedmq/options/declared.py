@@ -159,7 +159,7 @@ SOURCE_OPTIONS: Final = (
     Option(
         "parkingLot",
         "false",
-        'stream only: read what `consume_orderly` with order="key" has parked, when it is due; adds the columns lock_token and ticket',
+        "stream only: read what `consume_orderly` with OrderPerKey has parked, when it is due; adds the columns lock_token and ticket",
     ),
     Option("parkingLotMaxMessages", "10000", "with parkingLot: parked messages per queue above which no more keys are parked"),
     Option(
@@ -262,7 +262,7 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("tags", "filterSql"), "", "it chooses what is read; a message's tag is in the column tags"),
     (
         ("enableMsgTrace", "customizedTraceTopic"),
-        "a read is not traced, a listener's calls are; give it to the listener: consume_orderly(..., enable_msg_trace=True)",
+        "a read is not traced, a listener's calls are; give it to the listener: consume_orderly(..., tracing=Tracing(enable_msg_trace=True))",
         "",
     ),
     (

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import LockCondition, OffsetCondition, OptionCondition, TopicCondition
-from orderedmq.core import listener as noted
+from orderedmq.core import dead_letters as noted
 from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.selector import Keying
 from orderedmq.core.sharding_key import is_number

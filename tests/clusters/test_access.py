@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from ordered_sink.commit import BatchWriter, StreamWriter
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
 from orderedmq.core.filters import Filter
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Subscription
@@ -311,8 +311,8 @@ ROLES: dict[str, Role] = {
         ("source without",), lambda cluster, account, _: roles.source(cluster, account, messageModel="broadcasting")
     ),
     "listener": Role(("source of", "`consume_orderly`"), listen, "billing"),
-    "listener with order per key": Role(("source of", "`consume_orderly`", '`order="key"`, besides'), listen_by_key, "billing"),
-    "first parked message": Role(('`order="key"`, where',), roles.make_lots, "billing"),
+    "listener with order per key": Role(("source of", "`consume_orderly`", "`OrderPerKey`, besides"), listen_by_key, "billing"),
+    "first parked message": Role(("`OrderPerKey`, where",), roles.make_lots, "billing"),
     "source with a parking lot": Role(
         ("source of", "source with `parkingLot"),
         lambda cluster, account, name: roles.source(cluster, account, consumerGroup=name, parkingLot="true"),
@@ -724,7 +724,10 @@ def test_queries_of_an_account_that_may_do_what_they_need(
 
     def listen_to(credentials: Credentials | None) -> None:
         outcomes = rows.transform(
-            consume_orderly, listener, max_reconsume_times=0, suspend_current_queue_time_millis=10, credentials=credentials
+            consume_orderly,
+            listener,
+            OrderPerQueue(max_reconsume_times=0, suspend_current_queue_time_millis=10),
+            credentials=credentials,
         )
         writer = outcomes.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "listener"))
         writer.trigger(availableNow=True).start().awaitTermination()

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Broker, QueueBounds
-from orderedmq.core.listener import dead_letter_properties
+from orderedmq.core.dead_letters import dead_letter_properties
 from orderedmq.core.lock import LockToken
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MAX_OFFSET, MessageQueue, OffsetRange
 from tests.contract.support import (

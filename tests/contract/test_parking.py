@@ -546,7 +546,7 @@ def test_a_lots_offset_is_not_sought_by_itself(broker: Broker, token: LockToken)
 def test_a_group_whose_lots_could_have_no_name_parks_nothing(broker: Broker, token: LockToken, group: str):
     [other] = locked(broker, group, broker.groups.join("other"), [token.queue])
     before = everything(broker)
-    with refused("GROUP.BAD_NAME", group, 'order="queue"'):
+    with refused("GROUP.BAD_NAME", group, "OrderPerQueue"):
         park(broker, other, [3])
     assert everything(broker) == before
     broker.admin.seek(group, {token.queue: 0}, force=True)

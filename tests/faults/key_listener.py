@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq import lots
 from orderedmq.broker import Broker
-from orderedmq.core.listener import ORIGIN_BROKER, ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC
+from orderedmq.core.dead_letters import ORIGIN_BROKER, ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC
 from orderedmq.core.micro_batch import run_of
 from orderedmq.core.parked_rows import Lot
 from orderedmq.core.parking import parked_queue

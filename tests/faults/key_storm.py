@@ -27,7 +27,6 @@ from tests.faults.drivers import WORKER, Driver, send
 from tests.faults.key_listener import CALLS, MOODY, POISON, at_work, judge, read_lot
 
 LISTENER: Final = {
-    "order": "key",
     "concurrency": 8,
     "consume_message_batch_max_size": 4,
     "in_batch_attempts": 2,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import MessageQueue
 from tests.loop.conftest import LoopRig
@@ -30,7 +30,7 @@ def run(rig: LoopRig, listener: Any, **settings: Any) -> list[Any]:
         {"topic": "in", "consumerGroup": "g", "includeLockToken": "true"},
         keep,
         available_now=True,
-        listener=lambda rows: consume_orderly(rows, listener, suspend_current_queue_time_millis=10, **settings),
+        listener=lambda rows: consume_orderly(rows, listener, OrderPerQueue(suspend_current_queue_time_millis=10, **settings)),
     ).process_all_available()
     names = ("queue_id", "begin_offset", "end_offset", "status", "attempts", "error")
     return [tuple(row[name] for name in names) for row in found]

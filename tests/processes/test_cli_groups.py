@@ -27,7 +27,7 @@ import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.cli.top import _view
-from orderedmq.core.listener import dead_letter_properties
+from orderedmq.core.dead_letters import dead_letter_properties
 from orderedmq.core.lock import Client, LockToken
 from orderedmq.core.membership import Subscription
 from orderedmq.core.parking import Put, Ticket, companion, parked_queue

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerKey, consume_orderly
 from orderedmq import lots
 from orderedmq.core.parked_rows import Lot
 from orderedmq.core.parking import Order, parked_queue
@@ -46,7 +46,7 @@ def test_a_poisoned_key_of_a_java_producer_waits_alone_over_a_restart_and_comes_
     def start() -> Any:
         rows = rig.stream(parkingLot="true")
         outcomes = consume_orderly(
-            rows, listener, order="key", concurrency=4, in_batch_attempts=1, suspend_current_queue_time_millis=10
+            rows, listener, OrderPerKey(concurrency=4, in_batch_attempts=1, suspend_current_queue_time_millis=10)
         )
         writer = outcomes.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck"))
         return writer.trigger(processingTime="200 milliseconds").start()

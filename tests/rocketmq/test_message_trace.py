@@ -14,13 +14,14 @@ from py4j.protocol import Py4JJavaError
 import orderedmq
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from ordered_source.listener import shell
+from ordered_source.listener.shell import Consumer
 from ordered_source.listener.tracing import Tracing
 from ordered_source.read_context import ReadContext
 from orderedmq.broker import SinkBatch
-from orderedmq.core.listener import OrderlySettings
 from orderedmq.core.message_trace import Ended, ReturnType, TracedCall, TracedMessage
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
+from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.codec.message_trace import Sent, Trace, of_call, of_sent
@@ -164,8 +165,8 @@ def consume(world: World, listener: Any, traces: str) -> None:
     pulled = world.log.pull(world.queue, 0, end, 1 << 24, columns)
     text = ReadContext.of(Endpoint(namesrv_addr=world.cluster.address), broker.identity, token).to_text()
     batch = pulled.append_column("lock_token", pa.array([text] * pulled.num_rows))
-    settings = OrderlySettings(consume_message_batch_max_size=2, suspend_current_queue_time_millis=10)
-    list(shell.consume(iter([batch]), listener, settings, (), tracing=Tracing(traces)))
+    settings = OrderPerQueue(consume_message_batch_max_size=2, suspend_current_queue_time_millis=10)
+    list(shell.consume(iter([batch]), Consumer(listener, settings, tracing=Tracing(True, traces))))
 
 
 def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces: str, peers: Peers) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import orderedmq
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
 from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.core.lock import LockToken
@@ -90,7 +90,7 @@ def test_a_listener_in_a_namespace_puts_dead_letters_where_its_tools_look(
 
     options = {"namesrvAddr": cluster.address, "namespace": SPACE, "topic": "ns-poison", "consumerGroup": "ns-l"}
     stream = spark.readStream.format("orderedmq").options(**options, includeLockToken="true").load()
-    done = consume_orderly(stream, listener, max_reconsume_times=0).writeStream.format("noop")
+    done = consume_orderly(stream, listener, OrderPerQueue(max_reconsume_times=0)).writeStream.format("noop")
     done.option("checkpointLocation", str(tmp_path / "ck")).trigger(availableNow=True).start().awaitTermination()
     assert bodies(outside, f"%DLQ%{SPACE}%ns-l") == ["poison"] == bodies(inside, "%DLQ%ns-l")
 

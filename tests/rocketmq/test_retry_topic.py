@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ordered_source import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, consume_concurrently
+from ordered_source import ConcurrentSettings, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, consume_concurrently
 from orderedmq.conditions import DataLossCondition, LockCondition
 from orderedmq.core.lock import LockToken
 from orderedmq.errors import DataLossError, LockError, TopicError
@@ -43,7 +43,9 @@ class Query:
             context.delay_level_when_next_consume = -1 if body == "dead" else 1
             return DONE if accept(body, one.reconsume_times) else LATER
 
-        outcomes = consume_concurrently(rig.stream(retryTopic="true", **options), listener, concurrency=4, **settings)
+        outcomes = consume_concurrently(
+            rig.stream(retryTopic="true", **options), listener, ConcurrentSettings(concurrency=4, **settings)
+        )
         told = str(self.told_in)
 
         def tell(rows: Any, _: int) -> None:

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly, dead_letter
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly, dead_letter
 from orderedmq.broker import Broker
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.command import COMMAND
@@ -218,7 +218,9 @@ def test_the_orderly_listener_puts_a_poison_message_where_rocketmqs_tools_look(r
         return ConsumeOrderlyStatus.SUCCESS
 
     rows = rig.stream(source, includeLockToken="true")
-    outcomes = rows.transform(consume_orderly, listener, max_reconsume_times=1, suspend_current_queue_time_millis=10)
+    outcomes = rows.transform(
+        consume_orderly, listener, OrderPerQueue(max_reconsume_times=1, suspend_current_queue_time_millis=10)
+    )
     table = str(rig.folder / "outcomes")
     writer = outcomes.writeStream.format("parquet").option("path", table)
     writer.option("checkpointLocation", str(rig.folder / "ck")).trigger(availableNow=True).start().awaitTermination()
@@ -236,7 +238,7 @@ def test_a_row_that_meets_the_condition_is_one_dead_letter_though_its_batch_is_r
     passed: list[list[int]] = []
 
     def write(df: DataFrame, batch: int) -> None:
-        passed.append([row.queue_offset for row in df.collect()])
+        passed.append([row.begin_offset for row in df.collect()])
         if len(passed) == 1:
             raise RuntimeError("behind the letter, before Spark's commit")
 

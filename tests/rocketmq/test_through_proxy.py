@@ -17,10 +17,13 @@ from typer.testing import CliRunner
 
 import orderedmq
 from ordered_source import (
+    ConcurrentSettings,
     ConsumeConcurrentlyContext,
     ConsumeConcurrentlyStatus,
     ConsumeOrderlyContext,
     ConsumeOrderlyStatus,
+    OrderPerKey,
+    OrderPerQueue,
     consume_concurrently,
     consume_orderly,
 )
@@ -167,7 +170,7 @@ def test_a_listener_puts_a_poison_message_aside_through_a_proxy(rig: Rig, direct
         return ConsumeOrderlyStatus.SUCCESS
 
     stream = rig.stream(source, includeLockToken="true")
-    done = consume_orderly(stream, listener, max_reconsume_times=0)
+    done = consume_orderly(stream, listener, OrderPerQueue(max_reconsume_times=0))
     query = done.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck")).trigger(availableNow=True)
     query.start().awaitTermination()
     assert [texts for texts in bodies(direct, f"%DLQ%{rig.group}").values() if texts] == [["poison"]]
@@ -264,7 +267,7 @@ def test_a_key_waits_in_a_parking_lot_through_a_proxy_and_comes_back(rig: Rig, n
     def run() -> None:
         stream = rig.stream(source, parkingLot="true")
         done = consume_orderly(
-            stream, listener, order="key", concurrency=2, in_batch_attempts=1, suspend_current_queue_time_millis=10
+            stream, listener, OrderPerKey(concurrency=2, in_batch_attempts=1, suspend_current_queue_time_millis=10)
         )
         query = done.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck")).trigger(availableNow=True)
         query.start().awaitTermination()
@@ -296,7 +299,7 @@ def test_a_message_goes_back_to_the_retry_topic_through_a_proxy(rig: Rig, direct
             ("RECONSUME_LATER", "CONSUME_SUCCESS")[bytes(one.body) == b"0" or one.reconsume_times > 0]
         ]
 
-    done = consume_concurrently(rig.stream(source, retryTopic="true"), listener, concurrency=2)
+    done = consume_concurrently(rig.stream(source, retryTopic="true"), listener, ConcurrentSettings(concurrency=2))
     writer = done.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck"))
     query = writer.trigger(processingTime="200 milliseconds").start()
     until(lambda: query.exception() is not None or len(lines()) == 3, "the message has come back", 90)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import orderedmq
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, Tracing, consume_orderly
 from tests.rocketmq.peers import Peers
 from tests.rocketmq.test_spark import Rig, rig
 from tests.waits import first_good, until
@@ -66,8 +66,8 @@ def test_one_trace_from_java_over_spark_to_java(rig: Rig, peers: Peers) -> None:
     rig.write(rig.stream(source, consumerGroup=f"{rig.group}-copy", includeProperties="true"), target, **traced)
     spans = rig.folder / "spans"
     rows = rig.stream(source, includeProperties="true", includeLockToken="true")
-    wanted: dict[str, Any] = {"trace_context": True, "enable_msg_trace": True, "customized_trace_topic": traces}
-    outcomes = consume_orderly(rows, listener(rig.address, target, str(spans)), **wanted)
+    tracing = Tracing(enable_msg_trace=True, customized_trace_topic=traces, trace_context=True)
+    outcomes = consume_orderly(rows, listener(rig.address, target, str(spans)), tracing=tracing)
     writer = outcomes.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "listener"))
     writer.trigger(availableNow=True).start().awaitTermination()
     consumer = peers.consumer(rig.address, f"java-{target}", target)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from orderedmq.core.listener import dead_letter_properties
+from orderedmq.core.dead_letters import dead_letter_properties
 from orderedmq.core.parking import Put, Ticket
 from orderedmq.model import PRODUCER_SCHEMA
 from orderedmq.rocketmq.local.servers import Cluster

@@ -10,11 +10,12 @@ from typing import Any, Final
 from unittest import mock
 
 from ordered_source.group_session import GroupSession
-from ordered_source.listener.shell import put_unsettled
+from ordered_source.listener.settled import Settled
+from ordered_source.read_context import LotPlan
 from orderedmq.core import lock as rules
 from orderedmq.core.lock import Instant, LockToken, QueueLock
 from orderedmq.core.ownership import Commit, Owner, Unlock
-from tests.sim import task
+from orderedmq.core.parked_rows import Lot
 from tests.sim.process import Process
 from tests.sim.world import World
 
@@ -133,7 +134,7 @@ def stop_that_unlocks_a_queue_in_flight() -> AbstractContextManager[Any]:
 
 def letters_of_a_queue_not_honoured() -> AbstractContextManager[Any]:
     """With order per queue, a task does not look for what an earlier attempt of its range has made dead letters of."""
-    return _instead(task, "put_unsettled", lambda engine, piece, letters: put_unsettled(engine, piece, set()))
+    return _instead(Settled, "without_lot", lambda letters: Settled(Lot(0), LotPlan(0, 0, 0, 0)))
 
 
 BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (

@@ -10,15 +10,16 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
-from ordered_source.listener.lying import Lying
+from ordered_source.listener.settled import Settled
 from ordered_source.parking_lots import ParkingLots
-from orderedmq.core import key_lanes, ownership, parked_rows
-from orderedmq.core.key_lanes import KeyLanes
-from orderedmq.core.key_order import Lane
-from orderedmq.core.listener import ConsumeOrderlyStatus
+from orderedmq.core import ownership, parked_rows
 from orderedmq.core.ownership import Commit, Owner
 from orderedmq.core.parked_rows import Lot
 from orderedmq.core.parking import HELD, Ticket, is_parked
+from orderedmq.listening import key_engine
+from orderedmq.listening.engine import Lane
+from orderedmq.listening.key_engine import KeyEngine
+from orderedmq.listening.listener import ConsumeOrderlyStatus
 from tests.sim import key_task
 from tests.sim.lots import Lots
 
@@ -47,12 +48,12 @@ def parked_after_the_commit() -> Iterator[None]:
 
 def keys_read_only_to_the_ranges_end() -> AbstractContextManager[Any]:
     """A task does not look for what an earlier attempt of its range has parked."""
-    return _instead(key_task, "Lying", lambda lot, plan, letters: Lying(Lot(plan.end), plan, letters))
+    return _instead(key_task, "Settled", lambda lot, plan, letters: Settled(Lot(plan.end), plan, letters))
 
 
 def letters_not_honoured() -> AbstractContextManager[Any]:
     """A task does not look for what an earlier attempt of its range has made dead letters of."""
-    return _instead(key_task, "Lying", lambda lot, plan, letters: Lying(lot, plan))
+    return _instead(key_task, "Settled", lambda lot, plan, letters: Settled(lot, plan))
 
 
 def lot_not_committed_with_its_queue() -> AbstractContextManager[Any]:
@@ -110,23 +111,23 @@ def identity_ignored() -> AbstractContextManager[Any]:
 
 def newer_message_not_diverted() -> AbstractContextManager[Any]:
     """A newer message of a key that waits in the lot is consumed."""
-    return _instead(KeyLanes, "_may_consume", staticmethod(lambda lane, message: True))
+    return _instead(KeyEngine, "_may_consume", staticmethod(lambda lane, message: True))
 
 
 def dead_letter_overtaken() -> AbstractContextManager[Any]:
     """While a dead letter is written, the key's next message is consumed, in a lane of its own."""
-    consumed = KeyLanes.consumed
+    consumed = KeyEngine.consumed
 
-    def goes_on(self: KeyLanes, batch: Any, *arguments: Any) -> Any:
+    def goes_on(self: KeyEngine, batch: Any, *arguments: Any) -> Any:
         out = consumed(self, batch, *arguments)
         lane = batch.lane
-        if batch in self._exhausted and lane.waiting:
+        if any(batch is one for one, _ in self._exhausted) and lane.waiting:
             other = Lane(lane.key, waiting=lane.waiting, behind=lane.behind, diverted_from=lane.diverted_from)
             lane.waiting = deque()
             self._ready.append(other)
         return out
 
-    return _instead(KeyLanes, "consumed", goes_on)
+    return _instead(KeyEngine, "consumed", goes_on)
 
 
 def settled_place_parked_again() -> AbstractContextManager[Any]:
@@ -147,15 +148,15 @@ def lot_not_sought_with_its_queue() -> AbstractContextManager[Any]:
 
 def passed_over_before_what_is_parked() -> AbstractContextManager[Any]:
     """A message that fails while newer ones of its key are parked is passed over: it might have been decided before."""
-    consumed = KeyLanes.consumed
+    consumed = KeyEngine.consumed
 
-    def passes(self: KeyLanes, batch: Any, status: Any, error: Any, now: float) -> Any:
-        if status is ConsumeOrderlyStatus.SUCCESS or batch.lane.diverted_from is None:
-            return consumed(self, batch, status, error, now)
+    def passes(self: KeyEngine, batch: Any, answer: Any, now: float) -> Any:
+        if answer.status is ConsumeOrderlyStatus.SUCCESS or batch.lane.diverted_from is None:
+            return consumed(self, batch, answer, now)
         self._returned(batch, now)
         return self._decide(batch.lane, len(batch.messages), "REPEATED")
 
-    return _instead(KeyLanes, "consumed", passes)
+    return _instead(KeyEngine, "consumed", passes)
 
 
 def lot_planned_before_what_is_older() -> AbstractContextManager[Any]:
@@ -175,7 +176,7 @@ def order_missed_by_what_moves() -> AbstractContextManager[Any]:
 
 def lot_in_its_own_order() -> AbstractContextManager[Any]:
     """The messages of a key come in the order of the lot, not of the queue."""
-    return _instead(key_lanes, "sorted", lambda messages, key: messages, create=True)
+    return _instead(key_engine, "sorted", lambda messages, key: messages, create=True)
 
 
 def lot_read_on_from_the_checkpoint() -> AbstractContextManager[Any]:

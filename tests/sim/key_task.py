@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
-from ordered_source.listener.lying import Lying
+from ordered_source.listener.settled import Settled
 from ordered_source.parked_reader import LotSpan
-from orderedmq.core.key_lanes import KeyLanes
-from orderedmq.core.key_order import (
+from orderedmq.core.lock import LockToken
+from orderedmq.core.parked_rows import Lot
+from orderedmq.core.parking import BEHIND, DROPPED, HELD, Put, Ticket, delay
+from orderedmq.errors import StoreError
+from orderedmq.listening.engine import (
     Batch,
     CheckLock,
     Consume,
     DeadLetter,
     Done,
-    KeySettings,
     Message,
     Outcome,
     Park,
@@ -24,12 +26,10 @@ from orderedmq.core.key_order import (
     Suspend,
     Wait,
 )
-from orderedmq.core.listener import ConsumeOrderlyStatus
-from orderedmq.core.lock import LockToken
-from orderedmq.core.parked_rows import Lot
-from orderedmq.core.parking import BEHIND, DROPPED, HELD, Put, Ticket, delay
-from orderedmq.errors import StoreError
+from orderedmq.listening.key_engine import KeyEngine, OrderPerKey
+from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MessageQueue, OffsetRange
+from tests.engine_messages import message
 from tests.sim.key_judge import KeyJudge
 from tests.sim.lots import Head, Lots
 from tests.sim.process import Killed, Network
@@ -93,7 +93,9 @@ class Keys:
     ``keys``: how many each queue has. ``seeks``: operators seek, and keep or drop what is parked.
     """
 
-    settings: KeySettings
+    settings: OrderPerKey
+    #: Messages that may be in a lot.
+    room: int
     poison: float
     deadly: float
     flaky: float
@@ -126,20 +128,20 @@ class KeyTask(Task):
         run: Run,
         span: OffsetRange,
         token: LockToken,
-        settings: KeySettings,
+        settings: OrderPerKey,
         lot: LotSpan,
         around: Around,
         *,
         staged: bool,
     ) -> None:
         super().__init__(world, sink, run, span, token, staged=staged)
-        self.settings = replace(settings, parking_lot_max_messages=lot.room)
+        self.settings = settings
         self.lot = lot
         self.around = around
         self.batch = run.query, run.batch
         self.busy = False
         self.attempts = 0
-        self.engine: KeyLanes | None = None
+        self.engine: KeyEngine | None = None
 
     def step(self, random: Random) -> None:
         if self.busy:
@@ -197,23 +199,24 @@ class KeyTask(Task):
         end = lots.end(lot.queue)
         if lot.end < end:
             behind.add(lots.pull(lot.queue, lot.end, end))
-        self.lying = lying = Lying(behind, lot.plan(self.span.begin), set(self.world.letters.get(self.token.queue, ())))
+        self.settled = Settled(behind, lot.plan(self.span.begin), set(self.world.letters.get(self.token.queue, ())))
         self.behind = set(behind.places)
-        reached["repeated after parking"] += bool(lying.attempted)
+        view = self.settled.view()
+        reached["repeated after parking"] += bool(view.attempted)
         reached["order carried out"] += planned.ordered
         if self.world.trace is not None:
             places = [(one.place, one.offset if one.ticket else one.order) for one in lots.entries.get(lot.queue, ())]
             self.world.note(
-                f"{self}: attempt {self.attempts}, waiting {lying.waiting}, attempted {lying.attempted}, the lot {places}"
+                f"{self}: attempt {self.attempts}, waiting {view.waiting}, attempted {view.attempted}, the lot {places}"
             )
         messages = self._planned(planned)
         last: dict[object, int] = {}
         for one in messages:
-            lane = self.around.judge.lane(self.token.queue, one.offset)
-            reached["lot in another order"] += one.offset < last.get(lane, -1)
-            last[lane] = one.offset
+            lane = self.around.judge.lane(self.token.queue, one._offset)
+            reached["lot in another order"] += one._offset < last.get(lane, -1)
+            last[lane] = one._offset
         messages = self._unsettled(messages)
-        self.engine = KeyLanes(self.token.queue, self.settings, self.world.now, messages, lying.waiting, lying.attempted)
+        self.engine = KeyEngine(self.token.queue, self.settings, self.world.now, view._replace(planned=messages))
 
     def _planned(self, lot: Lot) -> list[Message]:
         out: list[Message] = []
@@ -230,10 +233,9 @@ class KeyTask(Task):
                     self._decide(one.offset, "DROPPED")
                     self.world.reached["dropped"] += 1
                 continue
-            row = self.lot.queue, lot.place(one.offset), ticket
-            message = Message(one.offset, one.key, row, attempts=ticket.attempts, parked=ticket.puts, error=ticket.error)
-            message.due, message.held = ticket.is_due(self.began), ticket.due == HELD
-            out.append(message)
+            rows = self.lot.queue, lot.place(one.offset), ticket
+            due, held = ticket.is_due(self.began), ticket.due == HELD
+            out.append(message(one.offset, one.key, rows, attempts=ticket.attempts, error=ticket.error, due=due, held=held))
         return out
 
     def half_done(self) -> bool:
@@ -256,14 +258,14 @@ class KeyTask(Task):
                 case Pull():
                     self._pull(random)
                 case Consume(batch):
-                    offsets = [one.offset for one in batch.messages]
+                    offsets = [one._offset for one in batch.messages]
                     self.seen.update(offsets)
                     self.around.judge.called(self, offsets)
                     self.world.listening(self.token, offsets)
                     self.in_flight.append(batch)
                     if len(self.in_flight) > self.settings.concurrency:
                         self.world.fail(f"{self}: {len(self.in_flight)} calls at once")
-                case DeadLetter(message):
+                case DeadLetter([message]):
                     self._dead_letter(message)
                 case Park(messages):
                     self._park(messages)
@@ -296,11 +298,11 @@ class KeyTask(Task):
 
     def _unsettled(self, messages: list[Message]) -> list[Message]:
         """Return the messages that no earlier attempt has settled, and note the dead letters among the others."""
-        left, settled = self.lying.divide(messages)
+        left, settled = self.settled.divide(messages)
         for one in settled:
             if one.status == "DEAD_LETTER":
-                self.seen.add(one.offset)
-                self._decide(one.offset, one.status, earlier=True)
+                self.seen.add(one.begin)
+                self._decide(one.begin, one.status, earlier=True)
                 self.world.reached["dead letter honoured"] += 1
         return left
 
@@ -308,11 +310,12 @@ class KeyTask(Task):
         """One of the calls returns."""
         assert self.engine is not None
         batch = self.in_flight.pop(random.randrange(len(self.in_flight)))
-        good = self.around.listener.accepts(self.token.queue, [one.offset for one in batch.messages])
+        good = self.around.listener.accepts(self.token.queue, [one._offset for one in batch.messages])
         status = ConsumeOrderlyStatus.SUCCESS if good else random.choice(_FAILURES)
         if self.world.trace is not None:
-            self.world.note(f"{self}: {[one.offset for one in batch.messages]}: {'accepted' if good else 'fails'}")
-        self._note(self.engine.consumed(batch, status, None if good else "it failed", self.world.now))
+            self.world.note(f"{self}: {[one._offset for one in batch.messages]}: {'accepted' if good else 'fails'}")
+        answer = Answer(status, None if good else "it failed", ConsumeOrderlyContext(self.token.queue))
+        self._note(self.engine.consumed(batch, answer, self.world.now))
 
     def _call(self, effect: Any, *args: Any) -> Any:
         """Call the broker. Return None if that failed."""
@@ -331,8 +334,8 @@ class KeyTask(Task):
 
     def _dead_letter(self, message: Message) -> None:
         assert self.engine is not None
-        done = self._call(self.dead_letter, message.offset)
-        self.world.reached["dead letter from the lot"] += bool(done) and message.offset in self.from_lot
+        done = self._call(self.dead_letter, message._offset)
+        self.world.reached["dead letter from the lot"] += bool(done) and message._offset in self.from_lot
         self._note(self.engine.dead_lettered(bool(done), "no answer", self.world.now))
 
     def dead_letter(self, offset: int) -> bool:
@@ -343,37 +346,37 @@ class KeyTask(Task):
         assert self.engine is not None
         parked = self._call(self.around.lots.park, self.token, [self._put(one) for one in messages])
         if self.world.trace is not None:
-            puts = " ".join(f"{one.offset} from {self._put(one).place}" for one in messages)
+            puts = " ".join(f"{one._offset} from {self._put(one).place}" for one in messages)
             self.world.note(f"{self} parks {puts}: {parked}")
         for one, lies in zip(messages, parked or (), strict=False):
             self._count(one, lies)
         self._note(self.engine.was_parked(parked, "no answer", self.world.now))
 
     def _put(self, message: Message) -> Put:
-        source, at, ticket = message.row
-        known: Ticket = ticket or Ticket(message.offset, 0, 0, BEHIND)
+        source, at, ticket = message._rows
+        known: Ticket = ticket or Ticket(message._offset, 0, 0, BEHIND)
         due, puts = known.due, known.puts
-        if message.held:
+        if message._held:
             due = HELD
-        elif message.again:
+        elif message._again:
             due, puts = self.world.milliseconds() + 1000 * delay(puts), puts + 1
-        return Put(source, at, replace(known, attempts=message.attempts, puts=puts, due=due, error=message.error or ""))
+        return Put(source, at, replace(known, attempts=message._attempts, puts=puts, due=due, error=message._error or ""))
 
     def _count(self, message: Message, lies: bool) -> None:
-        reached, ticket = self.world.reached, message.row[2]
-        reached["parked"] += lies and message.again
-        reached["diverted"] += lies and ticket is None and not message.attempts
-        reached["held"] += lies and message.held
-        reached["moved not due"] += lies and ticket is not None and not message.due and not message.held
+        reached, ticket = self.world.reached, message._rows[2]
+        reached["parked"] += lies and message._again
+        reached["diverted"] += lies and ticket is None and not message._attempts
+        reached["held"] += lies and message._held
+        reached["moved not due"] += lies and ticket is not None and not message._due and not message._held
 
     def _note(self, outcomes: Iterable[Outcome]) -> None:
         for one in outcomes:
             self.world.reached["passed over"] += one.status == "REPEATED"
             if one.status in ("PARKED", "REPEATED"):
-                self.outcomes[one.offset] = one.status
+                self.outcomes[one.begin] = one.status
                 continue
-            self._decide(one.offset, one.status)
-            self.world.reached["came back and succeeded"] += one.status == "SUCCESS" and one.offset in self.from_lot
+            self._decide(one.begin, one.status)
+            self.world.reached["came back and succeeded"] += one.status == "SUCCESS" and one.begin in self.from_lot
 
     def _decide(self, offset: int, status: str, *, earlier: bool = False) -> None:
         if offset in self.outcomes:

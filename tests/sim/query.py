@@ -15,10 +15,10 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
-from orderedmq.core.listener import OrderlySettings
 from orderedmq.core.lock import LockToken
 from orderedmq.core.ownership import Owner
 from orderedmq.errors import OrderedMQError, SinkError
+from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import OffsetRange
 from tests.micro_batches import AnotherRun, Checkpoint, MicroBatches
 from tests.sim.key_task import Around, Keys, KeyTask
@@ -55,7 +55,7 @@ class Query:
     ) -> None:
         self.strategy = kind.strategy
         self.name, self.kind, self.world, self.network, self.sink, self.random = name, kind, world, network, sink, random
-        self.settings = OrderlySettings(kind.batch_size, suspend_current_queue_time_millis=1000, max_reconsume_times=3)
+        self.settings = OrderPerQueue(kind.batch_size, suspend_current_queue_time_millis=1000, max_reconsume_times=3)
         #: What its tasks share with those of the others, with order per key.
         self.around: Around | None = None
         self.twin = twin
@@ -124,7 +124,7 @@ class Query:
         if self.kind.shared:
             out |= {"assignment": "shared", "allocateMessageQueueStrategy": self.strategy}
         if self.kind.keys is not None:
-            out |= {"parkingLot": "true", "parkingLotMaxMessages": str(self.kind.keys.settings.parking_lot_max_messages)}
+            out |= {"parkingLot": "true", "parkingLotMaxMessages": str(self.kind.keys.room)}
         return out
 
     def connect(self) -> Process:

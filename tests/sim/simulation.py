@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final
 
-from orderedmq.core.key_order import KeySettings
 from orderedmq.core.lock import LOCK_LIFE, LockToken
 from orderedmq.core.parking import HELD, AtSeek, Order
 from orderedmq.errors import OrderedMQError
+from orderedmq.listening.key_engine import OrderPerKey
 from tests import checker
 from tests.sim.key_judge import KeyJudge
 from tests.sim.key_task import Around, Keys, KeyTask, Listener
@@ -73,7 +73,7 @@ def _keys(seed: int) -> Keys | None:
     draw = random.Random(f"lots {seed}")
     if draw.random() >= 0.45:
         return None
-    settings = KeySettings(
+    settings = OrderPerKey(
         consume_message_batch_max_size=draw.choice((1, 1, 3)),
         suspend_current_queue_time_millis=draw.choice((10, 1000)),
         max_reconsume_times=draw.choice((-1, 0, 2, 5)),
@@ -81,10 +81,10 @@ def _keys(seed: int) -> Keys | None:
         in_batch_attempts=draw.randint(1, 3),
         max_batch_seconds=draw.choice((1.0, 5.0, 30.0)),
         on_exhausted=draw.choice(("dead_letter", "dead_letter", "hold")),
-        parking_lot_max_messages=draw.choice((1, 2, 5, 1000, 1000)),
     )
     return Keys(
         settings,
+        room=draw.choice((1, 2, 5, 1000, 1000)),
         poison=draw.choice((0.05, 0.2, 0.4)),
         deadly=draw.choice((0.0, 0.3)),
         flaky=draw.choice((0.0, 0.2, 0.5)),
@@ -402,7 +402,7 @@ class Simulation:
         self.world.history.append({"event": "heal"})
         self.network.mishap, self.network.overlap = 0.0, 0.03
         keys = self.scenario.kind.keys
-        if keys is not None and (keys.settings.parking_lot_max_messages < 1000 or keys.settings.max_reconsume_times < 0):
+        if keys is not None and (keys.room < 1000 or keys.settings.max_reconsume_times < 0):
             # What fails may hold up its queue for ever.
             self.listener.calm = True
         while self.network.late or any(query.late for query in self.queries):
@@ -455,7 +455,7 @@ class Simulation:
         assert lots is not None
         assert judge is not None
         assert keys is not None
-        judge.others(keys.settings.parking_lot_max_messages)
+        judge.others(keys.room)
         self.listener.calm = True
         for _ in range(10):
             parked = [(queue, one) for queue in self.world.queues for one in lots.live(queue)]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from ordered_source.listener.shell import put_unsettled
+from ordered_source.listener.settled import Settled
 from ordered_source.partition_reader import CHECK_INTERVAL
 from orderedmq.conditions import LockCondition
-from orderedmq.core.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderlySettings
 from orderedmq.core.lock import LockToken
-from orderedmq.core.orderly import Batch, CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
-from orderedmq.core.process_queue import Slice
 from orderedmq.errors import LockError
+from orderedmq.listening.engine import CheckLock, Consume, DeadLetter, Done, Message, Outcome, Pull, Suspend
+from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
+from orderedmq.listening.queue_engine import OrderPerQueue, QueueEngine
 from orderedmq.model import OffsetRange
 from tests.sim.sink import Run, Sink
 from tests.sim.world import World
@@ -94,7 +95,7 @@ class ListenerTask(Task):
         run: Run,
         span: OffsetRange,
         token: LockToken,
-        settings: OrderlySettings,
+        settings: OrderPerQueue,
         *,
         auto: bool,
         staged: bool,
@@ -108,9 +109,10 @@ class ListenerTask(Task):
 
     def start(self) -> None:
         self.position = self.span.begin
-        self.engine = OrderlyQueue(self.token.queue, self.settings, self.world.now)
+        self.engine = QueueEngine(self.token.queue, self.settings, self.world.now)
         self.outcomes: list[Outcome] = []
         self.letters = set(self.world.letters.get(self.token.queue, ()))
+        self.settled = Settled.without_lot(self.letters)
 
     def work(self, random: Random) -> None:
         for _ in range(random.randint(1, 8)):
@@ -121,13 +123,15 @@ class ListenerTask(Task):
                 case Pull():
                     self._pull(random)
                 case Consume(batch):
-                    self.world.ledger.called(self.token.queue, batch.begin, batch.end)
-                    self.world.listening(self.token, _offsets(batch))
-                    status, auto = self._answer(random, batch.end)
-                    self.outcomes += self.engine.consumed(ConsumeOrderlyContext(self.token.queue, auto), status, None, now)
-                case DeadLetter(batch):
+                    offsets = _offsets(batch.messages)
+                    self.world.ledger.called(self.token.queue, offsets[0], offsets[-1] + 1)
+                    self.world.listening(self.token, offsets)
+                    status, auto = self._answer(random, offsets[-1] + 1)
+                    answer = Answer(status, None, ConsumeOrderlyContext(self.token.queue, auto))
+                    self.outcomes += self.engine.consumed(batch, answer, now)
+                case DeadLetter(messages):
                     written = random.random() < 0.9 or not self.moody
-                    self.world.dead_letter(self.token, _offsets(batch) if written else ())
+                    self.world.dead_letter(self.token, _offsets(messages) if written else ())
                     self.outcomes += self.engine.dead_lettered(written, "no answer", now)
                 case Suspend():
                     return
@@ -140,9 +144,12 @@ class ListenerTask(Task):
         if self.position == end:
             self.engine.close()
         else:
-            settled = put_unsettled(self.engine, Slice(self.position, end), self.letters)
+            messages, settled = self.settled.divide(
+                [Message(offset, None, None, offset - self.span.begin) for offset in range(self.position, end)]
+            )
             self.world.reached["dead letter honoured"] += len(settled)
             self.outcomes += settled
+            self.engine.put(messages)
             self.position = end
 
     def _answer(self, random: Random, end: int) -> tuple[ConsumeOrderlyStatus | None, bool]:
@@ -155,21 +162,13 @@ class ListenerTask(Task):
 
     def _finished(self) -> None:
         """Fail unless the outcomes cover the range, each message once."""
-        covered = sorted((outcome.begin_offset, outcome.end_offset) for outcome in self.outcomes)
-        at = self.span.begin
-        for begin, end in covered:
-            if begin != at:
-                self.world.fail(f"{self}: outcomes {covered}")
-            at = end
-        if at != self.span.end:
-            self.world.fail(f"{self}: outcomes {covered}")
+        decided = sorted(at for outcome in self.outcomes for at in range(outcome.begin, outcome.end))
+        if decided != list(range(self.span.begin, self.span.end)):
+            self.world.fail(f"{self}: outcomes of {decided}")
         if not self.staged:
             self.world.ledger.out(self.run.query, self.token, self.span)
         self.done = True
 
-    def invariants(self) -> None:
-        self.engine._check()
 
-
-def _offsets(batch: Batch) -> list[int]:
-    return [offset for piece in batch.slices for offset in range(piece.begin, piece.end)]
+def _offsets(messages: Sequence[Message]) -> list[int]:
+    return [one._offset for one in messages]

@@ -19,7 +19,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
-from ordered_source import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, consume_concurrently, consume_orderly
+from ordered_source import (
+    ConcurrentSettings,
+    ConsumeConcurrentlyStatus,
+    ConsumeOrderlyStatus,
+    OrderPerKey,
+    consume_concurrently,
+    consume_orderly,
+)
 from ordered_source.lag_listener import LagListener
 from orderedmq.core.parking import Order
 from orderedmq.tools.parked import LotReader
@@ -123,7 +130,7 @@ def by_key(spark: SparkSession, path: str, folder: str) -> dict[str, Any]:
 
     said: dict[str, Any] = {}
     stream = spark.readStream.format("orderedmq").options(path=path, topic="keyed", consumerGroup="k", parkingLot="true").load()
-    outcomes = consume_orderly(stream, listener, order="key", concurrency=2, in_batch_attempts=1)
+    outcomes = consume_orderly(stream, listener, OrderPerKey(concurrency=2, in_batch_attempts=1))
     with orderedmq.connect(path) as broker:
         [queue] = broker.log.queues("keyed")
         for run in ("poisoned", "healed"):
@@ -145,7 +152,7 @@ def without_order(spark: SparkSession, path: str, folder: str) -> list[list[Any]
         return ConsumeConcurrentlyStatus.RECONSUME_LATER if odd else ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 
     stream = spark.readStream.format("orderedmq").options(path=path, topic="keyed", consumerGroup="c", parkingLot="true").load()
-    outcomes = consume_concurrently(stream, listener, concurrency=2)
+    outcomes = consume_concurrently(stream, listener, ConcurrentSettings(concurrency=2))
     finish(outcomes, f"{folder}/without order", f"{folder}/outcomes")
     rows = spark.read.parquet(f"{folder}/outcomes").select("begin_offset", "status").collect()
     return sorted([row.begin_offset, row.status] for row in rows)

@@ -12,10 +12,12 @@ import pytest
 from pyspark.errors import PySparkException
 
 from ordered_source import (
+    ConcurrentSettings,
     ConsumeConcurrentlyContext,
     ConsumeConcurrentlyStatus,
     ConsumeOrderlyContext,
     ConsumeOrderlyStatus,
+    OrderPerKey,
     consume_concurrently,
     consume_orderly,
 )
@@ -66,7 +68,7 @@ def test_a_poisoned_key_waits_alone_comes_back_by_itself_and_is_never_overtaken(
         return None if messages[0].sharding_key == "k0-0" and not healed.exists() else SUCCESS
 
     consumed = consume_orderly(
-        rows(rig), listener, order="key", concurrency=4, in_batch_attempts=2, suspend_current_queue_time_millis=10
+        rows(rig), listener, OrderPerKey(concurrency=4, in_batch_attempts=2, suspend_current_queue_time_millis=10)
     )
     query = start(rig, consumed)
     until(lambda: committed(rig) == 20, "the first messages are decided or parked", 90)
@@ -100,7 +102,7 @@ def test_what_fails_without_order_comes_back_alone(rig: Rig) -> None:
         context.delay_level_when_next_consume = 1
         return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 
-    consumed = consume_concurrently(rows(rig), listener, consume_message_batch_max_size=4, concurrency=2)
+    consumed = consume_concurrently(rows(rig), listener, ConcurrentSettings(consume_message_batch_max_size=4, concurrency=2))
     query = start(rig, consumed)
     until(lambda: sum(row.status == "SUCCESS" for row in outcomes(rig, consumed.schema)) == 10, "all are decided", 90)
     query.stop()
@@ -130,7 +132,7 @@ def test_each_thread_of_a_worker_makes_one_object_of_a_class_and_keeps_it(rig: R
     class Own(Counted):
         folder = str(rig.folder)
 
-    query = start(rig, consume_orderly(rows(rig), Own, order="key", concurrency=3))
+    query = start(rig, consume_orderly(rows(rig), Own, OrderPerKey(concurrency=3)))
     for batch in range(4):
         rig.fill("in", 10, first=10 * batch)
         until(lambda: committed(rig) == 10 * (batch + 1), "the micro-batch is done", 90)  # noqa: B023
@@ -155,7 +157,7 @@ def test_a_query_that_is_stopped_while_listeners_are_at_work_starts_no_more(rig:
             until(go.exists, "the listener may return", 120.0)
         return SUCCESS
 
-    query = start(rig, consume_orderly(rows(rig), listener, order="key", concurrency=3))
+    query = start(rig, consume_orderly(rows(rig), listener, OrderPerKey(concurrency=3)))
     until(lambda: len(heard(rig)) == 3, "three calls are under way", 90)
     (worker,) = {int(line.split()[0]) for line in heard(rig)}
     query.stop()
@@ -184,7 +186,7 @@ def test_a_lock_that_is_lost_ends_the_query_when_the_calls_under_way_have_return
         return None
 
     # What fails is parked at once, under the lock.
-    query = start(rig, consume_orderly(rows(rig), listener, order="key", concurrency=2, in_batch_attempts=1))
+    query = start(rig, consume_orderly(rows(rig), listener, OrderPerKey(concurrency=2, in_batch_attempts=1)))
     until(lambda: len(heard(rig)) == 2, "two calls are under way", 90)
     rig.broker.admin.release("g", rig.broker.log.queues("in"), force=True)
     go.touch()
@@ -207,18 +209,16 @@ def test_an_order_that_does_not_fit_is_refused_by_name(rig: Rig) -> None:
 
     with_lot = rows(rig)
     without = rig.stream(topic="in", consumerGroup="g", includeLockToken="true")
-    with pytest.raises(Exception, match=r"INVALID.*concurrency, on_exhausted given with order=\"queue\""):
-        consume_orderly(without, never, concurrency=2, on_exhausted="hold")
-    with pytest.raises(Exception, match=r"INVALID.*order is 'keys'"):
-        consume_orderly(with_lot, never, order="keys")
+    with pytest.raises(Exception, match=r"INVALID.*order is 'key'"):
+        consume_orderly(with_lot, never, order="key")  # type: ignore[arg-type]
     with pytest.raises(Exception, match=r"INVALID.*in_batch_attempts"):
-        consume_orderly(with_lot, never, order="key", in_batch_attempts=0)
+        consume_orderly(with_lot, never, OrderPerKey(in_batch_attempts=0))
     with pytest.raises(Exception, match=r"INVALID.*max_reconsume_times"):
-        consume_concurrently(with_lot, never, max_reconsume_times=-2)
+        consume_concurrently(with_lot, never, ConcurrentSettings(max_reconsume_times=-2))
     with pytest.raises(Exception, match=r"MISSING_COLUMN.*sharding_key"):
-        consume_orderly(with_lot.drop("sharding_key"), never, order="key")
+        consume_orderly(with_lot.drop("sharding_key"), never, OrderPerKey())
     with pytest.raises(Exception, match=r"MISSING_COLUMN.*needs the columns ticket.*parkingLot=true"):
-        consume_orderly(without, never, order="key")
+        consume_orderly(without, never, OrderPerKey())
     refused = [
         (consume_concurrently(without, never), r"UNSUPPORTED.*without a parking lot.*parkingLot=true"),
         (consume_orderly(rows(rig, consumerGroup="other"), never), r"UNSUPPORTED.*read with parkingLot=true"),

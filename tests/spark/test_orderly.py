@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
 from orderedmq.core.lock import UNLOCK_DELAY
 from orderedmq.model import MessageQueue
 from tests.faults.store_access import age
@@ -32,7 +32,7 @@ def heard(tmp_path: Path) -> Callable[[], list[str]]:
 def run(rig: Rig, listener: Any, name: str = "ck", *, source: dict[str, Any] | None = None, **settings: Any) -> list[Any]:
     """Consume all current messages and return the outcomes."""
     rows = rig.stream(topic="in", consumerGroup="g", includeLockToken="true", **(source or {}))
-    outcomes = rows.transform(consume_orderly, listener, suspend_current_queue_time_millis=10, **settings)
+    outcomes = rows.transform(consume_orderly, listener, OrderPerQueue(suspend_current_queue_time_millis=10, **settings))
     table = str(rig.folder / "outcomes")
     writer = outcomes.writeStream.format("parquet").option("path", table)
     writer.option("checkpointLocation", str(rig.folder / name)).trigger(availableNow=True).start().awaitTermination()

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
 from orderedmq.core.key_hash import java_string_hash
 from orderedmq.model import MessageQueue
 from orderedmq.text import text_of
@@ -71,7 +71,7 @@ def test_a_listener_gets_such_a_message_and_can_give_it_up(rig: Rig) -> None:
     rows = rig.stream(topic="in", consumerGroup="g", includeLockToken="true", includeProperties="true")
     # A user's column with any bytes.
     rows = rows.selectExpr("*", "cast(body AS string) AS mine")
-    outcomes = rows.transform(consume_orderly, listener, max_reconsume_times=0)
+    outcomes = rows.transform(consume_orderly, listener, OrderPerQueue(max_reconsume_times=0))
     table = str(rig.folder / "outcomes")
     writer = outcomes.writeStream.format("parquet").option("path", table).option("checkpointLocation", str(rig.folder / "ck"))
     writer.trigger(availableNow=True).start().awaitTermination()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.util
-import inspect
 import re
 import sys
 from pathlib import Path
@@ -17,9 +16,9 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 import orderedmq
-from ordered_source import LagListener, consume_orderly
+from ordered_source import LagListener
 from orderedmq.cli import COMMANDS, GROUPS, app, load
-from orderedmq.core.key_order import KeySettings
+from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.model import MESSAGE_SCHEMA
 from orderedmq.options.declared import option_table
 from tests.snippets import snippets
@@ -62,17 +61,15 @@ def test_the_page_of_options_has_every_option(generate: ModuleType) -> None:
 
 
 def test_the_guide_of_order_per_key_has_the_defaults() -> None:
-    given = inspect.signature(consume_orderly).parameters
     text = page("guides/order-per-key.md")
-    table = text.partition("| parameter of `consume_orderly`")[2].partition("\n\n")[0]
+    table = text.partition("| setting of `OrderPerKey`")[2].partition("\n\n")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", table, re.M))
-    settings = {field.name: field.default for field in dataclasses.fields(KeySettings)}
-    assert set(rows) == set(settings) - {"parking_lot_max_messages"}
+    settings = {field.name: field.default for field in dataclasses.fields(OrderPerKey)}
+    assert set(rows) == set(settings)
     for name, default in rows.items():
-        assert ast.literal_eval(default.strip("`")) == given[name].default == settings[name], name
+        assert ast.literal_eval(default.strip("`")) == settings[name], name
     [option] = [row for row in option_table("source") if row.name == "parkingLotMaxMessages"]
     assert f"`parkingLotMaxMessages` of the source, {int(option.default):,}," in text
-    assert settings["parking_lot_max_messages"] == int(option.default)
 
 
 def test_the_page_of_columns_has_every_column_in_its_order() -> None:

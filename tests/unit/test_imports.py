@@ -24,7 +24,7 @@ PACKAGES: Final = ("orderedmq", "ordered_source", "ordered_sink")
 
 #: The rooms that decide, parse and encode: time, chance, bytes and answers come in as arguments. orderedmq.rocketmq.group has
 #: rules too and is not one of them: lock_rules reads the clock and the host's name, running_info the clock.
-PURE: Final = ("orderedmq.core", "orderedmq.rocketmq.wire", "orderedmq.rocketmq.codec")
+PURE: Final = ("orderedmq.core", "orderedmq.listening", "orderedmq.rocketmq.wire", "orderedmq.rocketmq.codec")
 #: The modules beside them that they may know. These are as pure.
 SHARED: Final = (
     "orderedmq.model",

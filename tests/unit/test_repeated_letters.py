@@ -12,17 +12,18 @@ import pytest
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from ordered_source.listener import shell
 from ordered_source.listener.dead_letter import separate
+from ordered_source.listener.shell import Consumer
 from orderedmq.conditions import StoreCondition
-from orderedmq.core.listener import OrderlySettings
 from orderedmq.core.parking import Order
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.errors import ListenerError, LockError, StoreError
+from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import OffsetRange
 from orderedmq.tools import dead_letters
 from tests.contract.support import letters, locked
-from tests.unit.test_key_shell import DONE, LATER, LETTERS, QUEUE, SUCCESS, SUSPEND, Rig
+from tests.unit.test_listener_shell import DONE, LATER, LETTERS, QUEUE, SUCCESS, SUSPEND, Rig
 
-Row = tuple[int, int, str, int]
+Row = tuple[int, str, int]
 
 
 class Killed(BaseException):
@@ -48,12 +49,16 @@ def dies(at: int, *, bad: Collection[int] = (), suspends: Any = SUSPEND) -> Call
 
 
 def queue(rig: Rig, listener: Any, size: int = 1) -> list[Row]:
-    """Run a task of order="queue". Return its outcomes: begin, end, status, attempts."""
-    settings = OrderlySettings(size, suspend_current_queue_time_millis=10, max_reconsume_times=0)
+    """Run a task with order per queue. Return its outcomes by message: offset, status, attempts."""
+    settings = OrderPerQueue(size, suspend_current_queue_time_millis=10, max_reconsume_times=0)
     told = [
-        row for batch in shell.consume(rig.read(planned=False, lot=False), listener, settings, ()) for row in batch.to_pylist()
+        row
+        for batch in shell.consume(rig.read(planned=False, lot=False), Consumer(listener, settings))
+        for row in batch.to_pylist()
     ]
-    rows: list[Row] = [(row["begin_offset"], row["end_offset"], row["status"], row["attempts"]) for row in told]
+    rows: list[Row] = [
+        (at, row["status"], row["attempts"]) for row in told for at in range(row["begin_offset"], row["end_offset"])
+    ]
     return sorted(rows)
 
 
@@ -73,9 +78,10 @@ def test_a_listener_of_a_queue_does_not_get_what_a_killed_attempt_gave_up_and_th
     assert (stored(rig), rig.heard) == ([1, 2], [[0], [1], [2], [3]])
     rig.heard.clear()
     assert queue(rig, rig.listener(lambda message: SUCCESS)) == [
-        (0, 1, "SUCCESS", 1),
-        (1, 3, "DEAD_LETTER", 0),
-        (3, 4, "SUCCESS", 1),
+        (0, "SUCCESS", 1),
+        (1, "DEAD_LETTER", 0),
+        (2, "DEAD_LETTER", 0),
+        (3, "SUCCESS", 1),
     ]
     assert (stored(rig), rig.heard) == ([1, 2], [[0], [3]])
 
@@ -87,7 +93,7 @@ def test_the_other_batches_of_a_queue_are_the_same_as_before(rig: Rig) -> None:
     assert (stored(rig), rig.heard.pop()) == ([4, 5, 6, 7], [12, 13])
     before, rig.heard[:] = list(rig.heard), []
     told = queue(rig, rig.listener(lambda message: SUCCESS), 4)
-    assert told == [(0, 4, "SUCCESS", 1), (4, 8, "DEAD_LETTER", 0), (8, 12, "SUCCESS", 1), (12, 14, "SUCCESS", 1)]
+    assert told == [(at, "DEAD_LETTER", 0) if 4 <= at < 8 else (at, "SUCCESS", 1) for at in range(14)]
     assert rig.heard == [[0, 1, 2, 3], [8, 9, 10, 11], [12, 13]]
     assert before == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
@@ -106,12 +112,13 @@ def test_of_a_batch_whose_letters_are_stored_in_part_the_listener_gets_the_rest(
     """Over RocketMQ an attempt can be killed between two letters of a batch; ``size``: rows of an Arrow batch."""
     rig.send(*"a" * 14)
     rig.broker.groups.dead_letter(rig.token, letters(given_up), given_up)
-    settings = OrderlySettings(4)
-    told = shell.consume(rig.read(planned=False, lot=False, size=size), rig.listener(lambda message: SUCCESS), settings, ())
-    rows = sorted((row["begin_offset"], row["end_offset"], row["status"]) for batch in told for row in batch.to_pylist())
+    consumer = Consumer(rig.listener(lambda message: SUCCESS), OrderPerQueue(4))
+    told = shell.consume(rig.read(planned=False, lot=False, size=size), consumer)
+    found = [row for batch in told for row in batch.to_pylist()]
+    rows = sorted((at, row["status"]) for row in found for at in range(row["begin_offset"], row["end_offset"]))
     assert rig.heard == heard
-    assert [offset for begin, end, _ in rows for offset in range(begin, end)] == list(range(14)), "each message has one outcome"
-    assert [at for begin, end, status in rows for at in range(begin, end) if status == "DEAD_LETTER"] == list(given_up)
+    assert [offset for offset, _ in rows] == list(range(14)), "each message has one outcome"
+    assert [offset for offset, status in rows if status == "DEAD_LETTER"] == list(given_up)
 
 
 def test_what_was_taken_before_a_letter_stays_taken_and_a_rollback_gives_back_only_that(rig: Rig) -> None:
@@ -124,7 +131,9 @@ def test_what_was_taken_before_a_letter_stays_taken_and_a_rollback_gives_back_on
         rig.heard.append([one.queue_offset for one in messages])
         return next(answers)
 
-    assert queue(rig, listen) == [(0, 1, "SUCCESS", 2), (1, 3, "DEAD_LETTER", 0), (3, 4, "SUCCESS", 2), (4, 5, "COMMIT", 1)]
+    assert queue(rig, listen) == [
+        (0, "SUCCESS", 2), (1, "DEAD_LETTER", 0), (2, "DEAD_LETTER", 0), (3, "SUCCESS", 2), (4, "COMMIT", 1),
+    ]  # fmt: skip
     assert rig.heard == [[0], [3], [0], [3], [4]]
 
 
@@ -141,24 +150,26 @@ def test_letters_at_the_end_of_a_range_commit_nothing_for_the_listener(rig: Rig)
 
 
 @pytest.mark.parametrize("stored_before", [True, False])
-def test_a_write_of_letters_that_failed_is_looked_for_before_the_listener_is_called_again(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, stored_before: bool
+@pytest.mark.parametrize("order", ["queue", "key"])
+def test_a_write_of_letters_that_failed_is_repeated_until_they_are_there_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, order: str, stored_before: bool
 ) -> None:
-    """If only the answer was lost, the letter is there and final. Otherwise the listener is asked again, as in Java."""
-    write = EmbeddedGroups.dead_letter
+    write, failures = EmbeddedGroups.dead_letter, [1, 1]
 
     def fails(self: EmbeddedGroups, *what: Any) -> int:
-        monkeypatch.setattr(EmbeddedGroups, "dead_letter", write)
+        if not failures:
+            return write(self, *what)
+        failures.pop()
         if stored_before:
             write(self, *what)
         raise StoreError(StoreCondition.IO, "no answer")
 
-    rig.send("a")
+    rig.send("a", "a")
     monkeypatch.setattr(EmbeddedGroups, "dead_letter", fails)
-    told = queue(rig, rig.listener(lambda message: SUSPEND if len(rig.heard) == 1 else SUCCESS))
-    assert [row[2] for row in told] == ["DEAD_LETTER" if stored_before else "SUCCESS"]
-    assert len(rig.heard) == (1 if stored_before else 2)
-    assert (LETTERS.topic in [topic.name for topic in rig.broker.log.topics()]) is stored_before
+    bad = dies(9, bad=[0])
+    told = queue(rig, rig.listener(bad)) if order == "queue" else rig.run(rig.by_key(bad, max_reconsume_times=0))
+    assert [row[:3] for row in told] == [(0, "DEAD_LETTER", 1), (1, "SUCCESS", 1)]
+    assert (rig.heard, stored(rig)) == ([[0], [1]], [0])
 
 
 def test_letters_that_were_stored_without_an_answer_commit_nothing_that_the_listener_has_not_committed(
@@ -286,7 +297,7 @@ def test_letters_that_were_sent_again_before_the_range_is_repeated_are_processed
     assert sum(counts) == done.letters == 1
     rig.heard.clear()
     if order == "queue":
-        assert queue(rig, again) == [(0, 1, "DEAD_LETTER", 0), (1, 2, "SUCCESS", 1), (2, 3, "SUCCESS", 1)]
+        assert queue(rig, again) == [(0, "DEAD_LETTER", 0), (1, "SUCCESS", 1), (2, "SUCCESS", 1)]
     else:
         told = rig.run(rig.by_key(lambda message: SUCCESS))
         assert told == [(0, "DEAD_LETTER", 0, None), (1, "SUCCESS", 1, None), (2, "SUCCESS", 1, None)]
@@ -308,12 +319,11 @@ def test_after_a_seek_back_the_listener_gets_messages_again_that_were_dead_lette
     assert rig.broker.groups.letters(rig.token, [OffsetRange(0, 9)]) == {0, 1}
 
 
-def test_an_owner_that_lost_its_queue_does_not_ask_for_letters(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_that_lost_its_queue_calls_no_listener(rig: Rig) -> None:
     rig.send("a")
     batches = list(rig.read(planned=False, lot=False))
     rig.broker.groups.unlock([rig.token])
     locked(rig.broker, "g", rig.broker.groups.join("them"), [QUEUE])
-    monkeypatch.setattr(EmbeddedGroups, "letters", None)
     with pytest.raises(LockError):
-        list(shell.consume(iter(batches), rig.listener(lambda message: SUCCESS), OrderlySettings(), ()))
+        list(shell.consume(iter(batches), Consumer(rig.listener(lambda message: SUCCESS), OrderPerQueue())))
     assert rig.heard == []

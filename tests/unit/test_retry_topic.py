@@ -12,25 +12,26 @@ import pyarrow as pa
 import pytest
 
 from ordered_source import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
-from ordered_source.listener import key_shell, shell
-from ordered_source.listener.by_key import ByKey
-from ordered_source.listener.concurrently import Concurrently
+from ordered_source.listener import shell
 from ordered_source.listener.send_back import SendBack
+from ordered_source.listener.shell import Consumer
 from ordered_source.read_context import ReadContext
 from orderedmq.broker import Broker
 from orderedmq.conditions import UnavailableCondition
-from orderedmq.core.concurrently import ConcurrentSettings
-from orderedmq.core.key_order import KeySettings, Message
-from orderedmq.core.listener import OrderlySettings
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Subscription
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, OptionError, RocketMQUnavailableError, SchemaError, lost
+from orderedmq.listening.concurrent_engine import ConcurrentSettings
+from orderedmq.listening.engine import Settings
+from orderedmq.listening.key_engine import OrderPerKey
+from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
 from orderedmq.rocketmq.group import running_info
 from tests.contract.support import locked, rows
+from tests.engine_messages import message
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 RETRY = MessageQueue("%RETRY%g", "embedded", 0)
@@ -146,12 +147,12 @@ def away() -> RocketMQUnavailableError:
 def test_what_was_sent_back_before_an_error_is_not_sent_again() -> None:
     groups = Groups(2, away(), away(), 1, 1)
     back = SendBack(cast(Broker, SimpleNamespace(groups=groups)), TOKEN, 5)
-    messages = [Message(offset, None, level=offset) for offset in (3, 4, 5)]
+    messages = [message(offset, level=offset) for offset in (3, 4, 5)]
     assert "away" in str(back.send(messages))
     assert "away" in str(back.send(messages))
     assert back.send(messages) is None
     assert groups.sent == [(3, 3), (4, 4), (5, 5)]
-    assert back.put_aside(messages[0]) is None
+    assert back.give_up(messages[:1]) is None
     assert groups.sent[3:] == [(3, -1)]
     assert groups.most == {5}
 
@@ -160,9 +161,9 @@ def test_a_lost_lock_ends_it() -> None:
     gone = lost("g", RETRY, 1, "in a test")
     back = SendBack(cast(Broker, SimpleNamespace(groups=Groups(gone, gone))), TOKEN, 5)
     with pytest.raises(LockError):
-        back.send([Message(3, None)])
+        back.send([message(3)])
     with pytest.raises(LockError):
-        back.put_aside(Message(3, None))
+        back.give_up([message(3)])
 
 
 # -- tasks
@@ -188,7 +189,7 @@ class Rig:
         self.rows = pa.record_batch(columns)
 
 
-def test_a_message_of_the_retry_topic_is_known_by_the_queue_where_it_lies(
+def test_a_message_of_the_retry_topic_is_known_by_the_queue_that_it_is_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The column topic says where it was sent to. So does the message; the context and the outcomes have the queue."""
@@ -200,8 +201,8 @@ def test_a_message_of_the_retry_topic_is_known_by_the_queue_where_it_lies(
         heard.append((one.topic, one.reconsume_times, context.message_queue))
         return LATER if one.topic == "bills" else DONE
 
-    kind = Concurrently(listener, ConcurrentSettings())
-    told = [row for batch in key_shell.consume([rig.rows], kind) for row in batch.to_pylist()]
+    consumer = Consumer(listener, ConcurrentSettings())
+    told = [row for batch in shell.consume([rig.rows], consumer) for row in batch.to_pylist()]
     assert heard == [("orders", 0, QUEUE), ("bills", 1, QUEUE)]
     assert [(row["topic"], row["begin_offset"], row["status"], row["attempts"]) for row in told] == [
         ("orders", 7, "SUCCESS", 1),
@@ -211,21 +212,16 @@ def test_a_message_of_the_retry_topic_is_known_by_the_queue_where_it_lies(
     assert groups.most == {16}
 
 
-def test_other_listeners_refuse_a_retry_topic(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    by_key = ByKey(print, KeySettings())
-    for run in (
-        lambda: list(key_shell.consume([rig.rows], by_key)),
-        lambda: list(shell.consume(iter([rig.rows]), print, OrderlySettings(), ())),
-    ):
-        with pytest.raises(OptionError, match=r"UNSUPPORTED.*retryTopic=true.*use consume_concurrently"):
-            run()
+@pytest.mark.parametrize("order", [OrderPerKey(), OrderPerQueue()])
+def test_other_listeners_refuse_a_retry_topic(tmp_path: Path, order: Settings) -> None:
+    with pytest.raises(OptionError, match=r"UNSUPPORTED.*retryTopic=true.*use consume_concurrently"):
+        list(shell.consume([Rig(tmp_path).rows], Consumer(print, order)))
 
 
 def test_the_number_of_retries_must_not_be_dropped(tmp_path: Path) -> None:
     rows = Rig(tmp_path).rows.drop_columns(["reconsume_times"])
     with pytest.raises(SchemaError, match=r"MISSING_COLUMN.*reconsume_times"):
-        list(key_shell.consume([rows], Concurrently(print, ConcurrentSettings())))
+        list(shell.consume([rows], Consumer(print, ConcurrentSettings())))
 
 
 def test_the_embedded_broker_has_no_retry_topic(tmp_path: Path) -> None:

@@ -16,15 +16,17 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import orderedmq
-from ordered_source.listener.messages import Window
+from ordered_source.listener.rows import Columns, Rows
 from orderedmq.broker import Broker
 from orderedmq.cli import app
+from orderedmq.core.dead_letters import dead_letter_properties
 from orderedmq.core.filters import Filter
 from orderedmq.core.key_hash import java_string_hash
-from orderedmq.core.listener import ConsumeOrderlyContext, call_listener, dead_letter_properties
 from orderedmq.core.message_rows import normalise
 from orderedmq.core.sharding_key import hashed_keys
 from orderedmq.errors import SchemaError
+from orderedmq.listening.engine import Message
+from orderedmq.listening.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus, call
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MAX_OFFSET, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq.codec import decode
@@ -283,11 +285,10 @@ def test_the_command_shows_it_and_sends_it_again(broker: Broker, tmp_path: Path)
 
 
 def test_a_listener_is_given_valid_text_whatever_columns_the_user_made() -> None:
-    window = Window()
     batch = pa.record_batch(
         {"queue_offset": pa.array([0, 1]), "mine": strings([b"a", RAW]), "properties": pairs([[(b"\xff", b"1")], []])}
     )
-    first, second = window.messages(window.add(batch))
+    first, second = (Message(at, None, Rows(Columns(batch), 0), at) for at in range(2))
     assert (first.mine, second.mine, first.properties, second.properties) == ("a", SHOWN, [("\ufffd", "1")], [])
 
 
@@ -295,6 +296,6 @@ def test_an_error_of_a_listener_with_half_a_character_is_an_error_that_can_be_st
     def listener(messages: Any, context: Any) -> Any:
         raise ValueError(b"\xff".decode(errors="surrogateescape"))
 
-    status, error = call_listener(listener, [], ConsumeOrderlyContext(QUEUE), (), print)
+    status, error, _ = call(listener, [], ConsumeOrderlyContext(QUEUE), (), print, ConsumeOrderlyStatus)
     assert (status, error) == (None, "ValueError: ?")
     assert pa.array([error]).to_pylist() == [error]

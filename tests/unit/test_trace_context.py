@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,22 +22,20 @@ from pyspark.sql import DataFrame
 import orderedmq
 from ordered_source import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, consume_concurrently, consume_orderly
 from ordered_source.columns import full_schema
-from ordered_source.listener import shell
-from ordered_source.listener.by_key import ByKey
-from ordered_source.listener.concurrently import Concurrently
-from ordered_source.listener.key_shell import Kind
+from ordered_source.listener.shell import Consumer
 from ordered_source.listener.tracing import Tracing
 from ordered_source.read_context import TaskLock
 from orderedmq import trace_context
 from orderedmq.broker import Broker
-from orderedmq.core.concurrently import ConcurrentSettings
-from orderedmq.core.key_order import KeySettings
-from orderedmq.core.listener import OrderlySettings
 from orderedmq.core.lock import LockToken
 from orderedmq.core.message_trace import Ended, ReturnType, TracedCall, TracedMessage
 from orderedmq.errors import OptionError, SchemaError, TopicError
+from orderedmq.listening.concurrent_engine import ConcurrentSettings
+from orderedmq.listening.engine import Settings
+from orderedmq.listening.key_engine import OrderPerKey
+from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import PROPERTIES_TYPE, MessageQueue
-from tests.unit.test_key_shell import Rig, rig
+from tests.unit.test_listener_shell import Rig, rig
 
 __all__ = ["rig"]
 
@@ -68,7 +67,7 @@ def lock(broker: object = None) -> TaskLock:
     return TaskLock(cast(Broker, broker), LockToken("billing", QUEUE, "", "me", 1, 0))
 
 
-def called(listener: Any, *messages: Any, tracing: Tracing = Tracing(context=True)) -> Any:  # noqa: B008
+def called(listener: Any, *messages: Any, tracing: Tracing = Tracing(trace_context=True)) -> Any:  # noqa: B008
     return tracing.listener(listener, lock())(messages, CONTEXT)
 
 
@@ -174,18 +173,17 @@ def test_without_an_sdk_a_message_passes_its_context_on(monkeypatch: pytest.Monk
 WITH_PROPERTIES = tuple(full_schema(include_properties=True, include_lock_token=True, include_ticket=True).names)
 
 
+KINDS: dict[str, Settings] = {
+    "queue": OrderPerQueue(),
+    "key": OrderPerKey(concurrency=2),
+    "none": ConcurrentSettings(concurrency=2),
+}
+
+
 def run_task(rig: Rig, kind: str, listener: Any, tracing: Tracing) -> list[Any]:
     """A micro-batch of this kind of listener. Returns the statuses of its outcomes."""
-    if kind == "queue":
-        read = rig.read(False, lot=False, columns=WITH_PROPERTIES)
-        told = shell.consume(read, listener, OrderlySettings(), (), tracing=tracing)
-        return [row["status"] for batch in told for row in batch.to_pylist()]
-    made: Kind[Any] = (
-        ByKey(listener, KeySettings(concurrency=2), tracing=tracing)
-        if kind == "key"
-        else Concurrently(listener, ConcurrentSettings(concurrency=2), tracing=tracing)
-    )
-    return [status for _, status, *_ in rig.run(made, columns=WITH_PROPERTIES)]
+    consumer = Consumer(listener, KINDS[kind], tracing=tracing)
+    return [status for _, status, *_ in rig.run(consumer, columns=WITH_PROPERTIES, lot=kind != "queue")]
 
 
 @pytest.mark.parametrize("kind", ["queue", "key", "none"])
@@ -203,7 +201,7 @@ def test_every_kind_of_listener_is_called_in_the_context_of_its_messages(
         inside.append(trace_context.inject()["traceparent"].split("-")[1])
         return answer
 
-    assert run_task(rig, kind, listener, Tracing(context=True)) == ["SUCCESS", "SUCCESS"]
+    assert run_task(rig, kind, listener, Tracing(trace_context=True)) == ["SUCCESS", "SUCCESS"]
     assert sorted(inside) == sorted([TRACE, OTHER.split("-")[1]])
     assert sorted(link for span in spans.get_finished_spans() for link in linked(span)) == sorted(
         [f"{TRACE}-{SPAN}", OTHER[3:-3]]
@@ -215,7 +213,7 @@ def test_every_kind_of_listener_is_called_in_the_context_of_its_messages(
 def test_a_message_trace_on_the_embedded_broker_is_refused_before_the_listener_is_called(rig: Rig, kind: str) -> None:
     rig.send("k")
     with pytest.raises(OptionError, match=r"UNSUPPORTED.*enableMsgTrace belongs to a RocketMQ cluster"):
-        run_task(rig, kind, lambda messages, context: pytest.fail("called"), Tracing("traces"))
+        run_task(rig, kind, lambda messages, context: pytest.fail("called"), Tracing(True, "traces"))
 
 
 # -- producers
@@ -308,7 +306,7 @@ def test_each_call_is_recorded_before_and_after(answer: object, how: ReturnType)
             raise answer
         return answer
 
-    traced = Tracing("traces").listener(listener, lock(recorder))
+    traced = Tracing(True, "traces").listener(listener, lock(recorder))
     messages = [message(1, keys="k"), message(2, reconsume_times=2, properties=[("MSG_REGION", "here")])]
     if isinstance(answer, Exception):
         with pytest.raises(ValueError, match="x"):
@@ -326,7 +324,7 @@ def test_each_call_is_recorded_before_and_after(answer: object, how: ReturnType)
 
 def test_a_message_whose_broker_wants_no_traces_is_left_out() -> None:
     recorder = Recorder()
-    traced = Tracing("traces").listener(lambda messages, context: SUCCESS, lock(recorder))
+    traced = Tracing(True, "traces").listener(lambda messages, context: SUCCESS, lock(recorder))
     off = message(1, properties=[("TRACE_ON", "false")])
     traced([off], CONTEXT)
     assert recorder.calls == []
@@ -343,23 +341,21 @@ def frame(*more: str) -> DataFrame:
     return cast(DataFrame, SimpleNamespace(columns=[*COLUMNS, *more], mapInArrow=lambda run, schema: "planned"))
 
 
-@pytest.mark.parametrize(
-    ("consume", "more"), [(consume_orderly, {}), (consume_orderly, {"order": "key"}), (consume_concurrently, {})]
-)
-def test_parameters_of_listeners_are_checked_at_once(consume: Any, more: dict[str, str]) -> None:
+@pytest.mark.parametrize("consume", [consume_orderly, partial(consume_orderly, order=OrderPerKey()), consume_concurrently])
+def test_what_tracing_needs_is_checked_at_once(consume: Any) -> None:
     def planned(df: DataFrame, **given: Any) -> Any:
-        return consume(df, lambda messages, context: None, **more, **given)
+        return consume(df, lambda messages, context: None, tracing=Tracing(**given))
 
-    with pytest.raises(SchemaError, match=r"MISSING_COLUMN.*enable_msg_trace=True\) needs the column message_id"):
+    with pytest.raises(SchemaError, match=r"MISSING_COLUMN.*enable_msg_trace=True\) needs the columns message_id"):
         planned(frame(), enable_msg_trace=True)
     with pytest.raises(
-        SchemaError, match=r"MISSING_COLUMN.*trace_context=True\) needs the column properties.*includeProperties=true"
+        SchemaError, match=r"MISSING_COLUMN.*trace_context=True\) needs the columns properties.*includeProperties=true"
     ):
         planned(frame(), trace_context=True)
     with pytest.raises(OptionError, match=r"CONFLICT.*customized_trace_topic needs enable_msg_trace=True"):
-        planned(frame("message_id"), customized_trace_topic="traces")
+        Tracing(customized_trace_topic="traces")
     with pytest.raises(TopicError, match="BAD_NAME"):
-        planned(frame("message_id"), enable_msg_trace=True, customized_trace_topic="no topic")
+        Tracing(enable_msg_trace=True, customized_trace_topic="no topic")
     assert planned(frame("message_id", "properties"), enable_msg_trace=True, trace_context=True) == "planned"
 
 
@@ -373,7 +369,7 @@ sys.meta_path.insert(0, Missing())
 import pyarrow as pa
 import orderedmq
 from types import SimpleNamespace
-from ordered_source import consume_orderly
+from ordered_source import Tracing, consume_orderly
 from orderedmq import trace_context
 with orderedmq.connect(sys.argv[1]) as broker:
     broker.admin.create_topic("orders", 1)
@@ -381,7 +377,7 @@ with orderedmq.connect(sys.argv[1]) as broker:
     df = SimpleNamespace(columns=["topic", "broker_name", "queue_id", "queue_offset", "body", "lock_token", "properties"])
     for wanted in (
         lambda: orderedmq.Producer(broker.log, "orders", trace_context=True),
-        lambda: consume_orderly(df, print, trace_context=True),
+        lambda: consume_orderly(df, print, tracing=Tracing(trace_context=True)),
         lambda: trace_context.inject(),
         lambda: trace_context.extract({}),
     ):
@@ -399,7 +395,7 @@ def test_without_the_package_all_else_works_and_what_needs_it_says_what_to_insta
     assert done.returncode == 0, done.stderr
     told = done.stdout.splitlines()
     assert len(told) == 4
-    for line, what in zip(told, ("Producer(trace_context=True)", "consume_orderly(trace_context=True)", "inject", "extract")):
+    for line, what in zip(told, ("Producer(trace_context=True)", "Tracing(trace_context=True)", "inject", "extract")):
         assert "ORDEREDMQ_OPTION.MISSING" in line
         assert what in line
         assert "pip install 'orderedmq[opentelemetry]'" in line

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.conditions import RocketMQCondition
-from orderedmq.core.listener import ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC, dead_letter_id
+from orderedmq.core.dead_letters import ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC, dead_letter_id
 from orderedmq.core.message_rows import normalise
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import GroupError, RocketMQError
@@ -38,7 +38,7 @@ from orderedmq.rocketmq.wire import message_requests, rights
 
 #: Letters at the topic's end that are searched for a repeat.
 LOOK_BACK: Final = 32 * 1024
-#: A letter's properties that name its origin and that no producer may set (listener.dead_letter_properties).
+#: A letter's properties that name its origin and that no producer may set (core.dead_letters).
 _ORIGIN: Final = ("REAL_TOPIC", "REAL_QID", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME")
 _PIECE: Final = 4096
 #: Seconds between checks whether sent letters can be read.

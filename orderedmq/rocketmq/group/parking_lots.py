@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds
 from orderedmq.conditions import MessageCondition, RocketMQCondition, TopicCondition
-from orderedmq.core.listener import clip
+from orderedmq.core.dead_letters import clip
 from orderedmq.core.parked_rows import SOURCE_COLUMNS, to_park
 from orderedmq.core.parking import Put, parked_queue
 from orderedmq.core.pull_settings import PullSettings
@@ -296,7 +296,7 @@ def _fit(rows: pa.RecordBatch, keys: pa.Array, puts: Sequence[Put], where: str) 
             raise MessageError(
                 MessageCondition.PROPERTIES_TOO_LARGE,
                 f"message {puts[row].at} of queue {puts[row].source} cannot be put into {where}: its properties leave no room for those of a "
-                f'parked message ({-room} bytes too many); send smaller ones, or use order="queue"',
+                f"parked message ({-room} bytes too many); send smaller ones, or use OrderPerQueue",
             )
         properties[row] = list({**found, PARKED_ERROR: clip(found[PARKED_ERROR], room)}.items())
         changed = True

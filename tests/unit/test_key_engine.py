@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.core.key_lanes import KeyLanes
-from orderedmq.core.key_order import (
+from orderedmq.core.parked_rows import lane_key
+from orderedmq.errors import LockError, OptionError
+from orderedmq.listening.engine import (
     Batch,
     CheckLock,
     Consume,
     DeadLetter,
     Done,
-    KeySettings,
+    LotView,
     Message,
     Outcome,
     Park,
@@ -26,20 +27,29 @@ from orderedmq.core.key_order import (
     Suspend,
     Wait,
 )
-from orderedmq.core.listener import ConsumeOrderlyStatus
-from orderedmq.core.parked_rows import lane_key
-from orderedmq.errors import LockError, OptionError
+from orderedmq.listening.key_engine import KeyEngine, OrderPerKey
+from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MessageQueue
+from tests.engine_messages import message
 from tests.examples import examples
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 SUCCESS, SUSPEND = ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 
+def answer(status: ConsumeOrderlyStatus | None, error: str | None = None) -> Answer:
+    return Answer(status, error, ConsumeOrderlyContext(QUEUE))
+
+
+def again(one: Message, due: bool = True) -> Message:
+    """The message as the next task finds it in the lot."""
+    return message(one._offset, one._key, attempts=one._attempts, held=one._held, error=one._error, due=due)
+
+
 def lanes(messages: list[Message]) -> dict[object, list[int]]:
     out: dict[object, list[int]] = {}
     for one in messages:
-        out.setdefault(lane_key(one.key, one.offset), []).append(one.offset)
+        out.setdefault(lane_key(one._key, one._offset), []).append(one._offset)
     return out
 
 
@@ -48,10 +58,12 @@ class World:
     """A queue, its parking lot, and what the listener saw. ``plan`` and ``run`` are one micro-batch."""
 
     random: Random
-    settings: KeySettings
+    settings: OrderPerKey
     keys: list[str | None]
     #: How often the listener fails at an offset before it accepts it; -1: always.
     failures: dict[int, int]
+    #: How many messages may be in the lot.
+    room: int
     now: float = 0.0
     committed: int = 0
     lot: list[Message] = field(default_factory=list)
@@ -71,20 +83,20 @@ class World:
         return self.lot[self.lot_begin :]
 
     def lane(self, message: Message) -> object:
-        return message.offset if message.key is None else message.key
+        return message._offset if message._key is None else message._key
 
     def heads(self) -> dict[object, Message]:
         heads: dict[object, Message] = {}
-        for message in self.live():
-            head = heads.setdefault(self.lane(message), message)
-            if message.offset < head.offset:
-                heads[self.lane(message)] = message
+        for one in self.live():
+            head = heads.setdefault(self.lane(one), one)
+            if one._offset < head._offset:
+                heads[self.lane(one)] = one
         return heads
 
     def micro_batch(self, size: int, ripe: Callable[[Message], bool], crashes: int) -> None:
         """Plan a range and run it, ``crashes`` times only a part of it first; then commit it."""
         end = min(len(self.keys), self.committed + size)
-        due = {key for key, head in self.heads().items() if not head.held and ripe(head)}
+        due = {key for key, head in self.heads().items() if not head._held and ripe(head)}
         planned = (self.lot_begin, len(self.lot)) if due else (self.lot_begin, self.lot_begin)
         known = len(self.lot)
         for attempt in range(crashes + 1):
@@ -101,13 +113,13 @@ class World:
     def run(self, end: int, due: set[object], planned: tuple[int, int], known: int, steps: int | None) -> None:
         self.here = {}
         lot = [
-            replace(one, due=one.key in due if one.key is not None else one.offset in due)
+            again(one, due=one._key in due if one._key is not None else one._offset in due)
             for one in self.lot[planned[0] : planned[1]]
         ]
         waiting = lanes(self.lot[planned[1] : known])
         attempted = lanes(self.lot[known:])
         self.reached["repeated after parking"] += bool(attempted)
-        engine = KeyLanes(QUEUE, self.settings, self.now, lot, waiting, attempted)
+        engine = KeyEngine(QUEUE, self.settings, self.now, LotView(self.room, lot, (), waiting, attempted))
         at, in_flight = self.committed, list[Batch]()
         refused: set[object] = {self.lane(one) for one in self.live() if self.lane(one) not in due}
         while steps is None or steps > 0:
@@ -122,17 +134,17 @@ class World:
                 case Consume(batch):
                     assert len(in_flight) < self.settings.concurrency
                     assert self.lane(batch.messages[0]) not in {self.lane(one.messages[0]) for one in in_flight}
-                    assert len({(one.key, one.attempts) for one in batch.messages}) == 1
+                    assert len({(one._key, one._attempts) for one in batch.messages}) == 1
                     for one in batch.messages:
                         # K4, also for keys that an earlier attempt parked in this batch.
                         key = self.lane(one)
-                        older = [o.offset for o in self.live() if self.lane(o) == key and o.offset < one.offset]
-                        assert key not in refused or not older, f"{one.offset} was not diverted"
+                        older = [o._offset for o in self.live() if self.lane(o) == key and o._offset < one._offset]
+                        assert key not in refused or not older, f"{one._offset} was not diverted"
                         # K2
-                        assert one.offset > self.best.get(key, -1), f"{one.offset} after {self.best[key]}"
+                        assert one._offset > self.best.get(key, -1), f"{one._offset} after {self.best[key]}"
                         last = max((at for at in self.here if self.lane(Message(at, self.keys[at])) == key), default=-1)
-                        assert one.offset > last, f"{one.offset} after {last}"
-                        self.reached["older than what is parked"] += any(one.offset < o for o in attempted.get(key, ()))
+                        assert one._offset > last, f"{one._offset} after {last}"
+                        self.reached["older than what is parked"] += any(one._offset < o for o in attempted.get(key, ()))
                     in_flight.append(batch)
                 case DeadLetter():
                     ok = self.random.random() < 0.9
@@ -146,9 +158,9 @@ class World:
                     # A crash in the middle of the write leaves its beginning.
                     some = len(messages) if steps is None or steps else self.random.randrange(len(messages) + 1)
                     for one in messages[:some]:
-                        self.lot.append(replace(one, parked=one.parked + 1, row=None))
+                        self.lot.append(again(one))
                         self.reached["parked"] += 1
-                        self.reached["diverted"] += not one.attempts
+                        self.reached["diverted"] += not one._attempts
                     if some == len(messages):
                         self.note(engine.was_parked([True] * len(messages), None, self.now))
                 case CheckLock():
@@ -170,29 +182,29 @@ class World:
                     assert not in_flight
                     return
 
-    def finish(self, engine: KeyLanes, batch: Batch) -> None:
+    def finish(self, engine: KeyEngine, batch: Batch) -> None:
         for one in batch.messages:
-            self.calls[one.offset] += 1
-        bad = [one for one in batch.messages if not 0 <= self.failures[one.offset] < self.calls[one.offset]]
+            self.calls[one._offset] += 1
+        bad = [one for one in batch.messages if not 0 <= self.failures[one._offset] < self.calls[one._offset]]
         status = SUSPEND if bad else SUCCESS
-        self.note(engine.consumed(batch, status, None, self.now))
+        self.note(engine.consumed(batch, answer(status), self.now))
 
     def note(self, outcomes: list[Outcome]) -> None:
         for one in outcomes:
-            key: object = one.offset if one.key is None else one.key
+            key: object = one.begin if one.key is None else one.key
             assert one.status != "REPEATED"
             if one.status != "PARKED":
-                self.here[one.offset] = one.status
-                if one.offset not in self.ended:
+                self.here[one.begin] = one.status
+                if one.begin not in self.ended:
                     # K1: first decisions are in offset order.
                     before = self.decided.setdefault(key, [])
-                    assert not before or before[-1] < one.offset, f"{one.offset} after {before[-1]}"
-                    before.append(one.offset)
-                self.ended.setdefault(one.offset, one.status)
+                    assert not before or before[-1] < one.begin, f"{one.begin} after {before[-1]}"
+                    before.append(one.begin)
+                self.ended.setdefault(one.begin, one.status)
 
     def check(self) -> None:
         """K3: what is committed is decided, or lies in the lot once."""
-        parked = Counter(one.offset for one in self.live())
+        parked = Counter(one._offset for one in self.live())
         assert all(count == 1 for count in parked.values()), parked
         for offset in range(self.committed):
             assert (offset in self.final) != (offset in parked), offset
@@ -239,16 +251,16 @@ def walk(
     failures = {at: random.choice((1, 2, 4, 9, -1)) if random.random() < poison else 0 for at in range(len(keys))}
     world = World(
         random,
-        KeySettings(
+        OrderPerKey(
             consume_message_batch_max_size=size,
             concurrency=concurrency,
             in_batch_attempts=attempts,
             max_reconsume_times=most,
-            parking_lot_max_messages=room,
             max_batch_seconds=random.choice((1.0, 30.0)),
         ),
         keys,
         failures,
+        room,
     )
     for _ in range(200):
         if world.committed == len(keys) and not world.live():
@@ -270,13 +282,13 @@ def test_each_branch_is_reached() -> None:
     assert all(reached[name] for name in names), reached
 
 
-def drained(engine: KeyLanes, listener: Callable[[Batch], ConsumeOrderlyStatus | None], now: float = 0.0) -> list[Outcome]:
+def drained(engine: KeyEngine, listener: Callable[[Batch], ConsumeOrderlyStatus | None], now: float = 0.0) -> list[Outcome]:
     """Run an engine alone, one call at a time."""
     out: list[Outcome] = []
     while True:
         match engine.next(now):
             case Consume(batch):
-                out += engine.consumed(batch, listener(batch), None, now)
+                out += engine.consumed(batch, answer(listener(batch)), now)
             case DeadLetter():
                 out += engine.dead_lettered(True, None, now)
             case Park(messages):
@@ -291,14 +303,14 @@ def drained(engine: KeyLanes, listener: Callable[[Batch], ConsumeOrderlyStatus |
                 return out
 
 
-def engine(*keys: str | None, lot: list[Message] | None = None, **given: object) -> KeyLanes:
-    made = KeyLanes(QUEUE, KeySettings(**given), 0.0, lot or ())  # type: ignore[arg-type]
+def engine(*keys: str | None, capacity: int = 10_000, **given: object) -> KeyEngine:
+    made = KeyEngine(QUEUE, OrderPerKey(**given), 0.0, LotView(capacity))  # type: ignore[arg-type]
     made.put(Message(offset, key) for offset, key in enumerate(keys))
     return made
 
 
 def told(outcomes: list[Outcome]) -> list[tuple[int, str]]:
-    return [(one.offset, one.status) for one in outcomes]
+    return [(one.begin, one.status) for one in outcomes]
 
 
 def test_a_key_that_fails_is_parked_with_what_follows_it_and_others_go_on() -> None:
@@ -306,32 +318,32 @@ def test_a_key_that_fails_is_parked_with_what_follows_it_and_others_go_on() -> N
     calls: list[int] = []
 
     def listener(batch: Batch) -> ConsumeOrderlyStatus:
-        calls.append(batch.messages[0].offset)
-        return SUSPEND if batch.messages[0].key == "bad" else SUCCESS
+        calls.append(batch.messages[0]._offset)
+        return SUSPEND if batch.messages[0]._key == "bad" else SUCCESS
 
     assert told(drained(made, listener)) == [(1, "SUCCESS"), (3, "SUCCESS"), (0, "PARKED"), (2, "PARKED")]
     assert calls == [0, 1, 3, 0]
 
 
 def test_a_head_whose_attempts_are_used_up_is_a_dead_letter_and_its_key_goes_on() -> None:
-    lot = [Message(7, "a", attempts=2, parked=1), Message(8, "a", parked=1)]
-    made = KeyLanes(QUEUE, KeySettings(max_reconsume_times=2), 0.0, lot)
-    assert told(drained(made, lambda batch: SUSPEND if batch.messages[0].offset == 7 else SUCCESS)) == [
+    lot = [message(7, "a", attempts=2), Message(8, "a")]
+    made = KeyEngine(QUEUE, OrderPerKey(max_reconsume_times=2), 0.0, LotView(planned=lot))
+    assert told(drained(made, lambda batch: SUSPEND if batch.messages[0]._offset == 7 else SUCCESS)) == [
         (7, "DEAD_LETTER"),
         (8, "SUCCESS"),
     ]
 
 
 def test_with_hold_the_key_stays_parked() -> None:
-    lot = [Message(7, "a", attempts=2, parked=1), Message(8, "a", parked=1)]
-    made = KeyLanes(QUEUE, KeySettings(max_reconsume_times=2, on_exhausted="hold"), 0.0, lot)
+    lot = [message(7, "a", attempts=2), Message(8, "a")]
+    made = KeyEngine(QUEUE, OrderPerKey(max_reconsume_times=2, on_exhausted="hold"), 0.0, LotView(planned=lot))
     held: list[Message] = []
     while not isinstance(action := made.next(0.0), Done):
         match action:
             case CheckLock():
                 made.lock(True, 0.0)
             case Consume(batch):
-                made.consumed(batch, SUSPEND, None, 0.0)
+                made.consumed(batch, answer(SUSPEND), 0.0)
             case Park(messages):
                 held += messages
                 made.was_parked([True] * len(messages), None, 0.0)
@@ -339,11 +351,11 @@ def test_with_hold_the_key_stays_parked() -> None:
                 made.close()
             case _:
                 raise AssertionError(action)
-    assert [(one.offset, one.held) for one in held] == [(7, True), (8, False)]
+    assert [(one._offset, one._held) for one in held] == [(7, True), (8, False)]
 
 
 def test_with_minus_one_no_message_is_ever_a_dead_letter() -> None:
-    made = KeyLanes(QUEUE, KeySettings(max_reconsume_times=-1), 0.0, [Message(7, "a", attempts=10**6, parked=1)])
+    made = KeyEngine(QUEUE, OrderPerKey(max_reconsume_times=-1), 0.0, LotView(planned=[message(7, "a", attempts=10**6)]))
     assert told(drained(made, lambda batch: SUSPEND)) == [(7, "PARKED")]
 
 
@@ -351,10 +363,10 @@ def test_a_full_lot_is_a_warning_and_the_key_is_tried_again() -> None:
     tries = Counter[int]()
 
     def listener(batch: Batch) -> ConsumeOrderlyStatus:
-        tries[batch.messages[0].offset] += 1
+        tries[batch.messages[0]._offset] += 1
         return SUSPEND if tries[0] < 6 else SUCCESS
 
-    made = engine("a", "a", in_batch_attempts=2, parking_lot_max_messages=1)
+    made = engine("a", "a", in_batch_attempts=2, capacity=1)
     assert told(drained(made, listener)) == [(0, "SUCCESS"), (1, "SUCCESS")]
     [warning] = made.warnings
     assert "full" in warning
@@ -365,7 +377,7 @@ def test_after_its_time_a_range_parks_the_first_failure() -> None:
     calls: list[int] = []
 
     def listener(batch: Batch) -> ConsumeOrderlyStatus:
-        calls.append(batch.messages[0].offset)
+        calls.append(batch.messages[0]._offset)
         return SUSPEND
 
     assert told(drained(made, listener)) == [(0, "PARKED")]
@@ -377,19 +389,19 @@ def test_a_batch_has_one_key_and_messages_without_a_key_go_alone() -> None:
     batches: list[list[int]] = []
 
     def listener(batch: Batch) -> ConsumeOrderlyStatus:
-        batches.append([one.offset for one in batch.messages])
+        batches.append([one._offset for one in batch.messages])
         return SUCCESS
 
     drained(made, listener)
     assert sorted(batches) == [[0, 2], [1], [3], [4]]
 
 
-@pytest.mark.parametrize("answer", [ConsumeOrderlyStatus.COMMIT, ConsumeOrderlyStatus.ROLLBACK])
-def test_commit_and_rollback_are_refused_by_name(answer: ConsumeOrderlyStatus) -> None:
+@pytest.mark.parametrize("status", [ConsumeOrderlyStatus.COMMIT, ConsumeOrderlyStatus.ROLLBACK])
+def test_commit_and_rollback_are_refused_by_name(status: ConsumeOrderlyStatus) -> None:
     made = engine("a", in_batch_attempts=1)
-    [outcome] = drained(made, lambda _: answer)
+    [outcome] = drained(made, lambda _: status)
     assert outcome.status == "PARKED"
-    assert answer.name in (outcome.error or "")
+    assert status.name in (outcome.error or "")
 
 
 def test_a_lost_lock_starts_no_call_and_waits_for_those_under_way() -> None:
@@ -400,7 +412,7 @@ def test_a_lost_lock_starts_no_call_and_waits_for_those_under_way() -> None:
     assert isinstance(first, Consume)
     made.lock(False, 0.0)
     assert made.next(0.0) == Wait(None)
-    made.consumed(first.batch, SUCCESS, None, 0.0)
+    made.consumed(first.batch, answer(SUCCESS), 0.0)
     with pytest.raises(LockError, match="LOST"):
         made.next(0.0)
 
@@ -414,24 +426,24 @@ def test_a_message_that_was_settled_before_is_not_parked_and_only_what_failed_ge
             case CheckLock():
                 made.lock(True, 0.0)
             case Consume(batch):
-                out += made.consumed(batch, SUSPEND, None, 0.0)
+                out += made.consumed(batch, answer(SUSPEND), 0.0)
             case Park(messages):
                 parked += messages
-                out += made.was_parked([one.key == "a" for one in messages], None, 0.0)
+                out += made.was_parked([one._key == "a" for one in messages], None, 0.0)
             case Pull():
                 made.close()
             case _:
                 raise AssertionError(action)
     assert told(out) == [(0, "PARKED"), (1, "PARKED"), (2, "REPEATED")]
-    assert [(one.offset, one.again) for one in parked] == [(0, True), (1, False), (2, True)]
+    assert [(one._offset, one._again) for one in parked] == [(0, True), (1, False), (2, True)]
 
 
 @pytest.mark.parametrize("attempts", [0, 2], ids=["a first failure", "the last one"])
 def test_what_fails_before_a_parked_message_of_its_key_is_parked_or_put_aside_as_ever(attempts: int) -> None:
     """An earlier attempt has parked 2 and 4. Or they were kept by a seek back, and nobody has ever decided 0 and 1."""
-    settings = KeySettings(in_batch_attempts=1, max_reconsume_times=2)
-    made = KeyLanes(QUEUE, settings, 0.0, attempted={"a": [2, 4]})
-    made.put(Message(offset, "a", attempts=attempts if offset == 0 else 0) for offset in range(6))
+    settings = OrderPerKey(in_batch_attempts=1, max_reconsume_times=2)
+    made = KeyEngine(QUEUE, settings, 0.0, LotView(attempted={"a": [2, 4]}))
+    made.put(message(offset, "a", attempts=attempts if offset == 0 else 0) for offset in range(6))
     parked: list[int] = []
     out: list[Outcome] = []
     while not isinstance(action := made.next(0.0), Done):
@@ -439,18 +451,18 @@ def test_what_fails_before_a_parked_message_of_its_key_is_parked_or_put_aside_as
             case CheckLock():
                 made.lock(True, 0.0)
             case Consume(batch):
-                out += made.consumed(batch, SUSPEND, "it failed", 0.0)
+                out += made.consumed(batch, answer(SUSPEND, "it failed"), 0.0)
             case DeadLetter():
                 out += made.dead_lettered(True, None, 0.0)
             case Park(messages):
-                parked += [one.offset for one in messages]
+                parked += [one._offset for one in messages]
                 out += made.was_parked([True] * len(messages), None, 0.0)
             case Pull():
                 made.close()
             case _:
                 raise AssertionError(action)
     assert sorted(parked) == ([1, 3, 5] if attempts else [0, 1, 3, 5])
-    assert {one.offset: one.status for one in out} == {
+    assert {one.begin: one.status for one in out} == {
         0: "DEAD_LETTER" if attempts else "PARKED",
         **dict.fromkeys((1, 3, 5), "PARKED"),
     }
@@ -472,19 +484,20 @@ def test_calls_out_of_turn_are_refused() -> None:
 )
 def test_settings_are_checked(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=name):
-        KeySettings(**{name: value})  # type: ignore[arg-type]
+        OrderPerKey(**{name: value})  # type: ignore[arg-type]
 
 
 def test_what_comes_from_the_lot_in_another_order_is_consumed_in_the_queues() -> None:
     # A successor has parked 7 behind 13, which the dead owner had parked from the same range.
-    engine = KeyLanes(QUEUE, KeySettings(), 0.0, [Message(1, "a"), Message(13, "a"), Message(7, "a", due=False)])
+    lot = [Message(1, "a"), Message(13, "a"), message(7, "a", due=False)]
+    engine = KeyEngine(QUEUE, OrderPerKey(), 0.0, LotView(planned=lot))
     engine.lock(True, 0.0)
     engine.close()
     seen = []
     while not isinstance(action := engine.next(0.0), Done):
         if isinstance(action, Consume):
-            seen += [one.offset for one in action.batch.messages]
-            engine.consumed(action.batch, SUCCESS, None, 0.0)
+            seen += [one._offset for one in action.batch.messages]
+            engine.consumed(action.batch, answer(SUCCESS), 0.0)
         else:
             assert isinstance(action, CheckLock)
             engine.lock(True, 0.0)

@@ -1,4 +1,4 @@
-"""Tasks of listeners that park what fails, on a real store: order="key", and no order. A micro-batch is one task here.
+"""Tasks of listeners on a real store, above all of those that park what fails. A micro-batch is one task here.
 
 Long because all tests drive the same `Rig`.
 """
@@ -25,25 +25,23 @@ from ordered_source import (
     partition_reader,
 )
 from ordered_source.columns import TICKET_TYPE, full_schema
-from ordered_source.listener import calls, key_shell, shell
-from ordered_source.listener.by_key import ByKey
-from ordered_source.listener.concurrently import Concurrently
-from ordered_source.listener.key_shell import Kind
-from ordered_source.listener.lying import Lying
+from ordered_source.listener import calls, shell
+from ordered_source.listener.settled import Settled
+from ordered_source.listener.shell import Consumer
 from ordered_source.parked_reader import LotSpan
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.read_context import LotPlan
 from orderedmq import lots
 from orderedmq.conditions import DataLossCondition, StoreCondition
-from orderedmq.core.concurrently import ConcurrentSettings
-from orderedmq.core.key_order import KeySettings
-from orderedmq.core.listener import OrderlySettings
 from orderedmq.core.parked_rows import Lot
 from orderedmq.core.parking import Order, companion, parked_queue
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, LockError, OptionError, SchemaError, StoreError
+from orderedmq.listening.concurrent_engine import ConcurrentSettings
+from orderedmq.listening.key_engine import OrderPerKey
+from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import MessageQueue
 from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.tools import dead_letters, parked
@@ -91,13 +89,13 @@ class Rig:
         schema = pa.schema([pa.field(name, OWN[name]) if name in OWN else MESSAGE_SCHEMA.field(name) for name in columns])
         yield from partition_reader.read(part, columns, schema)
 
-    def task(self, kind: Kind[Any], planned: bool = False, **reading: Any) -> Iterator[pa.RecordBatch]:
-        return key_shell.consume(self.read(planned, **reading), kind, lambda: self.now)
+    def task(self, consumer: Consumer, planned: bool = False, **reading: Any) -> Iterator[pa.RecordBatch]:
+        return shell.consume(self.read(planned, **reading), consumer, lambda: self.now)
 
-    def run(self, kind: Kind[Any], planned: bool = False, *, commit: bool = True, **reading: Any) -> list[tuple[Any, ...]]:
+    def run(self, consumer: Consumer, planned: bool = False, *, commit: bool = True, **reading: Any) -> list[tuple[Any, ...]]:
         """Run a micro-batch and commit it. Return its outcomes: offset, status, attempts, seconds until due."""
         end, lot_end = self.ends()
-        told = [row for batch in self.task(kind, planned, **reading) for row in batch.to_pylist()]
+        told = [row for batch in self.task(consumer, planned, **reading) for row in batch.to_pylist()]
         if commit:
             self.position = end
             offsets = {self.token: end}
@@ -124,12 +122,12 @@ class Rig:
 
         return listen
 
-    def by_key(self, answer: Callable[[Any], Any], **settings: Any) -> ByKey:
+    def by_key(self, answer: Callable[[Any], Any], **settings: Any) -> Consumer:
         settings = {"in_batch_attempts": 1, "suspend_current_queue_time_millis": 10, **settings}
-        return ByKey(self.listener(answer), KeySettings(**settings))
+        return Consumer(self.listener(answer), OrderPerKey(**settings))
 
-    def concurrently(self, listener: Any, **settings: Any) -> Concurrently:
-        return Concurrently(listener, ConcurrentSettings(**settings))
+    def concurrently(self, listener: Any, **settings: Any) -> Consumer:
+        return Consumer(listener, ConcurrentSettings(**settings))
 
     def lying(self) -> dict[object, list[int]]:
         """What lies in the lot from the group's offset on."""
@@ -196,7 +194,7 @@ def test_each_time_a_key_fails_it_waits_longer_until_its_head_is_a_dead_letter_a
         b"body bad",
         "orders",
         "0",
-        "4",
+        "3",
     )
 
 
@@ -208,7 +206,7 @@ def test_a_dead_letter_says_how_often_it_was_tried_whatever_columns_there_are(ri
     rig.now += 10
     assert rig.run(kind, planned=True, columns=names) == [(0, "DEAD_LETTER", 2, None)]
     (letter,) = rig.broker.log.pull(MessageQueue("%DLQ%g", "embedded", 0), 0, 9, 1 << 20, ("properties",)).to_pylist()
-    assert dict(letter["properties"])["RECONSUME_TIME"] == "2"
+    assert dict(letter["properties"])["RECONSUME_TIME"] == "1"
 
 
 def test_a_message_that_comes_back_is_as_it_was_sent_and_says_how_often_it_was_tried(rig: Rig) -> None:
@@ -272,8 +270,8 @@ def test_hooks_are_called_around_each_call_in_its_thread(rig: Rig) -> None:
         return SUSPEND if len(told) < 4 else SUCCESS
 
     rig.send("a", "a")
-    settings = KeySettings(concurrency=2, suspend_current_queue_time_millis=10)
-    assert len(rig.run(ByKey(listen, settings, [Hook()]))) == 2
+    settings = OrderPerKey(concurrency=2, suspend_current_queue_time_millis=10)
+    assert len(rig.run(Consumer(listen, settings, [Hook()]))) == 2
     calls_of = [told[at : at + 3] for at in range(0, 9, 3)]
     assert [[one[0] for one in call] for call in calls_of] == [["before", "call", "after"]] * 3
     assert all(len({(one[1], one[3], *one[2]) for one in call}) == 1 for call in calls_of)
@@ -374,13 +372,13 @@ def test_commit_by_hand_belongs_to_order_per_queue(rig: Rig, answer: Any) -> Non
         return answer or SUCCESS
 
     rig.send("a")
-    ((row,),) = [batch.to_pylist() for batch in rig.task(ByKey(listen, KeySettings(in_batch_attempts=1)))]
+    ((row,),) = [batch.to_pylist() for batch in rig.task(Consumer(listen, OrderPerKey(in_batch_attempts=1)))]
     assert row["status"] == "PARKED"
-    assert 'belongs to order="queue"' in row["error"]
+    assert "belongs to OrderPerQueue" in row["error"]
 
 
 def test_more_rows_are_asked_for_only_when_the_engine_wants_them(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orderedmq.core.parking_engine.PULL_THRESHOLD", 4)
+    monkeypatch.setattr("orderedmq.listening.engine.PULL_THRESHOLD", 4)
     rig.send(*["a"] * 12)
     taken: list[int] = []
 
@@ -390,7 +388,7 @@ def test_more_rows_are_asked_for_only_when_the_engine_wants_them(rig: Rig, monke
             yield batch
 
     kind = rig.by_key(bad())
-    for _ in key_shell.consume(told(rig.read(planned=False, size=2)), kind, lambda: rig.now):
+    for _ in shell.consume(told(rig.read(planned=False, size=2)), kind, lambda: rig.now):
         pass
     # A batch is two messages: two batches fill the engine, which has decided one before the next is asked for.
     assert taken[0] == 0
@@ -399,7 +397,7 @@ def test_more_rows_are_asked_for_only_when_the_engine_wants_them(rig: Rig, monke
 
 
 def test_the_outcomes_of_a_large_range_are_given_to_spark_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_shell, "GIVE_TOGETHER", 5)
+    monkeypatch.setattr(shell, "GIVE_TOGETHER", 5)
     rig.send(*"abcdefghijkl")
     sizes = [batch.num_rows for batch in rig.task(rig.by_key(bad()))]
     assert sum(sizes) == 12
@@ -443,7 +441,7 @@ class Running(threading.Thread):
 def test_keys_are_at_the_listener_at_once_each_with_one_call(rig: Rig) -> None:
     gate = Gate()
     rig.send(*"aabbccddee")
-    running = Running(rig.task(ByKey(gate, KeySettings(concurrency=4))))
+    running = Running(rig.task(Consumer(gate, OrderPerKey(concurrency=4))))
     until(lambda: len(gate.begun) == 4, "four calls are under way")
     assert sorted(gate.begun) == [*"abcd"]
     gate.go.set()
@@ -454,7 +452,7 @@ def test_keys_are_at_the_listener_at_once_each_with_one_call(rig: Rig) -> None:
 def test_a_task_that_is_closed_does_not_wait_for_its_threads_and_starts_no_call(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_shell, "GIVE_TOGETHER", 1)
+    monkeypatch.setattr(shell, "GIVE_TOGETHER", 1)
     gate = Gate()
     first = threading.Event()
 
@@ -465,7 +463,7 @@ def test_a_task_that_is_closed_does_not_wait_for_its_threads_and_starts_no_call(
         return gate(messages, context)
 
     rig.send("first", *"abcdefgh")
-    task = rig.task(ByKey(listen, KeySettings(concurrency=3)))
+    task = rig.task(Consumer(listen, OrderPerKey(concurrency=3)))
 
     def watching() -> None:
         until(lambda: len(gate.begun) == 2, "two calls wait")
@@ -486,7 +484,7 @@ def test_a_task_that_is_closed_does_not_wait_for_its_threads_and_starts_no_call(
 def test_after_a_lost_lock_no_call_starts_those_under_way_are_waited_for_and_the_task_fails(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orderedmq.core.key_lanes.RETRY_TRUST", -1.0)
+    monkeypatch.setattr("orderedmq.listening.engine.RETRY_TRUST", -1.0)
     gate, lost = Gate(), threading.Event()
 
     def listen(messages: Sequence[Any], context: Any) -> Any:
@@ -506,7 +504,7 @@ def test_after_a_lost_lock_no_call_starts_those_under_way_are_waited_for_and_the
 
     monkeypatch.setattr(EmbeddedGroups, "check", checked)
     rig.send(*"abc")
-    kind = ByKey(listen, KeySettings(concurrency=3, suspend_current_queue_time_millis=10))
+    kind = Consumer(listen, OrderPerKey(concurrency=3, suspend_current_queue_time_millis=10))
     task = rig.task(kind)
     running = Running(task)
     assert lost.wait(90)
@@ -535,7 +533,7 @@ def test_a_lock_that_is_lost_when_a_message_is_parked_waits_for_the_other_calls(
 
     monkeypatch.setattr(EmbeddedGroups, "park", refusing)
     rig.send("bad", "good", "later")
-    running = Running(rig.task(ByKey(listen, KeySettings(concurrency=2, in_batch_attempts=1))))
+    running = Running(rig.task(Consumer(listen, OrderPerKey(concurrency=2, in_batch_attempts=1))))
     assert asked.wait(90)
     assert running.is_alive()
     assert gate.ended == []
@@ -559,7 +557,7 @@ def test_an_error_of_the_broker_ends_the_task_at_once_and_no_call_starts(rig: Ri
     monkeypatch.setattr(EmbeddedGroups, "park", failing)
     rig.send("bad", "a", "b", "later")
     with pytest.raises(DataLossError):
-        rig.run(ByKey(listen, KeySettings(concurrency=2, in_batch_attempts=1)))
+        rig.run(Consumer(listen, OrderPerKey(concurrency=2, in_batch_attempts=1)))
     assert gate.ended == []
     gate.go.set()
     until(lambda: len(gate.ended) == 2, "those under way have ended")
@@ -583,7 +581,7 @@ def test_a_process_that_is_told_to_end_does_not_wait_for_its_threads(rig: Rig, t
         with contextlib.suppress(BaseException):
             signal.signal(signal.SIGTERM, leave)
             try:
-                rig.run(ByKey(listen, KeySettings(concurrency=2)))
+                rig.run(Consumer(listen, OrderPerKey(concurrency=2)))
             except SystemExit as end:
                 os._exit(int(str(end.code)))
         os._exit(1)
@@ -598,7 +596,7 @@ def test_what_ends_a_process_ends_the_task_from_a_thread_too(rig: Rig) -> None:
 
     rig.send("a")
     with pytest.raises(SystemExit):
-        rig.run(ByKey(listen, KeySettings(concurrency=2)))
+        rig.run(Consumer(listen, OrderPerKey(concurrency=2)))
 
 
 class Connection:
@@ -629,7 +627,7 @@ def test_of_a_class_each_thread_makes_one_object_and_keeps_it_for_later_tasks(
 ) -> None:
     for _ in range(4):
         rig.send(*"abcdefghij")
-        rig.run(ByKey(connection, KeySettings(concurrency=concurrency)))
+        rig.run(Consumer(connection, OrderPerKey(concurrency=concurrency)))
     assert len(connection.used) == 40
     assert 1 <= len(connection.made) <= concurrency
     assert len(set(connection.made)) == len(connection.made)
@@ -659,13 +657,13 @@ def test_an_object_that_cannot_be_made_is_a_failure_of_the_call_and_is_tried_aga
             return SUCCESS
 
     rig.send("a")
-    kind = ByKey(Late, KeySettings(suspend_current_queue_time_millis=10))
+    kind = Consumer(Late, OrderPerKey(suspend_current_queue_time_millis=10))
     assert rig.run(kind) == [(0, "SUCCESS", 3, None)]
 
 
 def test_order_per_queue_takes_a_class_too(rig: Rig, connection: type[Connection]) -> None:
     rig.send("a", "b")
-    list(shell.consume(rig.read(planned=False, lot=False), connection, OrderlySettings(), ()))
+    list(shell.consume(rig.read(planned=False, lot=False), Consumer(connection, OrderPerQueue())))
     assert (len(connection.made), len(connection.used)) == (1, 2)
 
 
@@ -687,15 +685,15 @@ def test_rows_without_a_parking_lot_are_refused_by_name_and_the_reverse(rig: Rig
     for kind in (rig.by_key(never), rig.concurrently(rig.listener(never))):
         with pytest.raises(OptionError, match=r"UNSUPPORTED.*without a parking lot.*parkingLot=true"):
             rig.run(kind, lot=False)
-    with pytest.raises(OptionError, match=r'UNSUPPORTED.*parkingLot=true.*order="key"'):
-        list(shell.consume(rig.read(planned=False), rig.listener(never), OrderlySettings(), ()))
+    with pytest.raises(OptionError, match=r"UNSUPPORTED.*parkingLot=true.*OrderPerKey"):
+        list(shell.consume(rig.read(planned=False), Consumer(rig.listener(never), OrderPerQueue())))
     without_lock = next(rig.read(planned=False)).drop_columns(["lock_token"])
     without_lock = without_lock.append_column("lock_token", pa.array([None], pa.string()))
     with pytest.raises(OptionError, match="without a lock"):
-        list(key_shell.consume([without_lock], rig.by_key(never)))
+        list(shell.consume([without_lock], rig.by_key(never)))
     without_ticket = next(rig.read(planned=False)).drop_columns(["ticket"])
     with pytest.raises(SchemaError, match=r"MISSING_COLUMN.*no column ticket"):
-        list(key_shell.consume([without_ticket], rig.by_key(never)))
+        list(shell.consume([without_ticket], rig.by_key(never)))
 
 
 def test_rows_of_the_lot_behind_others_are_refused(rig: Rig) -> None:
@@ -704,7 +702,7 @@ def test_rows_of_the_lot_behind_others_are_refused(rig: Rig) -> None:
     rig.send("c")
     batches = list(rig.read(planned=True))
     with pytest.raises(OptionError, match="neither sorted nor shuffled"):
-        list(key_shell.consume(batches[::-1], rig.by_key(bad()), lambda: rig.now))
+        list(shell.consume(batches[::-1], rig.by_key(bad()), lambda: rig.now))
 
 
 def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_reading_is_not(
@@ -726,7 +724,7 @@ def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_rea
     # Of each task, the rows' reader comes first. The lot was empty, then read from its beginning, then from where it ended.
     assert begun[1::2] == [0, 0, 1]
     other = replace(rig.token, epoch=rig.token.epoch - 1)
-    Lying.read(rig.broker, other, LOT, LotPlan(3, 0, 0, 9))
+    Settled.read(rig.broker, other, LOT, LotPlan(3, 0, 0, 9))
     assert begun[-1] == 0
 
 

@@ -1,21 +1,20 @@
-"""The engine of a listener with order per key: a closed range of one queue, several keys at once. Pure: no clock, no effects.
+"""The engine of a listener with order per key: several keys of a queue at once, each in order. Pure: no clock, no effects.
 
-A lane is a sharding key. `KeyLanes.next` returns an action; `Consume` may be returned again before the former one has its
-outcome, for another key. The rules:
+A lane is a sharding key. `Consume` may be returned again before the former one has its outcome, for another key. The rules:
 
 - Messages of one key reach the listener one batch at a time, in offset order. A batch has messages of one key with the same
   number of attempts. A message without a key is a key of its own.
 - A batch that fails is tried again after its suspension, while other keys go on. After ``in_batch_attempts`` failures of its
   head, or once the range has been at work for ``max_batch_seconds``, what the range has of that key is parked: appended to the
-  queue's parking lot, in order. Later messages of the key are parked behind it without a call.
+  queue's parking lot, in order. Later messages of the key are parked after it without a call.
 - A head that fails more than ``max_reconsume_times`` times in all becomes a dead letter, and its key goes on; with
   ``on_exhausted="hold"`` the key is parked until somebody releases it.
 - A range begins with what is planned of the parking lot. A key whose head is due goes to the listener, before newer messages
-  of the key. A key whose head is not due is parked again as it is, and newer messages behind it.
-- Keys of messages that lie in the lot and are not planned wait there: from the first such offset of a key on, messages of the
-  range are parked behind, unless they lie there already.
+  of the key. A key whose head is not due is parked again as it is, and newer messages after it.
+- Keys of messages that are in the lot and not planned wait there: from the first such offset of a key on, messages of the range are
+  parked, too, unless they are in the lot already.
 - A repeat of a range honours what its first attempt parked, in the same way, and so does a range that a seek brought back to
-  messages older than parked ones. Older messages of such a key are consumed, and where they fail they are parked or put aside as
+  messages older than parked ones. Older messages of such a key are consumed, and where they fail they are parked or become dead letters as
   ever: a lot is consumed in the queue's order, whatever order it has.
 - A key is parked only if the lot has room for what the range has of it so far. Otherwise it is tried again, as with order per
   queue. Messages of keys that are parked already always get in, so a lot outgrows its bound by one range at most.
@@ -25,63 +24,102 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from orderedmq.core.key_order import Batch, KeySettings, Lane, Message, Outcome, OutcomeStatus, outcomes
-from orderedmq.core.listener import MAX_ERROR_BYTES, ConsumeOrderlyStatus, clip, suspend_seconds
+from orderedmq.conditions import OptionCondition
+from orderedmq.core.dead_letters import MAX_ERROR_BYTES, clip
 from orderedmq.core.parked_rows import lane_key
-from orderedmq.core.parking_engine import RETRY_TRUST, Limits, ParkingEngine
+from orderedmq.errors import OptionError
+from orderedmq.listening.engine import NO_LOT, Batch, Engine, Lane, LotView, Message, Outcome, OutcomeStatus, Settings, outcomes
+from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, check_bounds, suspend_seconds
 from orderedmq.model import MessageQueue
 
-NOTHING: Final[Mapping[object, Sequence[int]]] = {}
+OnExhausted = Literal["dead_letter", "hold"]
 
 
-class KeyLanes(ParkingEngine):
-    """One range of a queue on its way through a listener, with order per key.
+@dataclass(frozen=True)
+class OrderPerKey(Settings):
+    """Settings of ``consume_orderly``: the topic's sharding key is the unit of order; a message without one is a key of its own.
 
-    ``lot``: what is planned of the parking lot, in any order. ``waiting``: the keys of what lies there and is not planned, with
-    their offsets in the queue; ``attempted``: of what an earlier attempt of this range has parked (`parked_rows.lane_key` makes
-    the keys).
+    Up to ``concurrency`` batches of a queue are at the listener at once, in threads, each with up to
+    ``consume_message_batch_max_size`` messages of one key. A key that fails is tried again after
+    ``suspend_current_queue_time_millis`` (milliseconds, cut to 10 to 30,000) while others go on. After ``in_batch_attempts`` failures,
+    or when the micro-batch has worked on the queue for ``max_batch_seconds``, what the range has of the key is put into the group's
+    parking lot, and later messages of the key after it. It comes back by itself, before newer messages of the key, after 10 s, 30 s,
+    1 min … 2 h. A message that failed more than ``max_reconsume_times`` times in all (-1: no limit) becomes a dead letter and its key
+    goes on; with ``on_exhausted="hold"`` the key stays parked until somebody releases it. Raises OptionError INVALID.
     """
 
-    def __init__(
-        self,
-        queue: MessageQueue,
-        settings: KeySettings,
-        now: float,
-        lot: Sequence[Message] = (),
-        waiting: Mapping[object, Sequence[int]] = NOTHING,
-        attempted: Mapping[object, Sequence[int]] = NOTHING,
-    ) -> None:
-        limits = Limits(settings.concurrency, settings.suspend_current_queue_time_millis, settings.parking_lot_max_messages)
-        super().__init__(queue, limits, now, sum(map(len, waiting.values())) + sum(map(len, attempted.values())))
+    consume_message_batch_max_size: int = 1
+    suspend_current_queue_time_millis: int = 1000
+    max_reconsume_times: int = 16
+    concurrency: int = 1
+    in_batch_attempts: int = 3
+    max_batch_seconds: float = 30.0
+    on_exhausted: OnExhausted = "dead_letter"
+
+    name: ClassVar[str] = "consume_orderly(..., OrderPerKey())"
+    context: ClassVar[type] = ConsumeOrderlyContext
+    statuses: ClassVar[type[ConsumeOrderlyStatus]] = ConsumeOrderlyStatus
+    parks: ClassVar[bool] = True
+    alone: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        most = 2**31 - 1
+        bounds = {
+            "consume_message_batch_max_size": (1, 1024),
+            "suspend_current_queue_time_millis": (0, most),
+            "max_reconsume_times": (-1, most),
+            "concurrency": (1, 1024),
+            "in_batch_attempts": (1, most),
+        }
+        check_bounds(self, bounds)
+        seconds: object = self.max_batch_seconds
+        if type(seconds) not in (int, float) or not self.max_batch_seconds > 0:
+            raise OptionError(OptionCondition.INVALID, f"max_batch_seconds is {seconds!r}: give seconds above 0")
+        if self.on_exhausted not in ("dead_letter", "hold"):
+            raise OptionError(OptionCondition.INVALID, f"on_exhausted is {self.on_exhausted!r}: give 'dead_letter' or 'hold'")
+
+    def engine(self, queue: MessageQueue, now: float, lot: LotView) -> KeyEngine:
+        return KeyEngine(queue, self, now, lot)
+
+
+class KeyEngine(Engine):
+    """One range of a queue on its way through a listener, with order per key. The messages planned of its lot come in any order."""
+
+    def __init__(self, queue: MessageQueue, settings: OrderPerKey, now: float, lot: LotView = NO_LOT) -> None:
+        super().__init__(queue, now, concurrency=settings.concurrency, pause=settings.suspend_current_queue_time_millis)
         self.settings = settings
+        self._capacity = lot.capacity
+        #: Free places in the lot. Messages that are in it and not planned also take up places.
+        self._room = lot.capacity - sum(map(len, lot.waiting.values())) - sum(map(len, lot.attempted.values()))
         self._lanes: dict[object, Lane] = {}
         #: Lanes that may be called now, and lanes to be tried again at their time.
         self._ready: deque[Lane] = deque()
         self._suspended: list[tuple[float, int, Lane]] = []
         self._entered = 0
         self._began = now
-        self._waiting, self._attempted = waiting, attempted
+        self._waiting, self._attempted = lot.waiting, lot.attempted
         seen: set[object] = set()
-        for message in sorted(lot, key=lambda one: one.offset):
-            lane = self._lane(lane_key(message.key, message.offset))
+        for message in sorted(lot.planned, key=lambda one: one._offset):
+            lane = self._lane(lane_key(message._key, message._offset))
             if lane.key not in seen:
                 seen.add(lane.key)
-                lane.parked = lane.diverted_from is None and (message.held or not message.due)
-            if message.offset not in lane.behind:
+                lane.parked = lane.diverted_from is None and (message._held or not message._due)
+            if message._offset not in lane.behind:
                 self._add(lane, message)
 
     def put(self, messages: Iterable[Message]) -> None:
         lanes, ready, end = self._lanes, self._ready, self._end
         for message in messages:
-            offset = message.offset
+            offset = message._offset
             if self._closed or offset <= end:
                 raise self._out_of_order(offset)
             self._end = end = offset
             # The key is `lane_key`'s.
-            own = message.key
+            own = message._key
             key: object = offset if own is None else own
             lane = lanes.get(key)
             if lane is None:
@@ -103,44 +141,44 @@ class KeyLanes(ParkingEngine):
         if lane.batch is None:
             waiting, end = lane.waiting, lane.diverted_from
             head = waiting.popleft()
-            messages, attempts = [head], head.attempts
+            messages, attempts = [head], head._attempts
             more = self.settings.consume_message_batch_max_size - 1
             while more and waiting:
                 message = waiting[0]
-                if message.attempts != attempts or (end is not None and message.offset >= end):
+                if message._attempts != attempts or (end is not None and message._offset >= end):
                     break
                 messages.append(waiting.popleft())
                 more -= 1
-            lane.batch = Batch(lane, messages)
+            lane.batch = Batch(messages, lane)
         return lane.batch
 
-    def consumed(
-        self, batch: Batch, status: ConsumeOrderlyStatus | None, error: str | None, now: float, suspend_millis: int = -1
-    ) -> list[Outcome]:
-        """Take the listener's answer to `Consume`, its error, and its suspension in ms (-1: as in the settings).
-
-        Return the messages decided by it.
-        """
+    def consumed(self, batch: Batch, answer: Answer, now: float) -> list[Outcome]:
         lane = batch.lane
+        assert lane is not None
         self._returned(batch, now)
+        status, error, context = answer
+        by_hand = None
         if status is ConsumeOrderlyStatus.COMMIT or status is ConsumeOrderlyStatus.ROLLBACK:
-            error = f'{status.name} belongs to order="queue": with order="key" every batch commits itself'
-            status = None
+            by_hand = status.name
+        elif status is ConsumeOrderlyStatus.SUCCESS and not context.auto_commit:
+            by_hand = "context.auto_commit=False"
+        if by_hand is not None:
+            status, error = None, f"{by_hand} belongs to OrderPerQueue: with OrderPerKey every batch commits itself"
         if status is ConsumeOrderlyStatus.SUCCESS:
             return self._decide(lane, len(batch.messages), "SUCCESS")
         text = clip(error or "the listener answered SUSPEND_CURRENT_QUEUE_A_MOMENT", MAX_ERROR_BYTES)
         for message in batch.messages:
-            message.attempts += 1
-            message.error = text
+            message._attempts += 1
+            message._error = text
         lane.failures += 1
-        pause = suspend_seconds(suspend_millis, self.settings.suspend_current_queue_time_millis)
+        pause = suspend_seconds(context.suspend_current_queue_time_millis, self.settings.suspend_current_queue_time_millis)
         head = batch.messages[0]
-        exhausted = 0 <= self.settings.max_reconsume_times < head.attempts
+        exhausted = 0 <= self.settings.max_reconsume_times < head._attempts
         if exhausted:
             if self.settings.on_exhausted == "dead_letter":
-                self._exhausted.append(batch)
+                self._exhausted.append((batch, [head]))
                 return []
-            head.held = True
+            head._held = True
             if self._leave(lane):
                 return []
         elif self._tried_enough(lane, now) and self._leave(lane):
@@ -161,7 +199,7 @@ class KeyLanes(ParkingEngine):
 
     @staticmethod
     def _may_consume(lane: Lane, message: Message) -> bool:
-        return lane.diverted_from is None or message.offset < lane.diverted_from
+        return lane.diverted_from is None or message._offset < lane.diverted_from
 
     def _add(self, lane: Lane, message: Message) -> None:
         self._held += 1
@@ -182,12 +220,12 @@ class KeyLanes(ParkingEngine):
         leaving = [*(lane.batch.messages if lane.batch is not None else ()), *lane.waiting]
         if len(leaving) > self._room:
             self._warn(
-                f"the parking lot of queue {self.queue} is full ({self.settings.parking_lot_max_messages} messages): keys that fail are "
-                "tried again instead, and hold up the micro-batch; raise the source's option parkingLotMaxMessages, or mend what fails"
+                f"the parking lot of queue {self.queue} is full ({self._capacity} messages): keys that fail are "
+                "tried again instead, and hold up the micro-batch; raise the source's option parkingLotMaxMessages, or repair what fails"
             )
             return False
         self._room -= len(leaving)
-        leaving[0].again = True
+        leaving[0]._again = True
         self._to_park += leaving
         lane.batch = None
         lane.waiting.clear()
@@ -209,10 +247,9 @@ class KeyLanes(ParkingEngine):
             self._ready.append(lane)
         elif not lane.behind:
             self._lanes.pop(lane.key, None)
-        return outcomes(done, status, batch)
+        return outcomes(done, status, batch.seconds)
 
     def _suspend(self, lane: Lane, at: float) -> None:
-        lane.resume = at
         self._entered += 1
         heapq.heappush(self._suspended, (at, self._entered, lane))
 
@@ -228,10 +265,11 @@ class KeyLanes(ParkingEngine):
                     heapq.heappush(self._suspended, entry)
         while self._suspended and self._suspended[0][0] <= now:
             self._ready.append(heapq.heappop(self._suspended)[2])
-            self._ask |= now - self._last_lock > RETRY_TRUST
+            self._tried_again(now)
 
     def _next_resume(self) -> float | None:
         return self._suspended[0][0] if self._suspended else None
 
-    def _put_aside(self, batch: Batch) -> list[Outcome]:
-        return self._decide(batch.lane, 1, "DEAD_LETTER")
+    def _given_up(self, batch: Batch, messages: Sequence[Message]) -> list[Outcome]:
+        assert batch.lane is not None
+        return self._decide(batch.lane, len(messages), "DEAD_LETTER")

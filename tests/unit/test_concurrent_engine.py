@@ -10,27 +10,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.core.concurrently import (
-    ALL,
-    ConcurrentRange,
-    ConcurrentSettings,
-    ConsumeConcurrentlyContext,
-    ConsumeConcurrentlyStatus,
-)
-from orderedmq.core.key_order import Batch, CheckLock, Consume, DeadLetter, Done, Message, Outcome, Park, Pull, Suspend, Wait
 from orderedmq.errors import LockError, OptionError
+from orderedmq.listening.concurrent_engine import ConcurrentEngine, ConcurrentSettings
+from orderedmq.listening.engine import (
+    Batch,
+    CheckLock,
+    Consume,
+    DeadLetter,
+    Done,
+    LotView,
+    Message,
+    Outcome,
+    Park,
+    Pull,
+    Suspend,
+    Wait,
+)
+from orderedmq.listening.listener import ALL, Answer, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
 from orderedmq.model import MessageQueue
+from tests.engine_messages import message
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 SUCCESS, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStatus.RECONSUME_LATER
 #: A listener's answer, ``ack_index`` and ``delay_level_when_next_consume``.
-Answer = tuple[ConsumeConcurrentlyStatus | None, int, int]
+Said = tuple[ConsumeConcurrentlyStatus | None, int, int]
 
 
 class Task:
     """Runs one range. ``parked``: the messages put into the lot; ``letters``: dead letters; ``slept``: seconds of suspension."""
 
-    def __init__(self, engine: ConcurrentRange, answer: Callable[[Batch], Answer]) -> None:
+    def __init__(self, engine: ConcurrentEngine, answer: Callable[[Batch], Said]) -> None:
         self.engine, self.answer = engine, answer
         self.now = self.slept = 0.0
         self.parked: list[Message] = []
@@ -47,7 +56,7 @@ class Task:
                 case Consume(batch):
                     flying.append(batch)
                     assert len(flying) <= engine.settings.concurrency
-                    self.calls.append([one.offset for one in batch.messages])
+                    self.calls.append([one._offset for one in batch.messages])
                     if random is None:
                         out += self.finish(flying.pop())
                 case Wait():
@@ -67,10 +76,10 @@ class Task:
                     else:
                         self.parked += messages
                         out += engine.was_parked([True] * len(messages), None, self.now)
-                case DeadLetter(message):
+                case DeadLetter([message]):
                     ok = not self.refuse
                     self.refuse -= not ok
-                    self.letters += [message.offset] * ok
+                    self.letters += [message._offset] * ok
                     out += engine.dead_lettered(ok, None if ok else "no room", self.now)
                 case CheckLock():
                     engine.lock(True, self.now)
@@ -83,15 +92,15 @@ class Task:
 
     def finish(self, batch: Batch) -> list[Outcome]:
         status, ack_index, level = self.answer(batch)
-        return self.engine.consumed(batch, status, None, self.now, ack_index, level)
+        return self.engine.consumed(batch, Answer(status, None, ConsumeConcurrentlyContext(QUEUE, level, ack_index)), self.now)
 
 
-def task(answer: Callable[[Batch], Answer], **settings: int) -> Task:
-    return Task(ConcurrentRange(QUEUE, ConcurrentSettings(**settings), 0.0), answer)
+def task(answer: Callable[[Batch], Said], capacity: int = 10_000, **settings: int) -> Task:
+    return Task(ConcurrentEngine(QUEUE, ConcurrentSettings(**settings), 0.0, LotView(capacity)), answer)
 
 
 def told(outcomes: list[Outcome]) -> list[tuple[int, str, int]]:
-    return [(one.offset, one.status, one.attempts) for one in outcomes]
+    return [(one.begin, one.status, one.attempts) for one in outcomes]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +110,7 @@ def told(outcomes: list[Outcome]) -> list[tuple[int, str, int]]:
         ((SUCCESS, -1, 0), 0), ((SUCCESS, -7, 0), 0), ((LATER, ALL, 0), 0), ((LATER, 2, 0), 0), ((None, ALL, 0), 0),
     ],
 )  # fmt: skip
-def test_of_a_batch_the_beginning_up_to_ack_index_is_done_if_the_answer_is_success(answer: Answer, done: int) -> None:
+def test_of_a_batch_the_beginning_up_to_ack_index_is_done_if_the_answer_is_success(answer: Said, done: int) -> None:
     made = task(lambda batch: answer, consume_message_batch_max_size=4)
     outcomes = told(made.run(4))
     assert outcomes == [(at, "SUCCESS" if at < done else "PARKED", 1) for at in range(4)]
@@ -113,18 +122,21 @@ def test_of_a_batch_the_beginning_up_to_ack_index_is_done_if_the_answer_is_succe
     [(0, 0, 3), (1, 0, 4), (14, 0, 17), (15, 0, 18), (0, 1, 1), (9, 1, 1), (0, 18, 18), (0, 99, 18)],
 )
 def test_a_message_waits_at_the_level_that_was_chosen_or_longer_with_each_retry(retried: int, chosen: int, level: int) -> None:
-    lot = [Message(7, "a", attempts=retried)]
-    made = Task(ConcurrentRange(QUEUE, ConcurrentSettings(), 0.0, lot), lambda batch: (LATER, ALL, chosen))
+    lot = [message(7, "a", attempts=retried)]
+    made = Task(ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0, LotView(planned=lot)), lambda batch: (LATER, ALL, chosen))
     assert told(made.run()) == [(7, "PARKED", retried + 1)]
-    assert [(one.again, one.level) for one in made.parked] == [(True, level)]
+    assert [(one._again, one._level) for one in made.parked] == [(True, level)]
 
 
 @pytest.mark.parametrize(
     ("most", "retried", "letter"), [(16, 15, False), (16, 16, True), (-1, 16, True), (-1, 15, False), (0, 0, True)]
 )
 def test_after_its_retries_a_message_is_a_dead_letter(most: int, retried: int, letter: bool) -> None:
-    lot = [Message(7, "a", attempts=retried)]
-    made = Task(ConcurrentRange(QUEUE, ConcurrentSettings(max_reconsume_times=most), 0.0, lot), lambda batch: (LATER, ALL, 0))
+    lot = [message(7, "a", attempts=retried)]
+    made = Task(
+        ConcurrentEngine(QUEUE, ConcurrentSettings(max_reconsume_times=most), 0.0, LotView(planned=lot)),
+        lambda batch: (LATER, ALL, 0),
+    )
     assert told(made.run()) == [(7, "DEAD_LETTER" if letter else "PARKED", retried + 1)]
     assert made.letters == [7] * letter
 
@@ -135,14 +147,16 @@ def test_a_level_below_zero_makes_dead_letters_of_what_was_not_done() -> None:
 
 
 def test_what_is_not_due_or_held_is_moved_and_not_consumed() -> None:
-    lot = [Message(3, "a", due=False), Message(4, "a", held=True), Message(5, "a"), Message(6, None, attempts=2)]
-    made = Task(ConcurrentRange(QUEUE, ConcurrentSettings(), 0.0, lot, {6}), lambda batch: (SUCCESS, ALL, 0))
+    lot = [message(3, "a", due=False), message(4, "a", held=True), Message(5, "a"), message(6, None, attempts=2)]
+    made = Task(
+        ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0, LotView(planned=lot, places={6})), lambda batch: (SUCCESS, ALL, 0)
+    )
     assert told(made.run()) == [(5, "SUCCESS", 1), (3, "PARKED", 0), (4, "PARKED", 0)]
-    assert [one.again for one in made.parked] == [False, False]
+    assert [one._again for one in made.parked] == [False, False]
 
 
 def test_while_the_lot_is_full_a_message_comes_again_after_5_seconds() -> None:
-    made = task(lambda batch: (LATER if len(made.calls) < 4 else SUCCESS, ALL, 0), parking_lot_max_messages=0)
+    made = task(lambda batch: (LATER if len(made.calls) < 4 else SUCCESS, ALL, 0), capacity=0)
     assert told(made.run(1)) == [(0, "SUCCESS", 4)]
     assert made.slept == 15.0
     [warning] = made.engine.warnings
@@ -150,31 +164,31 @@ def test_while_the_lot_is_full_a_message_comes_again_after_5_seconds() -> None:
 
 
 def test_a_refused_write_is_tried_again() -> None:
-    made = task(lambda batch: (LATER, ALL, -1 if batch.messages[0].offset else 0))
+    made = task(lambda batch: (LATER, ALL, -1 if batch.messages[0]._offset else 0))
     made.refuse = 3
     assert sorted(told(made.run(2))) == [(0, "PARKED", 1), (1, "DEAD_LETTER", 1)]
     assert made.slept > 0
 
 
 def test_a_lost_lock_waits_for_the_calls_under_way() -> None:
-    engine = ConcurrentRange(
-        QUEUE, ConcurrentSettings(concurrency=2), 0.0, [Message(1, None), Message(2, None), Message(3, None)]
-    )
+    lot = [Message(1, None), Message(2, None), Message(3, None)]
+    engine = ConcurrentEngine(QUEUE, ConcurrentSettings(concurrency=2), 0.0, LotView(planned=lot))
     engine.next(0.0)
     engine.lock(True, 0.0)
     first = engine.next(0.0)
     assert isinstance(first, Consume)
     engine.lock(False, 0.0)
     assert engine.next(0.0) == Wait(None)
-    engine.consumed(first.batch, SUCCESS, None, 0.0)
+    done = Answer(SUCCESS, None, ConsumeConcurrentlyContext(QUEUE))
+    engine.consumed(first.batch, done, 0.0)
     with pytest.raises(LockError, match="LOST"):
         engine.next(0.0)
     with pytest.raises(RuntimeError):
-        engine.consumed(first.batch, SUCCESS, None, 0.0)
+        engine.consumed(first.batch, done, 0.0)
 
 
 def test_messages_out_of_order_are_refused() -> None:
-    engine = ConcurrentRange(QUEUE, ConcurrentSettings(), 0.0)
+    engine = ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0)
     engine.put([Message(4, None)])
     with pytest.raises(ValueError, match="came after"):
         engine.put([Message(4, None)])
@@ -193,20 +207,20 @@ def test_every_message_is_decided_or_parked_once(
     seed: int, coming: int, parked: int, size: int, concurrency: int, room: int, most: int
 ) -> None:
     random = Random(seed)
-    lot = [Message(1000 + at, None, attempts=random.randrange(3), due=random.random() < 0.5) for at in range(parked)]
-    lying = {at for at in range(coming) if random.random() < 0.1} | {one.offset for one in lot if random.random() < 0.1}
-    settings = ConcurrentSettings(size, concurrency, most, room)
+    lot = [message(1000 + at, None, attempts=random.randrange(3), due=random.random() < 0.5) for at in range(parked)]
+    lying = {at for at in range(coming) if random.random() < 0.1} | {one._offset for one in lot if random.random() < 0.1}
+    settings = ConcurrentSettings(size, concurrency, most)
     made = Task(
-        ConcurrentRange(QUEUE, settings, 0.0, lot, lying),
+        ConcurrentEngine(QUEUE, settings, 0.0, LotView(room, lot, lying)),
         lambda batch: (random.choice((SUCCESS, SUCCESS, LATER, None)), random.choice((ALL, 0)), random.choice((0, 0, 1, -1))),
     )
     made.refuse = random.randrange(3)
     outcomes = made.run(coming, random)
-    ended = Counter(one.offset for one in outcomes)
-    assert set(ended) == {*range(coming), *(one.offset for one in lot)} - lying
+    ended = Counter(one.begin for one in outcomes)
+    assert set(ended) == {*range(coming), *(one._offset for one in lot)} - lying
     assert set(ended.values()) <= {1}
-    put = [one.offset for one in made.parked]
-    assert Counter(put) == Counter(one.offset for one in outcomes if one.status == "PARKED")
+    put = [one._offset for one in made.parked]
+    assert Counter(put) == Counter(one.begin for one in outcomes if one.status == "PARKED")
     assert all(len(offsets) <= size for offsets in made.calls)
 
 

@@ -1,0 +1,111 @@
+"""``consume_orderly`` and ``consume_concurrently``: run a Python listener over messages in Spark's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame
+
+from ordered_source.columns import TICKET
+from ordered_source.listener import shell
+from ordered_source.listener.shell import Consumer
+from ordered_source.listener.tasks import NEEDED, require_columns
+from ordered_source.listener.tracing import NO_TRACING, Tracing
+from orderedmq.conditions import OptionCondition
+from orderedmq.endpoint import Credentials, TlsOptions
+from orderedmq.errors import OptionError
+from orderedmq.listening.concurrent_engine import ConcurrentSettings
+from orderedmq.listening.key_engine import OrderPerKey
+from orderedmq.listening.listener import ConcurrentListener, ConsumeMessageHook, OrderlyListener
+from orderedmq.listening.queue_engine import OrderPerQueue
+
+_PER_QUEUE: Final = OrderPerQueue()
+_CONCURRENT: Final = ConcurrentSettings()
+
+
+def consume_orderly(
+    df: DataFrame,
+    listener: OrderlyListener | type,
+    order: OrderPerQueue | OrderPerKey = _PER_QUEUE,
+    *,
+    hooks: Sequence[ConsumeMessageHook] = (),
+    credentials: Credentials | None = None,
+    tls: TlsOptions | None = None,
+    tracing: Tracing = NO_TRACING,
+) -> DataFrame:
+    """Run ``listener(messages, context) -> ConsumeOrderlyStatus`` over queues or keys, in order: RocketMQ's MessageListenerOrderly.
+
+    ``df`` is a stream of the source with ``includeLockToken=true``, or with a schema that names topic, broker_name, queue_id,
+    queue_offset, body and lock_token. ``messages`` is a sequence of messages with fields named like the columns; ``context`` is a
+    ConsumeOrderlyContext. ``hooks`` are called before and after each call of the listener, in its thread.
+
+    ``order`` is `OrderPerQueue` (one batch of a queue after another; ConsumeOrderlyStatus says what each status does) or `OrderPerKey`
+    (several keys of a queue at once, each in order). OrderPerKey needs the column sharding_key and a source with ``parkingLot=true``,
+    which adds lock_token and ticket. COMMIT, ROLLBACK and ``context.auto_commit`` belong to OrderPerQueue: with OrderPerKey they count as
+    failures.
+
+    With a ``concurrency`` above 1 the listener is called in threads, otherwise in the task's own, so it must be thread-safe, or a class.
+    Of a class, each thread that makes calls makes one object, by ``listener()`` at its first call, and calls that. A thread and its
+    object stay with the Python worker for later tasks and micro-batches, so the object may have a connection to a database. It is never
+    closed: the worker's process ends.
+
+    Returns a DataFrame with a row per message: topic string, broker_name string, queue_id int, queue_offset long, sharding_key string,
+    status string, attempts int, duration double (seconds of its batch's calls), error string, due_timestamp timestamp. The status is
+    SUCCESS, COMMIT (accepted by the call that committed), DEAD_LETTER, PARKED (``due_timestamp`` says when it comes back, if that is
+    known), DROPPED (an operator dropped it from the parking lot) or REPEATED (it failed in a repeat of a micro-batch that the group's
+    offset had passed). ``attempts`` is 0 where an earlier attempt of the micro-batch has settled the message, which does not come again.
+    Write the rows somewhere: the listener runs only when Spark runs the DataFrame. ``credentials`` and ``tls`` are those of the source,
+    for a cluster that requires them, because rows do not carry them. ``tracing``: see `Tracing`.
+
+    Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
+    UNSUPPORTED for rows that were read without a lock, or with a parking lot where ``order`` allows none and the reverse,
+    MISSING without the ``credentials`` that the source used, LockError LOST if another owner may have the queue, ListenerError
+    UNCOMMITTED if messages are taken and not committed at the end of a range.
+    """
+    if isinstance(order, OrderPerKey):
+        remedy = "read with parkingLot=true, and do not drop these columns"
+        require_columns(df, (*NEEDED, "sharding_key", TICKET), order.name, remedy)
+    elif isinstance(order, OrderPerQueue):
+        require_columns(df, NEEDED, order.name)
+    else:
+        raise OptionError(OptionCondition.INVALID, f"order is {order!r}: give OrderPerQueue() or OrderPerKey()")
+    tracing.check(df)
+    return shell.run(df, Consumer(listener, order, tuple(hooks), credentials, tls, tracing))
+
+
+def consume_concurrently(
+    df: DataFrame,
+    listener: ConcurrentListener | type,
+    settings: ConcurrentSettings = _CONCURRENT,
+    *,
+    hooks: Sequence[ConsumeMessageHook] = (),
+    credentials: Credentials | None = None,
+    tls: TlsOptions | None = None,
+    tracing: Tracing = NO_TRACING,
+) -> DataFrame:
+    """Run ``listener(messages, context) -> ConsumeConcurrentlyStatus`` over queues, in no order: MessageListenerConcurrently.
+
+    ``df`` is a stream of the source with ``parkingLot=true``, or over RocketMQ with ``retryTopic=true``. If you give a schema, it
+    names topic, broker_name, queue_id, queue_offset, body and lock_token, and with a retry topic reconsume_times. ``context`` is a
+    ConsumeConcurrentlyContext; messages, hooks, a class as the listener, and the rows that are returned are as with `consume_orderly`.
+
+    Each message that was not consumed (RECONSUME_LATER, None, an exception, or an index above ``context.ack_index``) is put
+    into the group's parking lot alone. It comes back after 10 s, 30 s, 1 min … 2 h, or after the delay level that the listener
+    chose (``context.delay_level_when_next_consume``). After ``max_reconsume_times`` retries it goes to the topic %DLQ%<group>.
+
+    With ``retryTopic=true`` the message's broker does that, as for a Java MessageListenerConcurrently (CONSUMER_SEND_MSG_BACK).
+    The message comes back through the topic %RETRY%<group>, to whichever member of the group has its queue, or becomes a dead
+    letter; its status is SENT_BACK. ``message.topic`` is then still the topic that it was sent to, and ``context.message_queue`` is a
+    queue of the retry topic, as are the topic and the queue of its row. If its batch runs again, it may be sent back again, and then
+    comes twice, as in Java.
+
+    Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
+    UNSUPPORTED for rows that were read without a lock, or with neither a parking lot nor a retry topic, MISSING without the
+    ``credentials`` that the source used, LockError LOST if another owner may have the queue.
+    """
+    if not isinstance(settings, ConcurrentSettings):
+        raise OptionError(OptionCondition.INVALID, f"settings is {settings!r}: give ConcurrentSettings()")
+    require_columns(df, NEEDED, settings.name)
+    tracing.check(df)
+    return shell.run(df, Consumer(listener, settings, tuple(hooks), credentials, tls, tracing))

@@ -1,0 +1,46 @@
+"""The messages that a listener gets: rows of Arrow batches, with fields named like the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ordered_source.columns import LotPlace
+from orderedmq.text import valid
+
+
+class Columns:
+    """The columns of one batch as Python values, each converted when a listener first asks for it."""
+
+    __slots__ = ("_batch", "_values")
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+        self._values: dict[str, list[Any]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        names: list[str] = self._batch.schema.names
+        return names
+
+    def get(self, name: str) -> list[Any]:
+        values = self._values.get(name)
+        if values is None:
+            if name not in self.names:
+                raise AttributeError(f"a message has no field {name!r}; the DataFrame has {', '.join(self.names)}")
+            values = self._values[name] = valid(self._batch.column(name))[0].to_pylist()
+        return values
+
+    def keys(self) -> Sequence[str | None]:
+        """The column sharding_key, or no keys without it."""
+        return self.get("sharding_key") if "sharding_key" in self.names else [None] * self._batch.num_rows
+
+
+class Rows(NamedTuple):
+    """Rows that messages come from; ``first`` is the number of the first one. ``places``: where they are in the parking lot, if they are."""
+
+    columns: Columns
+    first: int
+    places: Sequence[LotPlace] = ()

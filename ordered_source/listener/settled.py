@@ -1,0 +1,102 @@
+"""Which of a task's messages earlier attempts and owners have settled: parked them, or made dead letters of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from itertools import groupby
+from typing import Final
+
+from ordered_source.read_context import LotPlan
+from orderedmq import lots
+from orderedmq.broker import Broker
+from orderedmq.core.lock import LockToken
+from orderedmq.core.parked_rows import Lot
+from orderedmq.core.pull_settings import PullSettings
+from orderedmq.listening.engine import NO_BOUND, LotView, Message, Outcome
+from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
+
+#: The lots that this process has read: of (broker, group, queue), under the lock of that epoch.
+_LOTS: Final[dict[tuple[str, str, MessageQueue], tuple[int, Lot]]] = {}
+
+
+class Settled:
+    """Messages in a queue's parking lot that this micro-batch did not plan, and offsets with dead letters, as seen by a task."""
+
+    def __init__(self, lot: Lot, plan: LotPlan, letters: Set[int] = frozenset()) -> None:
+        """``lot`` knows the parking lot from the end of what is planned to its own end."""
+        self._lot = lot
+        self._plan = plan
+        self._letters = letters
+
+    @classmethod
+    def without_lot(cls, letters: Set[int] = frozenset()) -> Settled:
+        """What a task without a parking lot finds."""
+        return cls(Lot(0), LotPlan(0, 0, 0, NO_BOUND), letters)
+
+    @classmethod
+    def read(
+        cls, broker: Broker, token: LockToken, parked: MessageQueue, plan: LotPlan, planned: Collection[int] = ()
+    ) -> Settled:
+        """Read the parking lot ``parked`` from the end of what is planned to its own end, and ask for dead letters.
+
+        ``planned``: the offsets in the queue of what is planned. Nobody else writes messages to the lot while the lock is held, so the
+        next task of this process reads on from where this one stopped.
+        """
+        name = (broker.identity, token.group, parked)
+        epoch, lot = _LOTS.get(name, (-1, None))
+        # Read as the group: the account may have no right to read under another name.
+        log = broker.log.reading(PullSettings(token.group))
+        end = lots.end_of(log, parked)
+        if lot is None or epoch != token.epoch or lot.begin != plan.end or lot.end > end:
+            lot = Lot(plan.end)
+        # It is noted once it is complete, because a read that fails may have come half way.
+        _LOTS.pop(name, None)
+        lots.read(log, lot, parked, end)
+        _LOTS[name] = token.epoch, lot
+        spans = [*runs(sorted(offset for offset in planned if offset < plan.q_begin)), OffsetRange(plan.q_begin, MAX_OFFSET)]
+        return cls(lot, plan, broker.groups.letters(token, spans))
+
+    def view(self, planned: Sequence[Message] = ()) -> LotView:
+        """Return the parking lot for an engine. ``planned``: its messages that belong to this micro-batch and are not settled."""
+        lot, plan = self._lot, self._plan
+        offsets = {key: one.offsets for key, one in lot.keys.items()}
+        waiting: Mapping[object, Sequence[int]] = {}
+        attempted: Mapping[object, Sequence[int]] = {}
+        if plan.begin < plan.end:
+            # All of the lot was planned as it was then: whoever put the rest there worked on this range.
+            attempted = offsets
+        elif lot.max_offset < plan.q_begin:
+            waiting = offsets
+        else:
+            waiting = _chosen(offsets, lambda offset: offset < plan.q_begin)
+            attempted = _chosen(offsets, lambda offset: offset >= plan.q_begin)
+        return LotView(plan.room, planned, lot.places, waiting, attempted)
+
+    def divide(self, messages: list[Message]) -> tuple[list[Message], list[Outcome]]:
+        """Return those of the task's messages that are to be processed, and the outcomes of those that are settled.
+
+        A message with a dead letter that is also parked is PARKED here, and a DEAD_LETTER when its place in the lot is planned.
+        """
+        lot, letters = self._lot, self._letters
+        if not letters and (lot.max_offset < 0 or not messages or lot.max_offset < min(one._offset for one in messages)):
+            return messages, []
+        left: list[Message] = []
+        settled: list[Outcome] = []
+        for one in messages:
+            if one._offset in lot.places:
+                settled.append(Outcome(one._offset, one._offset + 1, one._key, "PARKED", 0, 0.0, None))
+            elif one._offset in letters:
+                settled.append(Outcome(one._offset, one._offset + 1, one._key, "DEAD_LETTER", 0, 0.0, None))
+            else:
+                left.append(one)
+        return left, settled
+
+
+def runs(offsets: Sequence[int]) -> list[OffsetRange]:
+    """Return ascending offsets as ranges without gaps."""
+    numbered = (list(run) for _, run in groupby(enumerate(offsets), lambda one: one[1] - one[0]))
+    return [OffsetRange(run[0][1], run[-1][1] + 1) for run in numbered]
+
+
+def _chosen(offsets: Mapping[object, Sequence[int]], which: Callable[[int], bool]) -> dict[object, Sequence[int]]:
+    return {key: found for key, every in offsets.items() if (found := [offset for offset in every if which(offset)])}

@@ -1,0 +1,71 @@
+"""Dead letters: the properties that tell where one comes from, and its identity. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
+
+#: Properties that tell a dead letter's origin: RocketMQ's names (MessageConst), and our own where it has none.
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QUEUE: Final = "REAL_QID"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+RECONSUME_TIME: Final = "RECONSUME_TIME"
+ORIGIN_BROKER: Final = "ORDEREDMQ_BROKER"
+ORIGIN_OFFSET: Final = "ORDEREDMQ_OFFSET"
+ERROR: Final = "ORDEREDMQ_ERROR"
+#: Maximum bytes kept of an error's text.
+MAX_ERROR_BYTES: Final = 4096
+#: Bytes that a broker may add to the properties of a message that it stores.
+_SPARE_BYTES: Final = 256
+
+
+def clip(text: str, limit: int) -> str:
+    """Return at most ``limit`` bytes of a text, fit for a property.
+
+    RocketMQ separates properties by the characters 1 and 2, and UTF-8 has no surrogates.
+    """
+    plain = text.translate({0: " ", 1: " ", 2: " "}).encode("utf-8", "replace")
+    return plain[: max(limit, 0)].decode("utf-8", "ignore")
+
+
+def dead_letter_id(group: str, queue: MessageQueue, offset: int) -> str:
+    """Return the identity of a dead letter. It stays the same if a repeat of its micro-batch gives the message up again."""
+    return f"{group}/{queue}/{offset}"
+
+
+def dead_letter_properties(
+    queue: MessageQueue,
+    offset: int,
+    *,
+    message_id: str,
+    reconsume_times: int,
+    error: str,
+    properties: Mapping[str, str],
+    room: int = MAX_PROPERTIES_BYTES - _SPARE_BYTES,
+) -> dict[str, str]:
+    """Return a dead letter's properties: the message's own ``properties`` and its origin, under RocketMQ's names where they exist.
+
+    ``room`` is their maximum size in bytes: less than the default if the message has keys or tags. The error is cut first, then
+    the message's own properties that do not fit are left out. A message that was a dead letter before keeps its first message
+    id, as in Java.
+    """
+    origin = {
+        REAL_TOPIC: queue.topic,
+        REAL_QUEUE: str(queue.queue_id),
+        ORIGIN_MESSAGE_ID: properties.get(ORIGIN_MESSAGE_ID) or message_id,
+        RECONSUME_TIME: str(reconsume_times),
+        ORIGIN_BROKER: queue.broker_name,
+        ORIGIN_OFFSET: str(offset),
+        ERROR: "",
+    }
+    # RocketMQ writes a property as name, value and two separators.
+    room -= sum(len(f"{name}{value}".encode()) + 2 for name, value in origin.items())
+    result = {}
+    for name, value in properties.items():
+        size = len(f"{name}{value}".encode()) + 2
+        if name not in origin and size <= room:
+            result[name] = value
+            room -= size
+    return {**result, **origin, ERROR: clip(error, min(MAX_ERROR_BYTES, room))}

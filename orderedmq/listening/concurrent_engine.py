@@ -1,0 +1,156 @@
+"""The engine of a listener without order: RocketMQ's MessageListenerConcurrently for a closed range of one queue. Pure.
+
+Rules (ConsumeMessageConcurrentlyService, and the broker's handling of CONSUMER_SEND_MSG_BACK): of a batch that was answered with
+CONSUME_SUCCESS, the messages up to ``context.ack_index`` are done; of one answered with RECONSUME_LATER, None or an exception,
+none is. Each of the others comes back alone after its delay level, or becomes a dead letter if it was retried
+``max_reconsume_times`` times or if ``context.delay_level_when_next_consume`` is below 0.
+
+Java sends such a message back to the topic %RETRY%<group>. A task may do that, too, or put it into the queue's parking lot. If the
+lot has no room, the message goes to the listener again after 5 s, as in Java if it cannot be sent back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from orderedmq.core.dead_letters import MAX_ERROR_BYTES, clip
+from orderedmq.core.parking import DELAY_LEVELS, FIRST_LEVEL
+from orderedmq.listening.engine import NO_LOT, Batch, Engine, LotView, Message, Outcome, Settings, outcomes
+from orderedmq.listening.listener import Answer, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, check_bounds
+from orderedmq.model import MessageQueue
+
+#: Seconds after which a message goes to the listener again that could not be parked (Java: submitConsumeRequestLater).
+LATER: Final = 5.0
+#: Milliseconds until the broker is asked again to park or to write a dead letter.
+REFUSED_PAUSE: Final = 1000
+#: RocketMQ's default of maxReconsumeTimes (-1 stands for it).
+MAX_RECONSUME_TIMES: Final = 16
+
+
+@dataclass(frozen=True)
+class ConcurrentSettings(Settings):
+    """Settings of ``consume_concurrently``.
+
+    Up to ``concurrency`` batches of a queue, of 1 to ``consume_message_batch_max_size`` messages (at most 1024), are at the listener at
+    once, in threads. A message becomes a dead letter after ``max_reconsume_times`` retries (-1: 16, as in RocketMQ). Raises OptionError
+    INVALID.
+    """
+
+    consume_message_batch_max_size: int = 1
+    concurrency: int = 1
+    max_reconsume_times: int = MAX_RECONSUME_TIMES
+
+    name: ClassVar[str] = "consume_concurrently"
+    context: ClassVar[type] = ConsumeConcurrentlyContext
+    statuses: ClassVar[type[ConsumeConcurrentlyStatus]] = ConsumeConcurrentlyStatus
+    parks: ClassVar[bool] = True
+    alone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        bounds = {"consume_message_batch_max_size": (1, 1024), "concurrency": (1, 1024), "max_reconsume_times": (-1, 2**31 - 1)}
+        check_bounds(self, bounds)
+
+    @property
+    def most_retries(self) -> int:
+        return MAX_RECONSUME_TIMES if self.max_reconsume_times == -1 else self.max_reconsume_times
+
+    def engine(self, queue: MessageQueue, now: float, lot: LotView) -> ConcurrentEngine:
+        return ConcurrentEngine(queue, self, now, lot)
+
+
+class ConcurrentEngine(Engine):
+    """One range of a queue on its way through a listener, in no order.
+
+    What an earlier attempt of this range has parked is among the lot's ``places``, and is not consumed again.
+    """
+
+    def __init__(self, queue: MessageQueue, settings: ConcurrentSettings, now: float, lot: LotView = NO_LOT) -> None:
+        super().__init__(queue, now, concurrency=settings.concurrency, pause=REFUSED_PAUSE)
+        self.settings = settings
+        self._places, self._capacity = lot.places, lot.capacity
+        #: Free places in the lot. Messages that are in it and not planned also take up places.
+        self._room = lot.capacity - len(lot.places)
+        self._ready: deque[Message] = deque()
+        #: Messages that could not be parked, in the order of the times when they go to the listener again.
+        self._later: deque[tuple[float, Message]] = deque()
+        for message in lot.planned:
+            if message._offset in lot.places:
+                continue
+            self._held += 1
+            if message._held or not message._due:
+                self._to_park.append(message)
+                self._room -= 1
+            else:
+                self._ready.append(message)
+
+    def put(self, messages: Iterable[Message]) -> None:
+        ready, places, end = self._ready, self._places, self._end
+        before = len(ready)
+        for message in messages:
+            offset = message._offset
+            if self._closed or offset <= end:
+                raise self._out_of_order(offset)
+            self._end = end = offset
+            if offset not in places:
+                ready.append(message)
+        self._held += len(ready) - before
+
+    def _take(self) -> Batch | None:
+        ready, size = self._ready, self.settings.consume_message_batch_max_size
+        if not ready:
+            return None
+        if len(ready) <= size:
+            batch = Batch(list(ready))
+            ready.clear()
+            return batch
+        return Batch([ready.popleft() for _ in range(size)])
+
+    def _resume(self, now: float) -> None:
+        while self._later and self._later[0][0] <= now:
+            self._ready.append(self._later.popleft()[1])
+            self._tried_again(now)
+
+    def _next_resume(self) -> float | None:
+        return self._later[0][0] if self._later else None
+
+    def consumed(self, batch: Batch, answer: Answer, now: float) -> list[Outcome]:
+        self._returned(batch, now)
+        status, error, context = answer
+        ack_index: int = context.ack_index
+        messages = batch.messages
+        done = 0
+        if status is ConsumeConcurrentlyStatus.CONSUME_SUCCESS:
+            done = min(max(ack_index, -1) + 1, len(messages))
+        if done < len(messages):
+            text = error or ("the listener answered RECONSUME_LATER" if not done else f"ack_index was {ack_index}")
+            text = clip(text, MAX_ERROR_BYTES)
+            for message in messages[done:]:
+                self._failed(batch, message, text, context.delay_level_when_next_consume, now)
+        self._held -= done
+        return outcomes(messages[:done], "SUCCESS", batch.seconds)
+
+    def _failed(self, batch: Batch, message: Message, error: str, delay_level: int, now: float) -> None:
+        retried = message._attempts
+        message._attempts += 1
+        message._error = error
+        if delay_level < 0 or retried >= self.settings.most_retries:
+            self._exhausted.append((batch, [message]))
+        elif self._room > 0:
+            self._room -= 1
+            message._again = True
+            message._level = min(delay_level or FIRST_LEVEL + retried, len(DELAY_LEVELS))
+            self._to_park.append(message)
+        else:
+            self._warn(
+                f"the parking lot of queue {self.queue} is full ({self._capacity} messages): messages that fail "
+                f"come again after {LATER:g} s instead, and hold up the micro-batch; raise the source's option parkingLotMaxMessages, or "
+                "repair what fails"
+            )
+            self._later.append((now + LATER, message))
+
+    def _given_up(self, batch: Batch, messages: Sequence[Message]) -> list[Outcome]:
+        self._held -= len(messages)
+        return outcomes(messages, "DEAD_LETTER", batch.seconds)

@@ -1,0 +1,214 @@
+"""The engine of a listener with order per queue: one batch of the queue after another. Pure: no clock, no effects.
+
+Rules (RocketMQ's ConsumeMessageOrderlyService): the listener gets a batch again until it is accepted or dead-lettered, and only
+then does the queue go on. The table shows the effect of an answer, with ``context.auto_commit`` as the listener left it (None, an
+exception and any other answer count as SUSPEND):
+
+=======================  ===========================================  =============================================
+answer                   auto-commit on                               off
+=======================  ===========================================  =============================================
+SUCCESS                  everything taken is committed                the batch stays taken
+COMMIT                   SUCCESS, with a warning                      everything taken is committed
+ROLLBACK                 SUCCESS, with a warning                      everything taken is put back; suspend
+SUSPEND, retries left    the batch is put back; suspend               the same
+SUSPEND, exhausted       dead letters; everything taken is committed  dead letters; this batch is settled, no other
+=======================  ===========================================  =============================================
+
+A closed range differs from Java's endless queue:
+
+- ``max_reconsume_times`` is 16: Java's default retries for ever, which would hold the micro-batch for ever (-1 asks for it).
+- Every batch but the range's last is full; Java takes the messages that have arrived. So a batch is the same in every attempt
+  and replay, however the range was cut into slices, and its messages have been retried equally often.
+- A batch is dead-lettered as a whole, when all its messages are exhausted. Java dead-letters each exhausted message by itself,
+  and again in every further attempt of its batch.
+- Dead letters settle their batch without auto-commit, too. Java leaves it taken: a ROLLBACK would bring it back, and at the
+  range's end it would be uncommitted with nothing left to do. The listener still has to commit the batches taken before.
+- If dead letters cannot be written, the write is tried again; Java asks the listener again.
+- Messages taken and not committed at the end of the range are an error; Java waits for the next message.
+- Taken messages never stop the flow; Java stops pulling above 1,000 uncommitted messages, and stalls.
+- A lost lock ends the task; Java waits until it owns the queue again.
+- A range may be repeated. Messages that became dead letters in an earlier attempt do not come to the engine. They end a batch, and their
+  numbers count for its size, so that the other batches are the same as before. What was taken before them stays taken, as without
+  auto-commit: whether the call that gave them up had it on is not known.
+
+ROLLBACK is not a retry and never exhausts, as in Java: a listener that always answers it holds the micro-batch for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from orderedmq.conditions import ListenerCondition
+from orderedmq.core.dead_letters import MAX_ERROR_BYTES, clip
+from orderedmq.errors import ListenerError
+from orderedmq.listening.engine import Batch, Done, Engine, LotView, Message, Outcome, OutcomeStatus, Settings
+from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, check_bounds, suspend_seconds
+from orderedmq.model import MessageQueue
+
+
+@dataclass(frozen=True)
+class OrderPerQueue(Settings):
+    """Settings of ``consume_orderly``: one batch of a queue after another.
+
+    A batch has ``consume_message_batch_max_size`` messages (1 to 1024). One that is suspended, or whose listener raised an exception,
+    goes to the listener again after ``suspend_current_queue_time_millis`` (milliseconds, cut to 10 to 30,000), at most
+    ``max_reconsume_times`` times, and then to the topic %DLQ%<group>. -1 retries for ever, as RocketMQ does by default; that can hold
+    the micro-batch for ever. Raises OptionError INVALID.
+    """
+
+    consume_message_batch_max_size: int = 1
+    suspend_current_queue_time_millis: int = 1000
+    max_reconsume_times: int = 16
+
+    name: ClassVar[str] = "consume_orderly"
+    context: ClassVar[type] = ConsumeOrderlyContext
+    statuses: ClassVar[type[ConsumeOrderlyStatus]] = ConsumeOrderlyStatus
+    parks: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        most = 2**31 - 1
+        check_bounds(
+            self,
+            {
+                "consume_message_batch_max_size": (1, 1024),
+                "suspend_current_queue_time_millis": (0, most),
+                "max_reconsume_times": (-1, most),
+            },
+        )
+
+    @property
+    def concurrency(self) -> int:
+        return 1
+
+    def engine(self, queue: MessageQueue, now: float, lot: LotView) -> QueueEngine:  # noqa: ARG002
+        return QueueEngine(queue, self, now)
+
+
+class QueueEngine(Engine):
+    """One range of a queue on its way through a listener, one batch after another."""
+
+    def __init__(self, queue: MessageQueue, settings: OrderPerQueue, now: float) -> None:
+        super().__init__(queue, now, concurrency=1, pause=settings.suspend_current_queue_time_millis)
+        self.settings = settings
+        #: Messages that came and were in no batch, from `_begin` on.
+        self._waiting: list[Message] = []
+        self._begin = 0
+        #: Batches that were given back, and those accepted and not committed, in order. `_held` does not count the latter.
+        self._again: deque[Batch] = deque()
+        self._taken: list[Batch] = []
+        #: Nothing goes to the listener before this time.
+        self._suspended_until: float | None = None
+        #: Whether the call that gave up a batch had auto-commit on.
+        self._auto_commit = True
+
+    def put(self, messages: Sequence[Message]) -> None:
+        end = self._end
+        for message in messages:
+            offset = message._offset
+            if self._closed or offset <= end:
+                raise self._out_of_order(offset)
+            self._end = end = offset
+        del self._waiting[: self._begin]
+        self._begin = 0
+        self._waiting += messages
+        self._held += len(messages)
+
+    def _take(self) -> Batch | None:
+        if self._suspended_until is not None or self._exhausted:
+            return None
+        if self._again:
+            return self._again.popleft()
+        waiting, begin, size = self._waiting, self._begin, self.settings.consume_message_batch_max_size
+        if begin == len(waiting):
+            return None
+        # The number of the first message of the next batch.
+        following = (waiting[begin]._number // size + 1) * size
+        end = begin + following - waiting[begin]._number
+        if end > len(waiting) or waiting[end - 1]._number != following - 1:
+            # Some of the batch's messages do not come, or not yet.
+            end = begin + 1
+            while end < len(waiting) and waiting[end]._number == waiting[end - 1]._number + 1:
+                end += 1
+            if end == len(waiting) and not self._closed:
+                return None
+        self._begin = end
+        return Batch(waiting[begin:end])
+
+    def consumed(self, batch: Batch, answer: Answer, now: float) -> list[Outcome]:
+        self._returned(batch, now)
+        status, error, context = answer
+        if context.auto_commit:
+            if status is ConsumeOrderlyStatus.COMMIT or status is ConsumeOrderlyStatus.ROLLBACK:
+                self._warn(f"the listener of queue {self.queue} answered {status.name} with auto_commit on: counted as SUCCESS")
+                status = ConsumeOrderlyStatus.SUCCESS
+            if status is ConsumeOrderlyStatus.SUCCESS:
+                return self._commit(batch, "SUCCESS")
+        elif status is ConsumeOrderlyStatus.SUCCESS:
+            self._taken.append(batch)
+            self._held -= len(batch.messages)
+            return []
+        elif status is ConsumeOrderlyStatus.COMMIT:
+            return self._commit(batch, "COMMIT")
+        pause = suspend_seconds(context.suspend_current_queue_time_millis, self.settings.suspend_current_queue_time_millis)
+        if status is ConsumeOrderlyStatus.ROLLBACK:
+            self._held += sum(len(one.messages) for one in self._taken)
+            self._again.extendleft([batch, *reversed(self._taken)])
+            self._taken.clear()
+            self._suspended_until = now + pause
+            return []
+        text = clip(error or "the listener answered SUSPEND_CURRENT_QUEUE_A_MOMENT", MAX_ERROR_BYTES)
+        for message in batch.messages:
+            message._attempts += 1
+            message._error = text
+        if 0 <= self.settings.max_reconsume_times < min(one._attempts for one in batch.messages):
+            self._auto_commit = context.auto_commit
+            self._exhausted.append((batch, batch.messages))
+        else:
+            self._again.appendleft(batch)
+            self._suspended_until = now + pause
+        return []
+
+    # -- inside
+
+    def _resume(self, now: float) -> None:
+        if self._suspended_until is not None and self._suspended_until <= now:
+            self._suspended_until = None
+            self._tried_again(now)
+
+    def _next_resume(self) -> float | None:
+        return self._suspended_until
+
+    def _given_up(self, batch: Batch, messages: Sequence[Message]) -> list[Outcome]:
+        if self._auto_commit:
+            return self._commit(batch, "DEAD_LETTER")
+        self._held -= len(messages)
+        return [_outcome(batch, "DEAD_LETTER")]
+
+    def _commit(self, last: Batch, status: OutcomeStatus) -> list[Outcome]:
+        """Commit everything taken, and ``last`` after it."""
+        self._held -= len(last.messages)
+        found = [*(_outcome(batch, "SUCCESS") for batch in self._taken), _outcome(last, status)]
+        self._taken.clear()
+        return found
+
+    def _finish(self) -> Done:
+        """Raise ListenerError UNCOMMITTED if messages are taken."""
+        taken = [one for batch in self._taken for one in batch.messages]
+        if taken:
+            raise ListenerError(
+                ListenerCondition.UNCOMMITTED,
+                f"{len(taken)} messages of queue {self.queue}, offsets {taken[0]._offset} to {taken[-1]._offset}, were taken and not "
+                "committed at the end of the task's range: the listener answered SUCCESS with auto_commit off and no COMMIT followed; answer "
+                "COMMIT for the last of them (a range may end after any batch), or leave auto_commit on",
+            )
+        return super()._finish()
+
+
+def _outcome(batch: Batch, status: OutcomeStatus) -> Outcome:
+    """Return the outcome of a batch. Each call counts: one that ended with a rollback was no failure."""
+    first, last = batch.messages[0], batch.messages[-1]
+    return Outcome(first._offset, last._offset + 1, None, status, batch.calls, batch.seconds, last._error)

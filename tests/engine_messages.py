@@ -1,0 +1,15 @@
+"""Messages for engines of listeners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orderedmq.listening.engine import Message
+
+
+def message(offset: int, key: str | None = None, rows: Any = None, number: int = 0, **state: Any) -> Message:
+    """Return a message with this state: ``attempts=2`` sets its failed calls."""
+    made = Message(offset, key, rows, number)
+    for name, value in state.items():
+        setattr(made, f"_{name}", value)
+    return made

@@ -1,0 +1,130 @@
+"""A call of a listener and its hooks, and the properties of a dead letter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orderedmq.core.dead_letters import MAX_ERROR_BYTES, dead_letter_id, dead_letter_properties
+from orderedmq.listening import listener as calls
+from orderedmq.listening.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus
+from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
+
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+QUEUE = MessageQueue("orders", "embedded", 3)
+
+
+class Hook:
+    def __init__(self, log: list[Any], fails: bool = False) -> None:
+        self.log = log
+        self.fails = fails
+
+    def consume_message_before(self, messages: Any, context: ConsumeOrderlyContext) -> None:
+        self.log.append(("before", messages, context.message_queue))
+        if self.fails:
+            raise ValueError("hook")
+
+    def consume_message_after(self, messages: Any, context: ConsumeOrderlyContext, status: Any, error: str | None) -> None:
+        self.log.append(("after", messages, context.message_queue, status, error))
+        if self.fails:
+            raise ValueError("hook")
+
+
+def call(listener: Any, *hooks: Hook) -> tuple[tuple[ConsumeOrderlyStatus | None, str | None], list[str]]:
+    warnings: list[str] = []
+    context = ConsumeOrderlyContext(QUEUE)
+    status, error, returned = calls.call(listener, ["m"], context, hooks, warnings.append, ConsumeOrderlyStatus)
+    assert returned is context
+    return (status, error), warnings
+
+
+@pytest.mark.parametrize("status", list(ConsumeOrderlyStatus))
+def test_hooks_are_called_before_and_after_the_listener(status: ConsumeOrderlyStatus) -> None:
+    log: list[Any] = []
+
+    def listener(messages: Any, context: Any) -> ConsumeOrderlyStatus:
+        log.append((messages, context.message_queue))
+        return status
+
+    assert call(listener, Hook(log)) == ((status, None), [])
+    assert log == [("before", ["m"], QUEUE), (["m"], QUEUE), ("after", ["m"], QUEUE, status, None)]
+
+
+def test_what_a_listener_raises_or_returns_by_mistake_is_its_error() -> None:
+    log: list[Any] = []
+
+    def raises(messages: Any, context: Any) -> None:
+        raise KeyError("id")
+
+    assert call(raises, Hook(log)) == ((None, "KeyError: 'id'"), [])
+    assert log[-1] == ("after", ["m"], QUEUE, None, "KeyError: 'id'")
+    assert call(lambda m, c: None) == ((None, "the listener returned None, not a ConsumeOrderlyStatus"), [])
+    assert call(lambda m, c: "SUCCESS") == ((None, "the listener returned 'SUCCESS', not a ConsumeOrderlyStatus"), [])
+
+
+def test_being_interrupted_is_no_answer() -> None:
+    def interrupted(messages: Any, context: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call(interrupted)
+
+
+def test_a_hook_that_raises_is_a_warning() -> None:
+    log: list[Any] = []
+    answer, warnings = call(lambda m, c: SUCCESS, Hook(log, fails=True), Hook(log))
+    assert answer == (SUCCESS, None)
+    assert len(log) == 4
+    assert warnings == ["a hook of the listener of queue orders/embedded/3 raised ValueError: hook"] * 2
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_letters_id_is_group_queue_and_offset() -> None:
+    assert dead_letter_id("billing", QUEUE, 17) == "billing/orders/embedded/3/17"
+    others = {
+        dead_letter_id(g, MessageQueue(t, b, q), o) for g in "ab" for t in "ab" for b in "ab" for q in (1, 11) for o in (1, 11)
+    }
+    assert len(others) == 32
+
+
+def size(properties: dict[str, str]) -> int:
+    return sum(len(name.encode()) + len(value.encode()) + 2 for name, value in properties.items())
+
+
+def test_a_dead_letter_has_its_origin_in_properties() -> None:
+    properties = dead_letter_properties(
+        QUEUE, 17, message_id="7F01", reconsume_times=16, error="ValueError: no", properties={"colour": "red"}
+    )
+    assert properties == {
+        "colour": "red",
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "3",
+        "ORIGIN_MESSAGE_ID": "7F01",
+        "RECONSUME_TIME": "16",
+        "ORDEREDMQ_BROKER": "embedded",
+        "ORDEREDMQ_OFFSET": "17",
+        "ORDEREDMQ_ERROR": "ValueError: no",
+    }
+
+
+def test_a_message_that_was_a_dead_letter_before_keeps_its_first_id_and_gets_its_new_origin() -> None:
+    first = dead_letter_properties(QUEUE, 17, message_id="A", reconsume_times=16, error="old", properties={})
+    other = MessageQueue("replayed", "embedded", 0)
+    second = dead_letter_properties(other, 5, message_id="B", reconsume_times=2, error="", properties=first)
+    assert second["ORIGIN_MESSAGE_ID"] == "A"
+    assert (second["REAL_TOPIC"], second["ORDEREDMQ_OFFSET"]) == ("replayed", "5")
+    assert second["ORDEREDMQ_ERROR"] == ""
+
+
+@pytest.mark.parametrize("own", [0, 20_000, 31_000, 32_300, 32_450])
+def test_the_error_is_cut_so_that_properties_stay_below_their_limit(own: int) -> None:
+    properties = {"big": "x" * own, "small": "y"}
+    result = dead_letter_properties(QUEUE, 17, message_id="A", reconsume_times=1, error="é" * 50_000, properties=properties)
+    assert size(result) < MAX_PROPERTIES_BYTES - 200
+    assert len(result["ORDEREDMQ_ERROR"].encode()) <= MAX_ERROR_BYTES
+    assert result["REAL_TOPIC"] == "orders"
+    assert result["small"] == "y"
+    assert ("big" in result) == (own < 32_450)

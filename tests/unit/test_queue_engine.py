@@ -1,0 +1,719 @@
+"""The engine of order per queue: each of its rules, every answer in every situation, and random lives against a plain list.
+
+Long because the engine has that many rules, and each is tested alone before the random lives combine them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from orderedmq.core.dead_letters import MAX_ERROR_BYTES, clip
+from orderedmq.errors import ListenerError, LockError, OptionError
+from orderedmq.listening.engine import Batch, CheckLock, Consume, DeadLetter, Done, Message, Outcome, Pull, Suspend
+from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, suspend_seconds
+from orderedmq.listening.queue_engine import OrderPerQueue, QueueEngine
+from orderedmq.model import MessageQueue
+from tests.engine_messages import message
+
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
+COMMIT = ConsumeOrderlyStatus.COMMIT
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+QUEUE = MessageQueue("orders", "embedded", 3)
+
+
+def answer(status: ConsumeOrderlyStatus | None, *, auto: bool = True, suspend: int = -1, error: str | None = None) -> Answer:
+    return Answer(status, error, ConsumeOrderlyContext(QUEUE, auto, suspend))
+
+
+def offsets(messages: Sequence[Message]) -> list[int]:
+    return [one._offset for one in messages]
+
+
+class Task:
+    """Drives an engine as a Spark task does, with a clock of its own. What happens is in `log`.
+
+    Each of ``coming`` is put at once: offsets, or offsets with the retries of each message.
+    """
+
+    def __init__(self, *coming: Any, batch: int = 1, **options: Any) -> None:
+        self.now = 100.0
+        self.engine = QueueEngine(QUEUE, OrderPerQueue(batch, **options), self.now)
+        self.log: list[str] = []
+        self.outcomes: list[Outcome] = []
+        self.came = 0
+        self.coming: Iterator[Any] = iter(coming)
+
+    def put(self, piece: Any) -> None:
+        retried = piece if isinstance(piece, dict) else dict.fromkeys(piece, 0)
+        self.engine.put([message(at, number=self.came + n, attempts=r) for n, (at, r) in enumerate(retried.items())])
+        self.came += len(retried)
+
+    def to(self, kind: type) -> Any:
+        """Do what is asked for until an action of this kind is due, and return it."""
+        while True:
+            action = self.engine.next(self.now)
+            if isinstance(action, kind):
+                return action
+            if isinstance(action, Suspend):
+                self.log.append(f"suspend {action.seconds:g}")
+                self.now += action.seconds
+            elif isinstance(action, CheckLock):
+                self.log.append("check")
+                self.engine.lock(True, self.now)
+            elif isinstance(action, Pull):
+                piece = next(self.coming, None)
+                if piece is None:
+                    self.engine.close()
+                else:
+                    self.put(piece)
+            else:
+                raise AssertionError(f"{action} came before {kind.__name__}")
+
+    def answer(self, status: ConsumeOrderlyStatus | None = SUCCESS, *, takes: float = 0.0, **how: Any) -> Batch:
+        """The next batch goes to a listener that answers so."""
+        batch: Batch = self.to(Consume).batch
+        first, last = batch.messages[0], batch.messages[-1]
+        self.log.append(f"{first._offset}-{last._offset + 1} #{batch.calls + 1}")
+        self.now += takes
+        self.outcomes += self.engine.consumed(batch, answer(status, **how), self.now)
+        return batch
+
+    def letters(self, ok: bool = True, error: str | None = None) -> Sequence[Message]:
+        messages: Sequence[Message] = self.to(DeadLetter).messages
+        self.log.append(f"letters {messages[0]._offset}-{messages[-1]._offset + 1}")
+        self.outcomes += self.engine.dead_lettered(ok, error, self.now)
+        return messages
+
+    def rows(self) -> list[tuple[int, str, int]]:
+        """Offset, status and attempts of each message of the outcomes; offsets without gaps only."""
+        return [(at, one.status, one.attempts) for one in self.outcomes for at in range(one.begin, one.end)]
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_and_defaults_are_rocketmqs_except_max_reconsume_times() -> None:
+    assert OrderPerQueue() == OrderPerQueue(1, 1000, 16)
+    context = ConsumeOrderlyContext(QUEUE)
+    assert (context.auto_commit, context.suspend_current_queue_time_millis) == (True, -1)
+    assert [status.name for status in ConsumeOrderlyStatus] == [
+        "SUCCESS",
+        "ROLLBACK",
+        "COMMIT",
+        "SUSPEND_CURRENT_QUEUE_A_MOMENT",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("millis", "default", "seconds"),
+    [(-1, 1000, 1.0), (0, 1000, 0.01), (9, 1000, 0.01), (10, 1, 0.01), (-2, 1, 0.01), (30_001, 1, 30.0), (-1, 99_999, 30.0)],
+)
+def test_a_suspension_is_clamped_to_10_ms_and_30_s(millis: int, default: int, seconds: float) -> None:
+    assert suspend_seconds(millis, default) == seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("consume_message_batch_max_size", 0),
+        ("consume_message_batch_max_size", 1025),
+        ("consume_message_batch_max_size", True),
+        ("suspend_current_queue_time_millis", "1s"),
+        ("suspend_current_queue_time_millis", -1),
+        ("max_reconsume_times", -2),
+        ("max_reconsume_times", None),
+    ],
+)
+def test_a_wrong_parameter_is_named(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=f"ORDEREDMQ_OPTION.INVALID.*{name} is ") as raised:
+        OrderPerQueue(**{name: value})
+    assert repr(value) in raised.value.message
+
+
+# -- messages and batches ----------------------------------------------------------------------------------------------------
+
+
+def test_messages_go_to_the_listener_in_order_and_each_batch_has_an_outcome() -> None:
+    task = Task(range(5, 8), range(8, 10), batch=2)
+    for _ in range(3):
+        task.answer(takes=0.5)
+    task.to(Done)
+    assert task.log == ["check", "5-7 #1", "7-9 #1", "9-10 #1"]
+    assert task.outcomes == [Outcome(at, min(at + 2, 10), None, "SUCCESS", 1, 0.5, None) for at in (5, 7, 9)]
+
+
+def test_a_batch_is_the_same_however_the_range_was_cut() -> None:
+    whole, single = Task(range(10), batch=4), Task(*([at] for at in range(10)), batch=4)
+    for task in (whole, single):
+        task.answer(), task.answer(SUSPEND), task.answer(), task.answer()
+        task.to(Done)
+    assert whole.log == single.log == ["check", "0-4 #1", "4-8 #1", "suspend 1", "4-8 #2", "8-10 #1"]
+    assert whole.rows() == single.rows() == [(at, "SUCCESS", 2 if 4 <= at < 8 else 1) for at in range(10)]
+
+
+def test_a_batch_may_have_gaps() -> None:
+    task = Task(range(3), range(7, 10), batch=4)
+    assert offsets(task.answer().messages) == [0, 1, 2, 7]
+
+
+def test_messages_that_do_not_come_count_for_the_size_of_their_batch_and_divide_it() -> None:
+    """They have dead letters of an earlier attempt."""
+    engine = QueueEngine(QUEUE, OrderPerQueue(4), 0.0)
+    engine.next(0.0)
+    engine.lock(True, 0.0)
+    engine.put([message(at, number=at) for at in range(14) if at not in (0, 5, 6, 11)])
+    engine.close()
+    found = []
+    while isinstance(action := engine.next(0.0), Consume):
+        found.append(offsets(action.batch.messages))
+        engine.consumed(action.batch, answer(SUCCESS), 0.0)
+    assert found == [[1, 2, 3], [4], [7], [8, 9, 10], [12, 13]]
+
+
+def test_an_empty_range_is_done() -> None:
+    task = Task()
+    task.to(Done)
+    assert task.to(Done) == Done()
+    assert task.outcomes == []
+
+
+def test_next_says_the_same_until_it_has_the_outcome() -> None:
+    engine = QueueEngine(QUEUE, OrderPerQueue(max_reconsume_times=1), 0.0)
+    assert engine.next(0.0) is engine.next(1.0)
+    engine.lock(True, 1.0)
+    assert engine.next(1.0) == engine.next(1.0) == Pull()
+    engine.put([message(0), message(1, number=1)])
+    engine.close()
+    action = engine.next(3.0)
+    assert isinstance(action, Consume)
+    engine.consumed(action.batch, answer(None), 3.0)
+    assert engine.next(3.0) == Suspend(1.0)
+    assert engine.next(3.75) == Suspend(0.25)
+    assert engine.next(4.0) is engine.next(5.0)
+    engine.lock(True, 5.0)
+    again = engine.next(5.0)
+    assert isinstance(again, Consume)
+    assert again.batch is action.batch
+    engine.consumed(again.batch, answer(None), 5.0)
+    assert isinstance(engine.next(5.0), DeadLetter)
+    assert engine.next(5.0) is engine.next(6.0)
+
+
+def test_an_outcome_that_nobody_waits_for_is_a_bug_of_the_caller() -> None:
+    engine = QueueEngine(QUEUE, OrderPerQueue(), 0.0)
+    with pytest.raises(RuntimeError):
+        engine.consumed(Batch([message(0)]), answer(SUCCESS), 0.0)
+    with pytest.raises(RuntimeError):
+        engine.dead_lettered(True, None, 0.0)
+
+
+def test_messages_out_of_order_are_refused() -> None:
+    engine = QueueEngine(QUEUE, OrderPerQueue(), 0.0)
+    engine.put([message(3), message(4)])
+    with pytest.raises(ValueError, match="message 4 "):
+        engine.put([message(4)])
+    engine.close()
+    with pytest.raises(ValueError, match="its end"):
+        engine.put([message(5)])
+
+
+def test_fetching_ahead_stops_at_1000_messages_and_a_pull_is_asked_for_all_the_same() -> None:
+    task = Task(batch=1024)
+    task.to(Pull)
+    task.put(range(999))
+    assert not task.engine.full
+    task.put([999])
+    assert task.engine.full
+    assert task.engine.next(task.now) == Pull()
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------------
+
+#: auto-commit, answer, retries left → what follows, what comes again after a ROLLBACK of the next message, and the rows.
+ACCEPTED = (0, "SUCCESS", 1)
+BOTH = [ACCEPTED, (1, "SUCCESS", 1)]
+TABLE = [
+    (True, SUCCESS, True, Consume, [2], BOTH),
+    (True, SUCCESS, False, Consume, [2], BOTH),
+    (True, COMMIT, True, Consume, [2], BOTH),
+    (True, COMMIT, False, Consume, [2], BOTH),
+    (True, ROLLBACK, True, Consume, [2], BOTH),
+    (True, ROLLBACK, False, Consume, [2], BOTH),
+    (True, SUSPEND, True, Suspend, [0, 1, 2], []),
+    (True, SUSPEND, False, DeadLetter, [2], [ACCEPTED, (1, "DEAD_LETTER", 1)]),
+    (True, None, True, Suspend, [0, 1, 2], []),
+    (True, None, False, DeadLetter, [2], [ACCEPTED, (1, "DEAD_LETTER", 1)]),
+    (False, SUCCESS, True, Consume, [0, 1, 2], []),
+    (False, SUCCESS, False, Consume, [0, 1, 2], []),
+    (False, COMMIT, True, Consume, [2], [ACCEPTED, (1, "COMMIT", 1)]),
+    (False, COMMIT, False, Consume, [2], [ACCEPTED, (1, "COMMIT", 1)]),
+    (False, ROLLBACK, True, Suspend, [0, 1, 2], []),
+    (False, ROLLBACK, False, Suspend, [0, 1, 2], []),
+    (False, SUSPEND, True, Suspend, [0, 1, 2], []),
+    (False, SUSPEND, False, DeadLetter, [0, 2], [(1, "DEAD_LETTER", 1)]),
+    (False, None, True, Suspend, [0, 1, 2], []),
+    (False, None, False, DeadLetter, [0, 2], [(1, "DEAD_LETTER", 1)]),
+]
+
+
+@pytest.mark.parametrize(("auto", "status", "left", "follows", "again", "outcomes"), TABLE)
+def test_an_answer_does_what_the_table_says(
+    auto: bool,
+    status: ConsumeOrderlyStatus | None,
+    left: bool,
+    follows: type,
+    again: list[int],
+    outcomes: list[tuple[int, str, int]],
+) -> None:
+    task = Task({0: 7, 1: 6 if left else 7, 2: 7}, max_reconsume_times=7)
+    task.answer(SUCCESS, auto=False)
+    task.answer(status, auto=auto)
+    if follows is DeadLetter:
+        assert isinstance(task.engine.next(task.now), DeadLetter)
+        task.letters()
+    assert task.rows() == outcomes
+    # Whatever was not decided comes again after a rollback, in order.
+    while (batch := task.to(Consume).batch).messages[0]._offset != 2:
+        task.engine.consumed(batch, answer(SUCCESS, auto=False), task.now)
+    assert any("suspend" in line for line in task.log) == (follows is Suspend)
+    task.engine.consumed(batch, answer(ROLLBACK, auto=False), task.now)
+    assert [task.answer(SUCCESS, auto=False).messages[0]._offset for _ in again] == again
+
+
+@pytest.mark.parametrize("status", [COMMIT, ROLLBACK])
+def test_commit_and_rollback_with_auto_commit_count_as_success_with_one_warning(status: ConsumeOrderlyStatus) -> None:
+    task = Task(range(2))
+    task.answer(status)
+    task.answer(status)
+    task.to(Done)
+    assert [row.status for row in task.outcomes] == ["SUCCESS"] * 2
+    [warning] = task.engine.warnings
+    assert status.name in warning
+    assert str(QUEUE) in warning
+
+
+def test_commit_commits_everything_taken_so_far() -> None:
+    task = Task(range(3))
+    task.answer(auto=False)
+    task.answer(auto=False)
+    assert task.outcomes == []
+    task.answer(COMMIT, auto=False)
+    assert task.rows() == [(0, "SUCCESS", 1), (1, "SUCCESS", 1), (2, "COMMIT", 1)]
+    task.to(Done)
+
+
+def test_rollback_puts_everything_taken_back_and_suspends_and_is_no_retry() -> None:
+    task = Task(range(3), max_reconsume_times=0)
+    task.answer(auto=False, takes=1.0)
+    task.answer(ROLLBACK, auto=False, suspend=250)
+    again = task.answer(auto=False, takes=2.0)
+    assert (offsets(again.messages), again.calls, again.messages[0]._attempts) == ([0], 2, 0)
+    task.answer(COMMIT, auto=False)
+    task.answer()
+    task.to(Done)
+    assert task.log == ["check", "0-1 #1", "1-2 #1", "suspend 0.25", "check", "0-1 #2", "1-2 #2", "2-3 #1"]
+    assert task.rows() == [(0, "SUCCESS", 2), (1, "COMMIT", 2), (2, "SUCCESS", 1)]
+    assert task.outcomes[0].seconds == 3.0
+
+
+def test_an_answer_counts_with_the_auto_commit_that_the_listener_left() -> None:
+    task = Task(range(2))
+    batch = task.to(Consume).batch
+    context = ConsumeOrderlyContext(QUEUE)
+    context.auto_commit = False
+    assert task.engine.consumed(batch, Answer(SUCCESS, None, context), task.now) == []
+    # The next call's context starts with auto-commit on, and commits both.
+    task.answer()
+    assert task.rows() == [(0, "SUCCESS", 1), (1, "SUCCESS", 1)]
+
+
+@pytest.mark.parametrize(("status", "error"), [(None, None), (None, "ValueError: no"), (SUSPEND, None)])
+def test_none_and_exceptions_count_as_suspend(status: ConsumeOrderlyStatus | None, error: str | None) -> None:
+    task = Task([0])
+    task.answer(status, error=error, takes=0.25)
+    task.answer(takes=0.5)
+    task.to(Done)
+    assert task.log == ["check", "0-1 #1", "suspend 1", "check", "0-1 #2"]
+    text = error or "the listener answered SUSPEND_CURRENT_QUEUE_A_MOMENT"
+    assert task.outcomes == [Outcome(0, 1, None, "SUCCESS", 2, 0.75, text)]
+
+
+def test_the_listener_chooses_the_suspension() -> None:
+    task = Task([0], suspend_current_queue_time_millis=20)
+    task.answer(SUSPEND)
+    task.answer(SUSPEND, suspend=3000)
+    task.answer(SUSPEND, suspend=99_999)
+    task.answer()
+    assert [line for line in task.log if "suspend" in line] == ["suspend 0.02", "suspend 3", "suspend 30"]
+
+
+# -- retries and dead letters ------------------------------------------------------------------------------------------------
+
+
+def test_the_batch_is_retried_as_a_whole() -> None:
+    task = Task(range(9), batch=3)
+    task.answer()
+    for retries in range(4):
+        batch = task.answer(None)
+        assert [(one._offset, one._attempts) for one in batch.messages] == [(at, retries + 1) for at in (3, 4, 5)]
+    task.answer()
+    assert offsets(task.answer().messages) == [6, 7, 8]
+
+
+def test_a_message_is_put_to_the_listener_17_times_by_default() -> None:
+    task = Task(range(2))
+    for _ in range(17):
+        task.answer(None, error="boom")
+    [letter] = task.letters()
+    assert (letter._error, letter._attempts, letter._offset) == ("boom", 17, 0)
+    assert task.rows() == [(0, "DEAD_LETTER", 17)]
+    assert task.outcomes[0].error == "boom"
+
+
+def test_a_batch_is_dead_lettered_when_all_its_messages_have_reached_the_maximum() -> None:
+    # The message of the batch that was retried least decides.
+    task = Task({0: 9, 1: 2, 2: 5, 3: 5, 4: 0, 5: 3}, batch=3, max_reconsume_times=3)
+    task.answer(None)
+    task.answer(None)
+    task.letters()
+    for _ in range(4):
+        task.answer(None)
+    task.letters()
+    task.to(Done)
+    assert task.rows() == [(at, "DEAD_LETTER", 2 if at < 3 else 4) for at in range(6)]
+
+
+def test_a_maximum_of_zero_dead_letters_at_once_and_of_minus_one_never() -> None:
+    task = Task([0], max_reconsume_times=0)
+    task.answer(None)
+    task.letters()
+    task.to(Done)
+    forever = Task({0: 1000}, max_reconsume_times=-1)
+    for _ in range(100):
+        forever.answer(None)
+    assert isinstance(forever.to(Consume), Consume)
+
+
+def test_only_when_its_dead_letters_are_written_the_queue_goes_on() -> None:
+    task = Task(range(2), max_reconsume_times=1)
+    task.answer(None)
+    task.answer(None)
+    assert isinstance(task.engine.next(task.now), DeadLetter)
+    assert isinstance(task.engine.next(task.now + 5), DeadLetter)
+    assert task.outcomes == []
+    task.letters()
+    assert offsets(task.answer().messages) == [1]
+    task.to(Done)
+    assert task.rows() == [(0, "DEAD_LETTER", 2), (1, "SUCCESS", 1)]
+
+
+def test_a_dead_letter_write_that_fails_is_tried_again_without_a_call_and_nothing_overtakes_it() -> None:
+    task = Task(range(2), max_reconsume_times=0, suspend_current_queue_time_millis=500)
+    task.answer(None, error="boom")
+    for _ in range(3):
+        task.letters(ok=False, error="disk full")
+    task.letters()
+    task.answer()
+    task.to(Done)
+    assert task.log == ["check", "0-1 #1", *["letters 0-1", "check", "suspend 0.5"] * 3, "letters 0-1", "1-2 #1"]
+    assert task.rows() == [(0, "DEAD_LETTER", 1), (1, "SUCCESS", 1)]
+    assert task.outcomes[0].error == "boom"
+    [warning] = task.engine.warnings
+    assert "disk full" in warning
+
+
+def test_dead_letters_without_auto_commit_settle_their_batch_and_no_other() -> None:
+    task = Task(range(3), max_reconsume_times=0)
+    task.answer(auto=False)
+    task.answer(None, auto=False)
+    task.letters()
+    task.answer(ROLLBACK, auto=False)
+    # What was dead-lettered does not come back; what was taken before does.
+    assert [offsets(task.answer(status, auto=False).messages) for status in (SUCCESS, COMMIT)] == [[0], [2]]
+    task.to(Done)
+    assert task.rows() == [(1, "DEAD_LETTER", 1), (0, "SUCCESS", 2), (2, "COMMIT", 2)]
+
+
+def test_dead_letters_at_the_end_of_the_range_leave_nothing_uncommitted() -> None:
+    task = Task(range(2), max_reconsume_times=0)
+    task.answer(COMMIT, auto=False)
+    task.answer(None, auto=False)
+    task.letters()
+    task.to(Done)
+
+
+# -- the end of the range ----------------------------------------------------------------------------------------------------
+
+
+def test_messages_taken_and_not_committed_at_the_end_of_the_range_fail_the_task() -> None:
+    task = Task(range(10, 13))
+    task.answer()
+    task.answer(auto=False)
+    task.answer(auto=False)
+    with pytest.raises(
+        ListenerError, match="^.ORDEREDMQ_LISTENER.UNCOMMITTED. 2 messages of queue .*orders.* 11 to 12"
+    ) as raised:
+        task.to(Done)
+    assert raised.value.condition == "ORDEREDMQ_LISTENER.UNCOMMITTED"
+    assert "answer COMMIT" in raised.value.message
+    assert "\n" not in raised.value.message
+
+
+def test_more_than_the_threshold_may_stay_taken() -> None:
+    task = Task(*(range(at, at + 500) for at in range(0, 3000, 500)), batch=500)
+    for _ in range(5):
+        task.answer(auto=False)
+        assert not task.engine.full
+    task.answer(COMMIT, auto=False)
+    task.to(Done)
+    assert len(task.rows()) == 3000
+
+
+# -- lock and drop -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_lock_is_checked_at_the_start_and_before_a_retry_if_the_last_check_is_a_second_old() -> None:
+    task = Task([0])
+    task.answer(SUSPEND, takes=0.1)
+    task.answer(SUSPEND, takes=0.1, suspend=700)
+    task.answer()
+    assert task.log == ["check", "0-1 #1", "suspend 1", "check", "0-1 #2", "suspend 0.7", "0-1 #3"]
+
+
+def test_news_of_the_lock_prolong_its_trust_and_do_not_replace_the_first_check() -> None:
+    task = Task(range(3))
+    task.engine.lock(True, task.now)
+    task.answer(takes=25.0)
+    task.engine.lock(True, task.now)
+    task.answer(SUSPEND, takes=25.0)
+    task.answer()
+    assert task.log == ["check", "0-1 #1", "1-2 #1", "suspend 1", "check", "1-2 #2"]
+
+
+def test_a_lock_that_was_not_confirmed_for_30_s_is_checked_before_dead_letters_too() -> None:
+    task = Task([0], max_reconsume_times=0)
+    task.answer(None, takes=31.0)
+    assert task.engine.next(task.now) == CheckLock()
+    task.letters()
+    task.to(Done)
+
+
+def lose(engine: QueueEngine) -> None:
+    engine.lock(False, 0.0)
+
+
+@pytest.mark.parametrize(("how", "text"), [(lose, "was lost"), (QueueEngine.drop, "was dropped")])
+@pytest.mark.parametrize("status", [SUCCESS, SUSPEND, None])
+@pytest.mark.parametrize("most", [0, 16])
+def test_a_lock_lost_or_a_queue_dropped_stops_the_task_before_its_next_message(
+    how: Callable[[QueueEngine], None], text: str, status: ConsumeOrderlyStatus | None, most: int
+) -> None:
+    task = Task(range(3), max_reconsume_times=most)
+    task.answer()
+    batch = task.to(Consume).batch
+    how(task.engine)
+    # The listener's answer is still taken, and nothing follows: no suspension, no dead letter, no message.
+    task.engine.consumed(batch, answer(status), task.now)
+    for _ in range(2):
+        with pytest.raises(LockError, match=f"ORDEREDMQ_LOCK.LOST.*orders.*{text}") as raised:
+            task.engine.next(task.now)
+    assert "restart" in raised.value.message
+
+
+def test_a_lock_that_is_lost_at_a_check_stops_the_task() -> None:
+    task = Task(range(3))
+    assert task.to(CheckLock) == CheckLock()
+    task.engine.lock(False, task.now)
+    with pytest.raises(LockError):
+        task.engine.next(task.now)
+    task.engine.lock(True, task.now)
+    with pytest.raises(LockError):
+        task.engine.next(task.now)
+
+
+def test_an_error_becomes_a_text_that_can_be_stored() -> None:
+    task = Task([0])
+    task.answer(None, error="bad \udc80 \x01\x02" + "é" * MAX_ERROR_BYTES)
+    task.answer()
+    error = task.outcomes[0].error
+    assert error is not None
+    assert error.startswith("bad ?   éé")
+    assert len(error.encode()) <= MAX_ERROR_BYTES
+    assert clip("ééé", 5) == "éé"
+
+
+# -- random lives ------------------------------------------------------------------------------------------------------------
+
+
+class Machine(RuleBasedStateMachine):
+    """The engine against lists: ``todo`` (offsets in order), ``taken`` batches, ``decided`` offsets, and ``dying`` ones.
+
+    ``cell``: the batch that an offset belongs to: which one it is, and how many messages before it did not come.
+    """
+
+    @initialize(batch=st.integers(1, 4), most=st.integers(-1, 3))
+    def begin(self, batch: int, most: int) -> None:
+        self.batch, self.most = batch, most
+        self.now = 0.0
+        self.engine = QueueEngine(QUEUE, OrderPerQueue(batch, max_reconsume_times=most), self.now)
+        self.sent: list[int] = []
+        self.cell: dict[int, tuple[int, int]] = {}
+        self.came = self.skipped = 0
+        self.closed = False
+        self.todo: list[int] = []
+        self.taken: list[list[int]] = []
+        self.dying: list[int] = []
+        self.auto = True
+        self.failed: dict[int, int] = {}
+        self.calls: dict[int, int] = {}
+        self.outcomes: list[Outcome] = []
+        self.decided: list[int] = []
+
+    def fresh(self, gap: int, retried: list[int], skipped: int) -> list[Message]:
+        """Messages after a gap of offsets, and after messages that earlier attempts have settled."""
+        self.came += skipped
+        self.skipped += skipped
+        begin = (self.sent[-1] + 1 if self.sent else 0) + gap + skipped
+        made = [message(begin + n, number=self.came + n, attempts=count) for n, count in enumerate(retried)]
+        self.came += len(made)
+        for one in made:
+            self.sent.append(one._offset)
+            self.todo.append(one._offset)
+            self.cell[one._offset] = one._number // self.batch, self.skipped
+            self.failed[one._offset] = one._attempts
+        return made
+
+    @precondition(lambda self: not self.closed)
+    @rule(gap=st.integers(0, 2), retried=st.lists(st.integers(0, 2), max_size=7), skipped=st.sampled_from([0, 0, 1, 3]))
+    def put(self, gap: int, retried: list[int], skipped: int) -> None:
+        self.engine.put(self.fresh(gap, retried, skipped))
+
+    @precondition(lambda self: not self.closed and len(self.sent) > 15)
+    @rule()
+    def close(self) -> None:
+        self.engine.close()
+        self.closed = True
+
+    @rule(seconds=st.sampled_from([0.001, 0.5, 2.0, 40.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(
+        status=st.sampled_from([SUCCESS, SUCCESS, COMMIT, ROLLBACK, SUSPEND, None]),
+        auto=st.booleans(),
+        written=st.sampled_from([True, True, False]),
+        takes=st.sampled_from([0.0, 0.01, 25.0]),
+    )
+    def step(self, status: ConsumeOrderlyStatus | None, auto: bool, written: bool, takes: float) -> None:
+        if self.uncommitted():
+            self.fails()
+            return
+        self.act(status, auto, written, takes)
+
+    def act(self, status: ConsumeOrderlyStatus | None, auto: bool, written: bool, takes: float) -> bool:
+        """Carry out the next action. Return whether the range is done."""
+        match self.engine.next(self.now):
+            case Consume(batch):
+                found = offsets(batch.messages)
+                assert not self.dying
+                assert found == next(list(cell) for _, cell in groupby(self.todo, self.cell.__getitem__))
+                cell, run = self.cell[found[0]]
+                whole = self.came >= (cell + 1) * self.batch or run < self.cell[self.sent[-1]][1]
+                assert self.closed or whole, "the batch is not complete"
+                assert batch.calls == self.calls.get(found[0], 0)
+                self.calls |= dict.fromkeys(found, batch.calls + 1)
+                del self.todo[: len(found)]
+                self.now += takes
+                self.outcomes += self.engine.consumed(batch, answer(status, auto=auto), self.now)
+                self.answered(found, status, auto)
+            case DeadLetter(messages):
+                assert offsets(messages) == self.dying
+                self.outcomes += self.engine.dead_lettered(written, None if written else "no room", self.now)
+                if written:
+                    self.dying, dead = [], self.dying
+                    self.committed(dead) if self.auto else self.decided.extend(dead)
+            case Suspend(seconds):
+                assert 0 < seconds <= 30
+                self.now += seconds
+            case CheckLock():
+                self.engine.lock(True, self.now)
+            case Pull():
+                assert not self.closed
+                self.engine.put(self.fresh(0, [0, 1], 0))
+            case Done():
+                assert self.closed
+                assert not self.todo
+                assert not self.taken
+                assert sorted(self.decided) == self.sent
+                return True
+            case action:
+                raise AssertionError(f"unexpected {action}")
+        return False
+
+    def answered(self, batch: list[int], status: ConsumeOrderlyStatus | None, auto: bool) -> None:
+        if auto and status in (SUCCESS, COMMIT, ROLLBACK):
+            self.committed(batch)
+        elif status is SUCCESS:
+            self.taken.append(batch)
+        elif status is COMMIT:
+            self.committed(batch)
+        elif status is ROLLBACK:
+            self.todo = [offset for held in self.taken for offset in held] + batch + self.todo
+            self.taken = []
+        else:
+            for offset in batch:
+                self.failed[offset] += 1
+            if 0 <= self.most < min(self.failed[offset] for offset in batch):
+                self.dying, self.auto = batch, auto
+            else:
+                self.todo = batch + self.todo
+
+    def committed(self, batch: list[int]) -> None:
+        self.decided += [*(offset for held in self.taken for offset in held), *batch]
+        self.taken = []
+
+    def uncommitted(self) -> bool:
+        return self.closed and not self.todo and not self.dying and bool(self.taken)
+
+    def fails(self) -> None:
+        """The end of the range with something taken."""
+        while True:
+            try:
+                action = self.engine.next(self.now)
+            except ListenerError:
+                return
+            assert isinstance(action, CheckLock | Suspend)
+            self.now += 30
+            self.engine.lock(True, self.now)
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        covered = [[at for at in self.sent if one.begin <= at < one.end] for one in self.outcomes]
+        assert [at for batch in covered for at in batch] == self.decided
+        assert all(one.attempts == self.calls[at] for one, batch in zip(self.outcomes, covered, strict=True) for at in batch)
+        # Nothing lost, nothing twice.
+        assert sorted([*self.decided, *self.todo, *self.dying, *(o for held in self.taken for o in held)]) == self.sent
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.engine.close()
+        self.closed = True
+        while not self.uncommitted():
+            if self.act(SUCCESS, True, True, 0.0):
+                return
+        self.fails()
+
+
+Machine.TestCase.settings = settings(stateful_step_count=60)
+TestMachine = Machine.TestCase
