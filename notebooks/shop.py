@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from orderedmq.broker import Broker
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.tools.group_state import group_queues
 from orderedmq.tools.parked import LotReader
 
@@ -100,9 +101,17 @@ def what_orderedmq_said(error: PySparkException, names: Mapping[str, str] | None
     return re.sub(r"\b[0-9a-f]{32}\b", lambda found: (names or {}).get(found[0], found[0][:6]), line)
 
 
-def next_of(offset: str) -> Mapping[str, Any]:
-    """Return the next offset of each queue from an offset in Spark's progress report."""
-    return json.loads(offset)["next"]
+def next_of(offset: str) -> dict[int, int]:
+    """Return the next offset of each queue of a topic, by its number, from an offset in Spark's progress report."""
+    brokers = (broker for topic in json.loads(offset)["next"].values() for broker in topic.values())
+    return {int(queue): following for queues in brokers for queue, following in queues.items()}
+
+
+def local_cluster(folder: Path) -> Cluster:
+    """Start RocketMQ's servers in a folder; ``stop()`` ends them."""
+    servers = Cluster(folder)
+    servers.start()
+    return servers
 
 
 def owner_of(query: StreamingQuery) -> str:

@@ -1,9 +1,9 @@
 """Ordered message queues with the semantics of RocketMQ's ordered messages, for Spark Structured Streaming.
 
 ``spark.readStream.format("orderedmq")`` and ``df.writeStream.format("orderedmq")`` need no import. This module has the rest:
-``connect`` opens a connection to a broker, ``Producer`` writes messages from Python, ``prepare_spark`` sets up Java and Python
-for Spark, ``tuned`` also lets a session start sooner, ``register`` makes the format known where Spark cannot find it.
-``OrderedMQError`` is the base of all errors.
+``connect`` opens a connection to a broker, whose methods take ``MessageQueue`` and ``Order``; ``Producer`` writes messages from
+Python, ``prepare_spark`` sets up Java and Python for Spark, ``tuned`` also lets a session start sooner, ``register`` makes the
+format known where Spark cannot find it. ``OrderedMQError`` is the base of all errors.
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ from orderedmq.errors import OrderedMQError
 
 if TYPE_CHECKING:
     from orderedmq.connections import connect
+    from orderedmq.core.parking import Order
     from orderedmq.endpoint import Credentials, TlsOptions
     from orderedmq.java import prepare_spark
+    from orderedmq.model import MessageQueue
     from orderedmq.startup.tuning import tuned
     from orderedmq.tools.producer import Producer
 
 __version__ = "0.1.0"
-__all__ = ["Credentials", "OrderedMQError", "Producer", "TlsOptions", "connect", "prepare_spark", "register", "tuned"]
+__all__ = [
+    "Credentials", "MessageQueue", "Order", "OrderedMQError", "Producer", "TlsOptions", "connect", "prepare_spark", "register", "tuned",
+]  # fmt: skip
 
 #: Names that are loaded on first use: they import pyarrow, which Spark's look-up of data sources should not load.
 _HOMES = {
     "connect": "orderedmq.connections",
+    "MessageQueue": "orderedmq.model",
+    "Order": "orderedmq.core.parking",
     "Producer": "orderedmq.tools.producer",
     "prepare_spark": "orderedmq.java",
     "tuned": "orderedmq.startup.tuning",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.util
+import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +17,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
+import ordered_sink
+import ordered_source
 import orderedmq
 from ordered_source import LagListener
 from orderedmq.cli import COMMANDS, GROUPS, app, load
@@ -180,6 +184,35 @@ def test_a_snippet_is_python_and_is_run_by_a_test(path: Path) -> None:
         if one.tested:
             file, _, test = one.tested.partition("::")
             assert f"def {test}(" in (ROOT / file).read_text(), one.tested
+
+
+def user_code() -> Iterator[tuple[str, str]]:
+    """What users copy: the snippets of the documents, the cells of the notebooks, the examples; each with its place."""
+    for path in DOCUMENTS:
+        for one in snippets(path):
+            yield f"{path.name}:{one.line}", one.code
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for number, cell in enumerate(json.loads(path.read_text())["cells"]):
+            if cell["cell_type"] == "code":
+                yield f"{path.name}, cell {number}", "".join(cell["source"])
+    for path in sorted((ROOT / "examples").rglob("*.py")):
+        yield str(path), path.read_text()
+
+
+def test_what_users_copy_imports_public_names_of_the_three_packages() -> None:
+    packages = {one.__name__: one for one in (orderedmq, ordered_source, ordered_sink)}
+    imported = set()
+    for place, code in user_code():
+        for node in ast.walk(ast.parse(code)):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                if name.partition(".")[0] in packages:
+                    assert name in packages, f"{place} imports {name}"
+                    imported.add(name)
+            if isinstance(node, ast.ImportFrom) and node.module in packages:
+                assert {alias.name for alias in node.names} <= set(packages[node.module].__all__), place
+    assert imported == set(packages)
 
 
 def test_no_document_names_a_folder_of_its_authors_machine() -> None:
