@@ -20,8 +20,8 @@ from bench.measure import Bench, interleaved
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerKey, OrderPerQueue, consume_orderly
 from orderedmq.broker import Broker
 from orderedmq.core.lock import LockToken
-from orderedmq.core.parking import Put, Ticket
 from orderedmq.model import MessageQueue
+from orderedmq.parking.rules import Put, Ticket
 
 QUEUES: Final = 4
 SCHEMA: Final = (

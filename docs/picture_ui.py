@@ -42,7 +42,7 @@ from dataclasses import replace
 from orderedmq.core.dead_letters import dead_letter_properties
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Subscription
-from orderedmq.core.parking import Put, Ticket
+from orderedmq.parking.rules import Put, Ticket
 from orderedmq.model import PRODUCER_SCHEMA
 path, name, first, last, speed, alone = *sys.argv[1:3], *map(int, sys.argv[3:])
 with orderedmq.connect(path) as broker:

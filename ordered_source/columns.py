@@ -60,7 +60,7 @@ COLUMN_TYPES: Final[dict[str, DataType]] = {
 
 
 class LotPlace(NamedTuple):
-    """A parked message's position in the parking lot, and the contents of its ticket (`core.parking.Ticket`).
+    """A parked message's position in the parking lot, and the contents of its ticket (`parking.rules.Ticket`).
 
     ``place``: its offset in the lot. ``attempts``: failed calls of the listener. ``puts``: how often it was parked after a failure.
     ``due``: ms since 1970, BEHIND, HELD or DROPPED.

@@ -20,11 +20,11 @@ from orderedmq.core.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.core.offsets import Checkpoint, offsets_to_json
 from orderedmq.core.ownership import Commit, Lock, Owner, Policy, Unlock
-from orderedmq.core.parking import companion, is_parked
 from orderedmq.core.strategies import Members, divided
 from orderedmq.errors import FORMER_RUN, GroupError, LockError, lost
-from orderedmq.model import MessageQueue, is_retry
+from orderedmq.model import MessageQueue, is_parked, is_retry
 from orderedmq.options.source import SourceOptions
+from orderedmq.parking.rules import companion
 
 log = logging.getLogger("orderedmq")
 

@@ -12,10 +12,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
-from ordered_source import data_loss, parked_reader
+from ordered_source import data_loss
 from ordered_source.columns import LOCK_TOKEN, TICKET, TICKET_TYPE, conform
-from ordered_source.parked_reader import LotSpan
-from ordered_source.read_context import ReadContext
+from ordered_source.read_context import LotPlan, ReadContext
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import DataLossCondition
 from orderedmq.connections import kept
@@ -26,6 +25,9 @@ from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, TopicError, lost, topic_deleted
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.parking import reading
+from orderedmq.parking.lot import RESTORE_COLUMNS, Lot, restore
+from orderedmq.pulls import pulls
 
 log = logging.getLogger("orderedmq")
 
@@ -35,6 +37,25 @@ PULL_BYTES: Final = 16 * 1024 * 1024
 CHECK_INTERVAL: Final = 5.0
 #: The columns that brokers do not have.
 _OWN: Final = frozenset((LOCK_TOKEN, TICKET))
+
+
+@dataclass(frozen=True)
+class LotSpan:
+    """The range [``begin``, ``end``) of a parking lot that a task reads before its range of the queue.
+
+    It is empty unless the lot was planned; ``begin`` then is the group's offset in it. ``token`` is the lot's own
+    (`parking.rules.companion`), ``room`` the number of messages above which no key is parked any more.
+    """
+
+    queue: MessageQueue
+    begin: int
+    end: int
+    token: LockToken
+    room: int
+
+    def plan(self, q_begin: int) -> LotPlan:
+        """Return what a row's lock_token says of this range, for a range of the queue that begins at ``q_begin``."""
+        return LotPlan(q_begin, self.begin, self.end, self.room)
 
 
 @dataclass
@@ -81,7 +102,7 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
     source = broker.log.reading(partition.pull_settings)
     checked = time.monotonic()
     if lot is not None and text is not None:
-        for rows in parked_reader.read(source, lot, partition.queue, columns, text, partition.pull_batch_size, PULL_BYTES):
+        for rows in _read_lot(source, lot, partition.queue, columns, text, partition.pull_batch_size, PULL_BYTES):
             yield conform(rows, schema)
             checked = _check_again(broker, partition, checked)
     position = partition.begin
@@ -98,6 +119,28 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
             yield conform(_with_own(batch, columns, text), schema)
         position = after
         checked = _check_again(broker, partition, checked)
+
+
+def _read_lot(
+    log: Log, span: LotSpan, queue: MessageQueue, columns: tuple[str, ...], text: str, max_messages: int, max_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of the range as they were sent to ``queue``, with ``columns``. ``text`` is the queue's lock_token.
+
+    It reads the range twice: an order that lies at its end concerns messages at its beginning. Raises as `pulls`, also if the
+    user accepts losses: without its parked messages a key's order is not known.
+    """
+    lot = Lot(span.begin)
+    reading.read(log, lot, span.queue, span.end)
+    for rows in pulls(log, span.queue, span.begin, span.end, max_messages, max_bytes, RESTORE_COLUMNS):
+        messages, tickets = restore(rows, queue, lot)
+        if not messages.num_rows:
+            continue
+        own = {LOCK_TOKEN: pa.repeat(text, messages.num_rows)}
+        if TICKET in columns:
+            each = [(place, one.attempts, one.puts, one.due, one.error) for place, one in tickets]
+            own[TICKET] = pa.array(each, TICKET_TYPE)
+        arrays = [own[name] if name in own else messages.column(name) for name in columns]
+        yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 def _pull(

@@ -13,11 +13,11 @@ from orderedmq.broker import Broker, Log, QueueBounds, TopicInfo
 from orderedmq.concise import concise
 from orderedmq.conditions import OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.connections import reach
-from orderedmq.core.parking import parked_topic
 from orderedmq.errors import OffsetError, OptionError, RocketMQError, TopicError
 from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX, MessageQueue
 from orderedmq.options.offsets_json import EARLIEST, LATEST
 from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
+from orderedmq.parking.rules import parked_topic
 
 log = logging.getLogger("orderedmq")
 

@@ -26,9 +26,8 @@ from ordered_source.admission import Admission
 from ordered_source.anchors import Anchors
 from ordered_source.columns import chosen_columns
 from ordered_source.group_session import Session
-from ordered_source.parked_reader import LotSpan
-from ordered_source.parking_lots import NO_LOTS, BatchLots, ParkingLots, require_none, without_lots
-from ordered_source.partition_reader import QueuePartition
+from ordered_source.lot_planner import NO_LOTS, BatchLots, LotPlanner, require_none, without_lots
+from ordered_source.partition_reader import LotSpan, QueuePartition
 from ordered_source.positions import Positions
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker
@@ -36,10 +35,10 @@ from orderedmq.concise import concise_calls
 from orderedmq.conditions import OffsetCondition
 from orderedmq.connections import reach
 from orderedmq.core.offsets import Checkpoint, offsets_to_json, ranges
-from orderedmq.core.parking import companion, is_parked
 from orderedmq.errors import OffsetError, TopicError
-from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.model import MessageQueue, OffsetRange, is_parked
 from orderedmq.options.source import SourceOptions
+from orderedmq.parking.rules import companion
 
 #: Seconds between two polls of an idle query, at a broker that cannot report whether anything changed.
 POLL_INTERVAL: Final = 0.05
@@ -55,7 +54,7 @@ class QueryRun:
         self.owner = self.session.owner(owner_id)
         self.positions = Positions(broker, options, self.session, watch)
         log = broker.log.reading(options.pull_settings)
-        self.lots = None if options.parking_lot is None else ParkingLots(log, options.parking_lot)
+        self.lots = None if options.parking_lot is None else LotPlanner(log, options.parking_lot)
 
 
 @concise_calls

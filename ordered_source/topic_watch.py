@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from ordered_source import data_loss, plan
-from ordered_source.parking_lots import without_lots
+from ordered_source.lot_planner import without_lots
 from orderedmq.broker import Broker, TopicInfo
 from orderedmq.conditions import DataLossCondition, TopicCondition
 from orderedmq.core.offsets import Checkpoint

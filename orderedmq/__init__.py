@@ -15,10 +15,10 @@ from orderedmq.errors import OrderedMQError
 
 if TYPE_CHECKING:
     from orderedmq.connections import connect
-    from orderedmq.core.parking import Order
     from orderedmq.endpoint import Credentials, TlsOptions
     from orderedmq.java import prepare_spark
     from orderedmq.model import MessageQueue
+    from orderedmq.parking.rules import Order
     from orderedmq.startup.tuning import tuned
     from orderedmq.tools.producer import Producer
 
@@ -31,7 +31,7 @@ __all__ = [
 _HOMES = {
     "connect": "orderedmq.connections",
     "MessageQueue": "orderedmq.model",
-    "Order": "orderedmq.core.parking",
+    "Order": "orderedmq.parking.rules",
     "Producer": "orderedmq.tools.producer",
     "prepare_spark": "orderedmq.java",
     "tuned": "orderedmq.startup.tuning",

@@ -2,7 +2,7 @@
 
 Rules: source and sink use only this interface, and never branch on the kind of broker (``Capabilities`` says what differs by
 nature). Every mutation of a group carries the lock token under which it is made. The token of a parking lot is guarded by the
-lock of its queue (`core.parking.guarding`): a broker compares that lock's epochs. tests/contract checks each broker.
+lock of its queue (`parking.rules.guarding`): a broker compares that lock's epochs. tests/contract checks each broker.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from orderedmq.core.filters import Filter
     from orderedmq.core.membership import Member, Subscription
-    from orderedmq.core.parking import AtSeek, Order, Put
     from orderedmq.core.pull_settings import PullSettings
+    from orderedmq.parking.rules import AtSeek, Order, Put
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class Groups(Protocol):
         """
 
     def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
-        """Park messages of the token's queue, or of its parking lot, in the lot, which is made if it is missing (`core.parking`).
+        """Park messages of the token's queue, or of its parking lot, in the lot, which is made if it is missing (`parking.rules`).
 
         They are copied from the places in ``puts``, in this order, all or none. One that was parked from its place before is left
         as it is; one below the group's offset of its queue was settled before. Return for each whether it lies in the lot now:

@@ -48,7 +48,7 @@ RESERVED_PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX, PARKED_PREFIX)
 #: The property with which a sink marks its messages on a broker that shows them before the batch is committed (RocketMQ). Its
 #: name is short because every message has it.
 SINK_STAMP: Final = "OMQ"
-#: Properties of a message in a parking lot (`core.parking.Ticket`, `core.parking.Order`).
+#: Properties of a message in a parking lot (`parking.rules.Ticket`, `parking.rules.Order`).
 PARKED_OFFSET: Final = "OMQ_PARKED_OFFSET"
 PARKED_ATTEMPTS: Final = "OMQ_PARKED_ATTEMPTS"
 PARKED_PUTS: Final = "OMQ_PARKED_PUTS"
@@ -106,6 +106,11 @@ class MessageQueue(NamedTuple):
 def is_retry(queue: MessageQueue) -> bool:
     """Whether the queue belongs to a group's retry topic."""
     return queue.topic.startswith(RETRY_PREFIX)
+
+
+def is_parked(queue: MessageQueue) -> bool:
+    """Whether the queue is a parking lot, of any group."""
+    return queue.topic.startswith(PARKED_PREFIX)
 
 
 def java_order(text: str) -> bytes:

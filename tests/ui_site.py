@@ -21,8 +21,8 @@ from orderedmq.broker import Broker
 from orderedmq.core.dead_letters import dead_letter_properties
 from orderedmq.core.lock import Client, LockToken
 from orderedmq.core.membership import Subscription
-from orderedmq.core.parking import Put, Ticket
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.parking.rules import Put, Ticket
 from orderedmq.ui.app import make_app
 from orderedmq.ui.connections import Limits
 from orderedmq.ui.guard import Rules

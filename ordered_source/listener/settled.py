@@ -7,13 +7,13 @@ from itertools import groupby
 from typing import Final
 
 from ordered_source.read_context import LotPlan
-from orderedmq import lots
 from orderedmq.broker import Broker
 from orderedmq.core.lock import LockToken
-from orderedmq.core.parked_rows import Lot
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.listening.engine import NO_BOUND, LotView, Message, Outcome
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
+from orderedmq.parking import reading
+from orderedmq.parking.lot import Lot
 
 #: The lots that this process has read: of (broker, group, queue), under the lock of that epoch.
 _LOTS: Final[dict[tuple[str, str, MessageQueue], tuple[int, Lot]]] = {}
@@ -46,12 +46,12 @@ class Settled:
         epoch, lot = _LOTS.get(name, (-1, None))
         # Read as the group: the account may have no right to read under another name.
         log = broker.log.reading(PullSettings(token.group))
-        end = lots.end_of(log, parked)
+        end = reading.end_of(log, parked)
         if lot is None or epoch != token.epoch or lot.begin != plan.end or lot.end > end:
             lot = Lot(plan.end)
         # It is noted once it is complete, because a read that fails may have come half way.
         _LOTS.pop(name, None)
-        lots.read(log, lot, parked, end)
+        reading.read(log, lot, parked, end)
         _LOTS[name] = token.epoch, lot
         spans = [*runs(sorted(offset for offset in planned if offset < plan.q_begin)), OffsetRange(plan.q_begin, MAX_OFFSET)]
         return cls(lot, plan, broker.groups.letters(token, spans))

@@ -30,7 +30,6 @@ from ordered_source.listener.tracing import NO_TRACING, Tracing
 from ordered_source.read_context import ReadContext, TaskLock
 from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition, SchemaCondition
-from orderedmq.core.parking import BEHIND, DELAY_LEVELS, DROPPED, HELD, Put, Ticket, companion, delay
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import DataLossError, GroupError, LockError, OptionError, OrderedMQError, SchemaError
 from orderedmq.listening.engine import (
@@ -51,6 +50,7 @@ from orderedmq.listening.engine import (
 )
 from orderedmq.listening.listener import Answer, ConsumeMessageHook, call
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
+from orderedmq.parking.rules import BEHIND, DELAY_LEVELS, DROPPED, HELD, Put, Ticket, companion, delay
 from orderedmq.schema import TIMESTAMP_TYPE
 
 log = logging.getLogger("orderedmq")

@@ -14,8 +14,8 @@ from orderedmq.cli.groups import Group
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import WHOLE, Column, Full, Shell, command, commands
 from orderedmq.cli.topics import Yes
-from orderedmq.core.parking import OrderAction
 from orderedmq.model import MessageQueue, check_group
+from orderedmq.parking.rules import OrderAction
 from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
 from orderedmq.tools.readable import duration, moment, number, one_line, shortened
 

@@ -18,9 +18,8 @@ from typing import Any, Final, NamedTuple
 
 from orderedmq.conditions import OffsetCondition
 from orderedmq.core.offsets import Checkpoint, offsets_from_json
-from orderedmq.core.parking import is_parked
 from orderedmq.errors import OffsetError
-from orderedmq.model import MessageQueue
+from orderedmq.model import MessageQueue, is_parked
 
 #: How PySpark writes a missing offset: nothing, Java's null as str(None) (classic), JSON's null (Connect).
 _MISSING: Final = (None, "", "None", "null")

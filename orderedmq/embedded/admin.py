@@ -11,8 +11,6 @@ from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo,
 from orderedmq.conditions import OptionCondition
 from orderedmq.core import lock as rules
 from orderedmq.core.membership import present
-from orderedmq.core.parking import AtSeek, Order, leader_of, origin
-from orderedmq.core.parking_errors import delete_with_parked, is_parking_lot, lot_in_use, lot_of_a_query, seek_with_parked
 from orderedmq.embedded import dead_letters, groups, index, layout, parking_lots, runs
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
@@ -31,6 +29,17 @@ from orderedmq.errors import (
     topic_exists,
 )
 from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MessageQueue, check_group, check_queue_count, check_topic
+from orderedmq.parking.rules import (
+    AtSeek,
+    Order,
+    delete_with_parked,
+    is_parking_lot,
+    leader_of,
+    lot_in_use,
+    lot_of_a_query,
+    origin,
+    seek_with_parked,
+)
 
 
 class EmbeddedAdmin:

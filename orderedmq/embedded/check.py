@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from orderedmq.broker import TopicInfo
 from orderedmq.conditions import StoreCondition
-from orderedmq.core.parking import leader_of, origin
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import formats, layout, pages, seal, verify
 from orderedmq.embedded.broker import EmbeddedBroker
@@ -28,6 +27,7 @@ from orderedmq.embedded.store import MAP_SIZE, Store
 from orderedmq.embedded.transaction import WRITTEN
 from orderedmq.errors import StoreError
 from orderedmq.model import DEAD_LETTER_PREFIX, PARKED_PREFIX, MessageQueue
+from orderedmq.parking.rules import leader_of, origin
 
 
 @dataclass

@@ -10,7 +10,6 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.core import lock as rules
 from orderedmq.core.lock import LOCK_LIFE, Client, LockToken, QueueLock, Refusal
 from orderedmq.core.membership import Member, Subscription, present
-from orderedmq.core.parking import Put, guarding, leader_of, parked_queue
 from orderedmq.embedded import dead_letters, layout, parking_lots
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
@@ -18,6 +17,7 @@ from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import LockError, OptionError, lost, not_an_offset
 from orderedmq.model import MessageQueue, OffsetRange, check_group
+from orderedmq.parking.rules import Put, guarding, leader_of, parked_queue
 
 _RESETS = b"reset\0"
 

@@ -1,4 +1,4 @@
-"""Parking lots in the store: parks messages, forgets what is settled, and counts what is parked (rules: core/parking.py).
+"""Parking lots in the store: parks messages, forgets what is settled, and counts what is parked (rules: parking/rules.py).
 
 The database ``parked`` has where each parked message was copied from, so that it is copied once. A record is forgotten when the
 group's offset passes that place. A lot's messages are deleted when the group's offset moves, up to where it was before: the
@@ -13,12 +13,12 @@ from dataclasses import replace
 import pyarrow as pa
 
 from orderedmq.broker import TopicInfo
-from orderedmq.core.parked_rows import LOT_COLUMNS, SOURCE_COLUMNS, Lot, order_rows, to_park
-from orderedmq.core.parking import Order, Put, origin, parked_queue
 from orderedmq.embedded import index, layout
 from orderedmq.embedded.log import append_rows, made, put_queues, rows_at, rows_between, topic_of
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.model import PARKED_PREFIX, MessageQueue
+from orderedmq.parking.lot import LOT_COLUMNS, SOURCE_COLUMNS, Lot, order_rows, to_park
+from orderedmq.parking.rules import Order, Put, origin, parked_queue
 
 
 def put(

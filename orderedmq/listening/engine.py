@@ -200,7 +200,7 @@ class LotView(NamedTuple):
 
     ``capacity``: messages that may be in it. ``planned``: its messages that belong to this micro-batch. The others, by offset in the
     queue: ``places`` has all of them and the place of each in the lot; ``waiting``, by key, those that were parked before this range,
-    and ``attempted`` those that an earlier attempt of this range has parked (`parked_rows.lane_key` makes the keys).
+    and ``attempted`` those that an earlier attempt of this range has parked (`parking.lot.lane_key` makes the keys).
     """
 
     capacity: int = NO_BOUND

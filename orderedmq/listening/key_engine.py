@@ -30,11 +30,11 @@ from typing import ClassVar, Literal
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.core.dead_letters import MAX_ERROR_BYTES, clip
-from orderedmq.core.parked_rows import lane_key
 from orderedmq.errors import OptionError
 from orderedmq.listening.engine import NO_LOT, Batch, Engine, Lane, LotView, Message, Outcome, OutcomeStatus, Settings, outcomes
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, check_bounds, suspend_seconds
 from orderedmq.model import MessageQueue
+from orderedmq.parking.lot import lane_key
 
 OnExhausted = Literal["dead_letter", "hold"]
 

@@ -15,8 +15,6 @@ from typing import Final, Literal, Self
 from orderedmq.conditions import OptionCondition
 from orderedmq.core.allocate import Allocation
 from orderedmq.core.filters import Filter
-from orderedmq.core.parking import origin
-from orderedmq.core.parking_errors import read_as_a_stream
 from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
@@ -42,6 +40,7 @@ from orderedmq.options.values import (
     parse_topic,
     shown,
 )
+from orderedmq.parking.rules import origin, read_as_a_stream
 
 #: Seconds to try for locks that another client holds. A cluster's locks outlive a killed owner by up to their life, 60 s.
 LOCK_TIMEOUT: Final = 10.0

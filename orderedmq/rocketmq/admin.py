@@ -13,8 +13,6 @@ from functools import partial
 
 from orderedmq.broker import Keep, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.parking import origin
-from orderedmq.core.parking_errors import lot_in_use, lot_of_a_query, lots_left
 from orderedmq.errors import (
     OptionError,
     RocketMQError,
@@ -22,6 +20,7 @@ from orderedmq.errors import (
     topic_exists,
 )
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, check_queue_count, check_topic, missing_topic
+from orderedmq.parking.rules import lot_in_use, lot_of_a_query, lots_left, origin
 from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.messages.topic_changes import await_registration, delete_topic, every_master, queue_counts

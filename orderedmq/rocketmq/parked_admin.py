@@ -1,4 +1,4 @@
-"""What the Admin protocol says of parking lots, over a cluster: orders, counts and deletion (rules: core/parking.py)."""
+"""What the Admin protocol says of parking lots, over a cluster: orders, counts and deletion (rules: parking/rules.py)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from orderedmq.core.parked_rows import Lot, order_rows
-from orderedmq.core.parking import Order, leader_of, origin, parked_queue
-from orderedmq.core.parking_errors import is_parking_lot
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import GroupError, RocketMQError, TopicError
-from orderedmq.lots import read as read_lot
 from orderedmq.model import PARKED_PROPERTIES, MessageQueue
+from orderedmq.parking.lot import Lot, order_rows
+from orderedmq.parking.reading import read as read_lot
+from orderedmq.parking.rules import Order, is_parking_lot, leader_of, origin, parked_queue
 from orderedmq.rocketmq.codec.encode import encode, property_columns
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.offsets import GroupOffsets

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from orderedmq.broker import Broker, LockInfo
-from orderedmq.core.parking import leader_of
 from orderedmq.model import MessageQueue
+from orderedmq.parking.rules import leader_of
 
 K = TypeVar("K", bound=Hashable)
 

@@ -1,6 +1,6 @@
 """The parked messages of a group: finds its parking lots, tells what lies in them, and gives orders to their owners.
 
-Rules: `core.parking`. A lot is read from the group's offset of it to its end, as its owner reads it. The command never moves or
+Rules: `parking.rules`. A lot is read from the group's offset of it to its end, as its owner reads it. The command never moves or
 deletes a parked message: it appends orders, which the owner carries out.
 """
 
@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from orderedmq import lots
 from orderedmq.broker import Broker
 from orderedmq.conditions import GroupCondition, OptionCondition, TopicCondition
-from orderedmq.core.parked_rows import LOT_COLUMNS, Lot, lane_key
-from orderedmq.core.parking import BEHIND, DROPPED, HELD, Order, OrderAction, Ticket, leader_of, origin, parked_queue
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
 from orderedmq.model import PARKED_ORDER, MessageQueue
+from orderedmq.parking import reading
+from orderedmq.parking.lot import LOT_COLUMNS, Lot, lane_key
+from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Order, OrderAction, Ticket, leader_of, origin, parked_queue
 from orderedmq.pulls import pulls
 
 State = Literal["waiting", "held", "dropped"]
@@ -83,7 +83,7 @@ class LotReader:
             lot = self._lots.get((group, queue))
             if lot is None or lot.begin != begin or lot.end > at.max_offset:
                 lot = self._lots[group, queue] = Lot(begin)
-            lots.read(log, lot, queue, at.max_offset)
+            reading.read(log, lot, queue, at.max_offset)
             if lot.messages:
                 yield queue, lot
 
@@ -140,7 +140,7 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
     """Read the lot a second time, for what `Lot` does not keep: the tickets."""
     keys: dict[object, ParkedKey] = {}
     log, parked = broker.log.reading(PullSettings(group)), parked_queue(group, queue)
-    for rows in pulls(log, parked, lot.begin, lot.end, lots.LOT_PULL, lots.LOT_PULL_BYTES, LOT_COLUMNS):
+    for rows in pulls(log, parked, lot.begin, lot.end, reading.LOT_PULL, reading.LOT_PULL_BYTES, LOT_COLUMNS):
         for place, key, properties in zip(*(rows.column(name).to_pylist() for name in LOT_COLUMNS), strict=True):
             noted = dict(properties)
             if PARKED_ORDER in noted:

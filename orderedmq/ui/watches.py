@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any, Final, TypeVar
 
 from orderedmq.broker import Broker, MemberInfo, QueueInfo, TopicInfo
-from orderedmq.core.parked_rows import Lot
 from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue, check_group
+from orderedmq.parking.lot import Lot
 from orderedmq.tools import dead_letters
 from orderedmq.tools.dead_letters import REPLAY_GROUP, LetterCount
 from orderedmq.tools.group_state import GroupQueue, Rates, group_queues

@@ -19,9 +19,9 @@ from orderedmq.broker import SinkBatch
 from orderedmq.cli import app
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Subscription
-from orderedmq.core.parking import BEHIND, HELD, Put, Ticket, companion, parked_topic
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.endpoint import Credentials
+from orderedmq.parking.rules import BEHIND, HELD, Put, Ticket, companion, parked_topic
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.contract.support import locked

@@ -10,9 +10,9 @@ import pytest
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import SourceRun
-from orderedmq.core.parked_rows import LOT_COLUMNS, RESTORE_COLUMNS, Lot, restore
-from orderedmq.core.parking import BEHIND, HELD, Order, Put, Ticket, companion, parked_queue
 from orderedmq.model import MAX_NAME_LENGTH, MESSAGE_SCHEMA, MessageQueue
+from orderedmq.parking.lot import LOT_COLUMNS, RESTORE_COLUMNS, Lot, restore
+from orderedmq.parking.rules import BEHIND, HELD, Order, Put, Ticket, companion, parked_queue
 from tests.contract.support import (
     BIG,
     FakeClock,

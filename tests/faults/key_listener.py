@@ -13,13 +13,13 @@ from typing import Any, Final
 from pyspark import TaskContext
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
-from orderedmq import lots
 from orderedmq.broker import Broker
 from orderedmq.core.dead_letters import ORIGIN_BROKER, ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC
 from orderedmq.core.micro_batch import run_of
-from orderedmq.core.parked_rows import Lot
-from orderedmq.core.parking import parked_queue
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
+from orderedmq.parking import reading
+from orderedmq.parking.lot import Lot
+from orderedmq.parking.rules import parked_queue
 from orderedmq.pulls import pulls
 from tests import event_log
 
@@ -77,7 +77,7 @@ def read_lot(broker: Broker, group: str, queue: MessageQueue) -> Lot:
     """What is parked of a queue now."""
     parked = parked_queue(group, queue)
     lot = Lot(broker.groups.offsets(group, [parked]).get(parked, 0))
-    lots.read(broker.log, lot, parked, lots.end_of(broker.log, parked))
+    reading.read(broker.log, lot, parked, reading.end_of(broker.log, parked))
     return lot
 
 

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Broker
-from orderedmq.core.parking import Order
 from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.parking.rules import Order
 from tests.faults.drivers import WORKER, Driver, send
 from tests.faults.key_listener import CALLS, MOODY, POISON, at_work, judge, read_lot
 

@@ -30,9 +30,9 @@ from orderedmq.cli.top import _view
 from orderedmq.core.dead_letters import dead_letter_properties
 from orderedmq.core.lock import Client, LockToken
 from orderedmq.core.membership import Subscription
-from orderedmq.core.parking import Put, Ticket, companion, parked_queue
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, PRODUCER_SCHEMA, MessageQueue
+from orderedmq.parking.rules import Put, Ticket, companion, parked_queue
 from orderedmq.tools.dead_letters import NOTED, REPLAY_GROUP
 from orderedmq.tools.group_state import Rates
 from orderedmq.tools.seek import Target, parse_target

@@ -24,7 +24,6 @@ from orderedmq import Producer
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import SourceRun
-from orderedmq.core.parking import Put, Ticket, parked_queue
 from orderedmq.embedded import layout
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
@@ -32,6 +31,7 @@ from orderedmq.embedded.layout import Chunk
 from orderedmq.embedded.store import Store
 from orderedmq.errors import DataLossError, StoreFullError
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue
+from orderedmq.parking.rules import Put, Ticket, parked_queue
 from tests.contract.support import BIG, bodies, locked, pull, queues_of, refused, rows, span, state
 
 PROCESSES = mp.get_context("forkserver")

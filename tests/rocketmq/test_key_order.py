@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerKey, consume_orderly
-from orderedmq import lots
-from orderedmq.core.parked_rows import Lot
-from orderedmq.core.parking import Order, parked_queue
+from orderedmq.parking import reading
+from orderedmq.parking.lot import Lot
+from orderedmq.parking.rules import Order, parked_queue
 from tests.rocketmq.peers import Peers
 from tests.rocketmq.test_source import Rig, rig
 from tests.waits import until
@@ -71,7 +71,7 @@ def test_a_poisoned_key_of_a_java_producer_waits_alone_over_a_restart_and_comes_
     def nothing_parked() -> bool:
         parked = parked_queue(rig.group, queue)
         lot = Lot(rig.broker.groups.offsets(rig.group, [parked]).get(parked, 0))
-        lots.read(rig.broker.log, lot, parked, lots.end_of(rig.broker.log, parked))
+        reading.read(rig.broker.log, lot, parked, reading.end_of(rig.broker.log, parked))
         return lot.messages == 0
 
     until(nothing_parked, "nothing is parked any more", 90)

@@ -17,9 +17,9 @@ from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Subscription
-from orderedmq.core.parking import Put, Ticket, parked_topic
 from orderedmq.errors import GroupError
 from orderedmq.model import is_retry
+from orderedmq.parking.rules import Put, Ticket, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.contract.support import locked, rows

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orderedmq.core.parking import BEHIND, Put, Ticket, companion, parked_queue
 from orderedmq.model import MessageQueue
+from orderedmq.parking.rules import BEHIND, Put, Ticket, companion, parked_queue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.sender import Sender

@@ -36,10 +36,10 @@ from orderedmq.conditions import RocketMQCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.membership import Subscription
 from orderedmq.core.message_trace import TracedCall, TracedMessage
-from orderedmq.core.parking import Order, Put, Ticket, companion, parked_queue, parked_topic
 from orderedmq.endpoint import TlsOptions
 from orderedmq.errors import RocketMQError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
+from orderedmq.parking.rules import Order, Put, Ticket, companion, parked_queue, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.probe import ask, find_free_port
 from orderedmq.rocketmq.local.servers import Broker as LocalBroker

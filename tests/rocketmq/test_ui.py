@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.core.dead_letters import dead_letter_properties
-from orderedmq.core.parking import Put, Ticket
 from orderedmq.model import PRODUCER_SCHEMA
+from orderedmq.parking.rules import Put, Ticket
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.contract.support import rows
 from tests.rocketmq.group_world import World

@@ -15,7 +15,7 @@ from ordered_source.read_context import LotPlan
 from orderedmq.core import lock as rules
 from orderedmq.core.lock import Instant, LockToken, QueueLock
 from orderedmq.core.ownership import Commit, Owner, Unlock
-from orderedmq.core.parked_rows import Lot
+from orderedmq.parking.lot import Lot
 from tests.sim.process import Process
 from tests.sim.world import World
 

@@ -11,15 +11,17 @@ from typing import Any, Final
 from unittest import mock
 
 from ordered_source.listener.settled import Settled
-from ordered_source.parking_lots import ParkingLots
-from orderedmq.core import ownership, parked_rows
+from ordered_source.lot_planner import LotPlanner
+from orderedmq.core import ownership
 from orderedmq.core.ownership import Commit, Owner
-from orderedmq.core.parked_rows import Lot
-from orderedmq.core.parking import HELD, Ticket, is_parked
 from orderedmq.listening import key_engine
 from orderedmq.listening.engine import Lane
 from orderedmq.listening.key_engine import KeyEngine
 from orderedmq.listening.listener import ConsumeOrderlyStatus
+from orderedmq.model import is_parked
+from orderedmq.parking import lot as parking_lot
+from orderedmq.parking.lot import Lot
+from orderedmq.parking.rules import HELD, Ticket
 from tests.sim import key_task
 from tests.sim.lots import Lots
 
@@ -171,7 +173,7 @@ def parked_from_the_first_copy() -> AbstractContextManager[Any]:
 
 def order_missed_by_what_moves() -> AbstractContextManager[Any]:
     """An order does not concern what a task was moving when it was given."""
-    return _instead(parked_rows, "_places_in_lot", lambda rows: [-1] * rows.num_rows)
+    return _instead(parking_lot, "_places_in_lot", lambda rows: [-1] * rows.num_rows)
 
 
 def lot_in_its_own_order() -> AbstractContextManager[Any]:
@@ -186,14 +188,14 @@ def lot_read_on_from_the_checkpoint() -> AbstractContextManager[Any]:
 
 def queue_stopped_by_a_lot_that_waits_for_it() -> AbstractContextManager[Any]:
     """A full lot stops its queue, though the lot itself waits for the queue."""
-    plan = ParkingLots.plan
+    plan = LotPlanner.plan
 
-    def stops(self: ParkingLots, owner: Owner, *arguments: Any) -> Any:
+    def stops(self: LotPlanner, owner: Owner, *arguments: Any) -> Any:
         found = plan(self, owner, *arguments)
         lots = [(one.leader, self._lots.get(queue)) for queue, one in owner.owned.items() if one.leader is not None]
         return replace(found, full=frozenset(leader for leader, lot in lots if lot is not None and lot.messages >= self._room))
 
-    return _instead(ParkingLots, "plan", stops)
+    return _instead(LotPlanner, "plan", stops)
 
 
 KEY_BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from orderedmq.core.lock import LockToken
-from orderedmq.core.parked_rows import lane_key
-from orderedmq.core.parking import guarding, parked_queue
 from orderedmq.model import MessageQueue
+from orderedmq.parking.lot import lane_key
+from orderedmq.parking.rules import guarding, parked_queue
 from tests.sim.lots import Lots
 from tests.sim.world import GROUP, World
 

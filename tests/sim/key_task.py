@@ -8,10 +8,8 @@ from random import Random
 from typing import Any, Final
 
 from ordered_source.listener.settled import Settled
-from ordered_source.parked_reader import LotSpan
+from ordered_source.partition_reader import LotSpan
 from orderedmq.core.lock import LockToken
-from orderedmq.core.parked_rows import Lot
-from orderedmq.core.parking import BEHIND, DROPPED, HELD, Put, Ticket, delay
 from orderedmq.errors import StoreError
 from orderedmq.listening.engine import (
     Batch,
@@ -29,6 +27,8 @@ from orderedmq.listening.engine import (
 from orderedmq.listening.key_engine import KeyEngine, OrderPerKey
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.parking.lot import Lot
+from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Put, Ticket, delay
 from tests.engine_messages import message
 from tests.sim.key_judge import KeyJudge
 from tests.sim.lots import Head, Lots

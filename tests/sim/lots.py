@@ -1,4 +1,4 @@
-"""The parking lots of the simulated broker: what lies in them, by the rules of core/parking, and orders of operators."""
+"""The parking lots of the simulated broker: what lies in them, by the rules of parking.rules, and orders of operators."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.core.lock import LockToken
-from orderedmq.core.parked_rows import LOT_COLUMNS, lane_key
-from orderedmq.core.parking import DROPPED, HELD, AtSeek, Order, Put, Ticket, is_parked, parked_queue
-from orderedmq.model import PARKED_DUE, PARKED_FROM, PARKED_OFFSET, MessageQueue
+from orderedmq.model import PARKED_DUE, PARKED_FROM, PARKED_OFFSET, MessageQueue, is_parked
+from orderedmq.parking.lot import LOT_COLUMNS, lane_key
+from orderedmq.parking.rules import DROPPED, HELD, AtSeek, Order, Put, Ticket, parked_queue
 from orderedmq.schema import PROPERTIES_TYPE
 from tests.sim.world import GROUP, World
 

@@ -19,10 +19,10 @@ from orderedmq.capabilities import EMBEDDED
 from orderedmq.conditions import StoreCondition
 from orderedmq.core.lock import Client, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
-from orderedmq.core.parking import is_parked, leader_of
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import StoreError, aged_out
-from orderedmq.model import MessageQueue
+from orderedmq.model import MessageQueue, is_parked
+from orderedmq.parking.rules import leader_of
 from tests.sim.world import GROUP, TICK, World
 
 #: Faults of a call; the number of entries is the weight. A late call takes effect after its caller has given up.

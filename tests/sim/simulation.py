@@ -10,9 +10,9 @@ from itertools import accumulate
 from typing import Any, Final
 
 from orderedmq.core.lock import LOCK_LIFE, LockToken
-from orderedmq.core.parking import HELD, AtSeek, Order
 from orderedmq.errors import OrderedMQError
 from orderedmq.listening.key_engine import OrderPerKey
+from orderedmq.parking.rules import HELD, AtSeek, Order
 from tests import checker
 from tests.sim.key_judge import KeyJudge
 from tests.sim.key_task import Around, Keys, KeyTask, Listener

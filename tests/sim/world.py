@@ -17,9 +17,9 @@ from orderedmq.conditions import LockCondition
 from orderedmq.core import lock as rules
 from orderedmq.core.lock import LOCK_LIFE, Client, Instant, LockToken, QueueLock, Refusal
 from orderedmq.core.membership import Member, Subscription, present
-from orderedmq.core.parking import AtSeek, guarding, is_parked
 from orderedmq.errors import LockError
-from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, is_parked
+from orderedmq.parking.rules import AtSeek, guarding
 
 if TYPE_CHECKING:
     from tests.sim.key_judge import KeyJudge

@@ -28,7 +28,7 @@ from ordered_source import (
     consume_orderly,
 )
 from ordered_source.lag_listener import LagListener
-from orderedmq.core.parking import Order
+from orderedmq.parking.rules import Order
 from orderedmq.tools.parked import LotReader
 
 

@@ -15,9 +15,9 @@ from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEv
 
 from ordered_source.lag_listener import LagListener
 from orderedmq.core.lock import LockToken
-from orderedmq.core.parking import HELD, Put, Ticket
 from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue
+from orderedmq.parking.rules import HELD, Put, Ticket
 from tests.spark.conftest import Rig
 from tests.waits import until
 

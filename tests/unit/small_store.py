@@ -10,9 +10,9 @@ from typing import Any
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.core.lock import Client, Instant, LockToken
 from orderedmq.core.membership import Subscription
-from orderedmq.core.parking import Order, Put, Ticket, companion
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.model import EMBEDDED_BROKER, MESSAGE_SCHEMA, MessageQueue
+from orderedmq.parking.rules import Order, Put, Ticket, companion
 from tests.contract.support import locked, queues_of, rows
 
 GROUPS = ("g", "h")

@@ -15,13 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 import orderedmq
-from orderedmq import lots
 from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.core.lock import Client, LockToken
-from orderedmq.core.parked_rows import LOT_COLUMNS, Lot
-from orderedmq.core.parking import BEHIND, DROPPED, HELD, Put, Ticket, companion, parked_queue
 from orderedmq.model import MessageQueue
+from orderedmq.parking import reading
+from orderedmq.parking.lot import LOT_COLUMNS, Lot
+from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Put, Ticket, companion, parked_queue
 from orderedmq.tools.parked import LotReader
 from tests.command import Run
 
@@ -50,7 +50,7 @@ class Owner(NamedTuple):
         """The due time of each key, as the owner reads it when it next plans a batch."""
         lot, at = parked_queue("g", queue), self.broker.groups.offsets("g", [parked_queue("g", queue)])
         found = Lot(at.get(lot, 0))
-        lots.read(self.broker.log, found, lot, lots.end_of(self.broker.log, lot))
+        reading.read(self.broker.log, found, lot, reading.end_of(self.broker.log, lot))
         return {key: one.due for key, one in found.keys.items()}
 
 
@@ -256,7 +256,7 @@ def test_what_the_owner_has_done_meanwhile_is_read_again(
     owner.park(first, *(Ticket(offset, 1, 1, HELD) for offset in range(5)))
     owner.park(first, Ticket(5, 1, 1, HELD))
     reader = LotReader(broker)
-    read = lots.read
+    read = reading.read
     seen: list[Any] = []
 
     def read_late(*given: Any) -> None:
@@ -267,7 +267,7 @@ def test_what_the_owner_has_done_meanwhile_is_read_again(
         seen.append(given)
         read(*given)
 
-    monkeypatch.setattr(lots, "read", read_late)
+    monkeypatch.setattr(reading, "read", read_late)
     assert reader.look("g") == {}
     assert len(seen) == 1
     assert broker.log.bounds([parked_queue("g", first)])[parked_queue("g", first)].min_offset == 5

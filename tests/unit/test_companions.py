@@ -8,9 +8,9 @@ from dataclasses import replace
 from orderedmq.core.lock import LockToken
 from orderedmq.core.offsets import Checkpoint
 from orderedmq.core.ownership import Commit, Lock, Owner, Policy, Unlock
-from orderedmq.core.parking import parked_queue
 from orderedmq.core.strategies import Members
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.parking.rules import parked_queue
 
 Q = [MessageQueue("orders", "embedded", number) for number in range(2)]
 P = [parked_queue("g", queue) for queue in Q]

@@ -11,7 +11,6 @@ import pytest
 
 from orderedmq.broker import SinkBatch, TopicInfo
 from orderedmq.core.membership import Subscription
-from orderedmq.core.parking import Put, Ticket, parked_queue
 from orderedmq.embedded import layout
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
@@ -20,6 +19,7 @@ from orderedmq.embedded.log import put_queues
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.model import MessageQueue
+from orderedmq.parking.rules import Put, Ticket, parked_queue
 from tests.contract.support import BIG, locked, queues_of, refused, rows
 
 Q0, Q1 = (MessageQueue("orders", "embedded", number) for number in range(2))

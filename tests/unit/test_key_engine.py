@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.core.parked_rows import lane_key
 from orderedmq.errors import LockError, OptionError
 from orderedmq.listening.engine import (
     Batch,
@@ -30,6 +29,7 @@ from orderedmq.listening.engine import (
 from orderedmq.listening.key_engine import KeyEngine, OrderPerKey
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MessageQueue
+from orderedmq.parking.lot import lane_key
 from tests.engine_messages import message
 from tests.examples import examples
 

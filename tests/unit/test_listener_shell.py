@@ -28,13 +28,9 @@ from ordered_source.columns import TICKET_TYPE, full_schema
 from ordered_source.listener import calls, shell
 from ordered_source.listener.settled import Settled
 from ordered_source.listener.shell import Consumer
-from ordered_source.parked_reader import LotSpan
-from ordered_source.partition_reader import QueuePartition
+from ordered_source.partition_reader import LotSpan, QueuePartition
 from ordered_source.read_context import LotPlan
-from orderedmq import lots
 from orderedmq.conditions import DataLossCondition, StoreCondition
-from orderedmq.core.parked_rows import Lot
-from orderedmq.core.parking import Order, companion, parked_queue
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.endpoint import Endpoint
@@ -43,6 +39,9 @@ from orderedmq.listening.concurrent_engine import ConcurrentSettings
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import MessageQueue
+from orderedmq.parking import reading
+from orderedmq.parking.lot import Lot
+from orderedmq.parking.rules import Order, companion, parked_queue
 from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.tools import dead_letters, parked
 from tests.contract.support import locked, rows
@@ -75,7 +74,7 @@ class Rig:
         self.broker.log.append({QUEUE: rows([f"body {key}" for key in keys], sharding_key=list(keys))})
 
     def ends(self) -> tuple[int, int]:
-        return self.broker.log.bounds([QUEUE])[QUEUE].max_offset, lots.end_of(self.broker.log, LOT)
+        return self.broker.log.bounds([QUEUE])[QUEUE].max_offset, reading.end_of(self.broker.log, LOT)
 
     def read(
         self, planned: bool, *, columns: tuple[str, ...] = COLUMNS, lot: bool = True, size: int = 1000
@@ -132,7 +131,7 @@ class Rig:
     def lying(self) -> dict[object, list[int]]:
         """What lies in the lot from the group's offset on."""
         lot = Lot(self.lot_position)
-        lots.read(self.broker.log, lot, LOT, lots.end_of(self.broker.log, LOT))
+        reading.read(self.broker.log, lot, LOT, reading.end_of(self.broker.log, LOT))
         return {key: one.offsets for key, one in lot.keys.items()}
 
 
@@ -325,7 +324,7 @@ def test_a_repeat_of_a_planned_lot_honours_what_was_parked_again(rig: Rig) -> No
     assert rig.run(rig.by_key(bad("a")), planned=True, commit=False) == [(1, "SUCCESS", 2, None), (0, "PARKED", 2, 30)]
     rig.heard.clear()
     # The repeat's plan is the logged one.
-    end = lots.end_of(rig.broker.log, LOT)
+    end = reading.end_of(rig.broker.log, LOT)
     part = rig.read(planned=True)
     rig_end, LotEnd = rig.ends, 2
     rig.ends = lambda: (rig_end()[0], LotEnd)  # type: ignore[method-assign]
@@ -709,13 +708,13 @@ def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_rea
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
-    read = lots.read
+    read = reading.read
 
     def counted(log: Any, lot: Lot, queue: MessageQueue, end: int) -> None:
         begun.append(lot.end)
         read(log, lot, queue, end)
 
-    monkeypatch.setattr(lots, "read", counted)
+    monkeypatch.setattr(reading, "read", counted)
     rig.send("a")
     rig.run(rig.by_key(bad("a")))
     for _ in range(2):
@@ -801,7 +800,7 @@ def test_without_order_each_message_of_a_key_is_due_at_its_own_time(rig: Rig) ->
     rig.send("a", "a")
     assert rig.run(rig.concurrently(listen)) == [(0, "PARKED", 1, 7200), (1, "PARKED", 1, 5)]
     lot = Lot(0)
-    lots.read(rig.broker.log, lot, LOT, 2)
+    reading.read(rig.broker.log, lot, LOT, 2)
     assert lot.next_due() == int((rig.now + 5) * 1000)
     rig.now += 5
     rig.broker.admin.order_parked("g", QUEUE, [Order("retry", "a")])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from orderedmq.core.parked_rows import RESTORE_COLUMNS, Lot, order_rows, restore
-from orderedmq.core.parking import BEHIND, DROPPED, HELD, Order, OrderAction, Ticket
 from orderedmq.model import PARKED_FROM, MessageQueue
+from orderedmq.parking.lot import RESTORE_COLUMNS, Lot, order_rows, restore
+from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Order, OrderAction, Ticket
 from orderedmq.schema import PRODUCER_SCHEMA
 
 QUEUE = MessageQueue("orders", "embedded", 0)

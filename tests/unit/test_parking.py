@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.core.lock import LockToken
-from orderedmq.core.parked_rows import RESTORE_COLUMNS, SOURCE_COLUMNS, Lot, order_rows, restore, to_park
-from orderedmq.core.parking import (
+from orderedmq.errors import GroupError
+from orderedmq.model import MessageQueue, check_topic, is_parked, is_reserved
+from orderedmq.parking.lot import RESTORE_COLUMNS, SOURCE_COLUMNS, Lot, order_rows, restore, to_park
+from orderedmq.parking.rules import (
     BEHIND,
     DROPPED,
     HELD,
@@ -21,13 +23,10 @@ from orderedmq.core.parking import (
     companion,
     delay,
     guarding,
-    is_parked,
     leader_of,
     parked_queue,
     parked_topic,
 )
-from orderedmq.errors import GroupError
-from orderedmq.model import MessageQueue, check_topic, is_reserved
 from orderedmq.schema import MESSAGE_SCHEMA
 
 QUEUE = MessageQueue("orders", "broker-a", 3)

@@ -14,11 +14,11 @@ from ordered_source.listener import shell
 from ordered_source.listener.dead_letter import separate
 from ordered_source.listener.shell import Consumer
 from orderedmq.conditions import StoreCondition
-from orderedmq.core.parking import Order
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.errors import ListenerError, LockError, StoreError
 from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import OffsetRange
+from orderedmq.parking.rules import Order
 from orderedmq.tools import dead_letters
 from tests.contract.support import letters, locked
 from tests.unit.test_listener_shell import DONE, LATER, LETTERS, QUEUE, SUCCESS, SUSPEND, Rig

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 import orderedmq
 from orderedmq.cli import app
-from orderedmq.core.parking import companion
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.parking.rules import companion
 from orderedmq.ui.server import url_of
 from orderedmq.ui.shared_look import LEAST, SHARE, UNCHANGED, SharedLook
 from tests.command import COMMAND, ENVIRONMENT

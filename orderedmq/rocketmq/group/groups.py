@@ -21,7 +21,6 @@ from orderedmq.conditions import UnavailableCondition
 from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, LockToken, Refusal
 from orderedmq.core.lock import Client as Identity
 from orderedmq.core.membership import Member, Subscription
-from orderedmq.core.parking import Put, guarding
 from orderedmq.errors import (
     GroupError,
     OrderedMQError,
@@ -32,6 +31,7 @@ from orderedmq.errors import (
 )
 from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.parking.rules import Put, guarding
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.commits import Commits
 from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic

@@ -1,4 +1,4 @@
-"""Parking lots at the brokers: the topics %PARKED%<group>%<topic>, and the messages that are parked in them (core/parking.py).
+"""Parking lots at the brokers: the topics %PARKED%<group>%<topic>, and the messages that are parked in them (parking/rules.py).
 
 A broker appends what it is sent and knows no identity. So before a message is parked, its place is searched for among the
 messages from the group's offset in the lot to the lot's end (property PARKED_FROM). What this process has read or sent is
@@ -6,7 +6,7 @@ remembered, and only the rest is read again. After a send without an answer the 
 before anything else is sent, as the sink does (sink/queue_writer.py).
 
 Nothing keeps another process out but the queue's lock, which is checked before each request. Two processes that park at the
-same time may park a message twice: `parked_rows.Lot` counts the first copy.
+same time may park a message twice: `parking.lot.Lot` counts the first copy.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import pyarrow.compute as pc
 from orderedmq.broker import QueueBounds
 from orderedmq.conditions import MessageCondition, RocketMQCondition, TopicCondition
 from orderedmq.core.dead_letters import clip
-from orderedmq.core.parked_rows import SOURCE_COLUMNS, to_park
-from orderedmq.core.parking import Put, parked_queue
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import MessageError, RocketMQError, RocketMQUnavailableError, TopicError, aged_out, beyond_end
 from orderedmq.forks import BeginAnew
 from orderedmq.model import PARKED_ERROR, PARKED_FROM, PARKED_PROPERTIES, PROPERTIES_TYPE, MessageQueue, is_reserved
+from orderedmq.parking.lot import SOURCE_COLUMNS, to_park
+from orderedmq.parking.rules import Put, parked_queue
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.codec.encode import encode, property_columns
 from orderedmq.rocketmq.codec.properties import KEYS, MAX_SENT_BYTES, SHARDING_KEY, TAGS, UNIQ_KEY

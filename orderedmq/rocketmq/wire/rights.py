@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from orderedmq.core.parking import origin, parked_topic
 from orderedmq.errors import GroupError
 from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from orderedmq.parking.rules import origin, parked_topic
 from orderedmq.rocketmq.wire.codes import RequestCode
 
 Kind = Literal["Topic", "Group", "Cluster"]

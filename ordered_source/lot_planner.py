@@ -14,18 +14,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from orderedmq import lots
 from orderedmq.broker import Broker, Log
 from orderedmq.core.lag import ParkedCounts
 from orderedmq.core.offsets import OffsetMap
 from orderedmq.core.owned_queue import Owned
 from orderedmq.core.ownership import Owner
-from orderedmq.core.parked_rows import Lot
-from orderedmq.core.parking import is_parked, parked_queue
-from orderedmq.core.parking_errors import has_parked
 from orderedmq.errors import GroupError
-from orderedmq.model import MessageQueue
+from orderedmq.model import MessageQueue, is_parked
 from orderedmq.options.source import SourceOptions
+from orderedmq.parking import reading
+from orderedmq.parking.lot import Lot
+from orderedmq.parking.rules import has_parked, parked_queue
 
 log = logging.getLogger("orderedmq")
 
@@ -46,7 +45,7 @@ class BatchLots:
 NO_LOTS = BatchLots({}, frozenset(), None)
 
 
-class ParkingLots:
+class LotPlanner:
     """Reads the lots of a query's queues, each message once, and says what to plan."""
 
     def __init__(self, source: Log, room: int) -> None:
@@ -97,7 +96,7 @@ class ParkingLots:
         lot = self._lots.get(queue)
         if lot is None or lot.begin != owned.position:
             lot = self._lots[queue] = Lot(owned.position)
-        lots.read(self._log, lot, queue, end)
+        reading.read(self._log, lot, queue, end)
         return lot
 
     def _warn(self, full: set[MessageQueue]) -> None:

@@ -1,7 +1,7 @@
 """Reading a parking lot from the broker: which keys are parked, and when they are due.
 
 The driver that plans a lot, the task that consumes it and the command that lists it all read it here. What a lot says is
-`core.parked_rows.Lot`.
+`lot.Lot`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from orderedmq.broker import Log
-from orderedmq.core.parked_rows import LOT_COLUMNS, Lot
 from orderedmq.model import MessageQueue
+from orderedmq.parking.lot import LOT_COLUMNS, Lot
 from orderedmq.pulls import pulls
 
 #: Messages in one pull of a lot, and bytes of their bodies, which a broker may have to send along.

@@ -10,7 +10,6 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.core.parking import BEHIND, DROPPED, HELD, Order, Put, Ticket
 from orderedmq.model import (
     PARKED_ALONE,
     PARKED_ATTEMPTS,
@@ -22,6 +21,7 @@ from orderedmq.model import (
     PARKED_STORED,
     MessageQueue,
 )
+from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Order, Put, Ticket
 from orderedmq.schema import MESSAGE_SCHEMA, PRODUCER_COLUMNS, PRODUCER_SCHEMA, PROPERTIES_TYPE
 
 #: The columns of a lot that `Lot.add` needs.
