@@ -238,7 +238,7 @@ def test_a_row_that_meets_the_condition_is_one_dead_letter_though_its_batch_is_r
     passed: list[list[int]] = []
 
     def write(df: DataFrame, batch: int) -> None:
-        passed.append([row.begin_offset for row in df.collect()])
+        passed.append([row.queue_offset for row in df.collect()])
         if len(passed) == 1:
             raise RuntimeError("behind the letter, before Spark's commit")
 
