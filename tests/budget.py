@@ -4,9 +4,8 @@ Wall time depends on what else the machine does at that moment, so the suite is 
 that runs a module's tests and of all its descendants, such as drivers, JVMs and servers. What a session-wide fixture starts is a line of
 its own, because its cost belongs to whichever module happens to come first.
 
-The processors of a virtual machine are slower while others compute on the same hardware, by half and more, and no other figure shows it.
-A fixed piece of work is therefore timed again and again during a run. The seconds of a module are converted to those that it would have
-needed if the piece had always taken `REFERENCE` seconds. `budget.json` has these converted seconds of each line.
+The same work takes more CPU time on a slower machine, and on a virtual machine while others compute on the same hardware. So a run is
+compared as a whole first: if the median module needs more than its budget, each may need as much more.
 """
 
 from __future__ import annotations
@@ -37,10 +36,6 @@ SLACK: Final = 3.0
 LARGE: Final = 5.0
 #: A machine is quiet if programs other than the tests used at most this share of its processors.
 QUIET: Final = 0.10
-#: CPU seconds of a piece of work to which measured seconds are converted.
-REFERENCE: Final = 0.012
-#: Seconds between two pieces of work.
-_PIECE_EVERY: Final = 3.0
 
 #: Clock ticks per second, the unit of /proc.
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -147,11 +142,9 @@ def _pids() -> set[int]:
 
 
 class Charge(NamedTuple):
-    """CPU seconds that a line of the report has used between two moments (seconds of the monotonic clock)."""
+    """CPU seconds that a line of the report has used between two moments."""
 
     line: str
-    begin: float
-    end: float
     seconds: float
 
 
@@ -161,15 +154,15 @@ class Meter:
     def __init__(self, read: Callable[[], float]) -> None:
         self.charges: list[Charge] = []
         self._read = read
-        self._last, self._at = read(), time.monotonic()
+        self._last = read()
         self._watching = threading.Event()
         self._thread: threading.Thread | None = None
 
     def charge(self, line: str) -> None:
         """Charge what was used since the last call to a line."""
-        now, at = self._read(), time.monotonic()
-        self.charges.append(Charge(line, self._at, at, now - self._last))
-        self._last, self._at = now, at
+        now = self._read()
+        self.charges.append(Charge(line, now - self._last))
+        self._last = now
 
     def watch(self, watching: bool) -> None:
         """Look at the processes all the time, or no more, from a thread that ends with this process."""
@@ -184,45 +177,11 @@ class Meter:
             time.sleep(_LOOK)
 
 
-class Pace:
-    """Times a fixed piece of work again and again, in a thread that runs while other processes run the tests."""
-
-    def __init__(self) -> None:
-        self._pieces = [(time.monotonic(), _piece())]
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pace", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def during(self, begin: float, end: float) -> float:
-        """The CPU seconds that the piece took between two moments: the median, or what it took nearest to them if it was not timed then."""
-        return median([seconds for at, seconds in self._pieces if begin <= at <= end] or [self._nearest(end)])
-
-    def _nearest(self, moment: float) -> float:
-        return min(self._pieces, key=lambda piece: abs(piece[0] - moment))[1]
-
-    def _run(self) -> None:
-        while not self._ended.wait(_PIECE_EVERY):
-            self._pieces.append((time.monotonic(), _piece()))
-
-
-def _piece() -> float:
-    begun = time.thread_time()
-    table: dict[str, int] = {}
-    for number in range(60_000):
-        name = f"{number % 1000}"
-        table[name] = table.get(name, 0) + number
-    return time.thread_time() - begun
-
-
-def totals(charges: Iterable[Charge], pace: Callable[[float, float], float] = lambda begin, end: REFERENCE) -> dict[str, float]:
-    """The CPU seconds of each line; with the ``during`` of a `Pace`, converted to `REFERENCE`."""
+def totals(charges: Iterable[Charge]) -> dict[str, float]:
+    """The CPU seconds of each line."""
     spent: defaultdict[str, float] = defaultdict(float)
     for charge in charges:
-        spent[charge.line] += charge.seconds * REFERENCE / pace(charge.begin, charge.end)
+        spent[charge.line] += charge.seconds
     return dict(spent)
 
 
@@ -250,51 +209,46 @@ def disturbance(begin: Machine, end: Machine, spent: float, processors: int) -> 
     return None
 
 
-def usual(converted: Mapping[str, float], budget: Mapping[str, float]) -> float:
+def usual(spent: Mapping[str, float], budget: Mapping[str, float]) -> float:
     """How many times its budget the median of the large modules needs; 1 if it needs less."""
-    return max(1.0, median([converted.get(line, 0.0) / limit for line, limit in budget.items() if limit >= LARGE] or [1.0]))
+    return max(1.0, median([spent.get(line, 0.0) / limit for line, limit in budget.items() if limit >= LARGE] or [1.0]))
 
 
-def over(converted: Mapping[str, float], budget: Mapping[str, float], common: float) -> list[str]:
+def over(spent: Mapping[str, float], budget: Mapping[str, float], common: float) -> list[str]:
     """The modules that need too much or have no budget, in alphabetical order. Other lines, such as fixtures, are not judged.
 
     ``common``: what `usual` says of the whole run. If most modules need more, another processor, kernel or Java is the reason, so each
     may need as much more as the median one.
     """
-    modules = (line for line in sorted(converted) if line.endswith(".py"))
-    return [line for line in modules if converted[line] > budget.get(line, 0.0) * common * (1 + TOLERANCE) + SLACK]
+    modules = (line for line in sorted(spent) if line.endswith(".py"))
+    return [line for line in modules if spent[line] > budget.get(line, 0.0) * common * (1 + TOLERANCE) + SLACK]
 
 
-def table(
-    spent: Mapping[str, float], converted: Mapping[str, float], budget: Mapping[str, float], wall: Mapping[str, float]
-) -> list[str]:
-    """Lines with four kinds of seconds of each module, the most expensive first; those below a second are one line.
-
-    The kinds are CPU time, CPU time converted to `REFERENCE`, the budget of the latter, and wall time.
-    """
-    lines = [f"{'CPU':>8} {'converted':>9} {'budget':>8} {'wall':>8}"]
+def table(spent: Mapping[str, float], budget: Mapping[str, float], wall: Mapping[str, float]) -> list[str]:
+    """Lines with CPU time, its budget and wall time of each module in seconds, the most expensive first; those below a second are one line."""
+    lines = [f"{'CPU':>8} {'budget':>8} {'wall':>8}"]
     small = [name for name in spent if spent[name] < 1]
     for name in sorted(set(spent) - set(small), key=lambda one: -spent[one]):
-        lines.append(_row(name, spent[name], converted.get(name), budget.get(name), wall.get(name)))
+        lines.append(_row(name, spent[name], budget.get(name), wall.get(name)))
     if small:
-        sums = (sum(kind.get(name, 0.0) for name in small) for kind in (spent, converted, budget, wall))
+        sums = (sum(kind.get(name, 0.0) for name in small) for kind in (spent, budget, wall))
         lines.append(_row(f"{len(small)} modules below 1 s each", *sums))
-    lines.append(_row("all", *(sum(kind.values()) for kind in (spent, converted, budget)), None))
+    lines.append(_row("all", *(sum(kind.values()) for kind in (spent, budget)), None))
     return lines
 
 
 def _row(name: str, *kinds: float | None) -> str:
-    return "{:>8} {:>9} {:>8} {:>8}  {}".format(*("" if not seconds else f"{seconds:.1f}" for seconds in kinds), name)
+    return "{:>8} {:>8} {:>8}  {}".format(*("" if not seconds else f"{seconds:.1f}" for seconds in kinds), name)
 
 
 def read(file: Path = FILE) -> dict[str, float]:
-    """The converted CPU seconds of each line; none if there is no budget yet."""
+    """The CPU seconds that each line may need; none if there is no budget yet."""
     budget: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
     return budget
 
 
 def write(runs: Iterable[Mapping[str, float]], file: Path = FILE) -> None:
-    """Keep what the most expensive of these runs needed for each line, in converted CPU seconds."""
+    """Keep what the most expensive of these runs needed for each line, in CPU seconds."""
     most: defaultdict[str, float] = defaultdict(float)
     for run in runs:
         for line, seconds in run.items():

@@ -1,7 +1,8 @@
 """A plugin of pytest: measures the CPU time of each module, compares a whole run with its budget, and shows both at the end.
 
-Each process of pytest-xdist measures its own modules and hands the result to the process that started it, which judges the run. Chance
-has a part in what a module needs, so the modules above their budget run once more, and the run fails only if one is above it again.
+Each process of pytest-xdist measures its own modules and hands the result to the process that started it, which judges the run. What
+a JVM compiles and when it collects garbage varies from run to run, so modules over their budget run once more, and the run fails only if one
+of them is over it again.
 """
 
 from __future__ import annotations
@@ -43,11 +44,9 @@ class Metering:
         # The process that only distributes tests must not count those that run them, because they count themselves.
         self._meter = budget.Meter(budget.Tree().seconds if self._runs_tests else time.process_time)
         self._begun = budget.Machine.now() if self._judges else None
-        # Not in a process that runs tests, because some count the objects or the CPU time of their process.
-        self._pace = None if self._runs_tests else budget.Pace()
         self._verdict: list[str] = []
         self._charges: list[budget.Charge] = []
-        self._converted: dict[str, float] = {}
+        self._spent: dict[str, float] = {}
 
     # -- in a process that runs tests -----------------------------------------------------------------------------------------
 
@@ -92,34 +91,31 @@ class Metering:
             session.config.workeroutput[_KEY] = [tuple(charge) for charge in self._meter.charges]  # type: ignore[attr-defined]
             return
         self._charges += self._meter.charges
-        if self._pace is not None:
-            self._pace.end()
-            self._converted = budget.totals(self._charges, self._pace.during)
+        self._spent = budget.totals(self._charges)
         failed, self._verdict = self._judge(session.config)
         if failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         # There is no cache if the user switched that plugin off.
         cache = getattr(session.config, "cache", None)
-        if cache is not None and self._converted:
-            cache.set(_WHOLE if _is_whole(session.config) else _PART, self._converted)
+        if cache is not None:
+            cache.set(_WHOLE if _is_whole(session.config) else _PART, self._spent)
 
     def _judge(self, config: pytest.Config) -> tuple[bool, list[str]]:
         """Return whether the run fails for its CPU time, and lines that say why or why not."""
         assert self._begun is not None
         limits = budget.read()
-        if not limits or not self._converted or not _is_whole(config):
+        if not limits or not _is_whole(config):
             return False, []
-        usual = budget.usual(self._converted, limits)
-        found = budget.over(self._converted, limits, usual)
-        spent = sum(charge.seconds for charge in self._charges)
-        disturbed = budget.disturbance(self._begun, budget.Machine.now(), spent, os.cpu_count() or 1)
+        usual = budget.usual(self._spent, limits)
+        found = budget.over(self._spent, limits, usual)
+        disturbed = budget.disturbance(self._begun, budget.Machine.now(), sum(self._spent.values()), os.cpu_count() or 1)
         if disturbed is not None:
             return False, [f"not compared with the budget, because the machine was busy: {disturbed}"]
         if not found:
             return False, [f"within the budget of tests/budget.json; the median module needed {usual:.2f} times its own"]
         again = _measure(found, config.rootpath)
         lines = [
-            f"{module}: {self._converted[module]:.1f} s of CPU, then {again[module]:.1f} s; its budget is {limits.get(module, 0.0):.1f} s"
+            f"{module}: {self._spent[module]:.1f} s of CPU, then {again[module]:.1f} s; its budget is {limits.get(module, 0.0):.1f} s"
             for module in found
         ]
         if not budget.over({module: again[module] for module in found}, limits, usual):
@@ -140,12 +136,12 @@ class Metering:
                 if isinstance(report, pytest.TestReport):
                     wall[_module(report.nodeid)] += report.duration
         terminalreporter.section("CPU time per module, in seconds")
-        for line in (*budget.table(budget.totals(self._charges), self._converted, budget.read(), wall), *self._verdict):
+        for line in (*budget.table(self._spent, budget.read(), wall), *self._verdict):
             terminalreporter.write_line(line)
 
 
 def _measure(modules: list[str], root: Path) -> Mapping[str, float]:
-    """Run these modules alone in one process, and return the converted CPU seconds of each line; infinity if a test fails then."""
+    """Run these modules alone in one process, and return the CPU seconds of each line; infinity if a test fails then."""
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, "-m", "pytest", "-n", "1", "-o", f"cache_dir={cache}", *modules]
         if subprocess.run(command, cwd=root, stdout=subprocess.DEVNULL).returncode != 0:
