@@ -29,7 +29,7 @@ from orderedmq.parking.rules import companion
 log = logging.getLogger("orderedmq")
 
 #: Seconds between two tries for a lock that another owner holds, and between two checks of the members of an idle group.
-RETRY: Final = 0.1
+LOCK_RETRY: Final = 0.1
 
 
 class Session(Protocol):
@@ -189,13 +189,13 @@ class GroupSession:
                 if not waiting:
                     log.warning("waiting up to %.0f s: %s", self._options.lock_timeout, error.message)
                     waiting = True
-                time.sleep(RETRY)
+                time.sleep(LOCK_RETRY)
             else:
                 return
 
     def members_due(self) -> bool:
         """Whether to check the members again though nothing changed at the broker: a death or a pause changes nothing there."""
-        return self.shared and time.monotonic() - self._members_read >= RETRY
+        return self.shared and time.monotonic() - self._members_read >= LOCK_RETRY
 
     def members(self) -> Members:
         """Return the members that divide the queues, this query included; empty in an exclusive group."""
@@ -245,7 +245,7 @@ class GroupSession:
                 if missed:
                     raise held_by_other_error(self.group, missed, len(action.queues), owner.owner_id)
                 break
-            time.sleep(RETRY)
+            time.sleep(LOCK_RETRY)
         if patient and not owner.owned:
             log.warning(
                 "all %d queues that this query should have in group %s are held by others (%s): it has nothing to read, and ends",

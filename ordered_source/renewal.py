@@ -13,8 +13,8 @@ from orderedmq.core.lock import LockToken
 from orderedmq.errors import OrderedMQError
 
 #: Seconds from a failed renewal to the next try. After another whole interval, the holder's trust in its lock would be over.
-RETRY: Final = 2.0
-#: Seconds between two checks whether the membership ended with its connection; they begin RETRY seconds after a renewal.
+RENEWAL_RETRY: Final = 2.0
+#: Seconds between two checks whether the membership ended with its connection; they begin RENEWAL_RETRY seconds after a renewal.
 LOOK: Final = 0.5
 
 
@@ -74,7 +74,7 @@ class Renewal:
     def _wait(self) -> bool:
         """Wait until the next renewal is due. Return whether the thread was stopped instead."""
         began = time.monotonic()
-        if self._stopped.wait(min(RETRY, self._interval)):
+        if self._stopped.wait(min(RENEWAL_RETRY, self._interval)):
             return True
         while self.failed is None and not self._cut_off() and (left := began + self._interval - time.monotonic()) > 0:
             if self._stopped.wait(min(LOOK, left)):

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from orderedmq.capabilities import Capabilities
-from orderedmq.core.lock import Client, LockToken, Refusal
+from orderedmq.core.lock import ClientIdentity, LockToken, Refusal
 from orderedmq.core.message_trace import TRACE_TOPIC, TracedCall
 from orderedmq.core.micro_batch import SourceRun
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
@@ -227,22 +227,26 @@ class Log(Protocol):
 class Groups(Protocol):
     """Members, queue locks and group offsets."""
 
-    def join(self, owner: str) -> Client:
+    def join(self, owner: str) -> ClientIdentity:
         """Register this process as a client of ``owner``, so that others can tell whether it is alive."""
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: ClientIdentity) -> None:
         """Remove the client. Its locks should have been given back before."""
 
-    def heartbeat(self, group: str, client: Client, subscription: Subscription, room: str | None = None) -> list[Member]:
+    def heartbeat(
+        self, group: str, client: ClientIdentity, subscription: Subscription, room: str | None = None
+    ) -> list[Member]:
         """Join the group, or stay in it, for a lock's life. Return all members, by client id, this client included."""
 
-    def cut_off(self, client: Client) -> bool:
+    def cut_off(self, client: ClientIdentity) -> bool:
         """Whether the client lost the connection that made it a member, so that it needs a heartbeat. Sends no request."""
 
     def members(self, group: str) -> list[Member]:
         """Return the group's current members, by client id."""
 
-    def lock(self, group: str, client: Client, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
+    def lock(
+        self, group: str, client: ClientIdentity, queues: Sequence[MessageQueue]
+    ) -> dict[MessageQueue, LockToken | Refusal]:
         """Ask for the lock of each queue on its own. A queue that this client holds is renewed under the same epoch."""
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:

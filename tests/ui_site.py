@@ -19,12 +19,12 @@ import pyarrow as pa
 import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.core.dead_letters import dead_letter_properties
-from orderedmq.core.lock import Client, LockToken
+from orderedmq.core.lock import ClientIdentity, LockToken
 from orderedmq.core.membership import Subscription
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.parking.rules import Put, Ticket
 from orderedmq.ui.app import make_app
-from orderedmq.ui.connections import Limits
+from orderedmq.ui.connections import ConnectionLimits
 from orderedmq.ui.guard import Rules
 from orderedmq.ui.server import listen, server
 from tests.waits import until
@@ -61,7 +61,7 @@ class Shop:
 
     def leave(self) -> None:
         self.broker.groups.unlock(list(self.tokens.values()))
-        self.broker.groups.leave(Client("query-1", self.token(0).client_id))
+        self.broker.groups.leave(ClientIdentity("query-1", self.token(0).client_id))
 
     def park(self, number: int, offset: int, error: str = "no stock") -> None:
         due = int(time.time() * 1000) + 60_000
@@ -129,7 +129,7 @@ class Served:
 
 
 @contextmanager
-def served(broker: Broker, host: str = "127.0.0.1", limits: Limits | None = None, **rules: Any) -> Iterator[Served]:
+def served(broker: Broker, host: str = "127.0.0.1", limits: ConnectionLimits | None = None, **rules: Any) -> Iterator[Served]:
     """Serve the pages of a broker on a free port."""
     with listen(host, 0) as listening:
         site = Served("127.0.0.1", listening.getsockname()[1], Rules(**rules))

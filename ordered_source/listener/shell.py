@@ -37,9 +37,9 @@ from orderedmq.listening.engine import (
     Batch,
     CheckLock,
     Consume,
-    DeadLetter,
     Done,
     Engine,
+    GiveUp,
     Message,
     Outcome,
     Park,
@@ -92,8 +92,8 @@ class Consumer:
     tracing: Tracing = NO_TRACING
 
 
-class Piece(NamedTuple):
-    """Rows of one queue under one lock. ``places``: where they lie in the parking lot; None for rows of the queue."""
+class QueueRows(NamedTuple):
+    """Rows of one queue under one lock. ``places``: where they are in the parking lot; None for rows of the queue."""
 
     queue: MessageQueue
     context: ReadContext | None
@@ -142,7 +142,7 @@ class _Task:
         self._out: list[Outcome] = []
         self._warned = 0
 
-    def run(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(self, pieces: Iterator[QueueRows]) -> Iterator[pa.RecordBatch]:
         planned, rest = self._planned(pieces)
         settled, rest = self._settled([one._offset for one in planned], rest)
         planned, decided = settled.divide(planned)
@@ -208,7 +208,7 @@ class _Task:
                     engine.lock(self._broker.groups.check(self._token), clock())
                 case Park(messages):
                     self._park(engine, messages)
-                case DeadLetter(messages):
+                case GiveUp(messages):
                     failed = self._give_up(messages) if self._back is None else self._back.give_up(messages)
                     self._out += engine.dead_lettered(failed is None, failed, clock())
                 case Suspend(seconds):
@@ -266,7 +266,7 @@ class _Task:
 
     # -- rows
 
-    def _planned(self, pieces: Iterator[Piece]) -> tuple[list[Message], Iterator[Piece]]:
+    def _planned(self, pieces: Iterator[QueueRows]) -> tuple[list[Message], Iterator[QueueRows]]:
         """Return the messages of the parking lot, which come first, and the other rows."""
         now = int(self._wall() * 1000)
         planned: list[Message] = []
@@ -287,7 +287,7 @@ class _Task:
                 planned.append(message)
         return planned, iter(())
 
-    def _settled(self, planned: Sequence[int], rest: Iterator[Piece]) -> tuple[Settled, Iterator[Piece]]:
+    def _settled(self, planned: Sequence[int], rest: Iterator[QueueRows]) -> tuple[Settled, Iterator[QueueRows]]:
         """Ask which messages are settled, those of the offsets ``planned`` among them. Return it, and the other rows again."""
         if self._plan is not None:
             return Settled.read(self._broker, self._token, companion(self._token).queue, self._plan, planned), rest
@@ -299,7 +299,7 @@ class _Task:
         letters = self._broker.groups.letters(self._token, [OffsetRange(begin, MAX_OFFSET)])
         return Settled.without_lot(letters), chain([piece], rest)
 
-    def _feed(self, pieces: Iterator[Piece], settled: Settled) -> Iterator[list[Message]]:
+    def _feed(self, pieces: Iterator[QueueRows], settled: Settled) -> Iterator[list[Message]]:
         """Yield the messages of the queue, some at a time."""
         first = 0
         for piece in pieces:
@@ -374,7 +374,7 @@ def _next(engine: Engine) -> Action | None:
         return None
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[Piece]:
+def _pieces(batch: pa.RecordBatch) -> Iterator[QueueRows]:
     """Split a batch's rows where the queue or the lock changes, and between rows of the parking lot and of the queue.
 
     Raises SchemaError MISSING_COLUMN for rows that were read with a parking lot and come without their tickets.
@@ -387,7 +387,7 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[Piece]:
                     f"rows of queue {queue} were read with parkingLot=true and have no column {TICKET}, which says of a parked message when "
                     "it is due: do not drop it, or name it in the schema that you read with",
                 )
-            yield Piece(queue, context, rows, None)
+            yield QueueRows(queue, context, rows, None)
             continue
         tickets, rows = rows.column(TICKET), rows.drop_columns([TICKET])
         runs = pc.run_end_encode(tickets.is_valid())
@@ -397,5 +397,5 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[Piece]:
             if parked:
                 columns = (field.to_pylist() for field in tickets.slice(begin, end - begin).flatten())
                 places = list(map(LotPlace, *columns))
-            yield Piece(queue, context, rows.slice(begin, end - begin), places)
+            yield QueueRows(queue, context, rows.slice(begin, end - begin), places)
             begin = end

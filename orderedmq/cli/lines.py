@@ -29,7 +29,7 @@ _LONGEST: Final = 2 * MAX_BODY_BYTES
 
 
 @dataclass(frozen=True)
-class Form:
+class LineForm:
     """The form of a line: a JSON object, or a body with or without a key before it.
 
     ``key``, ``tags_field`` and the values of ``property_fields`` name fields of the objects. ``tags`` and ``properties`` are
@@ -102,7 +102,7 @@ def _blocks(source: IO[bytes]) -> Iterator[bytes]:
             return
 
 
-def messages(lines: pa.Array, first: int, form: Form) -> pa.RecordBatch:
+def messages(lines: pa.Array, first: int, form: LineForm) -> pa.RecordBatch:
     """Return the messages of lines that are numbered from ``first``. Raises SchemaError or MessageError that names a line."""
     numbers: Sequence[int] = range(first, first + len(lines))
     keys = tags = None
@@ -163,7 +163,7 @@ def _field(objects: pa.Array, name: str, numbers: Sequence[int]) -> pa.Array:
         raise SchemaError(SchemaCondition.WRONG_TYPE, f"line {numbers[error.row]} of the input: {error.why}") from error
 
 
-def _properties(form: Form, fields: Sequence[pa.Array], count: int) -> pa.Array:
+def _properties(form: LineForm, fields: Sequence[pa.Array], count: int) -> pa.Array:
     same = list(form.properties.items())
     if not fields:
         return pa.array([same] * count, PROPERTIES_TYPE)

@@ -16,7 +16,7 @@ import typer
 from orderedmq.broker import Broker
 from orderedmq.cli import interrupts
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
-from orderedmq.cli.lines import Form, messages, read_lines
+from orderedmq.cli.lines import LineForm, messages, read_lines
 from orderedmq.cli.shell import Shell, command
 from orderedmq.cli.topics import Name
 from orderedmq.conditions import OptionCondition, StoreCondition, TopicCondition
@@ -135,7 +135,7 @@ def produce(
         raise OptionError(OptionCondition.INVALID, "option --key-separator is empty; give for example --key-separator ':'")
     delayed_until = _delayed_until(delay_level, deliver_at, unordered, keyed=key is not None or key_separator is not None)
     keying = chosen_keying(selector, key_type) or Keying()
-    form = Form(
+    form = LineForm(
         json,
         key,
         key_separator,

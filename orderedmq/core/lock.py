@@ -43,8 +43,8 @@ class Instant:
 
 
 @dataclass(frozen=True)
-class Client:
-    """A client of a broker.
+class ClientIdentity:
+    """Who a client of a broker is.
 
     ``owner`` is the query and outlives a restart, ``client_id`` names this process, ``name`` is for people.
     """
@@ -120,7 +120,7 @@ class QueueLock:
 
 def grant(
     lock: QueueLock | None,
-    client: Client,
+    client: ClientIdentity,
     now: Instant,
     *,
     next_epoch: int,

@@ -16,7 +16,7 @@ from typing import Final
 
 from orderedmq.conditions import GroupCondition
 from orderedmq.core.filters import ALL
-from orderedmq.core.lock import LOCK_LIFE, Client, Instant
+from orderedmq.core.lock import LOCK_LIFE, ClientIdentity, Instant
 from orderedmq.errors import FORMER_RUN, GroupError
 
 #: Seconds for which a member counts after a heartbeat, if its broker has no limit of its own. A heartbeat goes with each
@@ -84,7 +84,7 @@ def present(members: Iterable[Member], now: Instant, alive: Callable[[str], bool
     )
 
 
-def refuse_second_run(group: str, client: Client, members: Iterable[Member]) -> None:
+def refuse_second_run(group: str, client: ClientIdentity, members: Iterable[Member]) -> None:
     """Raise GroupError IN_USE when another run of ``client``'s query is a member.
 
     A broker that keeps lineage sees both runs as one owner: a queue that moves between them keeps its tenure, and the two runs
@@ -100,7 +100,7 @@ def refuse_second_run(group: str, client: Client, members: Iterable[Member]) -> 
             )
 
 
-def refuse(group: str, client: Client, members: Iterable[Member]) -> None:
+def refuse(group: str, client: ClientIdentity, members: Iterable[Member]) -> None:
     """Raise GroupError DISAGREES if an earlier member has another subscription than ``client``.
 
     Nothing is raised if ``client`` is not a member, or between two exclusive members: their locks decide.

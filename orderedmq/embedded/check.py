@@ -22,7 +22,7 @@ from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import formats, layout, pages, seal, verify
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.layout import Chunk, QueueState
-from orderedmq.embedded.pages import Entry, Meta, Read, Snapshot
+from orderedmq.embedded.pages import Meta, Read, Snapshot, TreeEntry
 from orderedmq.embedded.store import MAP_SIZE, Store
 from orderedmq.embedded.transaction import WRITTEN
 from orderedmq.errors import StoreError
@@ -84,7 +84,7 @@ class Contents:
     def __init__(self, path: Path, snapshot: Snapshot, meta: Meta, out: Checked) -> None:
         self._snapshot = snapshot
         self._values: dict[str, dict[bytes, bytes]] = {name: {} for name in layout.DATABASES}
-        self._payloads: dict[bytes, Entry] = {}
+        self._payloads: dict[bytes, TreeEntry] = {}
         trees = snapshot.databases()
         self.is_store = "meta" in trees
         if not self.is_store:
@@ -109,7 +109,7 @@ class Contents:
                     out.entries += 1
                     self._keep(name, entry, out.findings)
 
-    def _keep(self, name: str, entry: Entry, findings: list[str]) -> None:
+    def _keep(self, name: str, entry: TreeEntry, findings: list[str]) -> None:
         key, value = entry.key, self._snapshot.value(entry)
         plain: bytes | None = value
         if not (name == "meta" and key == seal.FORMAT_KEY):

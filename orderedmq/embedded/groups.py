@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.core import lock as rules
-from orderedmq.core.lock import LOCK_LIFE, Client, LockToken, QueueLock, Refusal
+from orderedmq.core.lock import LOCK_LIFE, ClientIdentity, LockToken, QueueLock, Refusal
 from orderedmq.core.membership import Member, Subscription, present
 from orderedmq.embedded import dead_letters, layout, parking_lots
 from orderedmq.embedded.clock import Clock
@@ -116,19 +116,19 @@ class EmbeddedGroups:
         #: Seconds that locks and memberships written here live without renewal.
         self.life = LOCK_LIFE
 
-    def join(self, owner: str) -> Client:
+    def join(self, owner: str) -> ClientIdentity:
         self._store.require_here()
         with self._store.errors_mapped("join a group"):
             presence = Presence(self._store.path, owner)
         self._present[presence.client.client_id] = presence
         return presence.client
 
-    def cut_off(self, client: Client) -> bool:
+    def cut_off(self, client: ClientIdentity) -> bool:
         """Return False: a member is a process on this machine, so no connection to it can break."""
         del client
         return False
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: ClientIdentity) -> None:
         records = self._records.pop(client.client_id, set())
         presence = self._present.pop(client.client_id, None)
         if presence is None:
@@ -155,7 +155,9 @@ class EmbeddedGroups:
         with self._store.errors_mapped("look for an owner"):
             return is_alive(self._store.path, client_id)
 
-    def heartbeat(self, group: str, client: Client, subscription: Subscription, room: str | None = None) -> list[Member]:
+    def heartbeat(
+        self, group: str, client: ClientIdentity, subscription: Subscription, room: str | None = None
+    ) -> list[Member]:
         check_group(group)
         key = layout.member_key(group, client.client_id)
 
@@ -182,7 +184,9 @@ class EmbeddedGroups:
             known = all_members(txn, group)
         return present(known.values(), self._clock.instant(), self.alive)
 
-    def lock(self, group: str, client: Client, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
+    def lock(
+        self, group: str, client: ClientIdentity, queues: Sequence[MessageQueue]
+    ) -> dict[MessageQueue, LockToken | Refusal]:
         check_group(group)
         out: dict[MessageQueue, LockToken | Refusal] = {}
         known: dict[str, bool] = {}

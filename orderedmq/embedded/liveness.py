@@ -19,7 +19,7 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from orderedmq.core.lock import Client
+from orderedmq.core.lock import ClientIdentity
 from orderedmq.forks import BeginAnew
 
 FOLDER = "owners"
@@ -30,7 +30,7 @@ class Presence:
     """Shows other processes that this one is alive as ``client``, until it is closed or the process dies."""
 
     def __init__(self, store: Path, owner: str) -> None:
-        self.client = Client(owner, f"{owner}@{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+        self.client = ClientIdentity(owner, f"{owner}@{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
         folder = store / FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
         self._path = _file(store, self.client.client_id)

@@ -72,7 +72,7 @@ class Meta(NamedTuple):
     transaction: int
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     """An entry of a tree. If ``value`` is None, it is on ``page`` and the pages behind it."""
 
     key: bytes
@@ -173,7 +173,7 @@ class Snapshot:
 
     def entries(
         self, tree: Tree, name: str, *, numbers: bool = False, heads: bool = True, exact: bool = False
-    ) -> Iterator[Entry]:
+    ) -> Iterator[TreeEntry]:
         """Yield the entries of a tree in order. What is damaged is reported and left out.
 
         ``numbers``: keys are integers in the machine's byte order. ``heads``: also check the first page of each value that has
@@ -182,9 +182,9 @@ class Snapshot:
         for number, page, nodes, firsts in self._leaves(tree, name, numbers, heads, exact):
             for at, (key, flags, size, position) in enumerate(zip(*nodes)):
                 if flags != _BIG:
-                    yield Entry(key, page[position : position + size], size, number, flags == _TREE_VALUE)
+                    yield TreeEntry(key, page[position : position + size], size, number, flags == _TREE_VALUE)
                 elif firsts[at]:
-                    yield Entry(key, None, size, firsts[at], False)
+                    yield TreeEntry(key, None, size, firsts[at], False)
 
     def walk(self, tree: Tree, name: str, *, heads: bool) -> None:
         """Report what is damaged, without yielding entries."""
@@ -241,7 +241,7 @@ class Snapshot:
         if found != said:
             self._report(f"{name} says (branch pages, leaf pages, value pages, entries) {said}, and has {found}")
 
-    def value(self, entry: Entry) -> bytes:
+    def value(self, entry: TreeEntry) -> bytes:
         """Return an entry's value, cut off at the end of the file."""
         if entry.value is not None:
             return entry.value

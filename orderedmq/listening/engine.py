@@ -90,7 +90,7 @@ class Batch:
     """Messages that go to the listener together. ``calls`` and ``seconds`` are those of this range. ``lane``: of order per key."""
 
     messages: list[Message]
-    lane: Lane | None = None
+    lane: KeyLane | None = None
     since: float = 0.0
     in_flight: bool = False
     calls: int = 0
@@ -98,7 +98,7 @@ class Batch:
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class KeyLane:
     """A key with messages that are not decided."""
 
     key: object
@@ -150,7 +150,7 @@ class Consume:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class GiveUp:
     """Write these messages, each with its error, to %DLQ%<group>; then `Engine.dead_lettered`."""
 
     messages: Sequence[Message]
@@ -192,7 +192,7 @@ class Done:
     """Every message of the range is decided or parked."""
 
 
-Action = Consume | DeadLetter | Park | Wait | Suspend | CheckLock | Pull | Done
+Action = Consume | GiveUp | Park | Wait | Suspend | CheckLock | Pull | Done
 
 
 class LotView(NamedTuple):
@@ -259,7 +259,7 @@ class Engine(ABC):
         self._to_park: list[Message] = []
         #: Messages that become dead letters, and the batch that each of them belongs to.
         self._exhausted: deque[tuple[Batch, Sequence[Message]]] = deque()
-        self._due: DeadLetter | Park | CheckLock | None = None
+        self._due: GiveUp | Park | CheckLock | None = None
         self._end = -1
         #: Messages that are not decided, those to be parked included.
         self._held = 0
@@ -302,7 +302,7 @@ class Engine(ABC):
             return self._due
         if now >= self._not_before:
             if self._exhausted:
-                self._due = DeadLetter(self._exhausted[0][1])
+                self._due = GiveUp(self._exhausted[0][1])
                 return self._due
             if len(self._to_park) >= PARK_TOGETHER:
                 return self._park()
@@ -377,8 +377,8 @@ class Engine(ABC):
         batch.seconds += now - batch.since
 
     def dead_lettered(self, ok: bool, error: str | None, now: float) -> list[Outcome]:
-        """Take the outcome of `DeadLetter`. Return what is decided by it; otherwise ``error`` says why not."""
-        if not isinstance(self._due, DeadLetter):
+        """Take the outcome of `GiveUp`. Return what is decided by it; otherwise ``error`` says why not."""
+        if not isinstance(self._due, GiveUp):
             raise RuntimeError(f"queue {self.queue} has no dead letters to be written")
         self._due = None
         if not ok:

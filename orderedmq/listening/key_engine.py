@@ -31,7 +31,18 @@ from typing import ClassVar, Literal
 from orderedmq.conditions import OptionCondition
 from orderedmq.core.dead_letters import MAX_ERROR_BYTES, clip
 from orderedmq.errors import OptionError
-from orderedmq.listening.engine import NO_LOT, Batch, Engine, Lane, LotView, Message, Outcome, OutcomeStatus, Settings, outcomes
+from orderedmq.listening.engine import (
+    NO_LOT,
+    Batch,
+    Engine,
+    KeyLane,
+    LotView,
+    Message,
+    Outcome,
+    OutcomeStatus,
+    Settings,
+    outcomes,
+)
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, check_bounds, suspend_seconds
 from orderedmq.model import MessageQueue
 from orderedmq.parking.lot import lane_key
@@ -95,10 +106,10 @@ class KeyEngine(Engine):
         self._capacity = lot.capacity
         #: Free places in the lot. Messages that are in it and not planned also take up places.
         self._room = lot.capacity - sum(map(len, lot.waiting.values())) - sum(map(len, lot.attempted.values()))
-        self._lanes: dict[object, Lane] = {}
+        self._lanes: dict[object, KeyLane] = {}
         #: Lanes that may be called now, and lanes to be tried again at their time.
-        self._ready: deque[Lane] = deque()
-        self._suspended: list[tuple[float, int, Lane]] = []
+        self._ready: deque[KeyLane] = deque()
+        self._suspended: list[tuple[float, int, KeyLane]] = []
         self._entered = 0
         self._began = now
         self._waiting, self._attempted = lot.waiting, lot.attempted
@@ -188,20 +199,20 @@ class KeyEngine(Engine):
 
     # -- inside
 
-    def _lane(self, key: object) -> Lane:
+    def _lane(self, key: object) -> KeyLane:
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = Lane(key)
+            lane = self._lanes[key] = KeyLane(key)
             if key in self._waiting or key in self._attempted:
                 lane.behind = {*self._waiting.get(key, ()), *self._attempted.get(key, ())}
                 lane.diverted_from = min(lane.behind)
         return lane
 
     @staticmethod
-    def _may_consume(lane: Lane, message: Message) -> bool:
+    def _may_consume(lane: KeyLane, message: Message) -> bool:
         return lane.diverted_from is None or message._offset < lane.diverted_from
 
-    def _add(self, lane: Lane, message: Message) -> None:
+    def _add(self, lane: KeyLane, message: Message) -> None:
         self._held += 1
         if lane.parked or not self._may_consume(lane, message):
             self._to_park.append(message)
@@ -211,11 +222,11 @@ class KeyEngine(Engine):
         if len(lane.waiting) == 1 and lane.batch is None:
             self._ready.append(lane)
 
-    def _tried_enough(self, lane: Lane, now: float) -> bool:
+    def _tried_enough(self, lane: KeyLane, now: float) -> bool:
         late = now - self._began >= self.settings.max_batch_seconds
         return late or lane.failures >= self.settings.in_batch_attempts
 
-    def _leave(self, lane: Lane) -> bool:
+    def _leave(self, lane: KeyLane) -> bool:
         """Park what the range has of a key so far. Return False if the key has to be tried again instead."""
         leaving = [*(lane.batch.messages if lane.batch is not None else ()), *lane.waiting]
         if len(leaving) > self._room:
@@ -232,7 +243,7 @@ class KeyEngine(Engine):
         lane.parked = True
         return True
 
-    def _decide(self, lane: Lane, count: int, status: OutcomeStatus) -> list[Outcome]:
+    def _decide(self, lane: KeyLane, count: int, status: OutcomeStatus) -> list[Outcome]:
         """The first ``count`` messages of the lane's batch are decided; the lane goes on with what is left of it."""
         batch = lane.batch
         assert batch is not None
@@ -249,7 +260,7 @@ class KeyEngine(Engine):
             self._lanes.pop(lane.key, None)
         return outcomes(done, status, batch.seconds)
 
-    def _suspend(self, lane: Lane, at: float) -> None:
+    def _suspend(self, lane: KeyLane, at: float) -> None:
         self._entered += 1
         heapq.heappush(self._suspended, (at, self._entered, lane))
 

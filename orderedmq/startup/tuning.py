@@ -25,7 +25,7 @@ _PYTHONS: Final = ("spark.pyspark.python", "spark.pyspark.driver.python")
 _SHARING: Final = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit")
 
 
-class Place(NamedTuple):
+class Installation(NamedTuple):
     """The Java and the SPARK_HOME that a session will have. ``home`` is None if it is not known."""
 
     java: Java
@@ -54,7 +54,7 @@ def tuned(builder: Builder) -> Builder:
     return builder
 
 
-def prepare(options: dict[str, Any]) -> Place:
+def prepare(options: dict[str, Any]) -> Installation:
     """Set up Java, Python and SPARK_HOME for a session with these options, and return what it will have.
 
     Raises JavaError MISSING or TOO_OLD.
@@ -62,11 +62,11 @@ def prepare(options: dict[str, Any]) -> Place:
     java = find_java()
     set_interpreter()
     if "SPARK_HOME" in os.environ:
-        return Place(java, Path(os.environ["SPARK_HOME"]))
+        return Installation(java, Path(os.environ["SPARK_HOME"]))
     spark = installed_spark()
     if spark is None:
         log.info("SPARK_HOME stays unset: PySpark is not installed with a Spark of its own")
-        return Place(java, None)
+        return Installation(java, None)
     reason = _needs_zip(spark, options)
     try:
         home = spark if reason else compiled_home(spark)
@@ -76,7 +76,7 @@ def prepare(options: dict[str, Any]) -> Place:
         log.info("SPARK_HOME stays unset, so Spark's Python processes compile PySpark: %s", reason)
     else:
         os.environ["SPARK_HOME"] = str(home)
-    return Place(java, home)
+    return Installation(java, home)
 
 
 def _too_late(options: dict[str, Any]) -> str | None:

@@ -35,7 +35,7 @@ _PULL_BYTES: Final = 16 * 1024 * 1024
 Row = dict[str, Any]
 
 
-class Place(NamedTuple):
+class Arrival(NamedTuple):
     """A message's place in the order of arrival. ``stored`` in µs since 1970."""
 
     stored: int
@@ -48,7 +48,7 @@ class Found:
     """What a search found, in order. ``next``: where it goes on; None: it has come to the end. ``searched``: messages looked at."""
 
     rows: list[Row]
-    next: Place | None
+    next: Arrival | None
     searched: int
 
 
@@ -69,17 +69,17 @@ def message_at(log: Log, queue: MessageQueue, offset: int) -> Row:
 
 def last_of(log: Log, bounds: dict[MessageQueue, QueueBounds], most: int) -> list[Row]:
     """Return the last ``most`` messages of all these queues together, in the order of their arrival."""
-    found: list[tuple[Place, Row]] = []
+    found: list[tuple[Arrival, Row]] = []
     for queue, at in bounds.items():
         latest = 0
         for row in rows_of(log, queue, max(at.min_offset, at.max_offset - most), at.max_offset):
             latest = max(latest, row["store_timestamp"])
-            found.append((Place(latest, queue, row["queue_offset"]), row))
+            found.append((Arrival(latest, queue, row["queue_offset"]), row))
     return [row for _, row in sorted(found, key=itemgetter(0))[-most:]]
 
 
 def search(
-    log: Log, queues: Sequence[MessageQueue], key: str | None, since: int | Place | None, most: int, go_on: Callable[[], bool]
+    log: Log, queues: Sequence[MessageQueue], key: str | None, since: int | Arrival | None, most: int, go_on: Callable[[], bool]
 ) -> Found:
     """Return up to ``most`` messages of these queues in the order of their arrival, of one sharding key or of all (None).
 
@@ -91,9 +91,9 @@ def search(
     step = most + 1 if key is None else _PULL_ROWS
     unread = [(queue, _begin(log, queue, at, since)) for queue, at in bounds.items()]
     #: Per queue that is not at its end: a place that nothing unread of it lies before, and how many rows to pull next.
-    reading: list[tuple[Place, int]] = []
+    reading: list[tuple[Arrival, int]] = []
     # Those that lie before everything unread, in order, and the others.
-    certain, other = list[Place](), list[Place]()
+    certain, other = list[Arrival](), list[Arrival]()
     searched = 0
     # Each queue is read once at least, so that a search that goes on comes further however little time it has.
     while unread or (reading and len(certain) <= most and go_on()):
@@ -113,7 +113,7 @@ def search(
                 heapq.heappush(other, place)
             begin += batch.num_rows
             if begin < end:
-                heapq.heappush(reading, (Place(stored[-1].as_py(), queue, begin), min(rows * 4, _PULL_ROWS)))
+                heapq.heappush(reading, (Arrival(stored[-1].as_py(), queue, begin), min(rows * 4, _PULL_ROWS)))
         while not unread and other and not (reading and reading[0][0] <= other[0]):
             certain.append(heapq.heappop(other))
     following = certain[most] if len(certain) > most else reading[0][0] if reading else None
@@ -121,11 +121,11 @@ def search(
     return Found(rows_found, following, searched)
 
 
-def _begin(log: Log, queue: MessageQueue, at: QueueBounds, since: int | Place | None) -> int:
+def _begin(log: Log, queue: MessageQueue, at: QueueBounds, since: int | Arrival | None) -> int:
     """Return the offset of the first message of a queue that does not lie before ``since``."""
     if since is None:
         return at.min_offset
-    if not isinstance(since, Place):
+    if not isinstance(since, Arrival):
         return log.offset_at(queue, since)
     if queue == since.queue:
         return max(since.offset, at.min_offset)
@@ -133,12 +133,12 @@ def _begin(log: Log, queue: MessageQueue, at: QueueBounds, since: int | Place | 
     return log.offset_at(queue, since.stored + (queue < since.queue))
 
 
-def _matching(batch: pa.RecordBatch, stored: pa.Array, queue: MessageQueue, key: str | None) -> list[Place]:
+def _matching(batch: pa.RecordBatch, stored: pa.Array, queue: MessageQueue, key: str | None) -> list[Arrival]:
     offsets = batch.column(0)
     if key is not None:
         same = pc.fill_null(pc.equal(batch.column(1), key), False)
         offsets, stored = offsets.filter(same), stored.filter(same)
-    return [Place(at, queue, offset) for at, offset in zip(stored.to_pylist(), offsets.to_pylist(), strict=True)]
+    return [Arrival(at, queue, offset) for at, offset in zip(stored.to_pylist(), offsets.to_pylist(), strict=True)]
 
 
 def _readable(batch: pa.RecordBatch) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Limits of connections, so that whoever can connect, without a login, cannot keep others from the page.
+"""ConnectionLimits of connections, so that whoever can connect, without a login, cannot keep others from the page.
 
 Rules: a connection *waits* from its start, and from the end of each answer, until the head of its next request is complete, even if
 some bytes of that head have come. A connection is closed when it has waited for too long, and when its client does not read what is
@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """Seconds and numbers of connections.
 
     ``waiting``: for the head of a request. ``idle``: for the first byte of a further request. ``taking``: for a client to take what is
@@ -44,7 +44,7 @@ BACKLOG: Final = 100
 class Connections:
     """The open connections, by the addresses of their two ends."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._open: dict[tuple[Any, Any], Limited] = {}
 

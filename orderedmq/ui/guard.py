@@ -134,7 +134,7 @@ def _from_our_page(headers: Headers, host: str) -> bool:
     return headers.get("sec-fetch-site", "same-origin") == "same-origin"
 
 
-class Form:
+class FormFields:
     """The fields of a form; each may be there several times."""
 
     def __init__(self, fields: list[tuple[str, str]]) -> None:
@@ -148,7 +148,7 @@ class Form:
         return next(iter(self.all(name)), "").strip()
 
 
-async def read_form(request: Request) -> Form:
+async def read_form(request: Request) -> FormFields:
     """Return a form that was sent. Raises HTTPException if it is too large, does not come in time, or is no form."""
     body = bytearray()
     try:
@@ -160,12 +160,12 @@ async def read_form(request: Request) -> Form:
     except TimeoutError as error:
         raise HTTPException(408, "the form did not come in time") from error
     try:
-        return Form(parse_qsl(body.decode("ascii"), keep_blank_values=True, strict_parsing=bool(body), errors="strict"))
+        return FormFields(parse_qsl(body.decode("ascii"), keep_blank_values=True, strict_parsing=bool(body), errors="strict"))
     except ValueError as error:
         raise HTTPException(400, "that is not a form of these pages") from error
 
 
-async def read_change(request: Request, rules: Rules) -> Form:
+async def read_change(request: Request, rules: Rules) -> FormFields:
     """Return the form of a request that changes something. Raises HTTPException 403 if it may not, or is not from our pages."""
     if not rules.allow_changes:
         raise HTTPException(403, "this page is read-only: start orderedmq ui with --allow-changes to change something here")

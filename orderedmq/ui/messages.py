@@ -16,7 +16,7 @@ from orderedmq.broker import Log
 from orderedmq.errors import no_such_queue
 from orderedmq.model import MessageQueue
 from orderedmq.options.values import parse_timestamp, shown, whole_number
-from orderedmq.tools.browse import Found, Place, last_of, message_at, rows_of, search
+from orderedmq.tools.browse import Arrival, Found, last_of, message_at, rows_of, search
 from orderedmq.tools.readable import body_fields, body_text, escaped
 from orderedmq.ui.pages import ROWS, number_of
 from orderedmq.ui.rendering import MOST_BODY, topic_url
@@ -36,7 +36,7 @@ class _Asked:
     offset: int | None
     time: str
     key: str
-    after: Place | None
+    after: Arrival | None
 
 
 class Browser:
@@ -104,7 +104,7 @@ def _asked(request: Request, topic: str, queues: Sequence[MessageQueue]) -> _Ask
     place = None
     if after is not None:
         at = MessageQueue(topic, given.get("at_broker", ""), number_of(request, "at_queue") or 0)
-        place = Place(after, at, number_of(request, "at_offset") or 0)
+        place = Arrival(after, at, number_of(request, "at_offset") or 0)
     return _Asked(chosen, number_of(request, "offset"), given.get("time", "").strip(), _key(given), place)
 
 

@@ -27,7 +27,7 @@ from orderedmq.tools import dead_letters
 from orderedmq.tools.dead_letters import DeadLetter, Replayed
 from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
 from orderedmq.tools.seek import Sought, parse_target, seek
-from orderedmq.ui.guard import Form, read_change
+from orderedmq.ui.guard import FormFields, read_change
 from orderedmq.ui.pages import ROWS, identity, number_of
 from orderedmq.ui.rendering import group_url
 from orderedmq.ui.site import Site
@@ -48,7 +48,7 @@ class Repairs:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def change(self, handle: Callable[[str, Form, Request], Response]) -> Callable[[Request], Any]:
+    def change(self, handle: Callable[[str, FormFields, Request], Response]) -> Callable[[Request], Any]:
         """Make a handler of a POST, which gets the group and a form that may change something."""
 
         async def run(request: Request) -> Response:
@@ -81,7 +81,7 @@ class Repairs:
             request, "letters.html", title=f"Dead letters of {group}", at="groups", group=group, keyings=KEYINGS, **names
         )
 
-    def replay(self, group: str, form: Form, _: Request) -> Response:
+    def replay(self, group: str, form: FormFields, _: Request) -> Response:
         """Send chosen dead letters again, or all that were not yet."""
         everything = bool(form.one("all"))
         offsets = [_letter(text) for text in form.all("offset")]
@@ -116,7 +116,7 @@ class Repairs:
 
     # -- parked keys
 
-    def order(self, group: str, form: Form, request: Request) -> Response:
+    def order(self, group: str, form: FormFields, request: Request) -> Response:
         """Tell the owners of chosen parked keys to try, hold or drop them. A drop is asked for once more."""
         action = form.one("action")
         if action not in get_args(OrderAction):
@@ -158,7 +158,7 @@ class Repairs:
             names |= {"plan": plan, "moves": _moves(plan), "offsets": json.dumps(offsets_to_json(dict(plan.new)))}
         return self._site.page(request, "seek.html", title=f"Seek {group}", at="groups", rows=ROWS, **names)
 
-    def set_offsets(self, group: str, form: Form, _: Request) -> Response:
+    def set_offsets(self, group: str, form: FormFields, _: Request) -> Response:
         """Set the offsets that were shown."""
         done = self._sought(group, form.one("to"), [], lambda name, default="": form.one(name) or default, dry_run=False)
         queues = f"{len(done.new):,} queue{'' if len(done.new) == 1 else 's'}"

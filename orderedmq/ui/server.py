@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
-from orderedmq.ui.connections import BACKLOG, Connections, Limits
+from orderedmq.ui.connections import BACKLOG, ConnectionLimits, Connections
 
 #: Seconds for which requests that are being answered delay the end.
 _LAST_REQUESTS: Final = 2
@@ -44,9 +44,9 @@ def url_of(host: str, port: int) -> str:
     return f"http://{f'[{bare}]' if ':' in bare else bare}:{port}/"
 
 
-def server(app: ASGIApp, limits: Limits | None = None) -> uvicorn.Server:
+def server(app: ASGIApp, limits: ConnectionLimits | None = None) -> uvicorn.Server:
     """Return a server for the application, which logs no request: addresses name keys of messages."""
-    connections = Connections(limits or Limits())
+    connections = Connections(limits or ConnectionLimits())
     return uvicorn.Server(
         uvicorn.Config(
             connections.serving(app),

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.local.probe import ask, find_free_port
-from orderedmq.rocketmq.local.servers import Broker, NameServer, Server
+from orderedmq.rocketmq.local.servers import BrokerServer, NameServer, Server
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.proxy import Network
 from tests.waits import until
@@ -37,7 +37,7 @@ class OrderingNameServer(NameServer):
         return {**super().properties(), "orderMessageEnable": True}
 
 
-class Member(Broker):
+class Member(BrokerServer):
     """A master or a replica, which reports to all nameservers."""
 
     heap = ("-Xms128m", "-Xmx256m")

@@ -12,8 +12,7 @@ import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, fetch_jars
 from orderedmq.rocketmq.local.probe import ask, find_free_port
-from orderedmq.rocketmq.local.servers import Broker as BrokerServer
-from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.local.servers import BrokerServer, Cluster
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.message_requests import max_offset

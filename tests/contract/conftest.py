@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from orderedmq.broker import Broker
-from orderedmq.core.lock import Client, LockToken
+from orderedmq.core.lock import ClientIdentity, LockToken
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.rocketmq.local.jars import VERSIONS
@@ -46,7 +46,7 @@ class EmbeddedPlace:
             f"broker = EmbeddedBroker(Path({str(self.path)!r}), clock={self.clock!r})\n"
         )
 
-    def ended(self, client: Client, group: str) -> None:
+    def ended(self, client: ClientIdentity, group: str) -> None:
         """Do nothing: every client sees that the process is dead."""
 
     def close(self) -> None:
@@ -163,11 +163,11 @@ sys.stdin.readline()
 
 
 @pytest.fixture
-def start(place: Place) -> Iterator[Callable[[], tuple[subprocess.Popen, Client]]]:
+def start(place: Place) -> Iterator[Callable[[], tuple[subprocess.Popen, ClientIdentity]]]:
     """A function that starts a process, which is a member of the group ``g`` and owns all queues."""
-    started: list[tuple[subprocess.Popen, Client]] = []
+    started: list[tuple[subprocess.Popen, ClientIdentity]] = []
 
-    def make() -> tuple[subprocess.Popen, Client]:
+    def make() -> tuple[subprocess.Popen, ClientIdentity]:
         process = subprocess.Popen(
             [sys.executable, "-c", place.connecting() + MEMBER],
             cwd=ROOT,
@@ -177,7 +177,7 @@ def start(place: Place) -> Iterator[Callable[[], tuple[subprocess.Popen, Client]
             text=True,
         )
         assert process.stdout is not None
-        client = Client("them", process.stdout.readline().strip())
+        client = ClientIdentity("them", process.stdout.readline().strip())
         started.append((process, client))
         assert client.client_id, "the member failed to start"
         return started[-1]

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from orderedmq.broker import Broker
-from orderedmq.core.lock import LOCK_LIFE
-from orderedmq.core.lock import Client as Identity
+from orderedmq.core.lock import LOCK_LIFE, ClientIdentity
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks
@@ -161,7 +160,7 @@ class RocketMQPlace:
     def connecting(self) -> str:
         return f"from orderedmq.rocketmq.broker import RocketMQBroker\nbroker = RocketMQBroker({self._cluster.address!r})\n"
 
-    def ended(self, client: Identity, group: str) -> None:
+    def ended(self, client: ClientIdentity, group: str) -> None:
         queues = [MessageQueue("orders", broker.name, number) for broker in self._cluster.brokers for number in range(8)]
         with Client(self._cluster.address) as connection:
             _unlock(connection, {(group, name): queues for name in lock_names(client.client_id)})

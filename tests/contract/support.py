@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Broker
-from orderedmq.core.lock import Client, Instant, LockToken
+from orderedmq.core.lock import ClientIdentity, Instant, LockToken
 from orderedmq.core.membership import Subscription
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COLUMNS, PRODUCER_SCHEMA, RESERVED_PROPERTIES, MessageQueue, OffsetRange
@@ -59,7 +59,7 @@ class Place(Protocol):
         """Code with which another process makes a connection ``broker`` whose clock shows this place's current time."""
         ...
 
-    def ended(self, client: Client, group: str) -> None:
+    def ended(self, client: ClientIdentity, group: str) -> None:
         """Free the locks in ``group`` of a client whose process was killed."""
         ...
 
@@ -134,7 +134,7 @@ def refused(condition: str, *words: object) -> Iterator[None]:
         assert str(word) in caught.value.message
 
 
-def locked(broker: Broker, group: str, client: Client, queues: Sequence[MessageQueue]) -> list[LockToken]:
+def locked(broker: Broker, group: str, client: ClientIdentity, queues: Sequence[MessageQueue]) -> list[LockToken]:
     """Lock all of these queues, assert that none is refused, and return the tokens in order."""
     out = broker.groups.lock(group, client, queues)
     tokens = [out[queue] for queue in queues]
@@ -161,7 +161,7 @@ def span(begin: int, end: int) -> OffsetRange:
 SHARED: Final = Subscription("shared", "orders", "averagely")
 
 
-def beat(broker: Broker, client: Client, group: str = "g", subscription: Subscription = SHARED) -> list[str]:
+def beat(broker: Broker, client: ClientIdentity, group: str = "g", subscription: Subscription = SHARED) -> list[str]:
     return [member.client_id for member in broker.groups.heartbeat(group, client, subscription)]
 
 
@@ -169,16 +169,16 @@ def ids(broker: Broker, group: str = "g") -> list[str]:
     return [member.client_id for member in broker.groups.members(group)]
 
 
-def known(*clients: Client) -> list[str]:
+def known(*clients: ClientIdentity) -> list[str]:
     return sorted(client.client_id for client in clients)
 
 
-def joined(broker: Broker, client: Client, group: str = "g") -> int:
+def joined(broker: Broker, client: ClientIdentity, group: str = "g") -> int:
     [one] = [member for member in broker.groups.members(group) if member.client_id == client.client_id]
     return one.joined
 
 
-def gone(broker: Broker, kind: str, client: Client, group: str = "g") -> None:
+def gone(broker: Broker, kind: str, client: ClientIdentity, group: str = "g") -> None:
     """Wait until a killed client is no member: at once in a store, at the end of its connection over RocketMQ."""
     timeout = 0.0 if kind == "embedded" else 60.0
     until(lambda: client.client_id not in ids(broker, group), f"{client.client_id} is no member", timeout)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from orderedmq.broker import Broker, SinkBatch
-from orderedmq.core.lock import LOCK_LIFE, UNLOCK_DELAY, Client, LockToken
+from orderedmq.core.lock import LOCK_LIFE, UNLOCK_DELAY, ClientIdentity, LockToken
 from orderedmq.core.micro_batch import SourceRun
 from orderedmq.model import MessageQueue
 from tests.contract.support import (
@@ -45,7 +45,7 @@ def late_publish(broker: Broker, token: LockToken) -> None:
 @pytest.mark.parametrize("how", ["left", "expired"])
 def test_a_lock_whose_holder_is_gone_is_released_without_force(broker: Broker, clock: FakeClock, token: LockToken, how: str):
     if how == "left":
-        client = Client(token.owner, token.client_id)
+        client = ClientIdentity(token.owner, token.client_id)
         broker.groups.leave(client)
     else:
         clock.pass_(61)
@@ -58,7 +58,7 @@ def test_a_lock_whose_holder_is_gone_is_released_without_force(broker: Broker, c
 @needs("owners")
 def test_a_lingering_lock_of_a_process_that_is_gone_is_released_and_free_at_once(broker: Broker, token: LockToken):
     broker.groups.unlock([token], UNLOCK_DELAY)
-    broker.groups.leave(Client(token.owner, token.client_id))
+    broker.groups.leave(ClientIdentity(token.owner, token.client_id))
     assert broker.admin.release("g", [token.queue]) == [token.queue]
     locked(broker, "g", broker.groups.join("them"), [token.queue])
     with refused("LOCK.LOST"):
@@ -179,7 +179,7 @@ def test_a_group_is_in_use_while_an_owner_lives_that_is_no_member(broker: Broker
         with refused("GROUP.IN_USE", "'g'", token.client_id, token.queue):
             call()
     assert broker.groups.stale([token]) == []
-    broker.groups.leave(Client(token.owner, token.client_id))
+    broker.groups.leave(ClientIdentity(token.owner, token.client_id))
     for call in outside(broker, token.queue)[::-1]:
         call()
 

@@ -28,7 +28,7 @@ from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.cli.top import _view
 from orderedmq.core.dead_letters import dead_letter_properties
-from orderedmq.core.lock import Client, LockToken
+from orderedmq.core.lock import ClientIdentity, LockToken
 from orderedmq.core.membership import Subscription
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, PRODUCER_SCHEMA, MessageQueue
@@ -111,7 +111,7 @@ def broker(store: Path) -> Iterator[Broker]:
         yield broker
 
 
-def take(broker: Broker, group: str, client: Client, *queues: MessageQueue) -> list[LockToken]:
+def take(broker: Broker, group: str, client: ClientIdentity, *queues: MessageQueue) -> list[LockToken]:
     found = broker.groups.lock(group, client, queues)
     return [token for token in found.values() if isinstance(token, LockToken)]
 

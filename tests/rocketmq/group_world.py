@@ -8,8 +8,7 @@ from typing import Self
 
 import pytest
 
-from orderedmq.core.lock import Client as Identity
-from orderedmq.core.lock import LockToken, Refusal
+from orderedmq.core.lock import ClientIdentity, LockToken, Refusal
 from orderedmq.core.membership import Subscription
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import MessageQueue
@@ -51,7 +50,9 @@ class World:
     def send(self, queue: MessageQueue, count: int) -> None:
         self.log.append({queue: rows(range(count))})
 
-    def lock(self, broker: RocketMQBroker, client: Identity, queues: Sequence[MessageQueue] | None = None) -> list[LockToken]:
+    def lock(
+        self, broker: RocketMQBroker, client: ClientIdentity, queues: Sequence[MessageQueue] | None = None
+    ) -> list[LockToken]:
         return locked(broker, self.group, client, self.queues if queues is None else queues)
 
     def shared(self) -> Subscription:

@@ -14,8 +14,7 @@ from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableE
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.local.jars import VERSIONS, fetch_jars
 from orderedmq.rocketmq.local.probe import find_free_port
-from orderedmq.rocketmq.local.servers import Broker as BrokerServer
-from orderedmq.rocketmq.local.servers import Cluster, NameServer
+from orderedmq.rocketmq.local.servers import BrokerServer, Cluster, NameServer
 from tests.contract.support import rows
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER

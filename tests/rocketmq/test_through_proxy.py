@@ -42,8 +42,7 @@ from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.parking.rules import Order, Put, Ticket, companion, parked_queue, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.probe import ask, find_free_port
-from orderedmq.rocketmq.local.servers import Broker as LocalBroker
-from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.local.servers import BrokerServer, Cluster
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.wire import admin_requests
@@ -533,7 +532,7 @@ def test_a_reset_is_known_to_every_broker_behind_a_proxy(direct: Broker, through
 @pytest.mark.nightly
 def test_a_proxy_in_local_mode_is_refused_by_name(newest: Cluster, tmp_path: pathlib.Path) -> None:
     cluster = Cluster(tmp_path, newest.version, brokers=0, jvm=QUICK_SERVER)
-    inside = LocalBroker(tmp_path / "inside", newest.version, find_free_port(-2, 0, 1), cluster.address, cluster.name)
+    inside = BrokerServer(tmp_path / "inside", newest.version, find_free_port(-2, 0, 1), cluster.address, cluster.name)
     inside.home.mkdir()
     (tmp_path / "proxy").mkdir()
     local = ProxyServer(tmp_path / "proxy", cluster, {"proxyMode": "LOCAL", "brokerConfigPath": inside.configure()[1]})

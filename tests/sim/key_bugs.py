@@ -15,7 +15,7 @@ from ordered_source.lot_planner import LotPlanner
 from orderedmq.core import ownership
 from orderedmq.core.ownership import Commit, Owner
 from orderedmq.listening import key_engine
-from orderedmq.listening.engine import Lane
+from orderedmq.listening.engine import KeyLane
 from orderedmq.listening.key_engine import KeyEngine
 from orderedmq.listening.listener import ConsumeOrderlyStatus
 from orderedmq.model import is_parked
@@ -124,7 +124,7 @@ def dead_letter_overtaken() -> AbstractContextManager[Any]:
         out = consumed(self, batch, *arguments)
         lane = batch.lane
         if any(batch is one for one, _ in self._exhausted) and lane.waiting:
-            other = Lane(lane.key, waiting=lane.waiting, behind=lane.behind, diverted_from=lane.diverted_from)
+            other = KeyLane(lane.key, waiting=lane.waiting, behind=lane.behind, diverted_from=lane.diverted_from)
             lane.waiting = deque()
             self._ready.append(other)
         return out

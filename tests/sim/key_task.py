@@ -15,8 +15,8 @@ from orderedmq.listening.engine import (
     Batch,
     CheckLock,
     Consume,
-    DeadLetter,
     Done,
+    GiveUp,
     Message,
     Outcome,
     Park,
@@ -265,7 +265,7 @@ class KeyTask(Task):
                     self.in_flight.append(batch)
                     if len(self.in_flight) > self.settings.concurrency:
                         self.world.fail(f"{self}: {len(self.in_flight)} calls at once")
-                case DeadLetter([message]):
+                case GiveUp([message]):
                     self._dead_letter(message)
                 case Park(messages):
                     self._park(messages)

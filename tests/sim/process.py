@@ -17,7 +17,7 @@ from ordered_source.renewal import Renewal
 from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.capabilities import EMBEDDED
 from orderedmq.conditions import StoreCondition
-from orderedmq.core.lock import Client, LockToken, Refusal
+from orderedmq.core.lock import ClientIdentity, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import StoreError, aged_out
@@ -132,7 +132,7 @@ class Process:
         self.network = network
         self.world = network.world
         self.name = name
-        self.client: Client | None = None
+        self.client: ClientIdentity | None = None
         self.dead = False
         self.frozen = False
         self.renewal: VirtualRenewal | None = None
@@ -225,27 +225,29 @@ class Process:
 
     # -- Groups --------------------------------------------------------------------------------------------------------------
 
-    def join(self, owner: str) -> Client:
+    def join(self, owner: str) -> ClientIdentity:
         if self.dead:
             raise Killed
-        self.client = Client(owner, f"{owner}@{self.name}")
+        self.client = ClientIdentity(owner, f"{owner}@{self.name}")
         self.world.alive.add(self.client.client_id)
         return self.client
 
-    def cut_off(self, client: Client) -> bool:
+    def cut_off(self, client: ClientIdentity) -> bool:
         del client
         return False
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: ClientIdentity) -> None:
         self._call(self.world.leave, client)
 
-    def heartbeat(self, name: str, client: Client, subscription: Subscription, room: str | None = None) -> list[Member]:
+    def heartbeat(self, name: str, client: ClientIdentity, subscription: Subscription, room: str | None = None) -> list[Member]:
         return self._call(self.world.heartbeat, client, subscription, room)
 
     def members(self, name: str) -> list[Member]:
         return self._call(self.world.members)
 
-    def lock(self, name: str, client: Client, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
+    def lock(
+        self, name: str, client: ClientIdentity, queues: Sequence[MessageQueue]
+    ) -> dict[MessageQueue, LockToken | Refusal]:
         return self._call(self.world.lock, client, queues)
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:

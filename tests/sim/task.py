@@ -11,7 +11,7 @@ from ordered_source.partition_reader import CHECK_INTERVAL
 from orderedmq.conditions import LockCondition
 from orderedmq.core.lock import LockToken
 from orderedmq.errors import LockError
-from orderedmq.listening.engine import CheckLock, Consume, DeadLetter, Done, Message, Outcome, Pull, Suspend
+from orderedmq.listening.engine import CheckLock, Consume, Done, GiveUp, Message, Outcome, Pull, Suspend
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.listening.queue_engine import OrderPerQueue, QueueEngine
 from orderedmq.model import OffsetRange
@@ -129,7 +129,7 @@ class ListenerTask(Task):
                     status, auto = self._answer(random, offsets[-1] + 1)
                     answer = Answer(status, None, ConsumeOrderlyContext(self.token.queue, auto))
                     self.outcomes += self.engine.consumed(batch, answer, now)
-                case DeadLetter(messages):
+                case GiveUp(messages):
                     written = random.random() < 0.9 or not self.moody
                     self.world.dead_letter(self.token, _offsets(messages) if written else ())
                     self.outcomes += self.engine.dead_lettered(written, "no answer", now)

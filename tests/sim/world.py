@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.conditions import LockCondition
 from orderedmq.core import lock as rules
-from orderedmq.core.lock import LOCK_LIFE, Client, Instant, LockToken, QueueLock, Refusal
+from orderedmq.core.lock import LOCK_LIFE, ClientIdentity, Instant, LockToken, QueueLock, Refusal
 from orderedmq.core.membership import Member, Subscription, present
 from orderedmq.errors import LockError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, is_parked
@@ -49,7 +49,7 @@ class Renewing(Protocol):
 class Holding:
     """The client that may work on a queue by the specification, kept by the true clock and apart from the lock's record."""
 
-    client: Client
+    client: ClientIdentity
     since: float
     life: float = LOCK_LIFE
     lingering: bool = False
@@ -197,7 +197,7 @@ class World:
 
     # -- the Groups protocol ---------------------------------------------------------------------------------------------------
 
-    def heartbeat(self, client: Client, subscription: Subscription, room: str | None) -> list[Member]:
+    def heartbeat(self, client: ClientIdentity, subscription: Subscription, room: str | None) -> list[Member]:
         self.changes += 1
         now, known = self.instant(), self.group_members
         mine = known.get(client.client_id)
@@ -210,12 +210,12 @@ class World:
     def members(self) -> list[Member]:
         return present(self.group_members.values(), self.instant(), self.alive.__contains__)
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: ClientIdentity) -> None:
         self.changes += 1
         self.group_members.pop(client.client_id, None)
         self.alive.discard(client.client_id)
 
-    def lock(self, client: Client, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
+    def lock(self, client: ClientIdentity, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
         out: dict[MessageQueue, LockToken | Refusal] = {}
         now = self.instant()
         for queue in queues:
@@ -229,7 +229,7 @@ class World:
             out[queue] = rules.token_of(after, GROUP, queue)
         return out
 
-    def _granted(self, queue: MessageQueue, before: QueueLock | None, after: QueueLock, client: Client) -> None:
+    def _granted(self, queue: MessageQueue, before: QueueLock | None, after: QueueLock, client: ClientIdentity) -> None:
         holding = self.holdings.get(queue)
         if holding is not None and holding.client != client and self._protected(holding, client):
             self.fail(f"{queue} was given to {client.client_id}, though it is {holding.client.client_id}'s")
@@ -246,7 +246,7 @@ class World:
         event = {"event": "grant", "group": GROUP, "queue": str(queue), "epoch": after.epoch, "owner": client.owner}
         self.history.append(event)
 
-    def _protected(self, holding: Holding, asker: Client) -> bool:
+    def _protected(self, holding: Holding, asker: ClientIdentity) -> bool:
         """Whether the queue is still the holder's: not expired, and its client is alive or has stopped with a task at work."""
         if self.now - holding.since > holding.life:
             return False

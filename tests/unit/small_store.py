@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orderedmq.broker import Receipt, SinkBatch
-from orderedmq.core.lock import Client, Instant, LockToken
+from orderedmq.core.lock import ClientIdentity, Instant, LockToken
 from orderedmq.core.membership import Subscription
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.model import EMBEDDED_BROKER, MESSAGE_SCHEMA, MessageQueue
@@ -33,7 +33,7 @@ class FixedClock:
         return self.micros
 
 
-def make(path: Path) -> tuple[EmbeddedBroker, Client, Receipt]:
+def make(path: Path) -> tuple[EmbeddedBroker, ClientIdentity, Receipt]:
     """The broker, still open so that its member lives, that member, and rows that are staged as batch 1 of the sink "s"."""
     clock = FixedClock(1_700_000_000_000_000)
     broker = EmbeddedBroker(path, clock=clock)

@@ -13,7 +13,7 @@ import pytest
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.errors import OrderedMQError
 from orderedmq.tools import browse
-from orderedmq.tools.browse import Place, last_of, message_at, search
+from orderedmq.tools.browse import Arrival, last_of, message_at, search
 from tests.contract.support import FakeClock, rows
 
 KEYS = ("x", "y", None)
@@ -33,8 +33,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
         yield made
 
 
-def places(found: list[browse.Row]) -> list[Place]:
-    return [Place(row["store_timestamp"], row["queue"], row["queue_offset"]) for row in found]
+def places(found: list[browse.Row]) -> list[Arrival]:
+    return [Arrival(row["store_timestamp"], row["queue"], row["queue_offset"]) for row in found]
 
 
 def every(broker: EmbeddedBroker) -> list[browse.Row]:
@@ -53,7 +53,7 @@ def test_searches_that_go_on_find_each_message_once_in_the_order_of_arrival(
     queues = broker.log.queues("orders")
     wanted = [row for row in every(broker) if key in (None, row["sharding_key"])]
     found: list[browse.Row] = []
-    since: Place | None = None
+    since: Arrival | None = None
     for _ in range(400):
         part = search(broker.log, queues, key, since, most, lambda: patient)
         assert len(part.rows) <= most

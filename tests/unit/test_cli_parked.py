@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.cli import app
-from orderedmq.core.lock import Client, LockToken
+from orderedmq.core.lock import ClientIdentity, LockToken
 from orderedmq.model import MessageQueue
 from orderedmq.parking import reading
 from orderedmq.parking.lot import LOT_COLUMNS, Lot
@@ -32,7 +32,7 @@ class Owner(NamedTuple):
     """A query of group g, and what it does to the lots of its queues."""
 
     broker: Broker
-    client: Client
+    client: ClientIdentity
     tokens: dict[MessageQueue, LockToken]
 
     def park(self, queue: MessageQueue, *tickets: Ticket) -> None:

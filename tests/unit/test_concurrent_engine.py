@@ -16,8 +16,8 @@ from orderedmq.listening.engine import (
     Batch,
     CheckLock,
     Consume,
-    DeadLetter,
     Done,
+    GiveUp,
     LotView,
     Message,
     Outcome,
@@ -76,7 +76,7 @@ class Task:
                     else:
                         self.parked += messages
                         out += engine.was_parked([True] * len(messages), None, self.now)
-                case DeadLetter([message]):
+                case GiveUp([message]):
                     ok = not self.refuse
                     self.refuse -= not ok
                     self.letters += [message._offset] * ok

@@ -171,6 +171,16 @@ def test_a_module_that_says_it_is_pure_is_pure() -> None:
     assert {name: roots(imported()[name]) & IMPURE for name in said} == {name: EXCEPTIONS.get(name, set()) for name in said}
 
 
+def test_no_two_classes_have_one_name() -> None:
+    """A reader who meets a name in another module may take it for the one that he knows."""
+    defined: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                defined.setdefault(node.name, []).append(name)
+    assert {name: modules for name, modules in defined.items() if len(modules) > 1} == {}
+
+
 # -- Spark, source and sink -------------------------------------------------------------------------------------------------------
 
 

@@ -16,8 +16,8 @@ from orderedmq.listening.engine import (
     Batch,
     CheckLock,
     Consume,
-    DeadLetter,
     Done,
+    GiveUp,
     LotView,
     Message,
     Outcome,
@@ -146,7 +146,7 @@ class World:
                         assert one._offset > last, f"{one._offset} after {last}"
                         self.reached["older than what is parked"] += any(one._offset < o for o in attempted.get(key, ()))
                     in_flight.append(batch)
-                case DeadLetter():
+                case GiveUp():
                     ok = self.random.random() < 0.9
                     if ok:
                         self.reached["dead letter"] += 1
@@ -289,7 +289,7 @@ def drained(engine: KeyEngine, listener: Callable[[Batch], ConsumeOrderlyStatus 
         match engine.next(now):
             case Consume(batch):
                 out += engine.consumed(batch, answer(listener(batch)), now)
-            case DeadLetter():
+            case GiveUp():
                 out += engine.dead_lettered(True, None, now)
             case Park(messages):
                 out += engine.was_parked([True] * len(messages), None, now)
@@ -452,7 +452,7 @@ def test_what_fails_before_a_parked_message_of_its_key_is_parked_or_put_aside_as
                 made.lock(True, 0.0)
             case Consume(batch):
                 out += made.consumed(batch, answer(SUSPEND, "it failed"), 0.0)
-            case DeadLetter():
+            case GiveUp():
                 out += made.dead_lettered(True, None, 0.0)
             case Park(messages):
                 parked += [one._offset for one in messages]

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.core import lock as rules
-from orderedmq.core.lock import LOCK_LIFE, Client, Instant, LockToken, QueueLock
+from orderedmq.core.lock import LOCK_LIFE, ClientIdentity, Instant, LockToken, QueueLock
 from orderedmq.model import MessageQueue
 
 Q = MessageQueue("orders", "embedded", 0)
-A1, A2 = Client("a", "a@1"), Client("a", "a@2")
-B1 = Client("b", "b@1")
+A1, A2 = ClientIdentity("a", "a@1"), ClientIdentity("a", "a@2")
+B1 = ClientIdentity("b", "b@1")
 
 
 def at(seconds: float, boot: str = "boot") -> Instant:
@@ -36,7 +36,7 @@ def unasked(client_id: str) -> bool:
 
 def ask(
     lock: QueueLock | None,
-    client: Client,
+    client: ClientIdentity,
     seconds: float,
     epoch: int,
     alive: Callable[[str], bool] = everyone,
@@ -45,7 +45,7 @@ def ask(
     return rules.grant(lock, client, at(seconds, boot), next_epoch=epoch, alive=alive)
 
 
-def granted(client: Client = A1, seconds: float = 0.0, epoch: int = 1) -> QueueLock:
+def granted(client: ClientIdentity = A1, seconds: float = 0.0, epoch: int = 1) -> QueueLock:
     lock = ask(None, client, seconds, epoch, unasked)
     assert lock is not None
     return lock

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orderedmq.core.lock import LOCK_LIFE, RENEW_INTERVAL, Client, Instant
+from orderedmq.core.lock import LOCK_LIFE, RENEW_INTERVAL, ClientIdentity, Instant
 from orderedmq.core.membership import MEMBER_LIFE, Member, Subscription, present, refuse
 from orderedmq.errors import GroupError
 
@@ -23,8 +23,8 @@ def member(name: str, joined: int = 1, subscription: Subscription = SHARED, seco
     return Member(name.partition("@")[0], name, subscription, joined, at(seconds))
 
 
-def client(name: str) -> Client:
-    return Client(name.partition("@")[0], name)
+def client(name: str) -> ClientIdentity:
+    return ClientIdentity(name.partition("@")[0], name)
 
 
 def everyone(client_id: str) -> bool:

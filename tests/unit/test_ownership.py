@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from orderedmq.core import lock as rules
-from orderedmq.core.lock import UNLOCK_DELAY, Client, Instant, LockToken, QueueLock, Refusal
+from orderedmq.core.lock import UNLOCK_DELAY, ClientIdentity, Instant, LockToken, QueueLock, Refusal
 from orderedmq.core.offsets import Checkpoint, OffsetMap, ranges
 from orderedmq.core.owned_queue import Owned
 from orderedmq.core.ownership import Behind, Commit, Lock, Owner, Policy
@@ -301,7 +301,7 @@ class World:
     def instant(self) -> Instant:
         return Instant("boot", self.now)
 
-    def lock(self, client: Client, queues: Iterable[MessageQueue], *, all_or_none: bool) -> list[LockToken] | None:
+    def lock(self, client: ClientIdentity, queues: Iterable[MessageQueue], *, all_or_none: bool) -> list[LockToken] | None:
         tokens = []
         for queue in queues:
             self.epoch += 1
@@ -376,7 +376,7 @@ class Query:
         self.runs = 0
         self.phase = "down"
         self.owner = kind(name)
-        self.client = Client(name, "")
+        self.client = ClientIdentity(name, "")
         self.batch: tuple[str, int, Ranges, list[LockToken]] = (name, 0, {}, [])
         self.replayed = False
 
@@ -404,7 +404,7 @@ class Query:
 
     def begin(self) -> None:
         self.runs += 1
-        self.client = Client(self.name, f"{self.name}@{self.runs}")
+        self.client = ClientIdentity(self.name, f"{self.name}@{self.runs}")
         self.world.alive.add(self.client.client_id)
         self.owner = self.kind(self.name)
         self.phase = "idle"

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from orderedmq.core.dead_letters import MAX_ERROR_BYTES, clip
 from orderedmq.errors import ListenerError, LockError, OptionError
-from orderedmq.listening.engine import Batch, CheckLock, Consume, DeadLetter, Done, Message, Outcome, Pull, Suspend
+from orderedmq.listening.engine import Batch, CheckLock, Consume, Done, GiveUp, Message, Outcome, Pull, Suspend
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, suspend_seconds
 from orderedmq.listening.queue_engine import OrderPerQueue, QueueEngine
 from orderedmq.model import MessageQueue
@@ -87,7 +87,7 @@ class Task:
         return batch
 
     def letters(self, ok: bool = True, error: str | None = None) -> Sequence[Message]:
-        messages: Sequence[Message] = self.to(DeadLetter).messages
+        messages: Sequence[Message] = self.to(GiveUp).messages
         self.log.append(f"letters {messages[0]._offset}-{messages[-1]._offset + 1}")
         self.outcomes += self.engine.dead_lettered(ok, error, self.now)
         return messages
@@ -203,7 +203,7 @@ def test_next_says_the_same_until_it_has_the_outcome() -> None:
     assert isinstance(again, Consume)
     assert again.batch is action.batch
     engine.consumed(again.batch, answer(None), 5.0)
-    assert isinstance(engine.next(5.0), DeadLetter)
+    assert isinstance(engine.next(5.0), GiveUp)
     assert engine.next(5.0) is engine.next(6.0)
 
 
@@ -248,9 +248,9 @@ TABLE = [
     (True, ROLLBACK, True, Consume, [2], BOTH),
     (True, ROLLBACK, False, Consume, [2], BOTH),
     (True, SUSPEND, True, Suspend, [0, 1, 2], []),
-    (True, SUSPEND, False, DeadLetter, [2], [ACCEPTED, (1, "DEAD_LETTER", 1)]),
+    (True, SUSPEND, False, GiveUp, [2], [ACCEPTED, (1, "DEAD_LETTER", 1)]),
     (True, None, True, Suspend, [0, 1, 2], []),
-    (True, None, False, DeadLetter, [2], [ACCEPTED, (1, "DEAD_LETTER", 1)]),
+    (True, None, False, GiveUp, [2], [ACCEPTED, (1, "DEAD_LETTER", 1)]),
     (False, SUCCESS, True, Consume, [0, 1, 2], []),
     (False, SUCCESS, False, Consume, [0, 1, 2], []),
     (False, COMMIT, True, Consume, [2], [ACCEPTED, (1, "COMMIT", 1)]),
@@ -258,9 +258,9 @@ TABLE = [
     (False, ROLLBACK, True, Suspend, [0, 1, 2], []),
     (False, ROLLBACK, False, Suspend, [0, 1, 2], []),
     (False, SUSPEND, True, Suspend, [0, 1, 2], []),
-    (False, SUSPEND, False, DeadLetter, [0, 2], [(1, "DEAD_LETTER", 1)]),
+    (False, SUSPEND, False, GiveUp, [0, 2], [(1, "DEAD_LETTER", 1)]),
     (False, None, True, Suspend, [0, 1, 2], []),
-    (False, None, False, DeadLetter, [0, 2], [(1, "DEAD_LETTER", 1)]),
+    (False, None, False, GiveUp, [0, 2], [(1, "DEAD_LETTER", 1)]),
 ]
 
 
@@ -276,8 +276,8 @@ def test_an_answer_does_what_the_table_says(
     task = Task({0: 7, 1: 6 if left else 7, 2: 7}, max_reconsume_times=7)
     task.answer(SUCCESS, auto=False)
     task.answer(status, auto=auto)
-    if follows is DeadLetter:
-        assert isinstance(task.engine.next(task.now), DeadLetter)
+    if follows is GiveUp:
+        assert isinstance(task.engine.next(task.now), GiveUp)
         task.letters()
     assert task.rows() == outcomes
     # Whatever was not decided comes again after a rollback, in order.
@@ -406,8 +406,8 @@ def test_only_when_its_dead_letters_are_written_the_queue_goes_on() -> None:
     task = Task(range(2), max_reconsume_times=1)
     task.answer(None)
     task.answer(None)
-    assert isinstance(task.engine.next(task.now), DeadLetter)
-    assert isinstance(task.engine.next(task.now + 5), DeadLetter)
+    assert isinstance(task.engine.next(task.now), GiveUp)
+    assert isinstance(task.engine.next(task.now + 5), GiveUp)
     assert task.outcomes == []
     task.letters()
     assert offsets(task.answer().messages) == [1]
@@ -634,7 +634,7 @@ class Machine(RuleBasedStateMachine):
                 self.now += takes
                 self.outcomes += self.engine.consumed(batch, answer(status, auto=auto), self.now)
                 self.answered(found, status, auto)
-            case DeadLetter(messages):
+            case GiveUp(messages):
                 assert offsets(messages) == self.dying
                 self.outcomes += self.engine.dead_lettered(written, None if written else "no room", self.now)
                 if written:

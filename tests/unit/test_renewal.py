@@ -90,7 +90,7 @@ def test_a_renewal_that_failed_is_tried_again(renewal: Renewal, groups: Groups) 
 
 
 def test_after_a_failure_the_next_try_does_not_wait_for_its_time(groups: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ordered_source.renewal.RETRY", 0.01)
+    monkeypatch.setattr("ordered_source.renewal.RENEWAL_RETRY", 0.01)
     made = Renewal(groups, groups.beat, 0.5)
     groups.fails = True
     made.start()
@@ -99,7 +99,7 @@ def test_after_a_failure_the_next_try_does_not_wait_for_its_time(groups: Any, mo
 
 
 def test_a_client_that_is_cut_off_says_soon_that_it_is_there(groups: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ordered_source.renewal.RETRY", 0.02)
+    monkeypatch.setattr("ordered_source.renewal.RENEWAL_RETRY", 0.02)
     monkeypatch.setattr("ordered_source.renewal.LOOK", 0.01)
     cut_off = threading.Event()
     made = Renewal(groups, groups.beat, 60.0, cut_off.is_set)

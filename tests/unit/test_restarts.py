@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import pytest
 
 from orderedmq.core import lock as rules
-from orderedmq.core.lock import Client, Instant, LockToken, QueueLock
+from orderedmq.core.lock import ClientIdentity, Instant, LockToken, QueueLock
 from orderedmq.core.offsets import Checkpoint
 from orderedmq.core.ownership import Lock, Owner, Policy
 from orderedmq.model import MessageQueue, OffsetRange
 
 QUEUE = MessageQueue("orders", "embedded", 0)
-ME, AGAIN, OTHER = Client("me", "me@1"), Client("me", "me@2"), Client("other", "other@1")
+ME, AGAIN, OTHER = ClientIdentity("me", "me@1"), ClientIdentity("me", "me@2"), ClientIdentity("other", "other@1")
 S, E = 10, 20
 
 
@@ -30,7 +30,7 @@ class Store:
     def instant(self) -> Instant:
         return Instant("boot", self.now)
 
-    def take(self, client: Client) -> LockToken | None:
+    def take(self, client: ClientIdentity) -> LockToken | None:
         self.epoch += 1
         self.alive.add(client.client_id)
         lock = rules.grant(self.lock, client, self.instant(), next_epoch=self.epoch, alive=self.alive.__contains__)
@@ -92,7 +92,7 @@ def happen(store: Store, token: LockToken, steps: tuple[str, ...]) -> None:
             case "held":
                 assert store.take(OTHER) is not None
             case "mine":
-                store.give_back(store.take(Client("me", "me@between")))
+                store.give_back(store.take(ClientIdentity("me", "me@between")))
             case "former":
                 # A restart that is refused the queue now does not go on without it.
                 refusal = rules.refusal(store.lock, QUEUE, store.instant(), True) if store.lock else None

@@ -14,7 +14,7 @@ from orderedmq.conditions import UnavailableCondition
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.sink.bookmarks import COMMITTED, ENTRIES, Entry
+from orderedmq.rocketmq.sink.bookmarks import COMMITTED, ENTRIES, WriterEntry
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing
 from orderedmq.rocketmq.sink.message_stamp import Writer
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
@@ -178,7 +178,7 @@ class Case:
         self.client = FakeClient()
         self.broker = self.client.used.broker = broker or FakeBroker()
         if broker is None and writer is not None:
-            self.broker.numbers[ENTRIES] = Entry.of(writer).value
+            self.broker.numbers[ENTRIES] = WriterEntry.of(writer).value
         self.stop = FakeStop()
         self.waits = 0
         self.log = FakeLog()
@@ -314,7 +314,7 @@ def test_the_usual_task_asks_for_the_lock_for_all_numbers_at_once_and_for_one_pu
 
 def test_the_first_task_of_a_batch_makes_its_run_the_queue_s_writer_and_asks_nothing_twice() -> None:
     case = attempt_of(FakeBroker(), NEW, 0)
-    case.broker.numbers[ENTRIES] = Entry(4, 6, 10).value
+    case.broker.numbers[ENTRIES] = WriterEntry(4, 6, 10).value
     case.port.acquire()
     assert case.port.start() == Start(1, 1, -1)
     gate = [
@@ -347,7 +347,7 @@ def test_what_was_read_before_another_run_s_task_had_ended_is_read_again() -> No
 def test_what_was_read_before_another_run_came_between_is_read_again(sibling: bool) -> None:
     """Also if a task of the same run has made the queue its run's since, for fewer partitions."""
     broker = FakeBroker()
-    broker.numbers[ENTRIES] = known = Entry(4, 6, 10).value
+    broker.numbers[ENTRIES] = known = WriterEntry(4, 6, 10).value
     new = attempt_of(broker, NEW, 5)
     locked = new.port._lock_all
 
@@ -400,7 +400,7 @@ def test_tasks_of_one_run_have_a_queue_at_the_same_time() -> None:
         task.port.acquire()
     assert all(task.port.keep() for task in tasks)
     assert time.monotonic() == began
-    assert Entry.parse(broker.numbers[ENTRIES]) == Entry(4, 7, 10)
+    assert WriterEntry.parse(broker.numbers[ENTRIES]) == WriterEntry(4, 7, 10)
     for task in tasks:
         task.port.release(0)
     assert not broker.locks
@@ -416,7 +416,7 @@ def test_another_run_of_the_batch_waits_until_no_task_of_the_first_has_the_queue
     new.port.acquire()
     assert not new.stop.meanwhile
     assert new.port.keep()
-    assert Entry.parse(broker.numbers[ENTRIES]) == Entry(3, 7, 11)
+    assert WriterEntry.parse(broker.numbers[ENTRIES]) == WriterEntry(3, 7, 11)
     assert list(broker.locks.values()) == [f"{NEW}-0"]
 
 
@@ -437,7 +437,7 @@ def test_a_late_attempt_of_the_first_run_waits_for_the_other_one_in_turn() -> No
             late.port.acquire()
         late.stop.meanwhile = [lambda new=new: new.port.release(0)]  # type: ignore[misc]
         late.port.acquire()
-        assert Entry.parse(broker.numbers[ENTRIES]).run == 10
+        assert WriterEntry.parse(broker.numbers[ENTRIES]).run == 10
         # The other one's next task comes after that one.
         sibling = attempt_of(broker, NEW, 1)
         with pytest.raises(LockError, match="HELD_BY_OTHER"):
@@ -453,7 +453,11 @@ def test_another_batch_waits_for_nobody() -> None:
 
 
 def test_an_entry_is_one_number_of_63_bits() -> None:
-    for entry in (Entry(1, 0, 1), Entry(65535, 32767, 0xFFFF_FFFF), Entry.of(Writer("s", 2**62, 10**6, "ffffffff"))):
-        assert Entry.parse(entry.value) == entry
+    for entry in (
+        WriterEntry(1, 0, 1),
+        WriterEntry(65535, 32767, 0xFFFF_FFFF),
+        WriterEntry.of(Writer("s", 2**62, 10**6, "ffffffff")),
+    ):
+        assert WriterEntry.parse(entry.value) == entry
         assert 0 < entry.value < 2**63
-    assert Entry.parse(0) == (0, 0, 0)
+    assert WriterEntry.parse(0) == (0, 0, 0)

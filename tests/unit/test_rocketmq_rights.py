@@ -10,7 +10,7 @@ from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import pull
 from orderedmq.rocketmq.wire.request import refusal
-from orderedmq.rocketmq.wire.rights import Refusal, Right
+from orderedmq.rocketmq.wire.rights import MissingRight, Right
 
 #: As brokers of 5.3.3 and 4.9.7 say it.
 SECOND = "User:reader has no permission to access {} from 127.0.0.1, no matched policies."
@@ -23,23 +23,23 @@ FIRST = (
 @pytest.mark.parametrize(
     ("code", "said", "found"),
     [
-        (RequestCode.PULL_MESSAGE, SECOND.format("Topic:a%b"), Refusal(2, Right("Topic", "a%b", "Sub"), "reader")),
-        (RequestCode.PULL_MESSAGE, SECOND.format("Group:g"), Refusal(2, Right("Group", "g", "Sub"), "reader")),
-        (RequestCode.SEND_BATCH_MESSAGE, SECOND.format("Topic:a"), Refusal(2, Right("Topic", "a", "Pub"), "reader")),
-        (RequestCode.GET_MAX_OFFSET, SECOND.format("Topic:a"), Refusal(2, Right("Topic", "a", "Get"), "reader")),
+        (RequestCode.PULL_MESSAGE, SECOND.format("Topic:a%b"), MissingRight(2, Right("Topic", "a%b", "Sub"), "reader")),
+        (RequestCode.PULL_MESSAGE, SECOND.format("Group:g"), MissingRight(2, Right("Group", "g", "Sub"), "reader")),
+        (RequestCode.SEND_BATCH_MESSAGE, SECOND.format("Topic:a"), MissingRight(2, Right("Topic", "a", "Pub"), "reader")),
+        (RequestCode.GET_MAX_OFFSET, SECOND.format("Topic:a"), MissingRight(2, Right("Topic", "a", "Get"), "reader")),
         (
             RequestCode.GET_CONSUMER_LIST_BY_GROUP,
             SECOND.format("Group:g"),
-            Refusal(2, Right("Group", "g", "Sub"), "reader", "Get"),
+            MissingRight(2, Right("Group", "g", "Sub"), "reader", "Get"),
         ),
-        (RequestCode.PULL_MESSAGE, FIRST.format("topic:a"), Refusal(1, Right("Topic", "a", "Sub"))),
-        (RequestCode.PULL_MESSAGE, FIRST.format("group:g"), Refusal(1, Right("Group", "g", "Sub"))),
-        (RequestCode.UPDATE_AND_CREATE_TOPIC, "AclException: Need admin permission for request code=17", Refusal(1, None)),
+        (RequestCode.PULL_MESSAGE, FIRST.format("topic:a"), MissingRight(1, Right("Topic", "a", "Sub"))),
+        (RequestCode.PULL_MESSAGE, FIRST.format("group:g"), MissingRight(1, Right("Group", "g", "Sub"))),
+        (RequestCode.UPDATE_AND_CREATE_TOPIC, "AclException: Need admin permission for request code=17", MissingRight(1, None)),
         (RequestCode.PULL_MESSAGE, "AclException: Check signature failed for accessKey=reader", None),
         (RequestCode.PULL_MESSAGE, "the topic[a] pulling message is forbidden", None),
     ],
 )
-def test_what_a_refusal_names(code: RequestCode, said: str, found: Refusal | None) -> None:
+def test_what_a_refusal_names(code: RequestCode, said: str, found: MissingRight | None) -> None:
     assert rights.refusal(code, said) == found
 
 

@@ -16,7 +16,7 @@ import uvicorn
 
 import orderedmq
 from orderedmq.ui import guard
-from orderedmq.ui.connections import Limits, address_of
+from orderedmq.ui.connections import ConnectionLimits, address_of
 from orderedmq.ui.server import listen, server
 from tests.ui_site import served
 from tests.waits import until
@@ -54,7 +54,7 @@ async def small(scope: Any, receive: Any, send: Callable[[Any], Awaitable[None]]
 
 
 @contextmanager
-def running(app: Any, limits: Limits) -> Iterator[tuple[int, uvicorn.Server]]:
+def running(app: Any, limits: ConnectionLimits) -> Iterator[tuple[int, uvicorn.Server]]:
     with listen("127.0.0.1", 0) as listening:
         made = server(app, limits)
         thread = threading.Thread(target=made.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -71,7 +71,7 @@ def running(app: Any, limits: Limits) -> Iterator[tuple[int, uvicorn.Server]]:
 def test_connections_that_send_nothing_keep_nobody_from_the_page(tmp_path: Path) -> None:
     with (
         orderedmq.connect(tmp_path) as broker,
-        served(broker, limits=Limits(waiting=600), token="a-secret-of-this-test", hosts=None) as site,
+        served(broker, limits=ConnectionLimits(waiting=600), token="a-secret-of-this-test", hosts=None) as site,
         ExitStack() as stack,
     ):
         silent = [stack.enter_context(connect(site.port, "127.0.0.2")) for _ in range(210)]
@@ -85,7 +85,7 @@ def test_connections_that_send_nothing_keep_nobody_from_the_page(tmp_path: Path)
 @pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"], ids=["first", "next"])
 @pytest.mark.parametrize("trickle", [b"", b"GET / HTTP/1.1\r\nx: "], ids=["silent", "trickling"])
 def test_a_request_that_does_not_come_is_not_waited_for(begin: bytes, trickle: bytes) -> None:
-    with running(small, Limits(waiting=0.4, idle=1)) as (port, _), connect(port, "127.0.0.1", begin) as one:
+    with running(small, ConnectionLimits(waiting=0.4, idle=1)) as (port, _), connect(port, "127.0.0.1", begin) as one:
         if begin:
             until(lambda: b"ok" in one.recv(4096, socket.MSG_PEEK))
             one.recv(4096)
@@ -103,7 +103,7 @@ def test_a_request_that_does_not_come_is_not_waited_for(begin: bytes, trickle: b
 
 
 def test_all_addresses_together_have_a_limit_and_one_that_is_new_is_served() -> None:
-    with running(small, Limits(waiting=600, per_address=3, total=6)) as (port, made), ExitStack() as stack:
+    with running(small, ConnectionLimits(waiting=600, per_address=3, total=6)) as (port, made), ExitStack() as stack:
         silent = {
             address: [stack.enter_context(connect(port, address)) for _ in range(3)] for address in ("127.0.0.2", "127.0.0.3")
         }
@@ -130,7 +130,7 @@ def test_requests_that_are_answered_are_not_given_up_for_others() -> None:
         await small(scope, receive, send)
 
     request = b"GET /slow HTTP/1.1\r\nhost: a\r\n\r\n"
-    with running(slow, Limits(waiting=0.4, per_address=2)) as (port, _), ExitStack() as stack:
+    with running(slow, ConnectionLimits(waiting=0.4, per_address=2)) as (port, _), ExitStack() as stack:
         busy = [stack.enter_context(connect(port, "127.0.0.2", request)) for _ in range(2)]
         assert all(asked.acquire(timeout=60) for _ in busy)
         third = stack.enter_context(connect(port, "127.0.0.2"))
@@ -154,7 +154,10 @@ def test_an_answer_that_is_not_taken_is_given_up() -> None:
         await send({"type": "http.response.body", "body": b""})
         done.set()
 
-    with running(large, Limits(taking=0.4)) as (port, made), connect(port, "127.0.0.1", b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"):
+    with (
+        running(large, ConnectionLimits(taking=0.4)) as (port, made),
+        connect(port, "127.0.0.1", b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"),
+    ):
         assert done.wait(60)
         until(lambda: not made.server_state.connections)
 

@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from orderedmq.model import PRODUCER_SCHEMA
 from orderedmq.ui.app import make_app
-from orderedmq.ui.guard import Form, Guard, Rules
+from orderedmq.ui.guard import FormFields, Guard, Rules
 from tests.examples import examples
 from tests.ui_site import GROUP, Answer, Shop
 
@@ -92,19 +92,19 @@ class Pages:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """Collect the names of fields that handlers ask for."""
     names = set[str]()
-    item, every = QueryParams.__getitem__, Form.all
+    item, every = QueryParams.__getitem__, FormFields.all
 
     def one_of_query(self: QueryParams, name: str) -> str:
         names.add(name)
         return item(self, name)
 
-    def all_of_form(self: Form, name: str) -> list[str]:
+    def all_of_form(self: FormFields, name: str) -> list[str]:
         names.add(name)
         return every(self, name)
 
     with monkeypatch.context() as patch:
         patch.setattr(QueryParams, "__getitem__", one_of_query)
-        patch.setattr(Form, "all", all_of_form)
+        patch.setattr(FormFields, "all", all_of_form)
         yield names
 
 

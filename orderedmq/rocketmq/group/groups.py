@@ -18,8 +18,7 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.conditions import UnavailableCondition
-from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, LockToken, Refusal
-from orderedmq.core.lock import Client as Identity
+from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, ClientIdentity, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import (
     GroupError,
@@ -85,13 +84,13 @@ class RocketMQGroups:
 
     # -- clients and members
 
-    def join(self, owner: str) -> Identity:
+    def join(self, owner: str) -> ClientIdentity:
         identity = lock_rules.new_client(owner)
         self._member_clients[identity.client_id] = MemberClient(self._client, identity, self._reported_locks)
         self._own_clients.add(identity.client_id)
         return identity
 
-    def leave(self, client: Identity) -> None:
+    def leave(self, client: ClientIdentity) -> None:
         """End the client's membership and give back its locks, since no other client can. Lingering locks stay."""
         member_client = self._member_clients.pop(client.client_id, None)
         if member_client is None:
@@ -103,7 +102,9 @@ class RocketMQGroups:
         for member_client in list(self._member_clients.values()):
             self.leave(member_client.identity)
 
-    def heartbeat(self, group: str, client: Identity, subscription: Subscription, room: str | None = None) -> list[Member]:
+    def heartbeat(
+        self, group: str, client: ClientIdentity, subscription: Subscription, room: str | None = None
+    ) -> list[Member]:
         """See `Groups.heartbeat`. Membership ends with the connection, or 120 s after the last heartbeat.
 
         The first heartbeat waits for brokers that are away; later ones do not, since the same thread renews locks. Raises GroupError
@@ -120,7 +121,7 @@ class RocketMQGroups:
                 self._offsets.make_retry_topic(group)
         return self._roster.members(group, self.trust, patience)
 
-    def cut_off(self, client: Identity) -> bool:
+    def cut_off(self, client: ClientIdentity) -> bool:
         member_client = self._member_clients.get(client.client_id)
         return member_client is not None and member_client.cut_off()
 
@@ -140,7 +141,9 @@ class RocketMQGroups:
 
     # -- locks
 
-    def lock(self, group: str, client: Identity, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
+    def lock(
+        self, group: str, client: ClientIdentity, queues: Sequence[MessageQueue]
+    ) -> dict[MessageQueue, LockToken | Refusal]:
         """See `Groups.lock`. A queue whose lock was not confirmed within HOLDER_TRUST is a new grant. Waits for brokers that are away.
 
         Raises RocketMQUnavailableError; the client then holds no queue that it did not hold before.
@@ -155,7 +158,9 @@ class RocketMQGroups:
                     raise
         return {}
 
-    def _lock(self, group: str, client: Identity, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
+    def _lock(
+        self, group: str, client: ClientIdentity, queues: Sequence[MessageQueue]
+    ) -> dict[MessageQueue, LockToken | Refusal]:
         asked = time.monotonic()
         brokers = self._brokers_of(queues)
         if (member_client := self._member_clients.get(client.client_id)) is not None:
@@ -191,7 +196,7 @@ class RocketMQGroups:
         return {queue: out[queue] for queue in queues}
 
     def _grant(
-        self, group: str, client: Identity, queues: Mapping[MessageQueue, bool], asked: float
+        self, group: str, client: ClientIdentity, queues: Mapping[MessageQueue, bool], asked: float
     ) -> dict[MessageQueue, LockToken]:
         """Return new tokens and fence off all older ones. ``queues``: whether each lock has the query's name."""
         fences = self._offsets.fences(group, list(queues))

@@ -34,7 +34,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from orderedmq.conditions import GroupCondition
-from orderedmq.core.lock import Client, LockToken
+from orderedmq.core.lock import ClientIdentity, LockToken
 from orderedmq.errors import GroupError, LockError, lost
 from orderedmq.model import check_group
 
@@ -66,10 +66,10 @@ def query_name(owner: str) -> str:
     return PREFIX + plain
 
 
-def new_client(owner: str) -> Client:
+def new_client(owner: str) -> ClientIdentity:
     """Return a client for one run of a query, with a unique client id."""
     host = _NO_HOST.sub("-", socket.gethostname())[:64]
-    return Client(owner, f"{query_name(owner)}@{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    return ClientIdentity(owner, f"{query_name(owner)}@{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
 
 
 def is_ours(client_id: str) -> bool:

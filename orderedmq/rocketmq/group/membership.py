@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orderedmq.conditions import GroupCondition, RocketMQCondition, UnavailableCondition
-from orderedmq.core.lock import Client as Identity
-from orderedmq.core.lock import LockToken
+from orderedmq.core.lock import ClientIdentity, LockToken
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
@@ -64,7 +63,7 @@ class _Membership:
 class MemberClient:
     """One client of this process: its connections and its memberships."""
 
-    def __init__(self, cluster: Client, identity: Identity, held: Held) -> None:
+    def __init__(self, cluster: Client, identity: ClientIdentity, held: Held) -> None:
         self.identity = identity
         self._held = held
         self._client = cluster.another(on_push=self._answer_broker)

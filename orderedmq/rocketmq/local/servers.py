@@ -249,7 +249,7 @@ class NameServer(Server):
         return answers(self.address, _GET_CLUSTERS)
 
 
-class Broker(Server):
+class BrokerServer(Server):
     """A broker on the ports P-2, P and P+1."""
 
     main = "org.apache.rocketmq.broker.BrokerStartup"
@@ -346,7 +346,7 @@ class Cluster:
         self.version = version
         self.namesrv = NameServer(folder / "namesrv", version, find_free_port() if port is None else port, jvm)
         self.brokers = [
-            Broker(folder / broker, version, find_free_port(-2, 0, 1), self.address, name, properties, jvm)
+            BrokerServer(folder / broker, version, find_free_port(-2, 0, 1), self.address, name, properties, jvm)
             for broker in names or [f"broker-{letter}" for letter in "abcdefgh"[:brokers]]
         ]
 
@@ -356,7 +356,7 @@ class Cluster:
         return self.namesrv.address
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> BrokerServer:
         """The first broker, for clusters with only one."""
         return self.brokers[0]
 

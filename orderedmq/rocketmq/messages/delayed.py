@@ -45,7 +45,7 @@ _FLOW_CONTROL: Final = "timer message is under flow control"
 _HOST: Final = b"\x7f\x00\x00\x01"
 
 
-class Entry(NamedTuple):
+class DelayedSend(NamedTuple):
     """A request to send, and the number of its row among the delayed rows of its queue."""
 
     queue: MessageQueue
@@ -108,7 +108,7 @@ class DelayedSender:
         self._limits: dict[tuple[str, str], DelayLimits] = {}
         self._keys = UniqueKeys(_HOST, os.getpid(), int.from_bytes(os.urandom(4), "big"))
 
-    def encoded(self, queue: MessageQueue, batches: Sequence[pa.RecordBatch]) -> list[Entry]:
+    def encoded(self, queue: MessageQueue, batches: Sequence[pa.RecordBatch]) -> list[DelayedSend]:
         """Return the requests for rows with the columns of `core.delays`, all checked.
 
         Raises OptionError UNSUPPORTED, MessageError BAD_DELAY, BAD_PROPERTY, PROPERTIES_TOO_LARGE, and RocketMQUnavailableError.
@@ -117,7 +117,7 @@ class DelayedSender:
         place = queue.topic, queue.broker_name
         if place not in self._limits:
             self._limits[place] = limits_of(self._client, queue, self._patience)
-        out: list[Entry] = []
+        out: list[DelayedSend] = []
         row = 0
         for rows in batches:
             now = time.time_ns() // 1_000_000
@@ -130,13 +130,13 @@ class DelayedSender:
             checked = normalise(rows, where, row)
             keys = self._keys.take(rows.num_rows, now)
             bodies = encode(checked, keys, where, extra=extra, first=row, reserve=names.DELAYS_SHARE, alone=True)
-            out += [Entry(queue, row + body.first, body) for body in bodies]
+            out += [DelayedSend(queue, row + body.first, body) for body in bodies]
             row += rows.num_rows
         return out
 
-    def send(self, entries: Iterable[Entry]) -> None:
+    def send(self, entries: Iterable[DelayedSend]) -> None:
         """Send requests until each is stored. Raises what brokers answer, and RocketMQUnavailableError; rows may be sent then."""
-        by_broker: dict[str, list[Entry]] = {}
+        by_broker: dict[str, list[DelayedSend]] = {}
         for entry in entries:
             by_broker.setdefault(entry.queue.broker_name, []).append(entry)
         for asked in by_broker.values():
@@ -146,7 +146,7 @@ class DelayedSender:
     def _where(self, queue: MessageQueue) -> str:
         return f"the delayed rows of queue {queue}{self._whose}"
 
-    def _send_window(self, waiting: list[Entry]) -> None:
+    def _send_window(self, waiting: list[DelayedSend]) -> None:
         """Send requests to one broker until each is stored. One without an answer is sent again."""
         failures, since = 0, time.monotonic()
         while waiting:
@@ -164,7 +164,7 @@ class DelayedSender:
             time.sleep(RETRY.delay(failures, random.random()))
             waiting = failed
 
-    def _send_once(self, waiting: list[Entry]) -> tuple[list[Entry], RocketMQUnavailableError | None]:
+    def _send_once(self, waiting: list[DelayedSend]) -> tuple[list[DelayedSend], RocketMQUnavailableError | None]:
         """Return the requests that failed in a way that another try may cure, and the last such error."""
         queue = waiting[0].queue
         deadline = Deadline.after(self._send_timeout)
@@ -176,7 +176,7 @@ class DelayedSender:
         trace = self._client.trace
         requests = [send_request(one.queue, one.body, self._group, trace) for one in waiting]
         asked = connection.send_all([(request, None) for request in requests], deadline)
-        failed: list[Entry] = []
+        failed: list[DelayedSend] = []
         last: RocketMQUnavailableError | None = None
         refused: BaseException | None = None
         for one, pending in zip(waiting, asked):
@@ -198,7 +198,7 @@ class DelayedSender:
             raise refused
         return failed, last
 
-    def _refusal(self, one: Entry, error: RocketMQError) -> BaseException:
+    def _refusal(self, one: DelayedSend, error: RocketMQError) -> BaseException:
         if error.denied:
             return self._explain(error, one.queue)
         return RocketMQError(
@@ -208,9 +208,9 @@ class DelayedSender:
         )
 
 
-def _windows(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+def _windows(entries: Sequence[DelayedSend]) -> Iterator[list[DelayedSend]]:
     """Yield what is in flight at a time."""
-    window: list[Entry] = []
+    window: list[DelayedSend] = []
     size = 0
     for one in entries:
         if window and (len(window) == WINDOW or size + len(one.body.body) > _WINDOW_BYTES):

@@ -29,7 +29,7 @@ from orderedmq.errors import (
 )
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
-from orderedmq.rocketmq.messages.pull_state import Known, Limits, Piece
+from orderedmq.rocketmq.messages.pull_state import Answers, Known, PullLimits
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.behind_proxy import answered_together
 from orderedmq.rocketmq.net.client import Client
@@ -91,7 +91,7 @@ class Fetch:
         self._matching = matching
         #: Where the pull began, and its limits.
         self._offset = offset
-        self._limits = Limits(0, 0, 0, 0)
+        self._limits = PullLimits(0, 0, 0, 0)
         #: No offset from here on is requested. It is lowered if the queue turns out to end, or to have lost messages.
         self._stop = offset
         #: Whether it was.
@@ -122,7 +122,7 @@ class Fetch:
         self._failures = 0
         self._last: OrderedMQError | None = None
 
-    def begin(self, limits: Limits, until: int) -> None:
+    def begin(self, limits: PullLimits, until: int) -> None:
         """Begin a pull at `position`. Messages from ``until`` on are not requested."""
         self._offset, self._limits = self.position, limits
         self._held = ProcessQueue(time.monotonic())
@@ -134,7 +134,7 @@ class Fetch:
         # Each answer must fit into a pull.
         return offset == self.position and not self._ended and max_messages >= min(self._largest, self._next - offset)
 
-    def next_piece(self, most: int) -> Piece | None:
+    def next_piece(self, most: int) -> Answers | None:
         """Return the next answers, of at most ``most`` messages; None if there are none that fit.
 
         There are none at the queue's end, and where an answer has more messages, which is the first of the next pull. Raises
@@ -156,7 +156,7 @@ class Fetch:
         self._write()
         size = self._parts_size
         self._held.put(Slice(self.position, self._done, size))
-        made = Piece(self._parts, self._done)
+        made = Answers(self._parts, self._done)
         self._count -= self._done - self.position
         self._size -= size
         self._parts, self._parts_size, self.position = [], 0, self._done

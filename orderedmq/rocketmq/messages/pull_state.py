@@ -27,7 +27,7 @@ class Known:
     answer: int = 0
 
 
-class Limits(NamedTuple):
+class PullLimits(NamedTuple):
     """Of one pull: messages and bytes of their bodies to return, messages and bytes in all to hold. Bytes are approximate."""
 
     max_messages: int
@@ -36,7 +36,7 @@ class Limits(NamedTuple):
     hold_bytes: int
 
 
-class Piece(NamedTuple):
+class Answers(NamedTuple):
     """Answers in the order of their messages, and the offset after these."""
 
     parts: list[memoryview]

@@ -27,7 +27,7 @@ from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import PIECE_BYTES
 from orderedmq.rocketmq.messages.batch_trim import average_body, cut_at_gap, decode_rows, drop_repeats
 from orderedmq.rocketmq.messages.fetch import Fetch
-from orderedmq.rocketmq.messages.pull_state import Known, Limits, Piece
+from orderedmq.rocketmq.messages.pull_state import Answers, Known, PullLimits
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 
@@ -119,7 +119,7 @@ class Puller:
         parts: list[memoryview] = []
         end = offset
 
-        def take(piece: Piece) -> bool:
+        def take(piece: Answers) -> bool:
             nonlocal end
             parts.extend(piece.parts)
             end = piece.end
@@ -140,7 +140,7 @@ class Puller:
         max_messages: int,
         max_bytes: int,
         matching: Filter | None,
-        take: Callable[[Piece], bool],
+        take: Callable[[Answers], bool],
         until: int | None = None,
     ) -> Known:
         """Give pieces to ``take`` until it returns False. Return what is known of the queue."""
@@ -148,7 +148,7 @@ class Puller:
         known = self._known.get(queue) or Known()
         settings = self._settings
         most = min(max_messages, settings.max_messages)
-        limits = Limits(most, max_bytes, settings.max_messages, settings.max_bytes)
+        limits = PullLimits(most, max_bytes, settings.max_messages, settings.max_bytes)
         end = offset + most
         reads_ahead = until is not None and most >= AHEAD
         stop = max(end, until) if until is not None and reads_ahead else end
@@ -218,7 +218,7 @@ class _Rows:
         self._left = max_bytes
         self._room = max(max_bytes, PIECE_BYTES)
 
-    def add(self, piece: Piece) -> bool:
+    def add(self, piece: Answers) -> bool:
         """Decode a piece; return whether the next one continues it and may be added. Raises DataLossError before any rows."""
         queue, next_ = self._queue, self._next
         try:

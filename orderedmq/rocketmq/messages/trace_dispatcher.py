@@ -39,7 +39,7 @@ from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
 log = logging.getLogger("orderedmq")
 
 #: The group that sends of traces name (TraceConstants.GROUP_NAME_PREFIX).
-PRODUCER_GROUP: Final = "_INNER_TRACE_PRODUCER"
+TRACE_PRODUCER_GROUP: Final = "_INNER_TRACE_PRODUCER"
 #: The most messages whose traces wait, and the most bytes of requests that they are made of.
 MAX_WAITING: Final = 65_536
 MAX_BYTES: Final = 16 * 1024 * 1024
@@ -197,7 +197,7 @@ class TraceDispatcher:
                 raise missing_topic(self.topic)
             self._turn += 1
             queue = queues[self._turn % len(queues)]
-            request = send_request(queue, body, PRODUCER_GROUP)
+            request = send_request(queue, body, TRACE_PRODUCER_GROUP)
             self._client.call(request, Deadline.after(_SEND_TIMEOUT), topic=self.topic, broker_name=queue.broker_name)
 
     # --- what was dropped

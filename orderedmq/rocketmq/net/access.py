@@ -26,7 +26,7 @@ from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import group_requests, message_requests, rights
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.request import Request
-from orderedmq.rocketmq.wire.rights import Refusal, Right
+from orderedmq.rocketmq.wire.rights import MissingRight, Right
 
 #: A queue id that no topic has (MAX_QUEUES).
 _NO_QUEUE: Final = 2**31 - 1
@@ -182,7 +182,7 @@ class _Broker:
         #: Whether the right to read the group's retry topic is tested, too.
         self._reads_retries = reads_retries
 
-    def refusals(self, actions: Iterable[str]) -> list[Refusal]:
+    def refusals(self, actions: Iterable[str]) -> list[MissingRight]:
         out = []
         if "Pub" in actions:
             out.append(self._refused(_send(self._queue)))
@@ -199,7 +199,7 @@ class _Broker:
             out.append(self._refused(message_requests.max_offset(self._queue)))
         return [refused for refused in out if refused is not None]
 
-    def _subscribes(self, group: Refusal | None) -> Refusal | None:
+    def _subscribes(self, group: MissingRight | None) -> MissingRight | None:
         """Return the refusal of Sub on the topic, if any.
 
         ACL 2.0 requires it only for requests that need Sub on the group, too. If Sub on the group was refused, a pull is the
@@ -217,7 +217,7 @@ class _Broker:
             self._refused(group_requests.unlock(self._group, name, [unused]))
         return refused
 
-    def _refused(self, request: Request[Any]) -> Refusal | None:
+    def _refused(self, request: Request[Any]) -> MissingRight | None:
         try:
             self._client.call_address(self._address, request, self._deadline)
         except RocketMQUnavailableError:

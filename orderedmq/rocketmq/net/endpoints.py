@@ -31,7 +31,7 @@ MAX_IDLE: Final = 100.0
 _MOST_IDLE_LANES: Final = 4
 
 
-class Endpoint:
+class AddressConnections:
     """The connections to one address, and the latest failures to connect to it."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Endpoints:
     ) -> None:
         """``nameservers`` are for errors: what to check differs by role."""
         self.tls = tls
-        self.by_address: dict[str, Endpoint] = {}
+        self.by_address: dict[str, AddressConnections] = {}
         self.lock = threading.Lock()
         self._nameservers = nameservers
         self._credentials = credentials
@@ -165,14 +165,14 @@ class Endpoints:
 
     # --- inside
 
-    def _endpoint(self, address: str) -> Endpoint:
+    def _endpoint(self, address: str) -> AddressConnections:
         with self.lock:
-            return self.by_address.setdefault(address, Endpoint())
+            return self.by_address.setdefault(address, AddressConnections())
 
     def _usable(
         self,
         address: str,
-        endpoint: Endpoint,
+        endpoint: AddressConnections,
         deadline: float,
         wait: bool,
         usable: Callable[[float], T | None],
@@ -191,7 +191,7 @@ class Endpoints:
         finally:
             endpoint.lock.release()
 
-    def _connect(self, address: str, endpoint: Endpoint, deadline: float, wait: bool, opened: Callable[[], T]) -> T:
+    def _connect(self, address: str, endpoint: AddressConnections, deadline: float, wait: bool, opened: Callable[[], T]) -> T:
         delay = endpoint.not_before - time.monotonic()
         if delay > 0:
             refused = self._unreachable(address, f"no connection to {address} in time{endpoint.last}")

@@ -1,7 +1,7 @@
 """A sink's numbers in one topic, stored as offsets of a consumer group without consumers. See lookback.py.
 
 - The *bookmark* of each queue.
-- Under the queue's id plus ENTRIES: the run and batch that write to the queue (`Entry`); see broker_queue.py.
+- Under the queue's id plus ENTRIES: the run and batch that write to the queue (`WriterEntry`); see broker_queue.py.
 - Under the id COMMITTED, at every broker: the sink's newest committed batch plus 1. A batch may have rows in some queues only,
   but a repeat of it with other rows may come to any queue.
 - Under the ids from HISTORY on, at every broker: which of the batches before it are committed (commit_history.py).
@@ -69,7 +69,7 @@ _UNIT: Final = 1 << 20
 HISTORY: Final = COMMITTED + _UNIT
 
 
-class Entry(NamedTuple):
+class WriterEntry(NamedTuple):
     """The run that writes a batch to a queue. Its partitions are below ``width``; ``batch`` has the number's last 15 bits."""
 
     width: int
@@ -77,19 +77,19 @@ class Entry(NamedTuple):
     run: int
 
     @classmethod
-    def of(cls, writer: Writer) -> Entry:
+    def of(cls, writer: Writer) -> WriterEntry:
         """Return the entry that the queue must have before the writer sends; a greater width will do, too."""
         return cls(min(writer.partition + 1, (1 << 16) - 1), writer.batch & 0x7FFF, int(writer.run or "0", 16))
 
     @classmethod
-    def parse(cls, value: int) -> Entry:
+    def parse(cls, value: int) -> WriterEntry:
         return cls(value >> 47, value >> 32 & 0x7FFF, value & 0xFFFF_FFFF)
 
     @property
     def value(self) -> int:
         return self.width << 47 | self.batch << 32 | self.run
 
-    def covers(self, other: Entry) -> bool:
+    def covers(self, other: WriterEntry) -> bool:
         return self[1:] == other[1:] and self.width >= other.width
 
 
@@ -101,7 +101,7 @@ class Numbers(NamedTuple):
 
     bookmark: int | None
     committed: int
-    entry: Entry
+    entry: WriterEntry
     end: int
 
 
@@ -140,7 +140,7 @@ class Bookmarks:
         answers: list[Any] = ask_queues(self._client, [(queue, request) for request in asked], Deadline.after(self._timeout))
         bookmark, committed, entry, end, *mark = answers
         is_own = not mark or mark[0] == self._mark
-        return Numbers(bookmark if is_own else None, (committed or 0) - 1 if is_own else -1, Entry.parse(entry or 0), end)
+        return Numbers(bookmark if is_own else None, (committed or 0) - 1 if is_own else -1, WriterEntry.parse(entry or 0), end)
 
     def committed(self, queue: MessageQueue, batch: int) -> Committed:
         """Return what the queue's broker knows of the batch. The numbers of another sink's group count as missing."""
@@ -190,11 +190,11 @@ class Bookmarks:
             if self.get(place):
                 self.move(place, 0)
 
-    def entry(self, queue: MessageQueue) -> Entry:
+    def entry(self, queue: MessageQueue) -> WriterEntry:
         """Return the queue's entry; all 0 before the first run."""
-        return Entry.parse(self.get(_entry_queue(queue)) or 0)
+        return WriterEntry.parse(self.get(_entry_queue(queue)) or 0)
 
-    def write_entry(self, queue: MessageQueue, entry: Entry) -> None:
+    def write_entry(self, queue: MessageQueue, entry: WriterEntry) -> None:
         self.move(_entry_queue(queue), entry.value)
 
     def enter(self, queue: MessageQueue, seen_before: Callable[[int], bool], permitted: Callable[[], None]) -> int | None:

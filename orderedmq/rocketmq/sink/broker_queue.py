@@ -36,7 +36,7 @@ from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import Deadline
-from orderedmq.rocketmq.sink.bookmarks import Bookmarks, Entry, Numbers
+from orderedmq.rocketmq.sink.bookmarks import Bookmarks, Numbers, WriterEntry
 from orderedmq.rocketmq.sink.boundaries import Boundaries
 from orderedmq.rocketmq.sink.lookback import PROBE
 from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer, find_messages, lock_key
@@ -46,7 +46,7 @@ from orderedmq.rocketmq.wire.group_requests import lock, unlock
 from orderedmq.rocketmq.wire.request import Request
 
 #: The producer group of all sends. Nothing is looked up by it.
-PRODUCER_GROUP: Final = "OMQ_SINK"
+SINK_PRODUCER_GROUP: Final = "OMQ_SINK"
 #: Bytes of bodies per read when a task looks back.
 _READ_BYTES: Final = 16 * 1024 * 1024
 #: Take-overs after which an attempt gives up. After one, another run may be at the queue again if it had lost its locks.
@@ -104,7 +104,7 @@ class RocketMQQueue:
         self._waits = waits
         if writer is not None:
             self._bookmarks = Bookmarks(client, writer.sink, queue.topic, writer.group)
-            self._entry = Entry.of(writer)
+            self._entry = WriterEntry.of(writer)
             self._boundaries = Boundaries(client, queue, writer.sink)
         self._entered = False
         # What was read under the lock and is still to be used.
@@ -154,7 +154,7 @@ class RocketMQQueue:
         """Whether the queue's entry names our run."""
         return self._bookmarks.entry(self.queue).covers(self._entry)
 
-    def _take_over(self, known: Entry) -> bool:
+    def _take_over(self, known: WriterEntry) -> bool:
         """Make our run the queue's writer once no attempt of the former one holds a lock.
 
         The former run's locks are held meanwhile, so an attempt that gets one later finds that the queue is ours. Returns whether
@@ -223,7 +223,7 @@ class RocketMQQueue:
             with contextlib.suppress(RocketMQUnavailableError):
                 self._connect(deadline).call(unlock(self._group, self._client_id, keys), deadline)
 
-    def _lock_of(self, entry: Entry, partition: int) -> MessageQueue:
+    def _lock_of(self, entry: WriterEntry, partition: int) -> MessageQueue:
         """Return the lock that attempts of one partition take in a run."""
         return self._lock_named(f"{entry.run:08x}/{min(partition, entry.width - 1)}")
 
@@ -356,7 +356,7 @@ class RocketMQQueue:
         deadline = Deadline.after(self._timing.send_timeout)
         connection = self._granted[0] if self._granted is not None else self._connect(deadline)
         self._sending_on = connection
-        return connection.call(send_request(self.queue, body, PRODUCER_GROUP, self._client.trace), deadline).queue_offset
+        return connection.call(send_request(self.queue, body, SINK_PRODUCER_GROUP, self._client.trace), deadline).queue_offset
 
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
         now = time.monotonic()

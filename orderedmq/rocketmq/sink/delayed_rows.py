@@ -18,10 +18,10 @@ import pyarrow as pa
 from orderedmq.core.delays import DelayLimits
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.messages.delayed import ASK_TIMEOUT, DelayedSender, Entry, Explain, limits, limits_of
+from orderedmq.rocketmq.messages.delayed import ASK_TIMEOUT, DelayedSend, DelayedSender, Explain, limits, limits_of
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
-from orderedmq.rocketmq.sink.broker_queue import PRODUCER_GROUP, Timing
+from orderedmq.rocketmq.sink.broker_queue import SINK_PRODUCER_GROUP, Timing
 from orderedmq.rocketmq.sink.commit_report import QueueReport
 from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire import message_requests
@@ -74,7 +74,7 @@ class DelayedRows:
         self._sender = DelayedSender(
             client,
             f" (partition {partition})",
-            group=PRODUCER_GROUP,
+            group=SINK_PRODUCER_GROUP,
             patience=timing.patience,
             send_timeout=timing.send_timeout,
             explain=explain,
@@ -102,7 +102,7 @@ class DelayedRows:
         """
         held, self._held, self._bytes = self._held, {}, 0
         entries = {queue: self._sender.encoded(queue, batches) for queue, batches in held.items()}
-        wanted: list[Entry] = []
+        wanted: list[DelayedSend] = []
         for queue, encoded in entries.items():
             place = queue.topic, queue.broker_name
             if place not in self._starts:

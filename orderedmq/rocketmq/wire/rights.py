@@ -79,7 +79,7 @@ class Right(NamedTuple):
     action: Action
 
 
-class Refusal(NamedTuple):
+class MissingRight(NamedTuple):
     """The right that a broker found missing.
 
     ``acl``: 1 or 2. ``right`` is None where ACL 1.0 requires an administrator. ``account`` is None unless the broker names it.
@@ -92,10 +92,10 @@ class Refusal(NamedTuple):
     instead: Action | None = None
 
 
-def refusal(code: RequestCode, remark: str) -> Refusal | None:
+def refusal(code: RequestCode, remark: str) -> MissingRight | None:
     """Return the right that a broker's remark names; None if it is not about rights (a wrong signature, a topic's permission)."""
     if _ADMIN.search(remark):
-        return Refusal(1, None)
+        return MissingRight(1, None)
     second = _ACL_2.search(remark)
     found = second or _ACL_1.search(remark)
     if found is None:
@@ -103,7 +103,7 @@ def refusal(code: RequestCode, remark: str) -> Refusal | None:
     kinds: Mapping[str, Kind] = {"topic": "Topic", "group": "Group", "cluster": "Cluster"}
     kind = kinds[found["kind"].lower()]
     right = Right(kind, found["name"], _ACTIONS.get(code, {}).get(kind, "Get"))
-    return Refusal(1, right) if second is None else Refusal(2, right, second["account"], _INSTEAD.get(code))
+    return MissingRight(1, right) if second is None else MissingRight(2, right, second["account"], _INSTEAD.get(code))
 
 
 def is_refusal(remark: str) -> bool:
@@ -129,7 +129,7 @@ def _by_resource(rights: Iterable[Right]) -> dict[tuple[Kind, str], list[Action]
     return {resource: sorted(actions, key=_ORDER.index) for resource, actions in found.items()}
 
 
-def explain(refused: Refusal) -> str:
+def explain(refused: MissingRight) -> str:
     """Return what the account lacks and how to grant it, for an error."""
     if refused.right is None:
         return "the account lacks admin: true, which ACL 1.0 requires for this; use an administrator's account"
