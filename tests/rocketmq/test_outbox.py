@@ -22,9 +22,9 @@ from orderedmq.model import PRODUCER_COLUMNS, PRODUCER_SCHEMA, MessageQueue, Off
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.log import RocketMQLog
-from orderedmq.rocketmq.sink.bookmarks import COMMITTED, Bookmarks
+from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.message_stamp import bookmark_group, read_stamp, sink_name
-from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
+from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests, registers
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.rocketmq.outbox_world import World, numbered, rows, spoil
 from tests.rocketmq.proxy import Network
@@ -140,7 +140,7 @@ def test_a_lower_version_for_another_broker_than_the_highest_ones_is_out_of_orde
     assert not publish(3, there).replayed
     assert not publish(10, here).replayed
     if forgotten:
-        Bookmarks(world.client, sink_name(f"txn:{world.sink}"), world.topic).move(there._replace(queue_id=COMMITTED), 4)
+        Bookmarks(world.client, sink_name(f"txn:{world.sink}"), world.topic).move(registers.committed(there), 4)
     with pytest.raises(SinkError, match="OUT_OF_ORDER.*version 7 .*above 10") as caught:
         publish(7, there, skip=True)
     assert ("(2 of its 2 rows have been sent" in caught.value.message) is forgotten

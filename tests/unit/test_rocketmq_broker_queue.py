@@ -14,16 +14,18 @@ from orderedmq.conditions import UnavailableCondition
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.sink.bookmarks import COMMITTED, ENTRIES, WriterEntry
+from orderedmq.rocketmq.sink.bookmarks import WriterEntry
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing
 from orderedmq.rocketmq.sink.message_stamp import Writer
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
+from orderedmq.rocketmq.wire import registers
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
 from orderedmq.rocketmq.wire.request import Request
 from tests.unit.rocketmq_sink_queue import Queue, Stored, rows_of
 
 QUEUE = MessageQueue("t", "broker-a", 0)
+WRITER, COMMITTED = registers.writer(QUEUE).queue_id, registers.committed(QUEUE).queue_id
 TIMING = Timing()
 
 
@@ -178,7 +180,7 @@ class Case:
         self.client = FakeClient()
         self.broker = self.client.used.broker = broker or FakeBroker()
         if broker is None and writer is not None:
-            self.broker.numbers[ENTRIES] = WriterEntry.of(writer).value
+            self.broker.numbers[WRITER] = WriterEntry.of(writer).value
         self.stop = FakeStop()
         self.waits = 0
         self.log = FakeLog()
@@ -314,7 +316,7 @@ def test_the_usual_task_asks_for_the_lock_for_all_numbers_at_once_and_for_one_pu
 
 def test_the_first_task_of_a_batch_makes_its_run_the_queue_s_writer_and_asks_nothing_twice() -> None:
     case = attempt_of(FakeBroker(), NEW, 0)
-    case.broker.numbers[ENTRIES] = WriterEntry(4, 6, 10).value
+    case.broker.numbers[WRITER] = WriterEntry(4, 6, 10).value
     case.port.acquire()
     assert case.port.start() == Start(1, 1, -1)
     gate = [
@@ -347,12 +349,12 @@ def test_what_was_read_before_another_run_s_task_had_ended_is_read_again() -> No
 def test_what_was_read_before_another_run_came_between_is_read_again(sibling: bool) -> None:
     """Also if a task of the same run has made the queue its run's since, for fewer partitions."""
     broker = FakeBroker()
-    broker.numbers[ENTRIES] = known = WriterEntry(4, 6, 10).value
+    broker.numbers[WRITER] = known = WriterEntry(4, 6, 10).value
     new = attempt_of(broker, NEW, 5)
     locked = new.port._lock_all
 
     def old_comes_first(keys: list[MessageQueue], **more: Any) -> Any:
-        if broker.numbers[ENTRIES] == known and len(broker.locks) == 1:
+        if broker.numbers[WRITER] == known and len(broker.locks) == 1:
             old = attempt_of(broker, OLD, 0)
             old.port.acquire()
             broker.end = 9
@@ -400,7 +402,7 @@ def test_tasks_of_one_run_have_a_queue_at_the_same_time() -> None:
         task.port.acquire()
     assert all(task.port.keep() for task in tasks)
     assert time.monotonic() == began
-    assert WriterEntry.parse(broker.numbers[ENTRIES]) == WriterEntry(4, 7, 10)
+    assert WriterEntry.parse(broker.numbers[WRITER]) == WriterEntry(4, 7, 10)
     for task in tasks:
         task.port.release(0)
     assert not broker.locks
@@ -416,7 +418,7 @@ def test_another_run_of_the_batch_waits_until_no_task_of_the_first_has_the_queue
     new.port.acquire()
     assert not new.stop.meanwhile
     assert new.port.keep()
-    assert WriterEntry.parse(broker.numbers[ENTRIES]) == WriterEntry(3, 7, 11)
+    assert WriterEntry.parse(broker.numbers[WRITER]) == WriterEntry(3, 7, 11)
     assert list(broker.locks.values()) == [f"{NEW}-0"]
 
 
@@ -437,7 +439,7 @@ def test_a_late_attempt_of_the_first_run_waits_for_the_other_one_in_turn() -> No
             late.port.acquire()
         late.stop.meanwhile = [lambda new=new: new.port.release(0)]  # type: ignore[misc]
         late.port.acquire()
-        assert WriterEntry.parse(broker.numbers[ENTRIES]).run == 10
+        assert WriterEntry.parse(broker.numbers[WRITER]).run == 10
         # The other one's next task comes after that one.
         sibling = attempt_of(broker, NEW, 1)
         with pytest.raises(LockError, match="HELD_BY_OTHER"):

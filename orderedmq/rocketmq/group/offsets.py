@@ -1,14 +1,4 @@
-"""A group's numbers at the brokers: its offsets, and numbers of this package that RocketMQ has no field for.
-
-A broker stores a number for any (group, topic, queue id) and does not check that the queue exists. So it also stores:
-
-- the *fence* of a queue, under its id plus FENCES (lock_rules.py has its purpose);
-- the *seek number* of a queue, under its id plus SEEKS: the group's reset number after the last reset of that queue;
-- the *reset number* of a group, at every broker, under the id RESETS of the group's own retry topic;
-- the mark of a sink's group (bookmarks.MARKS).
-
-A broker writes them to disk with the offsets and deletes them with the group or topic. Tools that list a topic's queues do not
-see them.
+"""A group's numbers at the brokers: its offsets, and the `registers` of queues and of the group.
 
 A 5.x broker distinguishes "never committed" from "committed 0" (``setZeroIfNotFound``). A 4.9 broker answers 0 to both while
 the queue's first message is recent (ConsumerManageProcessor.queryConsumerOffset). Then the table of all offsets is read, as
@@ -29,27 +19,15 @@ from orderedmq.rocketmq.group.lock_rules import not_created
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues, ask_servers, existing
-from orderedmq.rocketmq.wire import group_requests, message_requests
+from orderedmq.rocketmq.wire import group_requests, message_requests, registers
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.request import Request, int_field
 
 #: Seconds for an operation on a group with all its retries.
 GROUP_TIMEOUT: Final = 25.0
-#: Queue ids above those of all queues (MAX_QUEUES).
-FENCES: Final = 1 << 20
-RESETS: Final = 1 << 21
-SEEKS: Final = 1 << 22
 #: V5_0_0: from this version on, a broker distinguishes "never committed" from 0.
 _TELLS_NEVER: Final = 413
-
-
-def fence_of(queue: MessageQueue) -> MessageQueue:
-    return queue._replace(queue_id=queue.queue_id + FENCES)
-
-
-def _seek_of(queue: MessageQueue) -> MessageQueue:
-    return queue._replace(queue_id=queue.queue_id + SEEKS)
 
 
 class GroupOffsets:
@@ -158,7 +136,7 @@ class GroupOffsets:
         """
         one_of_each = {queue.broker_name: queue for queue in queues}.values()
         for queue in one_of_each:
-            real = queue._replace(queue_id=queue.queue_id % FENCES)
+            real = registers.queue_of(queue)
             if real.topic.startswith(RETRY_PREFIX):
                 # The group's first heartbeat creates the retry topic and the group.
                 continue
@@ -171,13 +149,13 @@ class GroupOffsets:
 
     def fences(self, group: str, queues: Sequence[MessageQueue], seconds: float = GROUP_TIMEOUT) -> dict[MessageQueue, int]:
         """Return the fence of each queue, 0 where it has none."""
-        asked = [(queue, _offset(group, fence_of(queue))) for queue in queues]
+        asked = [(queue, _offset(group, registers.fence(queue))) for queue in queues]
         answers = ask_queues(self._client, asked, Deadline.after(seconds))
         return {queue: offset or 0 for queue, (offset, _) in zip(queues, answers)}
 
     def fence(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
         """Set fences: tokens up to these epochs are stale for every client that reads them."""
-        kept = self.write(group, {fence_of(queue): epoch for queue, epoch in epochs.items()}, seconds)
+        kept = self.write(group, {registers.fence(queue): epoch for queue, epoch in epochs.items()}, seconds)
         assert not kept, "no tool knows a fence, so none resets it"
 
     def raise_fences(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
@@ -193,19 +171,23 @@ class GroupOffsets:
         answers = [0]
         for name, address in masters.items():
             with contextlib.suppress(RocketMQError, TopicError):
-                (offset, _) = self._client.call_address(address, _offset(group, _reset_queue(group, name)), Deadline.after(5.0))
+                (offset, _) = self._client.call_address(
+                    address, _offset(group, registers.reset_number(group, name)), Deadline.after(5.0)
+                )
                 answers.append(offset or 0)
         if len(answers) == 1 and masters:
             # No broker answered. Ask one again and raise its error if it fails, too: 0 would mean that the group was never reset.
             name, address = next(iter(masters.items()))
-            asked = [(address, _offset(group, _reset_queue(group, name)))]
+            asked = [(address, _offset(group, registers.reset_number(group, name)))]
             [(offset, _)] = ask_servers(self._client, asked, Deadline.after(5.0))
             answers.append(offset or 0)
         return max(answers)
 
     def seek_number(self, group: str, queue: MessageQueue) -> int:
         """Return a number that each reset of the queue raises; 0 before the first."""
-        [(number, _)] = ask_queues(self._client, [(queue, _offset(group, _seek_of(queue)))], Deadline.after(GROUP_TIMEOUT))
+        [(number, _)] = ask_queues(
+            self._client, [(queue, _offset(group, registers.seek_number(queue)))], Deadline.after(GROUP_TIMEOUT)
+        )
         return number or 0
 
     def raise_reset_number(self, group: str, queues: Sequence[MessageQueue]) -> int:
@@ -215,7 +197,7 @@ class GroupOffsets:
         of one is raised.
         """
         raised = self.reset_number(group) + 1
-        self.write(group, {_seek_of(queue): raised for queue in queues})
+        self.write(group, {registers.seek_number(queue): raised for queue in queues})
         deadline = Deadline.after(GROUP_TIMEOUT)
         required = {queue.broker_name: self._client.address(queue.topic, queue.broker_name, deadline) for queue in queues}
         for name, address in sorted({**self.masters(), **required}.items()):
@@ -227,7 +209,7 @@ class GroupOffsets:
         return raised
 
     def _write_reset(self, group: str, broker_name: str, address: str, value: int, deadline: float) -> None:
-        queue = _reset_queue(group, broker_name)
+        queue = registers.reset_number(group, broker_name)
         request = group_requests.update_consumer_offset(group, queue, value)
         try:
             self._client.call_address(address, request, deadline)
@@ -258,16 +240,12 @@ class GroupOffsets:
         deadline = Deadline.after(GROUP_TIMEOUT)
         if self._client.behind_proxy(deadline):
             for name, address in self.masters().items():
-                self._create_retry_topic(group, _reset_queue(group, name), address, deadline)
+                self._create_retry_topic(group, registers.reset_number(group, name), address, deadline)
 
     def masters(self) -> dict[str, str]:
         """Return the addresses of all masters, which are the brokers that accept writes, by broker name."""
         brokers = self._client.cluster(Deadline.after(GROUP_TIMEOUT)).brokers
         return {name: broker.master for name, broker in sorted(brokers.items()) if broker.master is not None}
-
-
-def _reset_queue(group: str, broker_name: str = "") -> MessageQueue:
-    return MessageQueue(RETRY_PREFIX + group, broker_name, RESETS)
 
 
 def _offset(group: str, queue: MessageQueue) -> Request[tuple[int | None, bool]]:

@@ -1,10 +1,8 @@
 """A sink's numbers in one topic, stored as offsets of a consumer group without consumers. See lookback.py.
 
-- The *bookmark* of each queue.
-- Under the queue's id plus ENTRIES: the run and batch that write to the queue (`WriterEntry`); see broker_queue.py.
-- Under the id COMMITTED, at every broker: the sink's newest committed batch plus 1. A batch may have rows in some queues only,
-  but a repeat of it with other rows may come to any queue.
-- Under the ids from HISTORY on, at every broker: which of the batches before it are committed (commit_history.py).
+The offset of a queue is its *bookmark*. The other numbers are `registers`: the run and batch that write to a queue, which batches are
+committed, and whose numbers these are. The committed batches are kept at every broker: a batch may have rows in some queues only, but a
+repeat of it with other rows may come to any queue.
 
 The existence of the group is information, too: a broker writes a new group to disk at once, but offsets only within 5 s. If the
 group exists, the sink may have sent messages, even without a bookmark, and the queue's history is read. If it does not, the
@@ -33,40 +31,15 @@ from orderedmq.rocketmq.net.fan_out import ask_queues
 from orderedmq.rocketmq.sink import commit_history
 from orderedmq.rocketmq.sink.commit_history import Committed
 from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, sink_mark
-from orderedmq.rocketmq.wire import admin_requests, message_requests
+from orderedmq.rocketmq.wire import admin_requests, message_requests, registers
 from orderedmq.rocketmq.wire.group_requests import consumer_offset, update_consumer_offset
 from orderedmq.rocketmq.wire.request import Request
 
 T = TypeVar("T")
 
 
-def _entry_queue(queue: MessageQueue) -> MessageQueue:
-    return queue._replace(queue_id=queue.queue_id + ENTRIES)
-
-
-def _committed_queue(queue: MessageQueue) -> MessageQueue:
-    return queue._replace(queue_id=COMMITTED)
-
-
-def _history_queue(queue: MessageQueue, slot: int) -> MessageQueue:
-    return queue._replace(queue_id=HISTORY + slot * _UNIT)
-
-
-def _mark_queue(queue: MessageQueue) -> MessageQueue:
-    return queue._replace(queue_id=MARKS)
-
-
 #: Seconds for a request with all its retries: a broker may be restarting.
 TIMEOUT: Final = 60.0
-#: The queue id under which a topic has the mark; see offsets.py.
-MARKS: Final = 1 << 22
-#: Other ids that no queue has.
-ENTRIES: Final = 1 << 23
-COMMITTED: Final = 1 << 24
-#: The ids above are multiples of this, and all queues' ids are below it.
-_UNIT: Final = 1 << 20
-#: The id of the first slot of the history; the others follow in steps of _UNIT.
-HISTORY: Final = COMMITTED + _UNIT
 
 
 class WriterEntry(NamedTuple):
@@ -132,11 +105,11 @@ class Bookmarks:
     def read(self, queue: MessageQueue) -> Numbers:
         """Return the queue's numbers, asked for at once. Those of another sink's group count as missing."""
         asked: list[Request[Any]] = [
-            consumer_offset(self.group, one) for one in (queue, _committed_queue(queue), _entry_queue(queue))
+            consumer_offset(self.group, one) for one in (queue, registers.committed(queue), registers.writer(queue))
         ]
         asked.append(message_requests.max_offset(queue))
         if self._mark is not None:
-            asked.append(consumer_offset(self.group, _mark_queue(queue)))
+            asked.append(consumer_offset(self.group, registers.mark(queue)))
         answers: list[Any] = ask_queues(self._client, [(queue, request) for request in asked], Deadline.after(self._timeout))
         bookmark, committed, entry, end, *mark = answers
         is_own = not mark or mark[0] == self._mark
@@ -144,9 +117,9 @@ class Bookmarks:
 
     def committed(self, queue: MessageQueue, batch: int) -> Committed:
         """Return what the queue's broker knows of the batch. The numbers of another sink's group count as missing."""
-        places = [_committed_queue(queue), _history_queue(queue, commit_history.slot_of(batch))]
+        places = [registers.committed(queue), registers.history(queue, commit_history.slot_of(batch))]
         if self._mark is not None:
-            places.append(_mark_queue(queue))
+            places.append(registers.mark(queue))
         asked = [(queue, consumer_offset(self.group, place)) for place in places]
         newest, history, *mark = ask_queues(self._client, asked, Deadline.after(self._timeout))
         return Committed((newest or 0) - 1, history or 0) if not mark or mark[0] == self._mark else Committed()
@@ -159,9 +132,9 @@ class Bookmarks:
         history = commit_history.with_batch(known.history, batch)
         if history != known.history and known.newest - batch < KEPT_BATCHES:
             # Before the newest batch: a history that is ahead says nothing of a batch that is not committed.
-            self.move(_history_queue(queue, commit_history.slot_of(batch)), history)
+            self.move(registers.history(queue, commit_history.slot_of(batch)), history)
         if known.newest < batch:
-            self.move(_committed_queue(queue), batch + 1)
+            self.move(registers.committed(queue), batch + 1)
 
     def commit_elsewhere(
         self,
@@ -173,7 +146,7 @@ class Bookmarks:
     ) -> None:
         """Like `commit`, at a broker that has none of the batch's rows. ``seen_before`` and ``permitted``: see `enter`."""
         if known.newest < 0:
-            if self._mark is not None and self.get(_mark_queue(queue)) not in (None, 0, self._mark):
+            if self._mark is not None and self.get(registers.mark(queue)) not in (None, 0, self._mark):
                 # The mark is another sink's, which may be running.
                 return
             # This may be the first use of the group, and creating it includes setting the bookmarks.
@@ -186,16 +159,16 @@ class Bookmarks:
         self._forget_batches(queue)
 
     def _forget_batches(self, queue: MessageQueue) -> None:
-        for place in (_committed_queue(queue), *(_history_queue(queue, slot) for slot in range(commit_history.SLOTS))):
+        for place in (registers.committed(queue), *(registers.history(queue, slot) for slot in range(commit_history.SLOTS))):
             if self.get(place):
                 self.move(place, 0)
 
     def entry(self, queue: MessageQueue) -> WriterEntry:
         """Return the queue's entry; all 0 before the first run."""
-        return WriterEntry.parse(self.get(_entry_queue(queue)) or 0)
+        return WriterEntry.parse(self.get(registers.writer(queue)) or 0)
 
     def write_entry(self, queue: MessageQueue, entry: WriterEntry) -> None:
-        self.move(_entry_queue(queue), entry.value)
+        self.move(registers.writer(queue), entry.value)
 
     def enter(self, queue: MessageQueue, seen_before: Callable[[int], bool], permitted: Callable[[], None]) -> int | None:
         """Return the bookmark for a task that is about to write; None if it is lost.
@@ -227,7 +200,7 @@ class Bookmarks:
         """
         if self._mark is None:
             return
-        found = self.get(_mark_queue(queue))
+        found = self.get(registers.mark(queue))
         if not found:
             self._store_mark(queue, self._mark)
         elif found != self._mark:
@@ -240,7 +213,7 @@ class Bookmarks:
     def _store_mark(self, queue: MessageQueue, mark: int) -> None:
         """Store this sink's mark, and clear the committed batches, which were another sink's."""
         self._forget_batches(queue)
-        self.move(_mark_queue(queue), mark)
+        self.move(registers.mark(queue), mark)
 
     def _own_bookmark(self, queue: MessageQueue) -> int | None:
         return self.get(queue) if self._mark is None or self._is_marked(queue) else None
@@ -249,7 +222,7 @@ class Bookmarks:
         return self._has_group(queue) if self._mark is None else self._is_marked(queue)
 
     def _is_marked(self, queue: MessageQueue) -> bool:
-        return self.get(_mark_queue(queue)) == self._mark
+        return self.get(registers.mark(queue)) == self._mark
 
     def _ends(self, queue: MessageQueue) -> dict[MessageQueue, int]:
         """Return the ends of all queues that the topic has at the queue's broker, since each broker has its own group."""
@@ -274,7 +247,7 @@ class Bookmarks:
                 raise
             # A pull creates the group, too, where the broker permits that.
             with contextlib.suppress(GroupError):
-                self._ask(queue, message_requests.pull(queue._replace(queue_id=queue.queue_id % _UNIT), self.group, 0, 1))
+                self._ask(queue, message_requests.pull(registers.queue_of(queue), self.group, 0, 1))
 
     def _ask(self, queue: MessageQueue, request: Request[T]) -> T:
         return self._client.call(request, Deadline.after(self._timeout), topic=queue.topic, broker_name=queue.broker_name)

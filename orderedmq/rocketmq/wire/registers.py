@@ -1,0 +1,65 @@
+"""Registers: numbers of this package that brokers keep as offsets of queues that do not exist. Pure.
+
+A broker stores an offset for any (group, topic, queue id) and does not check that the queue exists. It writes these numbers to disk with the
+real offsets, up to 5 s later, and deletes them with the group or the topic. Tools that list a topic's queues do not see them.
+
+Each function returns the place of one register, which `group_requests.consumer_offset` reads and ``update_consumer_offset`` writes. 0 and no
+offset mean the same: the register was never written, or its broker has forgotten it. Ids of queues are below SPAN, and each register has a span
+of ids of its own, so that no two meet even if a sink stores its registers in the group that a source reads with.
+
+===============  =================================  =========================================================================
+register         one for each                       its number
+===============  =================================  =========================================================================
+`fence`          group, queue                       the greatest epoch whose lock is stale for every client (group.lock_rules)
+`reset_number`   group, broker                      how often the group was reset; a checkpoint compares it
+`seek_number`    group, queue                       the group's reset number after the last reset of this queue
+`mark`           sink's group, topic, broker        which sink the other registers belong to (sink.bookmarks)
+`writer`         sink's group, queue                the run and batch that may write to the queue (sink.bookmarks)
+`committed`      sink's group, topic, broker        the sink's newest committed batch plus 1
+`history`        sink's group, topic, broker, slot  which batches before that are committed (sink.commit_history)
+===============  =================================  =========================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orderedmq.model import RETRY_PREFIX, MessageQueue
+
+#: The number of ids of a register that each queue has. It is above the number of queues of a topic (MAX_QUEUES).
+SPAN: Final = 1 << 20
+_FENCES, _RESETS, _SEEKS, _MARKS, _WRITERS, _COMMITTED, _HISTORY = (number * SPAN for number in (1, 2, 4, 6, 8, 16, 17))
+
+
+def fence(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=queue.queue_id + _FENCES)
+
+
+def reset_number(group: str, broker_name: str = "") -> MessageQueue:
+    """It is in the group's own retry topic, which every group has at every broker."""
+    return MessageQueue(RETRY_PREFIX + group, broker_name, _RESETS)
+
+
+def seek_number(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=queue.queue_id + _SEEKS)
+
+
+def mark(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=_MARKS)
+
+
+def writer(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=queue.queue_id + _WRITERS)
+
+
+def committed(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=_COMMITTED)
+
+
+def history(queue: MessageQueue, slot: int) -> MessageQueue:
+    return queue._replace(queue_id=_HISTORY + slot * SPAN)
+
+
+def queue_of(place: MessageQueue) -> MessageQueue:
+    """Return a queue at whose broker a register is: the register's own queue, if each queue has one. A queue is its own."""
+    return place._replace(queue_id=place.queue_id % SPAN)

@@ -1,0 +1,32 @@
+"""Registers: no two of them, and no queue, share a place."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from orderedmq.model import MAX_QUEUES, MessageQueue
+from orderedmq.rocketmq.sink import commit_history
+from orderedmq.rocketmq.wire import registers
+
+
+def test_no_two_registers_of_a_group_share_a_place_even_if_a_sink_uses_the_group_of_a_source() -> None:
+    queues = [MessageQueue(topic, broker, number) for topic, broker, number in product("ab", "xy", (0, 1, MAX_QUEUES - 1))]
+    of_brokers = [queue for queue in queues if queue.queue_id == 0]
+    places = [
+        *queues,
+        *(made(queue) for made in (registers.fence, registers.seek_number, registers.writer) for queue in queues),
+        *(made(queue) for made in (registers.mark, registers.committed) for queue in of_brokers),
+        *(registers.history(queue, slot) for queue in of_brokers for slot in range(commit_history.SLOTS)),
+        *(registers.reset_number("g", broker) for broker in "xy"),
+    ]
+    assert len(set(places)) == len(places)
+    # A broker reads the id of a queue as a signed number of 32 bits.
+    assert all(0 <= place.queue_id < 2**31 for place in places)
+
+
+def test_the_queue_of_a_register_exists() -> None:
+    queue = MessageQueue("a", "x", 7)
+    for made in (registers.fence, registers.seek_number, registers.writer):
+        assert registers.queue_of(made(queue)) == queue
+    for made in (registers.mark, registers.committed, lambda one: registers.history(one, 3)):
+        assert registers.queue_of(made(queue)).queue_id == 0
