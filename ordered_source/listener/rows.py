@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ordered_source.columns import LotPlace
 from orderedmq.text import valid
@@ -36,6 +37,12 @@ class Columns:
     def keys(self) -> Sequence[str | None]:
         """The column sharding_key, or no keys without it."""
         return self.get("sharding_key") if "sharding_key" in self.names else [None] * self._batch.num_rows
+
+    def retried(self) -> Sequence[int | None]:
+        """The column reconsume_times; nothing if no message was retried."""
+        if "reconsume_times" not in self.names or not pc.max(self._batch.column("reconsume_times")).as_py():
+            return ()
+        return self.get("reconsume_times")
 
 
 class Rows(NamedTuple):

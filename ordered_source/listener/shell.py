@@ -1,4 +1,4 @@
-"""The task of a listener: runs an engine over the rows of a queue with the listener, the broker, the clocks and the log.
+"""The Spark task that runs a listener: it feeds the rows of a queue to an engine, and carries out what the engine says.
 
 Rules: a task has the rows of one queue's parking lot, if it is planned, and then those of the queue, unless the user shuffled the rows.
 The engine, the broker and the rows for Spark stay in the task's own thread; only calls of the listener may be in others (`calls`). More
@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, repeat
+from itertools import chain, count, groupby, repeat
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -75,9 +75,12 @@ _SCHEMA: Final = pa.schema(
         ("due_timestamp", TIMESTAMP_TYPE),
     ]
 )
-#: Messages that are given to the engine at once, and outcomes that are given to Spark at once.
-PUT_TOGETHER: Final = 4096
+#: Rows whose columns are made Python values at once, and outcomes that are given to Spark at once.
+ROWS_TOGETHER: Final = 4096
 GIVE_TOGETHER: Final = 4096
+#: Messages that are given to the engine at once. With more of them the collector of cyclic garbage costs as much as the listener's shell:
+#: it looks at each message several times before the message is decided.
+PUT_TOGETHER: Final = 128
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class _Task:
         self.queue, self._consumer, self._wall = queue, consumer, wall
         self._settings = settings = consumer.settings
         self._broker, self._token, self._plan = lock.broker, lock.token, lock.lot
-        #: What takes back messages that fail; None: they are parked, if they are not tried again at once.
+        #: Sends failed messages back to their broker's retry topic. None: the rows were read without one.
         self._back = None
         if settings.parks and self._plan is None:
             self._back = SendBack(lock.broker, lock.token, settings.most_retries)
@@ -309,22 +312,28 @@ class _Task:
                     f"rows of the parking lot of queue {self.queue} came behind others: a key would be overtaken; give the listener the "
                     "source's rows in the order in which it reads them, neither sorted nor shuffled",
                 )
-            for begin in range(0, piece.rows.num_rows, PUT_TOGETHER):
-                columns = Columns(piece.rows.slice(begin, PUT_TOGETHER))
-                offsets = columns.get("queue_offset")
-                # Order per queue has no use for keys.
-                keys = columns.keys() if self._settings.parks else repeat(None)
-                if self._back is not None:
-                    require_retries(columns.names, self.queue)
-                messages = list(map(Message, offsets, keys, repeat(Rows(columns, first)), range(first, first + len(offsets))))
-                first += len(offsets)
-                counts = columns.get("reconsume_times") if "reconsume_times" in columns.names else ()
-                if any(counts):
-                    for message, count in zip(messages, counts, strict=True):
-                        message._attempts = count or 0
-                messages, decided = settled.divide(messages)
-                self._out += decided
-                yield messages
+            for begin in range(0, piece.rows.num_rows, ROWS_TOGETHER):
+                columns = Columns(piece.rows.slice(begin, ROWS_TOGETHER))
+                for messages in self._messages(columns, first):
+                    messages, decided = settled.divide(messages)
+                    self._out += decided
+                    yield messages
+                first += len(columns.get("queue_offset"))
+
+    def _messages(self, columns: Columns, first: int) -> Iterator[list[Message]]:
+        """Yield the messages of these rows, some at a time. ``first``: the number of the first one."""
+        if self._back is not None:
+            require_retries(columns.names, self.queue)
+        offsets, rows = columns.get("queue_offset"), Rows(columns, first)
+        # Order per queue has no use for keys.
+        keys = columns.keys() if self._settings.parks else [None] * len(offsets)
+        retried = columns.retried()
+        for begin in range(0, len(offsets), PUT_TOGETHER):
+            end = begin + PUT_TOGETHER
+            messages = list(map(Message, offsets[begin:end], keys[begin:end], repeat(rows), count(first + begin)))
+            for message, retries in zip(messages, retried[begin:end], strict=False):
+                message._attempts = retries or 0
+            yield messages
 
     # -- what is told
 
@@ -335,15 +344,15 @@ class _Task:
 
     def _table(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch:
         begins, ends, keys, statuses, attempts, seconds, errors, dues = zip(*outcomes, strict=True)
-        count = len(outcomes)
+        many = len(outcomes)
         same = {
             "topic": self.queue.topic,
             "broker_name": self.queue.broker_name,
             "queue_id": self.queue.queue_id,
-            **({"status": statuses[0]} if statuses.count(statuses[0]) == count else {}),
-            **({"error": None} if errors.count(None) == count else {}),
-            **({"sharding_key": None} if keys.count(None) == count else {}),
-            **({"due_timestamp": None} if dues.count(None) == count else {}),
+            **({"status": statuses[0]} if statuses.count(statuses[0]) == many else {}),
+            **({"error": None} if errors.count(None) == many else {}),
+            **({"sharding_key": None} if keys.count(None) == many else {}),
+            **({"due_timestamp": None} if dues.count(None) == many else {}),
         }
         arrays = {
             "begin_offset": begins,
@@ -357,7 +366,7 @@ class _Task:
         }
         return pa.RecordBatch.from_arrays(
             [
-                pa.repeat(pa.scalar(same[field.name], field.type), count)
+                pa.repeat(pa.scalar(same[field.name], field.type), many)
                 if field.name in same
                 else pa.array(arrays[field.name], field.type)
                 for field in _SCHEMA
