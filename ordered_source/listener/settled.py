@@ -20,7 +20,10 @@ _LOTS: Final[dict[tuple[str, str, MessageQueue], tuple[int, Lot]]] = {}
 
 
 class Settled:
-    """Messages in a queue's parking lot that this micro-batch did not plan, and offsets with dead letters, as seen by a task."""
+    """Messages of a queue that a task must leave alone because they are settled.
+
+    They are in the parking lot and do not belong to this micro-batch, or they are dead letters.
+    """
 
     def __init__(self, lot: Lot, plan: LotPlan, letters: Set[int] = frozenset()) -> None:
         """``lot`` knows the parking lot from the end of what is planned to its own end."""
@@ -37,10 +40,10 @@ class Settled:
     def read(
         cls, broker: Broker, token: LockToken, parked: MessageQueue, plan: LotPlan, planned: Collection[int] = ()
     ) -> Settled:
-        """Read the parking lot ``parked`` from the end of what is planned to its own end, and ask for dead letters.
+        """Read the parking lot ``parked`` from the end of its planned part to its current end, and ask the broker for dead letters.
 
-        ``planned``: the offsets in the queue of what is planned. Nobody else writes messages to the lot while the lock is held, so the
-        next task of this process reads on from where this one stopped.
+        ``planned``: the queue offsets of the planned messages. As long as the query holds the lock, nobody else writes messages to the lot.
+        So what this process has read of it is kept, and its next task continues where this one stopped.
         """
         name = (broker.identity, token.group, parked)
         epoch, lot = _LOTS.get(name, (-1, None))

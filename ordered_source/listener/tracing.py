@@ -27,12 +27,12 @@ _SUCCESS: Final = frozenset(("SUCCESS", "COMMIT", "CONSUME_SUCCESS"))
 
 @dataclass(frozen=True)
 class Tracing:
-    """Which of a listener's calls others can follow. By default none.
+    """Tracing of a listener's calls; off by default.
 
-    ``enable_msg_trace=True``: over RocketMQ, the calls are in its message trace, as those of a Java consumer, in the topic
-    ``customized_trace_topic`` (default: RMQ_SYS_TRACE_TOPIC); the DataFrame needs the column message_id. ``trace_context=True``: each
-    call runs in an OpenTelemetry span in the trace context of its messages (`orderedmq.trace_context`); needs
-    ``includeProperties=true`` and the package opentelemetry-api. Raises OptionError CONFLICT for a topic without a trace, and
+    With ``enable_msg_trace=True`` and RocketMQ as the source, each call is recorded in RocketMQ's message trace like a Java consumer's
+    call, in the topic ``customized_trace_topic`` (default: RMQ_SYS_TRACE_TOPIC); the DataFrame needs the column message_id. With
+    ``trace_context=True`` each call runs in an OpenTelemetry span in the trace context of its messages (`orderedmq.trace_context`); this
+    needs ``includeProperties=true`` and the package opentelemetry-api. Raises OptionError CONFLICT for a topic without a trace, and
     TopicError BAD_NAME.
     """
 

@@ -44,9 +44,9 @@ class Instant:
 
 @dataclass(frozen=True)
 class ClientIdentity:
-    """Who a client of a broker is.
+    """The identity of a client of a broker.
 
-    ``owner`` is the query and outlives a restart, ``client_id`` names this process, ``name`` is for people.
+    ``owner`` identifies the query and stays the same across restarts, ``client_id`` identifies this process, ``name`` is a label for people.
     """
 
     owner: str

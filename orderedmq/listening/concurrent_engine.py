@@ -71,7 +71,7 @@ class ConcurrentEngine(Engine):
         super().__init__(queue, now, concurrency=settings.concurrency, pause=REFUSED_PAUSE)
         self.settings = settings
         self._places, self._capacity = lot.places, lot.capacity
-        #: Free places in the lot. Messages that are in it and not planned also take up places.
+        #: Free places in the lot. Messages in it that do not belong to this micro-batch take up places, too.
         self._room = lot.capacity - len(lot.places)
         self._ready: deque[Message] = deque()
         #: Messages that could not be parked, in the order of the times when they go to the listener again.

@@ -1,13 +1,13 @@
-"""What the engines of all listeners share: messages, actions and outcomes, and the life of a closed range of a queue. Pure.
+"""Shared by the engines of all listeners: messages, actions, outcomes, and the lifecycle of a range of a queue. Pure.
 
-A task drives an engine: `Engine.next` returns an action, the task carries it out and reports what came of it, and so on until
-`Done`. An engine says which messages go to the listener next, and what a listener's answer does to them. There are three:
-`queue_engine`, `key_engine` and `concurrent_engine`. What they have in common is here: calls under way, the lock, writes to the
-parking lot and to the dead letters, and the end of the range.
+A range is a fixed span of a queue's offsets that one task processes. The task drives an engine in a loop: `Engine.next` returns an action,
+the task carries it out and reports the result, until `next` returns `Done`. The engine decides which messages go to the listener next and
+what the listener's answer means for them. There are three: `queue_engine`, `key_engine` and `concurrent_engine`. This module has what
+they have in common: calls in progress, the lock, writes to the parking lot and to the dead letters, and the end of the range.
 
-- The lock is checked before the first call, before something is tried again if the last check was over a second ago, and in any case
-  every 30 s. After it was lost no call starts; the task fails once the calls under way have returned.
-- A write that the broker refused is tried again after a pause, without a call of the listener.
+- The lock is checked before the first call, before any retry if the last check was more than a second ago, and at least every 30 s.
+  Once the engine knows that the lock is lost, no new call starts, and the task fails when the calls in progress have returned.
+- If the broker rejects a write, the write is repeated after a pause. The listener is not called again for that.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ OutcomeStatus = Literal["SUCCESS", "COMMIT", "DEAD_LETTER", "PARKED", "REPEATED"
 
 
 class Message:
-    """A message as a listener gets it. Its fields are the columns of the DataFrame: ``message.body``, ``message.sharding_key``, …
+    """A message as it is passed to a listener. The DataFrame's columns are its attributes: ``message.body``, ``message.sharding_key``, …
 
-    ``reconsume_times`` counts its retries, as RocketMQ's MessageExt does: 0 at the first call. A field that the DataFrame does not have
-    raises AttributeError. The attributes of an engine begin with an underscore, as those of a named tuple do, so that no column can have
-    the name of one.
+    ``reconsume_times`` is the number of retries so far, as in RocketMQ's MessageExt: 0 on the first call. A column that the DataFrame does
+    not have raises AttributeError. Attributes that belong to the engine begin with an underscore, like a named tuple's ``_fields``, so that
+    they do not hide a column.
     """
 
     # The others are in a dict that an object gets when the first of them is set. Most messages are never parked and never fail, and a
@@ -114,11 +114,12 @@ class KeyLane:
 
 
 class Outcome(NamedTuple):
-    """Decided or parked messages: offsets ``begin`` to ``end`` (exclusive), which may have gaps. A range's outcomes have each message once.
+    """What became of the messages at the offsets ``begin`` to ``end`` (exclusive). A filter may have left out some of these offsets.
 
-    ``key``: of a single message. ``attempts`` counts calls of the listener, those before a message was parked included; 0 if an earlier
-    attempt of the micro-batch settled it. ``seconds``: of the batch's calls in this range. ``error``: of the last failed call. ``due``: of
-    a parked message, when it is due in ms since 1970, if it has a time of its own; the caller knows it.
+    Each message of a range is in exactly one outcome. ``key``: the key of a single message; None for a batch. ``attempts``: the number of
+    calls of the listener, including those before the message was parked; 0 if an earlier run of this micro-batch had settled the message.
+    ``seconds``: how long the calls of this range took. ``error``: why the last failed call failed. ``due``: when a parked message is due, in
+    ms since 1970, if it has a time of its own; the task fills it in.
     """
 
     begin: int
@@ -196,11 +197,12 @@ Action = Consume | GiveUp | Park | Wait | Suspend | CheckLock | Pull | Done
 
 
 class LotView(NamedTuple):
-    """A queue's parking lot, as a task finds it.
+    """A queue's parking lot when a task starts.
 
-    ``capacity``: messages that may be in it. ``planned``: its messages that belong to this micro-batch. The others, by offset in the
-    queue: ``places`` has all of them and the place of each in the lot; ``waiting``, by key, those that were parked before this range,
-    and ``attempted`` those that an earlier attempt of this range has parked (`parking.lot.lane_key` makes the keys).
+    ``capacity``: the maximum number of messages in it. ``planned``: the parked messages that belong to this micro-batch. The other fields
+    describe all other parked messages by their offsets in the queue. ``places``: these offsets. ``waiting``: by key, the offsets of
+    messages that were parked before this range. ``attempted``: by key, the offsets of messages that an earlier run of this range parked.
+    `parking.lot.lane_key` makes the keys.
     """
 
     capacity: int = NO_BOUND
@@ -223,8 +225,8 @@ class Settings(ABC):
     statuses: ClassVar[type[Enum]]
     #: Whether a message that fails waits in a parking lot.
     parks: ClassVar[bool]
-    #: Whether each message is parked alone, so that newer ones of its key do not wait for it. Such a listener can use a retry topic
-    #: instead of a parking lot: the broker counts the retries then, ``most_retries`` at most.
+    #: Whether a failed message is parked by itself, so that newer messages of its key do not wait for it. The source of such a listener
+    #: may have a retry topic instead of a parking lot. Then the broker counts the retries, and ``most_retries`` is what it is told.
     alone: ClassVar[bool]
     max_reconsume_times: int
 

@@ -104,7 +104,7 @@ class KeyEngine(Engine):
         super().__init__(queue, now, concurrency=settings.concurrency, pause=settings.suspend_current_queue_time_millis)
         self.settings = settings
         self._capacity = lot.capacity
-        #: Free places in the lot. Messages that are in it and not planned also take up places.
+        #: Free places in the lot. Messages in it that do not belong to this micro-batch take up places, too.
         self._room = lot.capacity - sum(map(len, lot.waiting.values())) - sum(map(len, lot.attempted.values()))
         self._lanes: dict[object, KeyLane] = {}
         #: Lanes that may be called now, and lanes to be tried again at their time.

@@ -23,13 +23,13 @@ A closed range differs from Java's endless queue:
   and again in every further attempt of its batch.
 - Dead letters settle their batch without auto-commit, too. Java leaves it taken: a ROLLBACK would bring it back, and at the
   range's end it would be uncommitted with nothing left to do. The listener still has to commit the batches taken before.
-- If dead letters cannot be written, the write is tried again; Java asks the listener again.
+- If dead letters cannot be written, only the write is repeated. Java's consumer calls the listener again.
 - Messages taken and not committed at the end of the range are an error; Java waits for the next message.
 - Taken messages never stop the flow; Java stops pulling above 1,000 uncommitted messages, and stalls.
 - A lost lock ends the task; Java waits until it owns the queue again.
-- A range may be repeated. Messages that became dead letters in an earlier attempt do not come to the engine. They end a batch, and their
-  numbers count for its size, so that the other batches are the same as before. What was taken before them stays taken, as without
-  auto-commit: whether the call that gave them up had it on is not known.
+- A range may be repeated. Messages that an earlier run made dead letters of are not given to the engine. Each batch still covers the same
+  numbers (`Message`) as in the earlier run, so the other batches have the same messages; where numbers are missing, a batch is divided.
+  What was taken before them stays taken, as without auto-commit: whether the call that gave them up had it on is not known.
 
 ROLLBACK is not a retry and never exhausts, as in Java: a listener that always answers it holds the micro-batch for ever.
 """
@@ -51,12 +51,12 @@ from orderedmq.model import MessageQueue
 
 @dataclass(frozen=True)
 class OrderPerQueue(Settings):
-    """Settings of ``consume_orderly``: one batch of a queue after another.
+    """Settings of ``consume_orderly``, with which the batches of a queue are processed one after another.
 
-    A batch has ``consume_message_batch_max_size`` messages (1 to 1024). One that is suspended, or whose listener raised an exception,
-    goes to the listener again after ``suspend_current_queue_time_millis`` (milliseconds, cut to 10 to 30,000), at most
-    ``max_reconsume_times`` times, and then to the topic %DLQ%<group>. -1 retries for ever, as RocketMQ does by default; that can hold
-    the micro-batch for ever. Raises OptionError INVALID.
+    A batch has at most ``consume_message_batch_max_size`` messages (1 to 1024). A batch that the listener suspends, or for which it raises
+    an exception, is passed to it again after ``suspend_current_queue_time_millis`` (clamped to 10 to 30,000 ms), up to
+    ``max_reconsume_times`` times. After that it goes to the topic %DLQ%<group>. ``max_reconsume_times=-1``, RocketMQ's default, retries
+    without limit, which can block the micro-batch for ever. Raises OptionError INVALID.
     """
 
     consume_message_batch_max_size: int = 1

@@ -172,7 +172,7 @@ def test_a_module_that_says_it_is_pure_is_pure() -> None:
 
 
 def test_no_two_classes_have_one_name() -> None:
-    """A reader who meets a name in another module may take it for the one that he knows."""
+    """Readers who find a name in one module could take it for the class that they know from another."""
     defined: dict[str, list[str]] = {}
     for name, path in MODULES.items():
         for node in ast.parse(path.read_text()).body:
