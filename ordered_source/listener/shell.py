@@ -78,9 +78,6 @@ _SCHEMA: Final = pa.schema(
 #: Rows whose columns are made Python values at once, and outcomes that are given to Spark at once.
 ROWS_TOGETHER: Final = 4096
 GIVE_TOGETHER: Final = 4096
-#: Messages that are given to the engine at once. With more of them the collector of cyclic garbage costs as much as the listener's shell:
-#: it looks at each message several times before the message is decided.
-PUT_TOGETHER: Final = 128
 
 
 @dataclass(frozen=True)
@@ -328,8 +325,9 @@ class _Task:
         # Order per queue has no use for keys.
         keys = columns.keys() if self._settings.parks else [None] * len(offsets)
         retried = columns.retried()
-        for begin in range(0, len(offsets), PUT_TOGETHER):
-            end = begin + PUT_TOGETHER
+        together = self._settings.put_together
+        for begin in range(0, len(offsets), together):
+            end = begin + together
             messages = list(map(Message, offsets[begin:end], keys[begin:end], repeat(rows), count(first + begin)))
             for message, retries in zip(messages, retried[begin:end], strict=False):
                 message._attempts = retries or 0

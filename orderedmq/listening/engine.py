@@ -228,6 +228,8 @@ class Settings(ABC):
     #: Whether a failed message is parked by itself, so that newer messages of its key do not wait for it. The source of such a listener
     #: may have a retry topic instead of a parking lot. Then the broker counts the retries, and ``most_retries`` is what it is told.
     alone: ClassVar[bool]
+    #: Messages that are given to the engine at once. A batch is made of those that came: with more of them it has more of one key.
+    put_together: ClassVar[int] = 4096
     max_reconsume_times: int
 
     @property

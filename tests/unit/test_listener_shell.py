@@ -403,6 +403,12 @@ def test_the_outcomes_of_a_large_range_are_given_to_spark_in_parts(rig: Rig, mon
     assert len(sizes) == 3
 
 
+def test_messages_of_a_key_that_are_far_apart_go_to_the_listener_together(rig: Rig) -> None:
+    rig.send(*(f"key-{number % 64}" for number in range(2048)))
+    rig.run(rig.by_key(bad(), consume_message_batch_max_size=32), size=5000)
+    assert {len(call) for call in rig.heard} == {32}
+
+
 # -- threads ------------------------------------------------------------------------------------------------------------------
 
 
