@@ -19,8 +19,8 @@ from bench.figures import Figure
 from bench.measure import Bench, interleaved
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerKey, OrderPerQueue, consume_orderly
 from orderedmq.broker import Broker
-from orderedmq.core.lock import LockToken
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.rules import Put, Ticket
 
 QUEUES: Final = 4

@@ -31,10 +31,10 @@ from bench.throughput import COLUMNS, KEYED
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, Log
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rows.pull_settings import PullSettings
 
 MANY: Final = 64
 #: Micro-batches of a query that writes.

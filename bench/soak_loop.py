@@ -32,7 +32,7 @@ from ordered_sink.commit import StreamWriter
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
 from ordered_source.plan import planned_schema
 from ordered_source.stream_reader import StreamReader
-from orderedmq.core.micro_batch import BATCH, QUERY, RUN
+from orderedmq.ownership.micro_batch import BATCH, QUERY, RUN
 from pyspark_orderedmq import DefaultSource
 
 #: Rows of an Arrow batch: Spark's default.

@@ -25,7 +25,7 @@ AIM: Final = 2.0
 #: A query that owns all queues: every 50 ms it appends to one queue and commits 20.
 AT_WORK: Final = """
 import sys, time, orderedmq, pyarrow as pa
-from orderedmq.core.membership import Subscription
+from orderedmq.ownership.membership import Subscription
 with orderedmq.connect(sys.argv[1]) as broker:
     queues = broker.log.queues("orders")
     client = broker.groups.join("bench")

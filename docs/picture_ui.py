@@ -39,9 +39,9 @@ MEMBER: Final = """
 import sys, time, orderedmq
 import pyarrow as pa
 from dataclasses import replace
-from orderedmq.core.dead_letters import dead_letter_properties
-from orderedmq.core.lock import LockToken
-from orderedmq.core.membership import Subscription
+from orderedmq.rows.dead_letters import dead_letter_properties
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Put, Ticket
 from orderedmq.model import PRODUCER_SCHEMA
 path, name, first, last, speed, alone = *sys.argv[1:3], *map(int, sys.argv[3:])

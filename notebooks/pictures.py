@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from shop import Look, Turn
 
 from orderedmq.broker import LockInfo
-from orderedmq.core.lock import LOCK_LIFE
+from orderedmq.ownership.lock import LOCK_LIFE
 
 #: Okabe and Ito's colours, which colour-blind people can tell apart, and the text colour that is easier to read on each.
 PALETTE = {

@@ -8,11 +8,11 @@ from typing import Final
 from pyspark.sql.types import BinaryType, DataType, IntegralType, LongType, MapType, StringType, StructType, TimestampType
 
 from orderedmq.conditions import OptionCondition, SchemaCondition
-from orderedmq.core.delays import DELAY_COLUMNS, LEVEL, delays_nothing
-from orderedmq.core.sharding_key import GivenKeyType, KeyType
 from orderedmq.errors import OptionError, SchemaError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_COLUMNS
 from orderedmq.options.sink import NO_KEY, SinkOptions
+from orderedmq.routing.sharding_key import GivenKeyType, KeyType
+from orderedmq.rows.delays import DELAY_COLUMNS, LEVEL, delays_nothing
 
 #: Columns of the source's rows that only a broker can set. The sink accepts and ignores them.
 BROKER_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name not in (*PRODUCER_COLUMNS, "topic", "queue_id"))
@@ -23,7 +23,7 @@ _TEXT: Final = ("tags", "keys", "topic")
 class Plan:
     """Columns of the input by role. ``key`` None: rows without a sharding key; ``topic`` None: the option names it.
 
-    ``key_type``: the type as which keys are hashed. ``delays``: the columns of delayed rows (`core.delays`).
+    ``key_type``: the type as which keys are hashed. ``delays``: the columns of delayed rows (`rows.delays`).
     """
 
     key: str | None

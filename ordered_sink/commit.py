@@ -21,10 +21,10 @@ from orderedmq.broker import Broker, Published
 from orderedmq.concise import concise_calls
 from orderedmq.conditions import MessageCondition, SinkCondition, StoreCondition
 from orderedmq.connections import reach
-from orderedmq.core.selector import selector
 from orderedmq.errors import MessageError, RocketMQError, SinkError, StoreError
 from orderedmq.model import DEFAULT_COMPRESSION
 from orderedmq.options.sink import NO_KEY, SinkOptions
+from orderedmq.routing.selector import selector
 
 log = logging.getLogger("orderedmq")
 

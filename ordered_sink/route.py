@@ -14,11 +14,11 @@ from ordered_sink.columns import key_type
 from ordered_sink.row_order import sorted_rows
 from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition, SchemaCondition
-from orderedmq.core.selector import KEYED_SELECTORS, KeyedSelectorName, Keying
-from orderedmq.core.sharding_key import KEY_TYPES, GivenKeyType
 from orderedmq.errors import OptionError, SchemaError
 from orderedmq.options.sink import SinkOptions, SortColumn
 from orderedmq.options.values import parse_size
+from orderedmq.routing.selector import KEYED_SELECTORS, KeyedSelectorName, Keying
+from orderedmq.routing.sharding_key import KEY_TYPES, GivenKeyType
 
 _BUFFER: Final = "256m"
 

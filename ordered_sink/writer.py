@@ -24,17 +24,17 @@ from ordered_sink.row_order import sorted_rows
 from orderedmq.broker import Broker, Receipt, SinkBatch, Staging
 from orderedmq.conditions import MessageCondition, TopicCondition
 from orderedmq.connections import kept
-from orderedmq.core.delays import DELAY_COLUMNS, delays
-from orderedmq.core.key_hash import HashedKeys, key_hash64
-from orderedmq.core.machine_rooms import queues_in
-from orderedmq.core.message_rows import normalise, several_tags
-from orderedmq.core.micro_batch import SourceRun, run_of
-from orderedmq.core.selector import selector
-from orderedmq.core.sharding_key import hashed_keys
-from orderedmq.core.sink_batches import sink_of
 from orderedmq.errors import MessageError, TopicError
 from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue, check_topic
 from orderedmq.options.sink import SinkOptions
+from orderedmq.ownership.machine_rooms import queues_in
+from orderedmq.ownership.micro_batch import SourceRun, run_of
+from orderedmq.ownership.sink_batches import sink_of
+from orderedmq.routing.key_hash import HashedKeys, key_hash64
+from orderedmq.routing.selector import selector
+from orderedmq.routing.sharding_key import hashed_keys
+from orderedmq.rows.delays import DELAY_COLUMNS, delays
+from orderedmq.rows.message_rows import normalise, several_tags
 from orderedmq.text import valid
 
 log = logging.getLogger("orderedmq")

@@ -8,9 +8,9 @@ from typing import Final
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from orderedmq.broker import Log
-from orderedmq.core.offsets import admit, hold_back
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
+from orderedmq.ownership.offsets import admit, hold_back
 
 _NO_LIMIT: Final = 2**63 - 1
 _BODY: Final = ("body",)

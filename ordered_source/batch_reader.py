@@ -18,11 +18,11 @@ from orderedmq.broker import Broker, Log, QueueBounds
 from orderedmq.concise import concise_calls
 from orderedmq.conditions import OffsetCondition
 from orderedmq.connections import reach
-from orderedmq.core.pruning import Pruning
 from orderedmq.errors import DataLossError, OffsetError, queue_deleted
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.offsets_json import EARLIEST
 from orderedmq.options.source import SourceOptions, StartingOffsets
+from orderedmq.rows.pruning import Pruning
 
 log = logging.getLogger("orderedmq")
 

@@ -14,17 +14,17 @@ from typing import Final, Protocol
 from ordered_source.renewal import Renewal
 from orderedmq.broker import Broker
 from orderedmq.conditions import LockCondition
-from orderedmq.core import membership
-from orderedmq.core.filters import ALL
-from orderedmq.core.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
-from orderedmq.core.membership import Member, Subscription
-from orderedmq.core.offsets import Checkpoint, offsets_to_json
-from orderedmq.core.ownership import Commit, Lock, Owner, Policy, Unlock
-from orderedmq.core.strategies import Members, divided
 from orderedmq.errors import FORMER_RUN, GroupError, LockError, lost
 from orderedmq.model import MessageQueue, is_parked, is_retry
 from orderedmq.options.source import SourceOptions
+from orderedmq.ownership import membership
+from orderedmq.ownership.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
+from orderedmq.ownership.membership import Member, Subscription
+from orderedmq.ownership.offsets import Checkpoint, offsets_to_json
+from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
+from orderedmq.ownership.strategies import Members, divided
 from orderedmq.parking.rules import companion
+from orderedmq.rows.filters import ALL
 
 log = logging.getLogger("orderedmq")
 

@@ -1,7 +1,7 @@
 """The lag and the parked messages of running queries, for Prometheus and as log lines.
 
 Call ``spark.streams.addListener(LagListener())`` on the driver, or with Spark Connect in the client, because PySpark runs
-listeners there. A lag (defined in orderedmq/core/lag.py) is that of the last micro-batch. An idle query reports nothing, so its
+listeners there. A lag (defined in orderedmq/ownership/lag.py) is that of the last micro-batch. An idle query reports nothing, so its
 last values stay. The values of a query that has ended are removed.
 """
 
@@ -24,9 +24,9 @@ from pyspark.sql.streaming.listener import (
 )
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.lag import ParkedCounts, QueueLag, describe, is_ours, lag_of_query, parked_of_query
 from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lag import ParkedCounts, QueueLag, describe, is_ours, lag_of_query, parked_of_query
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Gauge

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from orderedmq.broker import Broker, Log
-from orderedmq.core.lag import ParkedCounts
-from orderedmq.core.offsets import OffsetMap
-from orderedmq.core.owned_queue import Owned
-from orderedmq.core.ownership import Owner
 from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue, is_parked
 from orderedmq.options.source import SourceOptions
+from orderedmq.ownership.lag import ParkedCounts
+from orderedmq.ownership.offsets import OffsetMap
+from orderedmq.ownership.owned_queue import Owned
+from orderedmq.ownership.owner import Owner
 from orderedmq.parking import reading
 from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import has_parked, parked_queue

@@ -18,16 +18,16 @@ from ordered_source.read_context import LotPlan, ReadContext
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import DataLossCondition
 from orderedmq.connections import kept
-from orderedmq.core.filters import Filter
-from orderedmq.core.lock import LockToken
-from orderedmq.core.micro_batch import run_of
-from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, TopicError, lost, topic_deleted
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.micro_batch import run_of
 from orderedmq.parking import reading
 from orderedmq.parking.lot import RESTORE_COLUMNS, Lot, restore
 from orderedmq.pulls import pulls
+from orderedmq.rows.filters import Filter
+from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
 
 log = logging.getLogger("orderedmq")
 

@@ -11,11 +11,11 @@ from ordered_source.group_session import Session
 from ordered_source.lot_planner import require_none, without_lots
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker, QueueBounds
-from orderedmq.core.offsets import Checkpoint, ranges
-from orderedmq.core.ownership import Lock, Owner
 from orderedmq.errors import queue_deleted
 from orderedmq.model import MessageQueue, OffsetRange, is_retry
 from orderedmq.options.source import SourceOptions
+from orderedmq.ownership.offsets import Checkpoint, ranges
+from orderedmq.ownership.owner import Lock, Owner
 from orderedmq.parking.rules import leader_of
 
 log = logging.getLogger("orderedmq")

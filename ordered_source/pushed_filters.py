@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter
 
 from ordered_source.batch_reader import BatchReader
 from orderedmq.concise import concise_calls
-from orderedmq.core.pruning import Column, Comparison, Operator, Pruning, Value
+from orderedmq.rows.pruning import Column, Comparison, Operator, Pruning, Value
 
 #: The module that runs in the process in which Spark pushes filters down.
 WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -68,7 +68,7 @@ class FilteredReader(BatchReader):
 
 
 def comparisons(filters: Sequence[Filter]) -> Iterator[Comparison]:
-    """Yield those of the filters that compare a column of `core.pruning` with values."""
+    """Yield those of the filters that compare a column of `rows.pruning` with values."""
     for one in filters:
         negated = isinstance(one, datasource.Not)
         inner: Any = one.child if isinstance(one, datasource.Not) else one
@@ -86,7 +86,7 @@ def comparisons(filters: Sequence[Filter]) -> Iterator[Comparison]:
 
 
 def _value(column: Column, value: Any) -> Value | None:
-    """Return a value as `core.pruning` has it; None if it is of another type than the column."""
+    """Return a value as `rows.pruning` has it; None if it is of another type than the column."""
     if column == "store_timestamp":
         known = isinstance(value, datetime) and value.tzinfo is not None
         return (value - _EPOCH) // timedelta(microseconds=1) if known else None

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 from orderedmq.broker import Broker
 from orderedmq.conditions import LockCondition, OptionCondition
 from orderedmq.connections import kept
-from orderedmq.core.lock import LockToken
 from orderedmq.endpoint import Credentials, Endpoint, TlsOptions
 from orderedmq.errors import LockError, OptionError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken
 
 #: Version of the JSON. The driver and its executors may run different versions of this package, and a process must not call a
 #: listener unless it knows all the fields.

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from orderedmq.broker import Groups
-from orderedmq.core.lock import LockToken
 from orderedmq.errors import OrderedMQError
+from orderedmq.ownership.lock import LockToken
 
 #: Seconds from a failed renewal to the next try. After another whole interval, the holder's trust in its lock would be over.
 RENEWAL_RETRY: Final = 2.0

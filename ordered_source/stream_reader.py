@@ -34,10 +34,10 @@ from orderedmq.broker import Broker
 from orderedmq.concise import concise_calls
 from orderedmq.conditions import OffsetCondition
 from orderedmq.connections import reach
-from orderedmq.core.offsets import Checkpoint, offsets_to_json, ranges
 from orderedmq.errors import OffsetError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange, is_parked
 from orderedmq.options.source import SourceOptions
+from orderedmq.ownership.offsets import Checkpoint, offsets_to_json, ranges
 from orderedmq.parking.rules import companion
 
 #: Seconds between two polls of an idle query, at a broker that cannot report whether anything changed.

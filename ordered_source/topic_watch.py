@@ -11,11 +11,11 @@ from ordered_source import data_loss, plan
 from ordered_source.lot_planner import without_lots
 from orderedmq.broker import Broker, TopicInfo
 from orderedmq.conditions import DataLossCondition, TopicCondition
-from orderedmq.core.offsets import Checkpoint
-from orderedmq.core.ownership import Owner
 from orderedmq.errors import DataLossError, TopicError, recreated, topic_deleted
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
+from orderedmq.ownership.offsets import Checkpoint
+from orderedmq.ownership.owner import Owner
 
 #: Seconds between two listings of topics, for a broker that cannot report whether anything changed.
 LISTING_INTERVAL: Final = 1.0

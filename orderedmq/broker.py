@@ -14,18 +14,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from orderedmq.capabilities import Capabilities
-from orderedmq.core.lock import ClientIdentity, LockToken, Refusal
-from orderedmq.core.message_trace import TRACE_TOPIC, TracedCall
-from orderedmq.core.micro_batch import SourceRun
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
+from orderedmq.ownership.lock import ClientIdentity, LockToken, Refusal
+from orderedmq.ownership.micro_batch import SourceRun
+from orderedmq.rows.message_trace import TRACE_TOPIC, TracedCall
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from orderedmq.core.filters import Filter
-    from orderedmq.core.membership import Member, Subscription
-    from orderedmq.core.pull_settings import PullSettings
+    from orderedmq.ownership.membership import Member, Subscription
     from orderedmq.parking.rules import AtSeek, Order, Put
+    from orderedmq.rows.filters import Filter
+    from orderedmq.rows.pull_settings import PullSettings
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Log(Protocol):
         """
 
     def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
-        """Send rows that become messages when they are due (`core.delays`), after all were checked. OptionError UNSUPPORTED."""
+        """Send rows that become messages when they are due (`rows.delays`), after all were checked. OptionError UNSUPPORTED."""
 
 
 class Groups(Protocol):
@@ -308,7 +308,7 @@ class Staging(Protocol):
     """The rows of one attempt of one writing task; invisible until published, if publishing is atomic (Capabilities)."""
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
-        """Stage rows (PRODUCER_COLUMNS, ``body`` required) behind those added before; those with a column of `core.delays`, if
+        """Stage rows (PRODUCER_COLUMNS, ``body`` required) behind those added before; those with a column of `rows.delays`, if
         brokers have delays, at the end, without an order.
         """
 
@@ -326,7 +326,7 @@ class Outbox(Protocol):
         """Register that a task of ``run`` reads ``offsets``. The publish of its batch requires the token to be current."""
 
     def require_delays(self, columns: Sequence[str], topic: str | None) -> None:
-        """Raises OptionError UNSUPPORTED if the topic's brokers cannot deliver rows later, as these columns (`core.delays`) say."""
+        """Raises OptionError UNSUPPORTED if the topic's brokers cannot deliver rows later, as these columns (`rows.delays`) say."""
 
     def require_rights(self, topic: str, group: str | None, *, identified: bool) -> None:
         """As `Log.require_rights`, to write, where a server refuses even routes. ``identified``: batches have a `SinkBatch.sink_id`."""

@@ -31,7 +31,7 @@ from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
 from orderedmq import connections
-from orderedmq.core.micro_batch import BATCH, QUERY, RUN
+from orderedmq.ownership.micro_batch import BATCH, QUERY, RUN
 from pyspark_orderedmq import DefaultSource
 
 #: Rows of an Arrow batch that Spark makes of single rows; sources that yield Arrow batches choose their own size.

@@ -18,11 +18,11 @@ import pyarrow as pa
 
 import orderedmq
 from orderedmq.broker import Broker
-from orderedmq.core.dead_letters import dead_letter_properties
-from orderedmq.core.lock import ClientIdentity, LockToken
-from orderedmq.core.membership import Subscription
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.ownership.lock import ClientIdentity, LockToken
+from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Put, Ticket
+from orderedmq.rows.dead_letters import dead_letter_properties
 from orderedmq.ui.app import make_app
 from orderedmq.ui.connections import ConnectionLimits
 from orderedmq.ui.guard import Rules

@@ -22,11 +22,11 @@ from ordered_source.listener.tasks import NEEDED, by_queue, lock_of, require_col
 from ordered_source.read_context import TaskLock
 from orderedmq.concise import concise
 from orderedmq.conditions import SchemaCondition
-from orderedmq.core.lock import LockToken
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import SchemaError
 from orderedmq.listening.engine import Message
 from orderedmq.model import MAX_OFFSET, OffsetRange
+from orderedmq.ownership.lock import LockToken
 
 NAME: Final = "dead_letter"
 #: The column that tasks get besides those of the DataFrame: why a row becomes a dead letter, null for the others.

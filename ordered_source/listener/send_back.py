@@ -7,10 +7,10 @@ from typing import Final
 
 from orderedmq.broker import Broker
 from orderedmq.conditions import SchemaCondition
-from orderedmq.core.lock import LockToken
 from orderedmq.errors import DataLossError, GroupError, LockError, OrderedMQError, SchemaError
 from orderedmq.listening.engine import Message, Outcome
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken
 
 #: The delay level that makes a dead letter of a message at once (Java: delayLevelWhenNextConsume).
 _DEAD_LETTER: Final = -1

@@ -8,12 +8,12 @@ from typing import Final
 
 from ordered_source.read_context import LotPlan
 from orderedmq.broker import Broker
-from orderedmq.core.lock import LockToken
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.listening.engine import NO_BOUND, LotView, Message, Outcome
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
+from orderedmq.ownership.lock import LockToken
 from orderedmq.parking import reading
 from orderedmq.parking.lot import Lot
+from orderedmq.rows.pull_settings import PullSettings
 
 #: The lots that this process has read: of (broker, group, queue), under the lock of that epoch.
 _LOTS: Final[dict[tuple[str, str, MessageQueue], tuple[int, Lot]]] = {}

@@ -14,12 +14,12 @@ from ordered_source.columns import LOCK_TOKEN
 from ordered_source.read_context import ReadContext, TaskLock
 from orderedmq.broker import Broker
 from orderedmq.conditions import OptionCondition, SchemaCondition
-from orderedmq.core.dead_letters import dead_letter_properties
-from orderedmq.core.lock import LockToken
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import OptionError, SchemaError
 from orderedmq.listening.engine import Message
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.ownership.lock import LockToken
+from orderedmq.rows.dead_letters import dead_letter_properties
 
 #: Required columns: a message's queue, offset, body and lock.
 NEEDED: Final = ("topic", "broker_name", "queue_id", "queue_offset", "body", LOCK_TOKEN)

@@ -14,9 +14,9 @@ from ordered_source.listener import calls
 from ordered_source.listener.tasks import require_columns
 from ordered_source.read_context import TaskLock
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.message_trace import TRACE_TOPIC, Ended, ReturnType, TracedCall, TracedMessage, region_of
 from orderedmq.errors import OptionError
 from orderedmq.model import check_topic
+from orderedmq.rows.message_trace import TRACE_TOPIC, Ended, ReturnType, TracedCall, TracedMessage, region_of
 from orderedmq.trace_context import processing, require
 
 #: (messages, context) → status.

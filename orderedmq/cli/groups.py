@@ -13,8 +13,8 @@ from orderedmq.cli import completion, queue_names
 from orderedmq.cli.owners import owner_columns
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
-from orderedmq.core.offsets import offsets_to_json
 from orderedmq.model import check_group, check_topic
+from orderedmq.ownership.offsets import offsets_to_json
 from orderedmq.parking.lot import Lot
 from orderedmq.tools import seek as tools
 from orderedmq.tools.group_state import GroupQueue, group_queues, own_offsets

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.selector import KeyedSelectorName, Keying
-from orderedmq.core.sharding_key import KeyType
 from orderedmq.errors import OptionError
+from orderedmq.routing.selector import KeyedSelectorName, Keying
+from orderedmq.routing.sharding_key import KeyType
 
 KeyTypeOption = Annotated[
     KeyType | None,

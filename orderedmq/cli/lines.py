@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.conditions import MessageCondition, SchemaCondition
-from orderedmq.core.sharding_key import KeyType, check_lines
 from orderedmq.errors import MessageError, SchemaError
 from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, PROPERTIES_TYPE
+from orderedmq.routing.sharding_key import KeyType, check_lines
 from orderedmq.tools import json_field
 from orderedmq.tools.json_field import BadJson
 

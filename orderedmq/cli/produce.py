@@ -20,12 +20,12 @@ from orderedmq.cli.lines import LineForm, messages, read_lines
 from orderedmq.cli.shell import Shell, command
 from orderedmq.cli.topics import Name
 from orderedmq.conditions import OptionCondition, StoreCondition, TopicCondition
-from orderedmq.core.delays import LEVEL, TIME, delays_nothing
-from orderedmq.core.message_rows import several_tags
-from orderedmq.core.selector import Keying
 from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
 from orderedmq.model import MAX_QUEUES, is_reserved, missing_topic
 from orderedmq.options.values import parse_timestamp
+from orderedmq.routing.selector import Keying
+from orderedmq.rows.delays import LEVEL, TIME, delays_nothing
+from orderedmq.rows.message_rows import several_tags
 from orderedmq.text import is_text
 from orderedmq.tools.producer import Producer
 from orderedmq.tools.readable import number, size

@@ -9,8 +9,6 @@ from functools import partial
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
-from orderedmq.core import lock as rules
-from orderedmq.core.membership import present
 from orderedmq.embedded import dead_letters, groups, index, layout, parking_lots, runs
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
@@ -29,6 +27,8 @@ from orderedmq.errors import (
     topic_exists,
 )
 from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MessageQueue, check_group, check_queue_count, check_topic
+from orderedmq.ownership import lock as rules
+from orderedmq.ownership.membership import present
 from orderedmq.parking.rules import (
     AtSeek,
     Order,

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from orderedmq.core.lock import Instant
+from orderedmq.ownership.lock import Instant
 
 
 class Clock(Protocol):

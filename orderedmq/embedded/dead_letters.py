@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from orderedmq.conditions import GroupCondition
-from orderedmq.core.message_rows import normalise
 from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.log import append_rows, made
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import GroupError
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MAX_OFFSET, PROPERTIES_TYPE, MessageQueue, OffsetRange
+from orderedmq.rows.message_rows import normalise
 
 
 def topic_name(group: str) -> str:

@@ -1,4 +1,4 @@
-"""The Groups protocol on the store: queue locks by the rules of orderedmq.core.lock, group offsets fenced by lock epochs."""
+"""The Groups protocol on the store: queue locks by the rules of orderedmq.ownership.lock, group offsets fenced by lock epochs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.core import lock as rules
-from orderedmq.core.lock import LOCK_LIFE, ClientIdentity, LockToken, QueueLock, Refusal
-from orderedmq.core.membership import Member, Subscription, present
 from orderedmq.embedded import dead_letters, layout, parking_lots
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
@@ -17,6 +14,9 @@ from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import LockError, OptionError, lost, not_an_offset
 from orderedmq.model import MessageQueue, OffsetRange, check_group
+from orderedmq.ownership import lock as rules
+from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, LockToken, QueueLock, Refusal
+from orderedmq.ownership.membership import Member, Subscription, present
 from orderedmq.parking.rules import Put, guarding, leader_of, parked_queue
 
 _RESETS = b"reset\0"

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from orderedmq.broker import TopicInfo
-from orderedmq.core.retention import Clocks
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import layout
 from orderedmq.embedded.clock import Clock
@@ -19,6 +18,7 @@ from orderedmq.embedded.layout import Chunk, QueueState
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import StoreError, no_such_queue
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, missing_topic
+from orderedmq.rows.retention import Clocks
 
 #: A tail chunk of this many rows or more is not merged. It is half a full chunk, and costs about as much per row to read as a
 #: full one.

@@ -31,10 +31,10 @@ import struct
 from dataclasses import asdict
 from typing import Final, NamedTuple
 
-from orderedmq.core.lock import Instant, QueueLock
-from orderedmq.core.membership import Member, Subscription
-from orderedmq.core.retention import Clocks
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
+from orderedmq.ownership.lock import Instant, QueueLock
+from orderedmq.ownership.membership import Member, Subscription
+from orderedmq.rows.retention import Clocks
 
 #: No release made a store of format 1 or 2.
 FORMAT: Final = 3

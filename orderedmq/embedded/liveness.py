@@ -19,8 +19,8 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from orderedmq.core.lock import ClientIdentity
 from orderedmq.forks import BeginAnew
+from orderedmq.ownership.lock import ClientIdentity
 
 FOLDER = "owners"
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_@.-]{0,199}")

@@ -14,10 +14,6 @@ import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.delays import DELAY_COLUMNS, delays_nothing
-from orderedmq.core.filters import Filter
-from orderedmq.core.message_rows import normalise
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
@@ -28,6 +24,10 @@ from orderedmq.errors import OptionError, aged_out, beyond_end, recreated
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange, check_topic, missing_topic, select_schema
 from orderedmq.pulls import bounded
+from orderedmq.rows.delays import DELAY_COLUMNS, delays_nothing
+from orderedmq.rows.filters import Filter
+from orderedmq.rows.message_rows import normalise
+from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.text import valid_rows
 
 _BODY = ("body",)

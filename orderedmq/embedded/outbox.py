@@ -15,9 +15,6 @@ from typing import Any, Final
 
 from orderedmq.broker import Published, Receipt, SinkBatch
 from orderedmq.conditions import OptionCondition, SinkCondition
-from orderedmq.core.lock import LockToken
-from orderedmq.core.micro_batch import KEPT_BATCHES, SourceRun
-from orderedmq.core.sink_batches import is_repeat, replay_differs
 from orderedmq.embedded import groups, index, layout, runs
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.log import topic_of
@@ -27,6 +24,9 @@ from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import NEWEST_CHECKPOINT, OptionError, SinkError, rows_gone
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.micro_batch import KEPT_BATCHES, SourceRun
+from orderedmq.ownership.sink_batches import is_repeat, replay_differs
 
 #: µs after which staged rows of any sink are swept.
 FORGOTTEN: Final = 7 * 24 * 3600 * 1_000_000

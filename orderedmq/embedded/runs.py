@@ -23,10 +23,10 @@ from typing import Any, Final
 import xxhash
 
 from orderedmq.conditions import StoreCondition
-from orderedmq.core.lock import LockToken
-from orderedmq.core.micro_batch import SourceRun
 from orderedmq.errors import StoreError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.micro_batch import SourceRun
 
 FOLDER: Final = "runs"
 #: Seconds without a new batch after which a query's files are swept.

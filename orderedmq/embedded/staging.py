@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.conditions import SinkCondition
-from orderedmq.core.message_rows import normalise
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
@@ -28,6 +27,7 @@ from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import SinkError, rows_gone
 from orderedmq.model import MessageQueue, check_topic
+from orderedmq.rows.message_rows import normalise
 
 #: Bytes of payloads per transaction.
 WRITE_BYTES: Final = 8 * 1024 * 1024

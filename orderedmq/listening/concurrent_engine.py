@@ -16,11 +16,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from orderedmq.core.dead_letters import MAX_ERROR_BYTES, clip
 from orderedmq.listening.engine import NO_LOT, Batch, Engine, LotView, Message, Outcome, Settings, outcomes
 from orderedmq.listening.listener import Answer, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, check_bounds
 from orderedmq.model import MessageQueue
 from orderedmq.parking.rules import DELAY_LEVELS, FIRST_LEVEL
+from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
 
 #: Seconds after which a message goes to the listener again that could not be parked (Java: submitConsumeRequestLater).
 LATER: Final = 5.0

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
-from orderedmq.core.lock import HOLDER_TRUST
 from orderedmq.errors import LockError, lost_by_listener
 from orderedmq.listening.listener import Answer, suspend_seconds
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import HOLDER_TRUST
 
 #: Messages held above which no more are asked for (Java: ``pullThresholdForQueue``).
 PULL_THRESHOLD: Final = 1000

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.dead_letters import MAX_ERROR_BYTES, clip
 from orderedmq.errors import OptionError
 from orderedmq.listening.engine import (
     NO_LOT,
@@ -46,6 +45,7 @@ from orderedmq.listening.engine import (
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, check_bounds, suspend_seconds
 from orderedmq.model import MessageQueue
 from orderedmq.parking.lot import lane_key
+from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
 
 OnExhausted = Literal["dead_letter", "hold"]
 

@@ -42,11 +42,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from orderedmq.conditions import ListenerCondition
-from orderedmq.core.dead_letters import MAX_ERROR_BYTES, clip
 from orderedmq.errors import ListenerError
 from orderedmq.listening.engine import Batch, Done, Engine, LotView, Message, Outcome, OutcomeStatus, Settings
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, check_bounds, suspend_seconds
 from orderedmq.model import MessageQueue
+from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.allocate import INNER_STRATEGIES, STRATEGIES, Allocation
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.options.declared import Given
 from orderedmq.options.queue_json import brokers, elements, json_shown
 from orderedmq.options.values import choice, conflict, invalid, no_rooms, parse_room, parse_rooms, shown
+from orderedmq.ownership.allocate import INNER_STRATEGIES, STRATEGIES, Allocation
 
 Assignment = Literal["exclusive", "shared"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.allocate import Allocation
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 from orderedmq.options.declared import Given
 from orderedmq.options.values import conflict, integer, only_for_cluster, parse_bool
+from orderedmq.ownership.allocate import Allocation
 
 
 class FailedMessages(NamedTuple):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.filters import ALL, Filter
 from orderedmq.errors import OptionError
 from orderedmq.options.declared import Given
 from orderedmq.options.values import conflict, invalid, shown
+from orderedmq.rows.filters import ALL, Filter
 
 
 def parse_filter(given: Given, *, embedded: bool) -> Filter | None:

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Self
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.message_trace import TRACE_TOPIC
-from orderedmq.core.sharding_key import KEY_TYPES, GivenKeyType
-from orderedmq.core.sink_batches import LARGEST_BATCH
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES
@@ -36,6 +33,9 @@ from orderedmq.options.values import (
     parse_topic,
     shown,
 )
+from orderedmq.ownership.sink_batches import LARGEST_BATCH
+from orderedmq.routing.sharding_key import KEY_TYPES, GivenKeyType
+from orderedmq.rows.message_trace import TRACE_TOPIC
 
 OnKeyConflict = Literal["error", "warn", "ignore"]
 OnReplayDiffers = Literal["error", "skip"]

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, Self
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.allocate import Allocation
-from orderedmq.core.filters import Filter
-from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
@@ -40,7 +37,10 @@ from orderedmq.options.values import (
     parse_topic,
     shown,
 )
+from orderedmq.ownership.allocate import Allocation
 from orderedmq.parking.rules import origin, read_as_a_stream
+from orderedmq.rows.filters import Filter
+from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
 
 #: Seconds to try for locks that another client holds. A cluster's locks outlive a killed owner by up to their life, 60 s.
 LOCK_TIMEOUT: Final = 10.0

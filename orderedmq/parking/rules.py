@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from orderedmq.conditions import GroupCondition, TopicCondition
-from orderedmq.core.dead_letters import MAX_ERROR_BYTES, clip
-from orderedmq.core.lock import LockToken
 from orderedmq.errors import GroupError, Remedy, TopicError
 from orderedmq.model import (
     MAX_NAME_LENGTH,
@@ -39,6 +37,8 @@ from orderedmq.model import (
     MessageQueue,
     is_parked,
 )
+from orderedmq.ownership.lock import LockToken
+from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
 
 #: The due time, in ms since 1970, of a message that waits behind another of its key and has no time of its own.
 BEHIND: Final = 0

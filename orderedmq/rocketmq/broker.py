@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Self
 
 from orderedmq.capabilities import ROCKETMQ, Capabilities
 from orderedmq.conditions import RocketMQCondition
-from orderedmq.core.message_trace import TRACE_TOPIC, TracedCall
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import RocketMQError
 from orderedmq.rocketmq.admin import RocketMQAdmin
@@ -24,6 +23,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire.namespaces import Namespaces
 from orderedmq.rocketmq.wire.route import ClusterInfo
+from orderedmq.rows.message_trace import TRACE_TOPIC, TracedCall
 
 if TYPE_CHECKING:
     from orderedmq.rocketmq.group.groups import RocketMQGroups

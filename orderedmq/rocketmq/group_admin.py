@@ -16,9 +16,9 @@ from typing import Final
 
 from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.conditions import LockCondition
-from orderedmq.core.lock import LOCK_LIFE
 from orderedmq.errors import GroupError, LockError, RocketMQError, TopicError, in_use, missing_group, outside_queue
 from orderedmq.model import RETRY_PREFIX, MessageQueue
+from orderedmq.ownership.lock import LOCK_LIFE
 from orderedmq.parking.rules import AtSeek, delete_with_parked, is_parking_lot, leader_of, lots_kept, seek_with_parked
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.membership import Directory

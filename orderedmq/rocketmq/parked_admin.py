@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import GroupError, RocketMQError, TopicError
 from orderedmq.model import PARKED_PROPERTIES, MessageQueue
 from orderedmq.parking.lot import Lot, order_rows
@@ -19,6 +18,7 @@ from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.messages.topic_changes import delete_topic
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
+from orderedmq.rows.pull_settings import PullSettings
 
 
 class ParkedAdmin:

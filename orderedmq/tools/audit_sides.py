@@ -17,9 +17,9 @@ import xxhash
 
 from orderedmq.broker import Log
 from orderedmq.conditions import OptionCondition, TopicCondition
-from orderedmq.core.key_hash import HashedKeys
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.pulls import pulls
+from orderedmq.routing.key_hash import HashedKeys
 from orderedmq.text import text_of, valid
 from orderedmq.tools import json_field
 from orderedmq.tools.audit import NO_KEY, ROW, Location, Rows, Words

@@ -20,14 +20,14 @@ import pyarrow as pa
 
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import LockCondition, OffsetCondition, OptionCondition, TopicCondition
-from orderedmq.core import dead_letters as noted
-from orderedmq.core.lock import LockToken, Refusal
-from orderedmq.core.selector import Keying
-from orderedmq.core.sharding_key import is_number
 from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, RocketMQError, TopicError, no_such_offset
 from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, check_group, check_topic
 from orderedmq.options.values import whole_number
+from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.pulls import pulls
+from orderedmq.routing.selector import Keying
+from orderedmq.routing.sharding_key import is_number
+from orderedmq.rows import dead_letters as noted
 
 #: The group whose offset of a dead-letter queue says how far the letters were replayed.
 REPLAY_GROUP: Final = "dlq-replay"

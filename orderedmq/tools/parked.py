@@ -13,13 +13,13 @@ from typing import Final, Literal
 
 from orderedmq.broker import Broker
 from orderedmq.conditions import GroupCondition, OptionCondition, TopicCondition
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
 from orderedmq.model import PARKED_ORDER, MessageQueue
 from orderedmq.parking import reading
 from orderedmq.parking.lot import LOT_COLUMNS, Lot, lane_key
 from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Order, OrderAction, Ticket, leader_of, origin, parked_queue
 from orderedmq.pulls import pulls
+from orderedmq.rows.pull_settings import PullSettings
 
 State = Literal["waiting", "held", "dropped"]
 

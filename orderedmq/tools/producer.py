@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 
 from orderedmq.broker import Log
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.delays import DELAY_COLUMNS, LEVEL, TIME, delays, require_types, split
-from orderedmq.core.message_rows import normalise
-from orderedmq.core.selector import KeyedSelectorName, keyed
-from orderedmq.core.sharding_key import GivenKeyType, hashed_keys
 from orderedmq.errors import OptionError, Remedy
 from orderedmq.model import MessageQueue, check_topic
+from orderedmq.routing.selector import KeyedSelectorName, keyed
+from orderedmq.routing.sharding_key import GivenKeyType, hashed_keys
+from orderedmq.rows.delays import DELAY_COLUMNS, LEVEL, TIME, delays, require_types, split
+from orderedmq.rows.message_rows import normalise
 from orderedmq.trace_context import require, sending
 
 

@@ -9,12 +9,12 @@ from typing import Final, Literal
 
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import OffsetCondition, OptionCondition
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import OffsetError, OptionError, no_such_offset, no_such_queue
 from orderedmq.model import LAST_MS, MessageQueue
 from orderedmq.options.offsets_json import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
 from orderedmq.options.values import invalid, parse_timestamp, shown
 from orderedmq.parking.rules import AtSeek, is_parking_lot, leader_of, origin, seek_with_parked
+from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.tools.parked import LotReader
 
 #: In µs.

@@ -17,12 +17,12 @@ from starlette.responses import Response
 
 from orderedmq.broker import Broker
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.offsets import offsets_to_json
-from orderedmq.core.selector import Keying
 from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue, check_group
 from orderedmq.options.values import shown, whole_number
+from orderedmq.ownership.offsets import offsets_to_json
 from orderedmq.parking.rules import AtSeek, OrderAction
+from orderedmq.routing.selector import Keying
 from orderedmq.tools import dead_letters
 from orderedmq.tools.dead_letters import DeadLetter, Replayed
 from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys

@@ -24,8 +24,8 @@ from tests.waits import until
 #: A member of the group that takes all queues as soon as it can, says so, and renews its locks every 5 s until it is killed.
 MEMBER: Final = """
 import sys, time, orderedmq
-from orderedmq.core.lock import LockToken
-from orderedmq.core.membership import Subscription
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.membership import Subscription
 with orderedmq.connect(sys.argv[1]) as broker:
     client = broker.groups.join(sys.argv[2])
     queues, told = broker.log.queues("orders"), False

@@ -17,13 +17,13 @@ from ordered_source.read_context import LotPlan
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import SinkBatch
 from orderedmq.cli import app
-from orderedmq.core.lock import LockToken
-from orderedmq.core.membership import Subscription
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.endpoint import Credentials
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import BEHIND, HELD, Put, Ticket, companion, parked_topic
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rows.pull_settings import PullSettings
 from tests.contract.support import locked
 from tests.stopped_readers import stopped
 

@@ -20,13 +20,11 @@ from pyspark.sql.types import StructType
 
 from ordered_sink.commit import BatchWriter, StreamWriter
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
-from orderedmq.core.filters import Filter
-from orderedmq.core.lock import LockToken
-from orderedmq.core.membership import Subscription
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.endpoint import Credentials
 from orderedmq.errors import RocketMQError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.membership import Subscription
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.local import probe
@@ -37,6 +35,8 @@ from orderedmq.rocketmq.wire import admin_requests as admin
 from orderedmq.rocketmq.wire import group_requests as groups
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rows.filters import Filter
+from orderedmq.rows.pull_settings import PullSettings
 from tests.clusters import roles
 from tests.clusters.accounts import ADMIN, BEHIND_PROXY, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
 from tests.clusters.roles import Place, Through

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from orderedmq.broker import Broker
-from orderedmq.core.lock import ClientIdentity, LockToken
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
+from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.rocketmq.local.jars import VERSIONS
 from tests.contract.rocketmq import RocketMQPlace, lacks, servers
 from tests.contract.support import FakeClock, Place, locked, queues_of, rows
@@ -153,7 +153,7 @@ def token(broker: Broker) -> LockToken:
 
 MEMBER = """
 import sys
-from orderedmq.core.membership import Subscription
+from orderedmq.ownership.membership import Subscription
 client = broker.groups.join("them")
 broker.groups.heartbeat("g", client, Subscription("shared", "orders", "averagely"))
 broker.groups.lock("g", client, broker.log.queues("orders"))

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from orderedmq.broker import Broker
-from orderedmq.core.lock import LOCK_LIFE, ClientIdentity
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks
 from orderedmq.rocketmq.group.lock_rules import lock_names

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Broker
-from orderedmq.core.lock import ClientIdentity, Instant, LockToken
-from orderedmq.core.membership import Subscription
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COLUMNS, PRODUCER_SCHEMA, RESERVED_PROPERTIES, MessageQueue, OffsetRange
+from orderedmq.ownership.lock import ClientIdentity, Instant, LockToken
+from orderedmq.ownership.membership import Subscription
 from tests.waits import until
 
 SECOND = 1_000_000

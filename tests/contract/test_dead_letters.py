@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Broker, QueueBounds
-from orderedmq.core.dead_letters import dead_letter_properties
-from orderedmq.core.lock import LockToken
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MAX_OFFSET, MessageQueue, OffsetRange
+from orderedmq.ownership.lock import LockToken
+from orderedmq.rows.dead_letters import dead_letter_properties
 from tests.contract.support import (
     BIG,
     FakeClock,

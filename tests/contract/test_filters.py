@@ -7,8 +7,8 @@ import random
 import pytest
 
 from orderedmq.broker import Broker
-from orderedmq.core.filters import Filter
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue, select_schema
+from orderedmq.rows.filters import Filter
 from tests.contract.support import EVERYTHING, needs, queues_of, refused, rows
 
 A = Filter(tags=("a",))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from orderedmq.broker import Broker, SinkBatch
-from orderedmq.core.lock import LOCK_LIFE, RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
-from orderedmq.core.membership import Subscription
-from orderedmq.core.micro_batch import SourceRun
+from orderedmq.ownership.lock import LOCK_LIFE, RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
+from orderedmq.ownership.membership import Subscription
+from orderedmq.ownership.micro_batch import SourceRun
 from tests.contract.support import FakeClock, Place, locked, needs, queues_of, refused, rows, span, state
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from orderedmq.broker import Broker
-from orderedmq.core.lock import LOCK_LIFE, Refusal
-from orderedmq.core.membership import Subscription
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH
+from orderedmq.ownership.lock import LOCK_LIFE, Refusal
+from orderedmq.ownership.membership import Subscription
 from tests.contract.support import (
     SHARED,
     FakeClock,

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Broker, Receipt, SinkBatch
-from orderedmq.core.micro_batch import SourceRun
 from orderedmq.model import RESERVED_PROPERTIES, MessageQueue
+from orderedmq.ownership.micro_batch import SourceRun
 from tests.contract.support import FakeClock, Place, bodies, locked, queues_of, refused, rows, span, state
 
 WEEK = 7 * 24 * 3600.0

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from orderedmq.broker import Broker, SinkBatch
-from orderedmq.core.lock import LOCK_LIFE, UNLOCK_DELAY, ClientIdentity, LockToken
-from orderedmq.core.micro_batch import SourceRun
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LOCK_LIFE, UNLOCK_DELAY, ClientIdentity, LockToken
+from orderedmq.ownership.micro_batch import SourceRun
 from tests.contract.support import (
     FakeClock,
     Place,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from orderedmq.broker import Broker, SinkBatch
-from orderedmq.core.lock import LockToken
-from orderedmq.core.micro_batch import SourceRun
 from orderedmq.model import MAX_NAME_LENGTH, MESSAGE_SCHEMA, MessageQueue
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.parking.lot import LOT_COLUMNS, RESTORE_COLUMNS, Lot, restore
 from orderedmq.parking.rules import BEHIND, HELD, Order, Put, Ticket, companion, parked_queue
 from tests.contract.support import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orderedmq.broker import Broker
-from orderedmq.core.lock import UNLOCK_DELAY, LockToken, Refusal
+from orderedmq.ownership.lock import UNLOCK_DELAY, LockToken, Refusal
 from tests.contract.support import (
     FakeClock,
     locked,

@@ -40,8 +40,8 @@ from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker
-from orderedmq.core.micro_batch import run_of
 from orderedmq.errors import OrderedMQError
+from orderedmq.ownership.micro_batch import run_of
 from pyspark_orderedmq import DefaultSource
 from tests.faults.key_listener import Recorder
 from tests.faults.points import Points

@@ -14,13 +14,13 @@ from pyspark import TaskContext
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.broker import Broker
-from orderedmq.core.dead_letters import ORIGIN_BROKER, ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC
-from orderedmq.core.micro_batch import run_of
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
+from orderedmq.ownership.micro_batch import run_of
 from orderedmq.parking import reading
 from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import parked_queue
 from orderedmq.pulls import pulls
+from orderedmq.rows.dead_letters import ORIGIN_BROKER, ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC
 from tests import event_log
 
 #: The environment variable with the folder where calls are written down. Spark's workers inherit it.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from orderedmq.core.lock import Instant
 from orderedmq.embedded.layout import lock_from_json, lock_to_json, member_from_json, member_to_json
 from orderedmq.embedded.store import Store
+from orderedmq.ownership.lock import Instant
 
 
 def age(path: str, owner: str, seconds: float) -> None:

@@ -20,12 +20,12 @@ from ordered_sink.commit import StreamWriter
 from ordered_source import partition_reader as task_module
 from ordered_source.partition_reader import QueuePartition
 from orderedmq.broker import Broker, Receipt
-from orderedmq.core.lock import LockToken
-from orderedmq.core.micro_batch import BATCH, QUERY, RUN, SourceRun
 from orderedmq.embedded.check import check
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, SinkError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.micro_batch import BATCH, QUERY, RUN, SourceRun
 from tests import checker
 from tests.faults.store_access import staged
 

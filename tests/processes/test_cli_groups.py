@@ -27,12 +27,12 @@ import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.cli.top import _view
-from orderedmq.core.dead_letters import dead_letter_properties
-from orderedmq.core.lock import ClientIdentity, LockToken
-from orderedmq.core.membership import Subscription
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, PRODUCER_SCHEMA, MessageQueue
+from orderedmq.ownership.lock import ClientIdentity, LockToken
+from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Put, Ticket, companion, parked_queue
+from orderedmq.rows.dead_letters import dead_letter_properties
 from orderedmq.tools.dead_letters import NOTED, REPLAY_GROUP
 from orderedmq.tools.group_state import Rates
 from orderedmq.tools.seek import Target, parse_target
@@ -42,7 +42,7 @@ SHARED = Subscription("shared", "a", "averagely")
 #: Holds queue 0 of topic a in group g until it is killed.
 HOLDER = """
 import sys, time, orderedmq
-from orderedmq.core.membership import Subscription
+from orderedmq.ownership.membership import Subscription
 with orderedmq.connect(sys.argv[1]) as broker:
     client = broker.groups.join("child")
     broker.groups.heartbeat("g", client, Subscription("exclusive", "a"))

@@ -22,8 +22,6 @@ import pytest
 
 from orderedmq import Producer
 from orderedmq.broker import Broker, SinkBatch
-from orderedmq.core.lock import LockToken
-from orderedmq.core.micro_batch import SourceRun
 from orderedmq.embedded import layout
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
@@ -31,6 +29,8 @@ from orderedmq.embedded.layout import Chunk
 from orderedmq.embedded.store import Store
 from orderedmq.errors import DataLossError, StoreFullError
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.parking.rules import Put, Ticket, parked_queue
 from tests.contract.support import BIG, bodies, locked, pull, queues_of, refused, rows, span, state
 

@@ -14,11 +14,11 @@ import pytest
 
 from orderedmq.broker import Broker
 from orderedmq.conditions import StoreFullCondition
-from orderedmq.core.lock import LockToken, Refusal
-from orderedmq.core.membership import Subscription
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.errors import StoreFullError
+from orderedmq.ownership.lock import LockToken, Refusal
+from orderedmq.ownership.membership import Subscription
 from tests.contract.support import queues_of, refused
 
 ROOT = Path(__file__).parents[2]

@@ -319,7 +319,7 @@ def test_everything_in_the_directory_is_its_owners_alone_whatever_the_umask(path
         import pyarrow as pa
         from orderedmq import connect
         from orderedmq.broker import SinkBatch
-        from orderedmq.core.micro_batch import SourceRun
+        from orderedmq.ownership.micro_batch import SourceRun
         from orderedmq.model import OffsetRange
         broker = connect(sys.argv[1])
         broker.admin.create_topic("t", 1)
@@ -432,7 +432,7 @@ def test_a_fork_opens_its_own_environment_and_leaves_the_parents_alone(path: Pat
         import os, sys
         import pyarrow as pa
         from orderedmq import connect
-        from orderedmq.core.membership import Subscription
+        from orderedmq.ownership.membership import Subscription
         broker = connect(sys.argv[1])
         queue = broker.log.queues("orders")[0]
         rows = pa.record_batch({"body": [b"a"]})

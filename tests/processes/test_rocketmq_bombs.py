@@ -18,14 +18,14 @@ import pytest
 
 from ordered_source import partition_reader
 from orderedmq.conditions import UnavailableCondition
-from orderedmq.core.filters import Filter
-from orderedmq.core.process_queue import PULL_MAX_IDLE
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, aged_out, unreadable
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.process_queue import PULL_MAX_IDLE
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rows.filters import Filter
 from tests.stored_messages import Stored, text
 from tests.unit.rocketmq_peer import Cluster, Link
 

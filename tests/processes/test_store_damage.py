@@ -24,7 +24,6 @@ import lmdb
 import pytest
 
 from orderedmq.broker import Receipt, SinkBatch
-from orderedmq.core.micro_batch import SourceRun
 from orderedmq.embedded import layout, pages
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
@@ -32,6 +31,7 @@ from orderedmq.embedded.store import Store
 from orderedmq.embedded.verify import reading
 from orderedmq.errors import StoreError
 from orderedmq.model import OffsetRange
+from orderedmq.ownership.micro_batch import SourceRun
 from tests.contract.support import refused, rows
 from tests.unit.small_store import QUEUES, READS, FixedClock, make, read_all, write_all
 

@@ -8,10 +8,10 @@ from typing import Self
 
 import pytest
 
-from orderedmq.core.lock import ClientIdentity, LockToken, Refusal
-from orderedmq.core.membership import Subscription
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import ClientIdentity, LockToken, Refusal
+from orderedmq.ownership.membership import Subscription
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.log import RocketMQLog

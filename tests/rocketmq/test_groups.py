@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from orderedmq.core.allocate import Allocation, allocate
-from orderedmq.core.membership import Subscription, refuse
 from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.allocate import Allocation, allocate
+from orderedmq.ownership.membership import Subscription, refuse
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group.dead_letter_topic import key_of
 from orderedmq.rocketmq.local.probe import ask

@@ -21,9 +21,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from ordered_source.columns import full_schema
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
-from orderedmq.core.lock import LockToken
-from orderedmq.core.offsets import Checkpoint, ranges
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.offsets import Checkpoint, ranges
 from orderedmq.rocketmq.group.groups import FENCE_AGE
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.contract.support import letters
@@ -175,7 +175,7 @@ def test_a_lingering_lock_lives_on_for_strangers_and_not_for_its_own_query(usual
 
 RUN = """
 import sys, time
-from orderedmq.core.membership import Subscription
+from orderedmq.ownership.membership import Subscription
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.net.client import Client
 address, group, topic = sys.argv[1:]

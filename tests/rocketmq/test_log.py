@@ -21,7 +21,6 @@ import pytest
 
 import orderedmq
 from orderedmq.broker import Broker, Log, QueueBounds
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import DataLossError, OptionError, ProtocolError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.broker import RocketMQBroker
@@ -34,6 +33,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand
+from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.tools.producer import Producer
 from tests.contract.support import rows
 from tests.rocketmq.group_world import World

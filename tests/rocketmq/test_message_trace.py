@@ -18,7 +18,6 @@ from ordered_source.listener.shell import Consumer
 from ordered_source.listener.tracing import Tracing
 from ordered_source.read_context import ReadContext
 from orderedmq.broker import SinkBatch
-from orderedmq.core.message_trace import Ended, ReturnType, TracedCall, TracedMessage
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 from orderedmq.listening.queue_engine import OrderPerQueue
@@ -29,6 +28,7 @@ from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages import trace_dispatcher
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.messages.trace_dispatcher import TraceDispatcher
+from orderedmq.rows.message_trace import Ended, ReturnType, TracedCall, TracedMessage
 from tests.contract.support import locked
 from tests.rocketmq.group_world import World
 from tests.rocketmq.peers import Peers

@@ -15,10 +15,10 @@ import orderedmq
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
 from orderedmq.broker import Broker
 from orderedmq.cli import app
-from orderedmq.core.lock import LockToken
-from orderedmq.core.membership import Subscription
 from orderedmq.errors import GroupError
 from orderedmq.model import is_retry
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Put, Ticket, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.servers import Cluster

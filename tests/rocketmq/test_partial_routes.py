@@ -19,10 +19,10 @@ from ordered_sink.writer import target_queues
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker
-from orderedmq.core.lock import LockToken
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.sink import SinkOptions
+from orderedmq.ownership.lock import LockToken
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group import groups as groups_module
 from orderedmq.rocketmq.group.offsets import GroupOffsets

@@ -16,7 +16,6 @@ from typing import TypeVar
 
 import pytest
 
-from orderedmq.core.filters import Filter
 from orderedmq.endpoint import TlsOptions
 from orderedmq.errors import GroupError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
@@ -32,6 +31,7 @@ from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus, SendStatus
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import user_topics
+from orderedmq.rows.filters import Filter
 from tests.quick_spark import QUICK_JVM
 from tests.rocketmq.group_world import error_of
 from tests.stored_messages import inner

@@ -9,9 +9,9 @@ import pytest
 
 from ordered_source import ConcurrentSettings, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, consume_concurrently
 from orderedmq.conditions import DataLossCondition, LockCondition
-from orderedmq.core.lock import LockToken
 from orderedmq.errors import DataLossError, LockError, TopicError
 from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX, MessageQueue
+from orderedmq.ownership.lock import LockToken
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.rocketmq.wire.codes import RequestCode

@@ -27,10 +27,10 @@ from ordered_sink.commit import BatchWriter
 from ordered_sink.keys import SeenKeys
 from ordered_sink.writer import Written
 from orderedmq.broker import Broker, SinkBatch
-from orderedmq.core.key_hash import key_hash64
-from orderedmq.core.selector import Keying
 from orderedmq.errors import OptionError
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.routing.key_hash import key_hash64
+from orderedmq.routing.selector import Keying
 from tests.rocketmq.file_job import SPLITS, start
 from tests.sink_tasks import written
 from tests.waits import until

@@ -23,8 +23,8 @@ from ordered_source import topic_watch
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import POLL_INTERVAL, StreamReader
 from orderedmq.broker import Broker
-from orderedmq.core.lock import LockToken
 from orderedmq.errors import DataLossError
+from orderedmq.ownership.lock import LockToken
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.topic_changes import delete_at_broker

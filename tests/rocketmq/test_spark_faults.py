@@ -22,9 +22,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import orderedmq
-from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE
 from orderedmq.errors import OrderedMQError, TopicError
 from orderedmq.model import OffsetRange
+from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net import client
 from orderedmq.rocketmq.net.client import Client

@@ -33,12 +33,10 @@ from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.cli import app
 from orderedmq.conditions import RocketMQCondition
-from orderedmq.core.filters import Filter
-from orderedmq.core.membership import Subscription
-from orderedmq.core.message_trace import TracedCall, TracedMessage
 from orderedmq.endpoint import TlsOptions
 from orderedmq.errors import RocketMQError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
+from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Order, Put, Ticket, companion, parked_queue, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.probe import ask, find_free_port
@@ -47,6 +45,8 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
+from orderedmq.rows.filters import Filter
+from orderedmq.rows.message_trace import TracedCall, TracedMessage
 from tests.contract.support import locked, rows
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from orderedmq.core.dead_letters import dead_letter_properties
 from orderedmq.model import PRODUCER_SCHEMA
 from orderedmq.parking.rules import Put, Ticket
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rows.dead_letters import dead_letter_properties
 from tests.contract.support import rows
 from tests.rocketmq.group_world import World
 from tests.ui_site import served

@@ -12,9 +12,9 @@ from unittest import mock
 from ordered_source.group_session import GroupSession
 from ordered_source.listener.settled import Settled
 from ordered_source.read_context import LotPlan
-from orderedmq.core import lock as rules
-from orderedmq.core.lock import Instant, LockToken, QueueLock
-from orderedmq.core.ownership import Commit, Owner, Unlock
+from orderedmq.ownership import lock as rules
+from orderedmq.ownership.lock import Instant, LockToken, QueueLock
+from orderedmq.ownership.owner import Commit, Owner, Unlock
 from orderedmq.parking.lot import Lot
 from tests.sim.process import Process
 from tests.sim.world import World

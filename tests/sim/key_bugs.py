@@ -12,13 +12,13 @@ from unittest import mock
 
 from ordered_source.listener.settled import Settled
 from ordered_source.lot_planner import LotPlanner
-from orderedmq.core import ownership
-from orderedmq.core.ownership import Commit, Owner
 from orderedmq.listening import key_engine
 from orderedmq.listening.engine import KeyLane
 from orderedmq.listening.key_engine import KeyEngine
 from orderedmq.listening.listener import ConsumeOrderlyStatus
 from orderedmq.model import is_parked
+from orderedmq.ownership import owner as ownership
+from orderedmq.ownership.owner import Commit, Owner
 from orderedmq.parking import lot as parking_lot
 from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import HELD, Ticket

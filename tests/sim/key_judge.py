@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from orderedmq.core.lock import LockToken
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.lot import lane_key
 from orderedmq.parking.rules import guarding, parked_queue
 from tests.sim.lots import Lots

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from ordered_source.listener.settled import Settled
 from ordered_source.partition_reader import LotSpan
-from orderedmq.core.lock import LockToken
 from orderedmq.errors import StoreError
 from orderedmq.listening.engine import (
     Batch,
@@ -27,6 +26,7 @@ from orderedmq.listening.engine import (
 from orderedmq.listening.key_engine import KeyEngine, OrderPerKey
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Put, Ticket, delay
 from tests.engine_messages import message

@@ -8,8 +8,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from orderedmq.core.lock import LockToken
 from orderedmq.model import PARKED_DUE, PARKED_FROM, PARKED_OFFSET, MessageQueue, is_parked
+from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.lot import LOT_COLUMNS, lane_key
 from orderedmq.parking.rules import DROPPED, HELD, AtSeek, Order, Put, Ticket, parked_queue
 from orderedmq.schema import PROPERTIES_TYPE

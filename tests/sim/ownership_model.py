@@ -1,6 +1,6 @@
 """Exhaustive model of the ownership rules: visits every interleaving of a few steps of two queries.
 
-It models the locks of `orderedmq.core.lock`, how `orderedmq.core.ownership` enters queues and repeats batches, the publish of
+It models the locks of `orderedmq.ownership.lock`, how `orderedmq.ownership.owner` enters queues and repeats batches, the publish of
 the embedded outbox, and these faults of a query:
 
 - a crash after which its locks are free at once;

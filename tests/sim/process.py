@@ -17,12 +17,12 @@ from ordered_source.renewal import Renewal
 from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.capabilities import EMBEDDED
 from orderedmq.conditions import StoreCondition
-from orderedmq.core.lock import ClientIdentity, LockToken, Refusal
-from orderedmq.core.membership import Member, Subscription
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import StoreError, aged_out
 from orderedmq.model import MessageQueue, is_parked
+from orderedmq.ownership.lock import ClientIdentity, LockToken, Refusal
+from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.parking.rules import leader_of
+from orderedmq.rows.pull_settings import PullSettings
 from tests.sim.world import GROUP, TICK, World
 
 #: Faults of a call; the number of entries is the weight. A late call takes effect after its caller has given up.

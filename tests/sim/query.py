@@ -15,11 +15,11 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
-from orderedmq.core.lock import LockToken
-from orderedmq.core.ownership import Owner
 from orderedmq.errors import OrderedMQError, SinkError
 from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import OffsetRange
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.owner import Owner
 from tests.micro_batches import AnotherRun, Checkpoint, MicroBatches
 from tests.sim.key_task import Around, Keys, KeyTask
 from tests.sim.process import Killed, Network, Process

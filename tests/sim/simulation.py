@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final
 
-from orderedmq.core.lock import LOCK_LIFE, LockToken
 from orderedmq.errors import OrderedMQError
 from orderedmq.listening.key_engine import OrderPerKey
+from orderedmq.ownership.lock import LOCK_LIFE, LockToken
 from orderedmq.parking.rules import HELD, AtSeek, Order
 from tests import checker
 from tests.sim.key_judge import KeyJudge

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orderedmq.conditions import SinkCondition
-from orderedmq.core.lock import LockToken
 from orderedmq.errors import SinkError
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership.lock import LockToken
 from tests.sim.world import GROUP, World
 
 Sources = dict[MessageQueue, tuple[OffsetRange, LockToken]]

@@ -9,12 +9,12 @@ from typing import Final
 from ordered_source.listener.settled import Settled
 from ordered_source.partition_reader import CHECK_INTERVAL
 from orderedmq.conditions import LockCondition
-from orderedmq.core.lock import LockToken
 from orderedmq.errors import LockError
 from orderedmq.listening.engine import CheckLock, Consume, Done, GiveUp, Message, Outcome, Pull, Suspend
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.listening.queue_engine import OrderPerQueue, QueueEngine
 from orderedmq.model import OffsetRange
+from orderedmq.ownership.lock import LockToken
 from tests.sim.sink import Run, Sink
 from tests.sim.world import World
 

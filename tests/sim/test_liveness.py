@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from orderedmq.core.lock import LOCK_LIFE, UNLOCK_DELAY
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LOCK_LIFE, UNLOCK_DELAY
 from tests.sim.process import virtual
 from tests.sim.query import Query
 from tests.sim.simulation import Scenario, Simulation

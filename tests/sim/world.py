@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.conditions import LockCondition
-from orderedmq.core import lock as rules
-from orderedmq.core.lock import LOCK_LIFE, ClientIdentity, Instant, LockToken, QueueLock, Refusal
-from orderedmq.core.membership import Member, Subscription, present
 from orderedmq.errors import LockError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, is_parked
+from orderedmq.ownership import lock as rules
+from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, Instant, LockToken, QueueLock, Refusal
+from orderedmq.ownership.membership import Member, Subscription, present
 from orderedmq.parking.rules import AtSeek, guarding
 
 if TYPE_CHECKING:

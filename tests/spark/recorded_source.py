@@ -21,7 +21,7 @@ from ordered_sink.commit import StreamWriter
 from ordered_sink.writer import Written
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
-from orderedmq.core.micro_batch import BATCH, QUERY, RUN
+from orderedmq.ownership.micro_batch import BATCH, QUERY, RUN
 from pyspark_orderedmq import DefaultSource
 from tests import event_log
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from ordered_source import dead_letter
 from orderedmq.cli import app
-from orderedmq.core.lock import UNLOCK_DELAY
 from orderedmq.errors import SchemaError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import UNLOCK_DELAY
 from tests.contract.support import read
 from tests.faults.store_access import age
 from tests.spark.conftest import Rig

@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 
 from ordered_source.lag_listener import LagListener
-from orderedmq.core.lock import LockToken
 from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.rules import HELD, Put, Ticket
 from tests.spark.conftest import Rig
 from tests.waits import until

@@ -11,8 +11,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
-from orderedmq.core.lock import UNLOCK_DELAY
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import UNLOCK_DELAY
 from tests.faults.store_access import age
 from tests.spark.conftest import Rig, StoreRig
 from tests.waits import until

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from orderedmq.broker import Receipt, SinkBatch
-from orderedmq.core.lock import ClientIdentity, Instant, LockToken
-from orderedmq.core.membership import Subscription
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.model import EMBEDDED_BROKER, MESSAGE_SCHEMA, MessageQueue
+from orderedmq.ownership.lock import ClientIdentity, Instant, LockToken
+from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Order, Put, Ticket, companion
 from tests.contract.support import locked, queues_of, rows
 

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.core.allocate import INNER_STRATEGIES, STRATEGIES, Allocation, allocate
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.allocate import INNER_STRATEGIES, STRATEGIES, Allocation, allocate
 
 CASES: list[list[Any]] = json.loads((Path(__file__).parent / "java_allocations.json").read_text())
 

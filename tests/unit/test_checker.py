@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import orderedmq
-from orderedmq.core.lock import LockToken
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken
 from tests import checker
 
 Event = dict[str, Any]

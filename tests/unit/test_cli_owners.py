@@ -16,11 +16,11 @@ import orderedmq
 from orderedmq.cli import app
 from orderedmq.cli.owners import owner_columns
 from orderedmq.cli.shell import Column, table
-from orderedmq.core.membership import Subscription
-from orderedmq.core.micro_batch import SourceRun, run_of
 from orderedmq.errors import OptionError
 from orderedmq.model import OffsetRange
 from orderedmq.options.source import SourceOptions
+from orderedmq.ownership.membership import Subscription
+from orderedmq.ownership.micro_batch import SourceRun, run_of
 from orderedmq.tools.owner_names import owners_of, short_names
 from orderedmq.tools.readable import number
 

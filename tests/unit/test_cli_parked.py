@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.cli import app
-from orderedmq.core.lock import ClientIdentity, LockToken
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.parking import reading
 from orderedmq.parking.lot import LOT_COLUMNS, Lot
 from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Put, Ticket, companion, parked_queue

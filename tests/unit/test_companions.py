@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orderedmq.core.lock import LockToken
-from orderedmq.core.offsets import Checkpoint
-from orderedmq.core.ownership import Commit, Lock, Owner, Policy, Unlock
-from orderedmq.core.strategies import Members
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.offsets import Checkpoint
+from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
+from orderedmq.ownership.strategies import Members
 from orderedmq.parking.rules import parked_queue
 
 Q = [MessageQueue("orders", "embedded", number) for number in range(2)]

@@ -16,8 +16,8 @@ import pytest
 from ordered_source.stream_reader import StreamReader
 from orderedmq.concise import concise, concise_calls
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.selector import FunctionSelector, load_function
 from orderedmq.errors import OptionError
+from orderedmq.routing.selector import FunctionSelector, load_function
 
 
 def deep(error: Exception, cause: Exception | None, depth: int = 5) -> None:

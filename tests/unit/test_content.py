@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.core.content_hash import content_hash64
-from orderedmq.core.key_hash import HashedKeys
-from orderedmq.core.selector import HashSelector, selector
 from orderedmq.model import PRODUCER_SCHEMA
 from orderedmq.rocketmq.sink.message_stamp import digests
+from orderedmq.routing.content_hash import content_hash64
+from orderedmq.routing.key_hash import HashedKeys
+from orderedmq.routing.selector import HashSelector, selector
 
 TEXT = st.sampled_from([None, "", "a", "b"])
 ROW = st.fixed_dictionaries(

@@ -17,13 +17,13 @@ import pytest
 from ordered_source.listener.dead_letter import separate
 from ordered_source.read_context import ReadContext
 from orderedmq.broker import SinkBatch
-from orderedmq.core.lock import LockToken
-from orderedmq.core.micro_batch import SourceRun
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, OptionError
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue, OffsetRange
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.tools import dead_letters
 from tests.contract.support import bodies, locked, rows
 

@@ -18,7 +18,6 @@ import orderedmq
 from ordered_sink.columns import plan_columns
 from orderedmq.cli import app
 from orderedmq.conditions import RocketMQCondition, UnavailableCondition
-from orderedmq.core.delays import DelayLimits, delays, split
 from orderedmq.errors import MessageError, OptionError, RocketMQError, RocketMQUnavailableError, SchemaError
 from orderedmq.model import MessageQueue
 from orderedmq.options.sink import SinkOptions
@@ -31,6 +30,7 @@ from orderedmq.rocketmq.sink.delayed_rows import DelayedRows
 from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
+from orderedmq.rows.delays import DelayLimits, delays, split
 from orderedmq.tools.producer import Producer
 
 NOW = 1_700_000_000_000

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from orderedmq.broker import SinkBatch, TopicInfo
-from orderedmq.core.membership import Subscription
 from orderedmq.embedded import layout
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
@@ -19,6 +18,7 @@ from orderedmq.embedded.log import put_queues
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Put, Ticket, parked_queue
 from tests.contract.support import BIG, locked, queues_of, refused, rows
 

@@ -13,13 +13,13 @@ import lmdb
 import pyarrow as pa
 import pytest
 
-from orderedmq.core.lock import LockToken
 from orderedmq.embedded import index, layout, seal, transaction
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import WRITTEN, Transaction
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.rules import Put, Ticket, companion, parked_queue
 from tests.contract.support import BIG, bodies, locked, read, refused, rows
 from tests.raw_text import append_raw, pairs, strings

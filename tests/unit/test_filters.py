@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from orderedmq.core.filters import Filter, canonical, tags_of
 from orderedmq.options.source import SourceOptions
+from orderedmq.rows.filters import Filter, canonical, tags_of
 
 CLUSTER = {"namesrvAddr": "h:9876", "topic": "orders", "consumerGroup": "billing"}
 

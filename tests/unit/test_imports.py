@@ -24,7 +24,10 @@ PACKAGES: Final = ("orderedmq", "ordered_source", "ordered_sink")
 
 #: The rooms that decide, parse and encode: time, chance, bytes and answers come in as arguments. orderedmq.rocketmq.group has
 #: rules too and is not one of them: lock_rules reads the clock and the host's name, running_info the clock.
-RULES: Final = ("orderedmq.core", "orderedmq.parking.rules", "orderedmq.parking.lot", "orderedmq.listening")
+RULES: Final = (
+    *("orderedmq.ownership", "orderedmq.routing", "orderedmq.rows"),
+    *("orderedmq.parking.rules", "orderedmq.parking.lot", "orderedmq.listening"),
+)
 PURE: Final = (*RULES, "orderedmq.rocketmq.wire", "orderedmq.rocketmq.codec")
 #: The modules beside them that they may know. These are as pure.
 SHARED: Final = (
@@ -38,7 +41,7 @@ SHARED: Final = (
     "orderedmq.endpoint",
 )
 #: Those that stand on the rules, so the rules do not know them.
-ABOVE_CORE: Final = ("orderedmq.broker", "orderedmq.endpoint")
+ABOVE_RULES: Final = ("orderedmq.broker", "orderedmq.endpoint")
 IMPURE: Final = {
     *("asyncio", "http", "select", "selectors", "socket", "ssl", "urllib"),
     *("fcntl", "glob", "io", "lmdb", "mmap", "os", "pathlib", "shutil", "subprocess", "tempfile"),
@@ -50,7 +53,7 @@ IMPURE: Final = {
 #: Imports of pure modules that look impure.
 EXCEPTIONS: Final = {
     # The selector that a user names as package.module:function.
-    "orderedmq.core.selector": {"importlib"},
+    "orderedmq.routing.selector": {"importlib"},
     # orderedmq.schema, which needs pyarrow, on first use.
     "orderedmq.model": {"importlib"},
     # It converts a given time and reads no clock: a UNIQ_KEY counts from the beginning of the month in local time.
@@ -152,8 +155,8 @@ def test_what_decides_or_parses_is_pure(name: str) -> None:
 @pytest.mark.parametrize("room", PURE)
 def test_a_pure_room_knows_only_pure_ones(room: str) -> None:
     known: tuple[str, ...] = (*PURE, *SHARED)
-    if room == "orderedmq.core":
-        known = (room, *(name for name in SHARED if name not in ABOVE_CORE))
+    if room in RULES:
+        known = (*RULES, *(name for name in SHARED if name not in ABOVE_RULES))
     for name in MODULES:
         if inside(name, [room]):
             assert [other for other in own(imported()[name]) if not inside(other, known)] == [], name

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from ordered_source.lag_listener import LagListener
-from orderedmq.core.lag import ParkedCounts, QueueLag, describe, is_ours, lag_of, lag_of_query, parked_of_query
-from orderedmq.core.offsets import Checkpoint, offsets_to_json
 from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lag import ParkedCounts, QueueLag, describe, is_ours, lag_of, lag_of_query, parked_of_query
+from orderedmq.ownership.offsets import Checkpoint, offsets_to_json
 
 
 def q(number: int, topic: str = "orders") -> MessageQueue:

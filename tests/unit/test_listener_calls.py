@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from orderedmq.core.dead_letters import MAX_ERROR_BYTES, dead_letter_id, dead_letter_properties
 from orderedmq.listening import listener as calls
 from orderedmq.listening.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
+from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, dead_letter_id, dead_letter_properties
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 QUEUE = MessageQueue("orders", "embedded", 3)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.core import lock as rules
-from orderedmq.core.lock import LOCK_LIFE, ClientIdentity, Instant, LockToken, QueueLock
 from orderedmq.model import MessageQueue
+from orderedmq.ownership import lock as rules
+from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, Instant, LockToken, QueueLock
 
 Q = MessageQueue("orders", "embedded", 0)
 A1, A2 = ClientIdentity("a", "a@1"), ClientIdentity("a", "a@2")

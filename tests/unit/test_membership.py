@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from orderedmq.core.lock import LOCK_LIFE, RENEW_INTERVAL, ClientIdentity, Instant
-from orderedmq.core.membership import MEMBER_LIFE, Member, Subscription, present, refuse
 from orderedmq.errors import GroupError
+from orderedmq.ownership.lock import LOCK_LIFE, RENEW_INTERVAL, ClientIdentity, Instant
+from orderedmq.ownership.membership import MEMBER_LIFE, Member, Subscription, present, refuse
 
 SHARED = Subscription("shared", "orders", "averagely")
 EXCLUSIVE = Subscription("exclusive", "orders")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.core.offsets import Checkpoint, admit, hold_back, offsets_from_json, offsets_to_json, ranges
 from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership.offsets import Checkpoint, admit, hold_back, offsets_from_json, offsets_to_json, ranges
 
 
 def q(number: int, topic: str = "orders", broker: str = "embedded") -> MessageQueue:

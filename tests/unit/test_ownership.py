@@ -16,13 +16,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from orderedmq.core import lock as rules
-from orderedmq.core.lock import UNLOCK_DELAY, ClientIdentity, Instant, LockToken, QueueLock, Refusal
-from orderedmq.core.offsets import Checkpoint, OffsetMap, ranges
-from orderedmq.core.owned_queue import Owned
-from orderedmq.core.ownership import Behind, Commit, Lock, Owner, Policy
 from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership import lock as rules
+from orderedmq.ownership.lock import UNLOCK_DELAY, ClientIdentity, Instant, LockToken, QueueLock, Refusal
+from orderedmq.ownership.offsets import Checkpoint, OffsetMap, ranges
+from orderedmq.ownership.owned_queue import Owned
+from orderedmq.ownership.owner import Behind, Commit, Lock, Owner, Policy
 
 Q0, Q1 = QUEUES = tuple(MessageQueue("orders", "embedded", number) for number in range(2))
 Ranges = dict[MessageQueue, OffsetRange]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.core.lock import LockToken
 from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue, check_topic, is_parked, is_reserved
+from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.lot import RESTORE_COLUMNS, SOURCE_COLUMNS, Lot, order_rows, restore, to_park
 from orderedmq.parking.rules import (
     BEHIND,

@@ -16,13 +16,13 @@ from ordered_source import partition_reader
 from ordered_source.columns import TICKET_TYPE, LotPlace, full_schema
 from ordered_source.partition_reader import LotSpan, QueuePartition
 from ordered_source.read_context import LotPlan, ReadContext
-from orderedmq.core.lock import LockToken
-from orderedmq.core.micro_batch import SourceRun
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.outbox import EmbeddedOutbox
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.parking.lot import SOURCE_COLUMNS, order_rows, to_park
 from orderedmq.parking.rules import BEHIND, Order, Put, Ticket, parked_queue
 from orderedmq.schema import MESSAGE_SCHEMA

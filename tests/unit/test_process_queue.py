@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orderedmq.core.process_queue import MAX_BYTES, MAX_MESSAGES, ProcessQueue, Slice
 from orderedmq.model import OffsetRange
+from orderedmq.ownership.process_queue import MAX_BYTES, MAX_MESSAGES, ProcessQueue, Slice
 from tests.examples import examples
 
 #: Bytes of every message of the model: parts of a slice then have exact sizes.

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.core.pruning import Comparison, Operator, Pruning
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.messages.offset_search import find_first
+from orderedmq.rows.pruning import Comparison, Operator, Pruning
 from tests.examples import examples
 
 

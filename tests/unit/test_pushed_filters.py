@@ -24,12 +24,12 @@ from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
 from ordered_source.pushed_filters import FilteredReader, comparisons, reader_class
 from orderedmq import connections
-from orderedmq.core.pruning import Comparison
 from orderedmq.embedded import chunk_codec, index
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import aged_out
 from orderedmq.model import MessageQueue
+from orderedmq.rows.pruning import Comparison
 from tests.contract.support import FakeClock
 
 CHUNKS, ROWS, QUEUES = 100, 10, 2

@@ -14,12 +14,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orderedmq.core.dead_letters import MAX_ERROR_BYTES, clip
 from orderedmq.errors import ListenerError, LockError, OptionError
 from orderedmq.listening.engine import Batch, CheckLock, Consume, Done, GiveUp, Message, Outcome, Pull, Suspend
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, suspend_seconds
 from orderedmq.listening.queue_engine import OrderPerQueue, QueueEngine
 from orderedmq.model import MessageQueue
+from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
 from tests.engine_messages import message
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ordered_source.read_context import LotPlan, ReadContext
 from orderedmq.connections import kept
-from orderedmq.core.lock import LockToken
 from orderedmq.endpoint import Credentials, Endpoint
 from orderedmq.errors import LockError, OptionError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 TOKEN = LockToken("g", QUEUE, "me", "client", 7, 5)

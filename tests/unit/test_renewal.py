@@ -10,9 +10,9 @@ import pytest
 
 from ordered_source.renewal import Renewal
 from orderedmq.conditions import StoreCondition
-from orderedmq.core.lock import LockToken
 from orderedmq.errors import StoreError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken
 from tests.waits import until
 
 FIRST, SECOND = (LockToken("g", MessageQueue("orders", "embedded", number), "me", "me@1", 1, 1) for number in range(2))

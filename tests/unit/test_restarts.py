@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from orderedmq.core import lock as rules
-from orderedmq.core.lock import ClientIdentity, Instant, LockToken, QueueLock
-from orderedmq.core.offsets import Checkpoint
-from orderedmq.core.ownership import Lock, Owner, Policy
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership import lock as rules
+from orderedmq.ownership.lock import ClientIdentity, Instant, LockToken, QueueLock
+from orderedmq.ownership.offsets import Checkpoint
+from orderedmq.ownership.owner import Lock, Owner, Policy
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 ME, AGAIN, OTHER = ClientIdentity("me", "me@1"), ClientIdentity("me", "me@2"), ClientIdentity("other", "other@1")

@@ -18,8 +18,6 @@ from ordered_source.listener.shell import Consumer
 from ordered_source.read_context import ReadContext
 from orderedmq.broker import Broker
 from orderedmq.conditions import UnavailableCondition
-from orderedmq.core.lock import LockToken
-from orderedmq.core.membership import Subscription
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, OptionError, RocketMQUnavailableError, SchemaError, lost
@@ -29,6 +27,8 @@ from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.membership import Subscription
 from orderedmq.rocketmq.group import running_info
 from tests.contract.support import locked, rows
 from tests.engine_messages import message

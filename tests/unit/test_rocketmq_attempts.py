@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.conditions import RocketMQCondition
-from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.errors import RocketMQError, SinkError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.micro_batch import KEPT_BATCHES
 from orderedmq.rocketmq.codec import encode
 from orderedmq.rocketmq.sink import commit_report, lookback, message_stamp, queue_writer
 from orderedmq.rocketmq.sink.commit_report import QueueReport, Token, Verdict, judge, parse_token

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.conditions import UnavailableCondition
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.sink.bookmarks import WriterEntry
@@ -22,6 +21,7 @@ from orderedmq.rocketmq.wire import registers
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
 from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rows.pull_settings import PullSettings
 from tests.unit.rocketmq_sink_queue import Queue, Stored, rows_of
 
 QUEUE = MessageQueue("t", "broker-a", 0)

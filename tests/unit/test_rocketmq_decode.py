@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orderedmq.core.key_hash import java_string_hash
 from orderedmq.errors import ProtocolError, SchemaError
 from orderedmq.model import DEFAULT_COLUMNS, MAX_OFFSET, MESSAGE_SCHEMA, MessageQueue, select_schema
 from orderedmq.rocketmq.codec import decode
@@ -23,6 +22,7 @@ from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.record_scan import record_starts
 from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
 from orderedmq.rocketmq.codec.stored_message import parse_stored
+from orderedmq.routing.key_hash import java_string_hash
 from tests.stored_messages import (
     INNER,
     ODD,

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.core.message_rows import normalise
 from orderedmq.errors import MessageError
 from orderedmq.model import (
     MAX_BODY_BYTES,
@@ -25,6 +24,7 @@ from orderedmq.rocketmq.codec import encode as module
 from orderedmq.rocketmq.codec.encode import SendBody, Stamp, encode
 from orderedmq.rocketmq.codec.properties import BROKERS_SHARE, MAX_SENT_BYTES, parse_properties
 from orderedmq.rocketmq.codec.stored_message import parse_batch
+from orderedmq.rows.message_rows import normalise
 
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from ordered_source.group_session import held_by_other_error
 from orderedmq.conditions import UnavailableCondition
-from orderedmq.core.lock import LockToken, Refusal
-from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import GroupError, ProtocolError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken, Refusal
+from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.parking.rules import companion
 from orderedmq.rocketmq.group import lock_rules, membership, running_info
 from orderedmq.rocketmq.group.commits import Commits

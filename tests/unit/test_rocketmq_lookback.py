@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.model import PRODUCER_SCHEMA
+from orderedmq.ownership.micro_batch import KEPT_BATCHES
 from orderedmq.rocketmq.codec.encode import encode
 from orderedmq.rocketmq.codec.properties import bad_property
 from orderedmq.rocketmq.sink import message_stamp

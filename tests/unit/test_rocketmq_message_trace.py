@@ -8,8 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from orderedmq.core.message_rows import normalise
-from orderedmq.core.message_trace import Ended, ReturnType, TracedCall, TracedMessage, region_of
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq.codec import message_trace
 from orderedmq.rocketmq.codec.encode import encode
@@ -22,6 +20,8 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
 from orderedmq.rocketmq.wire.namespaces import Namespaces
+from orderedmq.rows.message_rows import normalise
+from orderedmq.rows.message_trace import Ended, ReturnType, TracedCall, TracedMessage, region_of
 
 BORN = 1_700_000_000_000
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.core.filters import Filter
 from orderedmq.endpoint import Credentials
 from orderedmq.errors import OrderedMQError, ProtocolError
 from orderedmq.model import MessageQueue
@@ -21,6 +20,7 @@ from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult
 from orderedmq.rocketmq.wire.pull_frames import Found, PullDecoder, PullTemplate
+from orderedmq.rows.filters import Filter
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 REQUEST = message_requests.pull(QUEUE, "g", 0, 32)

@@ -21,8 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.conditions import RocketMQCondition, TopicCondition, UnavailableCondition
-from orderedmq.core.filters import Filter
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import DataLossError, OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.fetch import IN_FLIGHT
@@ -33,6 +31,8 @@ from orderedmq.rocketmq.net import lane
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
+from orderedmq.rows.filters import Filter
+from orderedmq.rows.pull_settings import PullSettings
 from tests.stored_messages import V2, Stored, compress
 
 QUEUE = MessageQueue("orders", "broker-a", 3)

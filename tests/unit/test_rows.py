@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.conditions import MessageCondition, SchemaCondition
-from orderedmq.core.message_rows import normalise, several_tags
 from orderedmq.errors import MessageError, OrderedMQError, SchemaError
 from orderedmq.model import (
     MAX_BODY_BYTES,
@@ -21,6 +20,7 @@ from orderedmq.model import (
     PROPERTIES_TYPE,
     RESERVED_PROPERTIES,
 )
+from orderedmq.rows.message_rows import normalise, several_tags
 
 
 def batch(**columns: Any) -> pa.RecordBatch:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from orderedmq.core.lock import LockToken
-from orderedmq.core.micro_batch import SourceRun
 from orderedmq.embedded import runs
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.micro_batch import SourceRun
 
 QUEUE = MessageQueue("t", EMBEDDED_BROKER, 0)
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orderedmq.core import key_hash as module
-from orderedmq.core.key_hash import HashedKeys, java_string_hash, key_hash64
-from orderedmq.core.selector import (
+from orderedmq.errors import MessageError, OptionError, SchemaError, SinkError
+from orderedmq.routing import key_hash as module
+from orderedmq.routing.key_hash import HashedKeys, java_string_hash, key_hash64
+from orderedmq.routing.selector import (
     FunctionSelector,
     HashSelector,
     QueueIdSelector,
@@ -23,7 +24,6 @@ from orderedmq.core.selector import (
     select_by_hash,
     selector,
 )
-from orderedmq.errors import MessageError, OptionError, SchemaError, SinkError
 from tests.examples import examples
 
 #: Java prints these.
@@ -160,9 +160,7 @@ def test_equal_keys_and_only_they_have_one_64_bit_hash(keys):
 
 def test_64_bit_hashes_are_the_same_in_every_process():
     keys = ["", "order-1", "order-2", "é😀" * 9]
-    program = (
-        f"import pyarrow as pa\nfrom orderedmq.core.key_hash import key_hash64\nprint(key_hash64(pa.array({keys!r})).tolist())"
-    )
+    program = f"import pyarrow as pa\nfrom orderedmq.routing.key_hash import key_hash64\nprint(key_hash64(pa.array({keys!r})).tolist())"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=sys.path[0] or None)
     assert other.stdout.strip() == str(key_hash64(pa.array(keys)).tolist())
 

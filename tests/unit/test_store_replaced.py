@@ -14,12 +14,12 @@ import pytest
 from orderedmq import connect
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.connections import kept, reach
-from orderedmq.core.membership import Subscription
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.store_file import file_at
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import StoreError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.membership import Subscription
 from tests.contract.support import bodies, locked, refused, rows
 
 QUEUE = MessageQueue("orders", "embedded", 0)

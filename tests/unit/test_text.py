@@ -19,11 +19,6 @@ import orderedmq
 from ordered_source.listener.rows import Columns, Rows
 from orderedmq.broker import Broker
 from orderedmq.cli import app
-from orderedmq.core.dead_letters import dead_letter_properties
-from orderedmq.core.filters import Filter
-from orderedmq.core.key_hash import java_string_hash
-from orderedmq.core.message_rows import normalise
-from orderedmq.core.sharding_key import hashed_keys
 from orderedmq.errors import SchemaError
 from orderedmq.listening.engine import Message
 from orderedmq.listening.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus, call
@@ -31,6 +26,11 @@ from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MAX_OFFSET, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq.codec import decode
 from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
+from orderedmq.routing.key_hash import java_string_hash
+from orderedmq.routing.sharding_key import hashed_keys
+from orderedmq.rows.dead_letters import dead_letter_properties
+from orderedmq.rows.filters import Filter
+from orderedmq.rows.message_rows import normalise
 from orderedmq.text import is_text, text_of, valid
 from tests.raw_text import JAVAS, append_raw, pairs, strings
 from tests.stored_messages import QUEUE as STORED

@@ -27,14 +27,14 @@ from ordered_source.listener.tracing import Tracing
 from ordered_source.read_context import TaskLock
 from orderedmq import trace_context
 from orderedmq.broker import Broker
-from orderedmq.core.lock import LockToken
-from orderedmq.core.message_trace import Ended, ReturnType, TracedCall, TracedMessage
 from orderedmq.errors import OptionError, SchemaError, TopicError
 from orderedmq.listening.concurrent_engine import ConcurrentSettings
 from orderedmq.listening.engine import Settings
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import PROPERTIES_TYPE, MessageQueue
+from orderedmq.ownership.lock import LockToken
+from orderedmq.rows.message_trace import Ended, ReturnType, TracedCall, TracedMessage
 from tests.unit.test_listener_shell import Rig, rig
 
 __all__ = ["rig"]

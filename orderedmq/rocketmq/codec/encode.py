@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.conditions import MessageCondition
-from orderedmq.core.message_rows import reserved
 from orderedmq.errors import MessageError
 from orderedmq.model import MAX_BODY_BYTES, PROPERTIES_TYPE, is_reserved
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.gather import Int64s, contents
+from orderedmq.rows.message_rows import reserved
 
 #: A request ends before the message that would make it larger than this.
 TARGET_BYTES: Final = 1024 * 1024

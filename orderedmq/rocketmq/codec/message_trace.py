@@ -16,10 +16,10 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from orderedmq.core.message_trace import ReturnType, TracedCall
 from orderedmq.model import MAX_KEY_BYTES
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rows.message_trace import ReturnType, TracedCall
 
 FIELD_END: Final = "\x01"
 TRACE_END: Final = "\x02"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from orderedmq.core.lock import LockToken
 from orderedmq.errors import LockError
 from orderedmq.model import MessageQueue, is_parked
+from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.rules import guarding
 from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_group
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets

@@ -23,9 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.conditions import RocketMQCondition
-from orderedmq.core.dead_letters import ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC, dead_letter_id
-from orderedmq.core.message_rows import normalise
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import DEAD_LETTER_PREFIX, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.encode import SendBody, encode, property_columns
@@ -35,10 +32,13 @@ from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import message_requests, rights
+from orderedmq.rows.dead_letters import ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC, dead_letter_id
+from orderedmq.rows.message_rows import normalise
+from orderedmq.rows.pull_settings import PullSettings
 
 #: Letters at the topic's end that are searched for a repeat.
 LOOK_BACK: Final = 32 * 1024
-#: A letter's properties that name its origin and that no producer may set (core.dead_letters).
+#: A letter's properties that name its origin and that no producer may set (rows.dead_letters).
 _ORIGIN: Final = ("REAL_TOPIC", "REAL_QID", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME")
 _PIECE: Final = 4096
 #: Seconds between checks whether sent letters can be read.

@@ -18,8 +18,6 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.conditions import UnavailableCondition
-from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, ClientIdentity, LockToken, Refusal
-from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import (
     GroupError,
     OrderedMQError,
@@ -30,6 +28,8 @@ from orderedmq.errors import (
 )
 from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, ClientIdentity, LockToken, Refusal
+from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.parking.rules import Put, guarding
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.commits import Commits

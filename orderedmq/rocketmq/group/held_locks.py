@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from orderedmq.core.lock import HOLDER_TRUST, LockToken
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import HOLDER_TRUST, LockToken
 from orderedmq.rocketmq.group.lock_rules import lock_name
 
 

@@ -34,9 +34,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from orderedmq.conditions import GroupCondition
-from orderedmq.core.lock import ClientIdentity, LockToken
 from orderedmq.errors import GroupError, LockError, lost
 from orderedmq.model import check_group
+from orderedmq.ownership.lock import ClientIdentity, LockToken
 
 #: Prefix of this package's client ids. The last part is unique to a run: ``orderedmq-<query>@<host>-<pid>-<random>``.
 PREFIX: Final = "orderedmq-"

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orderedmq.conditions import GroupCondition, RocketMQCondition, UnavailableCondition
-from orderedmq.core.lock import ClientIdentity, LockToken
-from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
+from orderedmq.ownership.lock import ClientIdentity, LockToken
+from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.rocketmq.group import running_info
 from orderedmq.rocketmq.group.lock_rules import is_ours, not_created
 from orderedmq.rocketmq.group.running_info import HeldQueue, Info

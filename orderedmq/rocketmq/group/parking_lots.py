@@ -24,8 +24,6 @@ import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds
 from orderedmq.conditions import MessageCondition, RocketMQCondition, TopicCondition
-from orderedmq.core.dead_letters import clip
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import MessageError, RocketMQError, RocketMQUnavailableError, TopicError, aged_out, beyond_end
 from orderedmq.forks import BeginAnew
 from orderedmq.model import PARKED_ERROR, PARKED_FROM, PARKED_PROPERTIES, PROPERTIES_TYPE, MessageQueue, is_reserved
@@ -41,6 +39,8 @@ from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import admin_requests, rights
+from orderedmq.rows.dead_letters import clip
+from orderedmq.rows.pull_settings import PullSettings
 
 #: Seconds for parking with all tries.
 _PATIENCE: Final = 60.0

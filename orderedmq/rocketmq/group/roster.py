@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.rocketmq.group.lock_rules import is_ours, query_of
 from orderedmq.rocketmq.group.membership import Directory, MemberClient
 

@@ -17,22 +17,22 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from orderedmq.conditions import ProtocolCondition
-from orderedmq.core.filters import ALL, canonical
-from orderedmq.core.lock import Instant, LockToken
-from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import ProtocolError
 from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX, MessageQueue
+from orderedmq.ownership.lock import Instant, LockToken
+from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.rocketmq.group.lock_rules import is_ours, query_of
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
 from orderedmq.rocketmq.wire.frame import Bytes
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription, topic_subscription
+from orderedmq.rows.filters import ALL, canonical
 
 #: The property in which a query of this package reports what RocketMQ has no field for.
 OURS: Final = "orderedmq"
 #: The ``boot_id`` of an Instant in wall-clock seconds since 1970, which other machines can read.
 WALL: Final = "wall clock"
 #: Seconds after which a broker forgets a member without heartbeats (ClientHousekeepingService, CHANNEL_EXPIRED_TIMEOUT).
-#: Another rule than `core.membership.MEMBER_LIFE`, which is the embedded broker's.
+#: Another rule than `ownership.membership.MEMBER_LIFE`, which is the embedded broker's.
 CHANNEL_LIFE: Final = 120.0
 
 _JAVA_STRATEGIES: Final = {

@@ -1,7 +1,7 @@
 """Sends delayed rows one by one: a broker does not delay a message of a batch. They have no order, so many are in flight at a time.
 
 A message that waits lies in a topic of the broker's own, which other producers fill as well, so it cannot be found in its queue:
-one whose answer was lost is sent again, and may come twice (core/delays.py).
+one whose answer was lost is sent again, and may come twice (rows/delays.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from orderedmq.conditions import UnavailableCondition
-from orderedmq.core import delays
-from orderedmq.core.delays import DEFAULT_LEVELS, LEVEL, TIME, DelayLimits
-from orderedmq.core.message_rows import normalise
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec import properties as names
@@ -29,6 +26,9 @@ from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rows import delays
+from orderedmq.rows.delays import DEFAULT_LEVELS, LEVEL, TIME, DelayLimits
+from orderedmq.rows.message_rows import normalise
 
 #: The most requests to one broker in flight, and about the most bytes of their bodies.
 WINDOW: Final = 32
@@ -109,7 +109,7 @@ class DelayedSender:
         self._keys = UniqueKeys(_HOST, os.getpid(), int.from_bytes(os.urandom(4), "big"))
 
     def encoded(self, queue: MessageQueue, batches: Sequence[pa.RecordBatch]) -> list[DelayedSend]:
-        """Return the requests for rows with the columns of `core.delays`, all checked.
+        """Return the requests for rows with the columns of `rows.delays`, all checked.
 
         Raises OptionError UNSUPPORTED, MessageError BAD_DELAY, BAD_PROPERTY, PROPERTIES_TOO_LARGE, and RocketMQUnavailableError.
         """

@@ -17,8 +17,6 @@ import time
 from typing import Final
 
 from orderedmq.conditions import ProtocolCondition, UnavailableCondition
-from orderedmq.core.filters import Filter
-from orderedmq.core.process_queue import ProcessQueue, Slice
 from orderedmq.errors import (
     DataLossError,
     OrderedMQError,
@@ -28,6 +26,7 @@ from orderedmq.errors import (
     beyond_end,
 )
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.process_queue import ProcessQueue, Slice
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
 from orderedmq.rocketmq.messages.pull_state import Answers, Known, PullLimits
 from orderedmq.rocketmq.net.backoff import RETRY
@@ -38,6 +37,7 @@ from orderedmq.rocketmq.net.lane import Answer, Lane
 from orderedmq.rocketmq.wire.codes import MASTER_ID
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
+from orderedmq.rows.filters import Filter
 
 #: The most pulls in flight for one queue: enough for a broker to work while a piece is decoded.
 IN_FLIGHT: Final = 256

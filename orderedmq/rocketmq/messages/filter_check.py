@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from orderedmq.conditions import OptionCondition, RocketMQCondition
-from orderedmq.core.filters import Filter
 from orderedmq.errors import OptionError, RocketMQError
 from orderedmq.rocketmq.net.behind_proxy import raise_not_through_proxy
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import group_requests, rights
 from orderedmq.rocketmq.wire.route import Route
+from orderedmq.rows.filters import Filter
 
 
 def require(client: Client, matching: Filter, topics: Iterable[str], route: Callable[[str], Route]) -> None:

@@ -21,8 +21,6 @@ import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.conditions import DataLossCondition, RocketMQCondition
-from orderedmq.core.filters import Filter
-from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.errors import (
     DataLossError,
     OrderedMQError,
@@ -49,6 +47,8 @@ from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues, existing
 from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.route import Route, user_topics
+from orderedmq.rows.filters import Filter
+from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
 
 T = TypeVar("T")
 

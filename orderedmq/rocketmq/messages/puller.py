@@ -16,12 +16,10 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from orderedmq.conditions import RocketMQCondition
-from orderedmq.core.filters import Filter
-from orderedmq.core.process_queue import PULL_MAX_IDLE
-from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
+from orderedmq.ownership.process_queue import PULL_MAX_IDLE
 from orderedmq.pulls import bounded
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import PIECE_BYTES
@@ -30,6 +28,8 @@ from orderedmq.rocketmq.messages.fetch import Fetch
 from orderedmq.rocketmq.messages.pull_state import Answers, Known, PullLimits
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
+from orderedmq.rows.filters import Filter
+from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
 
 T = TypeVar("T")
 

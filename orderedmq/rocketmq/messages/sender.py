@@ -20,7 +20,6 @@ from typing import Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.core.message_rows import normalise
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError
 from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, OffsetRange
@@ -34,6 +33,7 @@ from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import SendResult
 from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rows.message_rows import normalise
 
 #: The group that a send names; brokers do not check that it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
 PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"

@@ -20,8 +20,6 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.message_rows import normalise
-from orderedmq.core.message_trace import TRACE_TOPIC, TracedCall, region_of
 from orderedmq.errors import OptionError, OrderedMQError, RocketMQError, TopicError
 from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, missing_topic
@@ -35,6 +33,8 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import rights
 from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
+from orderedmq.rows.message_rows import normalise
+from orderedmq.rows.message_trace import TRACE_TOPIC, TracedCall, region_of
 
 log = logging.getLogger("orderedmq")
 

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
 from orderedmq.conditions import GroupCondition
-from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.micro_batch import KEPT_BATCHES
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues

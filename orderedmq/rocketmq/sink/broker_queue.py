@@ -24,10 +24,9 @@ import pyarrow as pa
 
 from orderedmq.broker import Log
 from orderedmq.conditions import DataLossCondition, LockCondition, SinkCondition, UnavailableCondition
-from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.messages.sender import send_request
 from orderedmq.rocketmq.net import access
@@ -44,6 +43,7 @@ from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.group_requests import lock, unlock
 from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rows.pull_settings import PullSettings
 
 #: The producer group of all sends. Nothing is looked up by it.
 SINK_PRODUCER_GROUP: Final = "OMQ_SINK"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from orderedmq.core.micro_batch import KEPT_BATCHES
+from orderedmq.ownership.micro_batch import KEPT_BATCHES
 
 WIDTH: Final = 32
 #: Any KEPT_BATCHES consecutive numbers are in this many blocks at most, and these are in different slots.

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from orderedmq.conditions import DataLossCondition
-from orderedmq.core.message_rows import normalise
 from orderedmq.errors import DataLossError
 from orderedmq.model import PRODUCER_COLUMNS
 from orderedmq.rocketmq.sink.commit_report import QueueReport
 from orderedmq.rocketmq.sink.message_stamp import Writer
 from orderedmq.rocketmq.sink.queue_writer import QueuePort, QueueWriter
+from orderedmq.rows.message_rows import normalise
 
 
 def settle(port: QueuePort, writer: Writer, taken: Mapping[int, int]) -> QueueReport:

@@ -15,7 +15,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from orderedmq.core.delays import DelayLimits
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.delayed import ASK_TIMEOUT, DelayedSend, DelayedSender, Explain, limits, limits_of
@@ -25,6 +24,7 @@ from orderedmq.rocketmq.sink.broker_queue import SINK_PRODUCER_GROUP, Timing
 from orderedmq.rocketmq.sink.commit_report import QueueReport
 from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rows.delays import DelayLimits
 
 #: Bytes of delayed rows that a task holds. Above this it sends them before its other rows are stored.
 HELD_BYTES: Final = 64 * 1024 * 1024
@@ -87,7 +87,7 @@ class DelayedRows:
         self.counts: dict[MessageQueue, int] = {}
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
-        """Hold rows with the columns of `core.delays`. If too many are held, send all. Raises what `send` raises."""
+        """Hold rows with the columns of `rows.delays`. If too many are held, send all. Raises what `send` raises."""
         self._held.setdefault(queue, []).append(rows)
         self._bytes += rows.nbytes
         self.counts[queue] = self.counts.get(queue, 0) + rows.num_rows

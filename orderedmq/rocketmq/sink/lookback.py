@@ -21,8 +21,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.model import OffsetRange
+from orderedmq.ownership.micro_batch import KEPT_BATCHES
 from orderedmq.rocketmq.sink.message_stamp import SinkMessage, Writer, digests, may_be_of
 
 #: Messages of the first step. It is usually the only one, unless the sink failed or others write much. A pull gives 32 at most.

@@ -31,10 +31,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.core.message_rows import reserved
 from orderedmq.model import SINK_STAMP, MessageQueue, is_reserved
 from orderedmq.rocketmq.codec.encode import Stamp
 from orderedmq.rocketmq.codec.gather import Int64s
+from orderedmq.rows.message_rows import reserved
 
 #: Prefix of sinks' consumer groups. They have no consumers: they hold a sink's bookmarks and the locks of its tasks.
 GROUP_PREFIX: Final = "OMQ_SINK_"

@@ -21,11 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeVar
 
 from orderedmq.broker import Published, Receipt, SinkBatch
-from orderedmq.core.lock import LockToken
-from orderedmq.core.micro_batch import SourceRun
-from orderedmq.core.sink_batches import replay_differs
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.micro_batch import SourceRun
+from orderedmq.ownership.sink_batches import replay_differs
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access

@@ -12,8 +12,6 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.broker import Receipt, SinkBatch
-from orderedmq.core import delays
-from orderedmq.core.message_rows import normalise
 from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue, check_topic
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -26,6 +24,8 @@ from orderedmq.rocketmq.sink.delayed_rows import DelayedRows
 from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, run_name, sink_name
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
 from orderedmq.rocketmq.wire import rights
+from orderedmq.rows import delays
+from orderedmq.rows.message_rows import normalise
 
 #: Queues that one task writes in parallel.
 PARALLEL: Final = 16

@@ -15,8 +15,6 @@ from typing import Any, Final
 import pyarrow as pa
 
 from orderedmq.conditions import ProtocolCondition
-from orderedmq.core.filters import ALL, canonical, tags_of
-from orderedmq.core.key_hash import java_string_hash
 from orderedmq.errors import ProtocolError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
@@ -25,6 +23,8 @@ from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import BROKER_NAME, java_text
 from orderedmq.rocketmq.wire.request import Request, ignore_answer, int_field
 from orderedmq.rocketmq.wire.route import string_tuple
+from orderedmq.routing.key_hash import java_string_hash
+from orderedmq.rows.filters import ALL, canonical, tags_of
 
 _SUCCESS = ResponseCode.SUCCESS
 #: What a broker says of a group without members, and a Proxy: its NullPointerException, whose text depends on its JVM.

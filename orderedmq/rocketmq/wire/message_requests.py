@@ -13,14 +13,14 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from orderedmq.conditions import MessageCondition
-from orderedmq.core.filters import ALL, Filter
-from orderedmq.core.message_trace import REGION
 from orderedmq.errors import MessageError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire import route
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
 from orderedmq.rocketmq.wire.request import Request, ignore_answer, int_field
+from orderedmq.rows.filters import ALL, Filter
+from orderedmq.rows.message_trace import REGION
 
 #: The topic whose settings are the template for topics that a send creates (TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC).
 DEFAULT_TOPIC: Final = "TBW102"

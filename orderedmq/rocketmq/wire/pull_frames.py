@@ -15,7 +15,6 @@ import struct
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from orderedmq.core.filters import Filter
 from orderedmq.endpoint import Credentials
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire import message_requests
@@ -25,6 +24,7 @@ from orderedmq.rocketmq.wire.frame import MAX_RECEIVED_FRAME, FrameDecoder, Remo
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rows.filters import Filter
 
 #: Bytes of the buffer that a pull's answers are received into: some 250 answers of 32 small messages.
 RECEIVE_BUFFER: Final = 4 * 1024 * 1024

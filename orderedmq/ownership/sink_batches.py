@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from orderedmq.conditions import SinkCondition
-from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.errors import NEWEST_CHECKPOINT, SinkError
+from orderedmq.ownership.micro_batch import KEPT_BATCHES
 
 #: The largest number of a batch. A broker that keeps offsets only stores the number plus 1, and that is at most 2^63 - 1.
 LARGEST_BATCH: Final = 2**63 - 2

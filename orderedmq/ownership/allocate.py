@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from orderedmq.conditions import OptionCondition, TopicCondition
-from orderedmq.core.machine_rooms import has_room
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MessageQueue, java_order
+from orderedmq.ownership.machine_rooms import has_room
 
 #: Strategies that need only the order or names of queues and members. MACHINE_ROOM_NEARBY applies one of them in each room.
 INNER_STRATEGIES: Final = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH")

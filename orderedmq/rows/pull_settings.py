@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orderedmq.core.process_queue import MAX_BYTES, MAX_MESSAGES
+from orderedmq.ownership.process_queue import MAX_BYTES, MAX_MESSAGES
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Final
 import pyarrow as pa
 from sortedcontainers import SortedDict
 
-from orderedmq.core.lock import HOLDER_TRUST
 from orderedmq.model import OffsetRange
+from orderedmq.ownership.lock import HOLDER_TRUST
 
 #: Seconds since the last pull after which pulling counts as dead (Java: ``pullMaxIdleTime``).
 PULL_MAX_IDLE: Final = 120.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from orderedmq.core.allocate import Allocation, allocate
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.allocate import Allocation, allocate
 
 #: The members of the group: client id → its room (None: it has none).
 Members = Mapping[str, str | None]

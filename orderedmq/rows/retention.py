@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from orderedmq.core.lock import Instant
+from orderedmq.ownership.lock import Instant
 
 #: µs of difference between the two clocks that count as a step. Smaller corrections are usual.
 STEP: Final = 60 * 1_000_000

@@ -34,11 +34,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from orderedmq.core.lock import LockToken, Refusal
-from orderedmq.core.offsets import Checkpoint, OffsetMap, ranges
-from orderedmq.core.owned_queue import Owned
-from orderedmq.core.strategies import NO_MEMBERS, Members, Strategy, all_queues
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership.lock import LockToken, Refusal
+from orderedmq.ownership.offsets import Checkpoint, OffsetMap, ranges
+from orderedmq.ownership.owned_queue import Owned
+from orderedmq.ownership.strategies import NO_MEMBERS, Members, Strategy, all_queues
 
 #: From a queue's token to its companion's.
 Companion = Callable[[LockToken], LockToken]

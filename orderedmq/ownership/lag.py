@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from orderedmq.conditions import OffsetCondition
-from orderedmq.core.offsets import Checkpoint, offsets_from_json
 from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue, is_parked
+from orderedmq.ownership.offsets import Checkpoint, offsets_from_json
 
 #: How PySpark writes a missing offset: nothing, Java's null as str(None) (classic), JSON's null (Connect).
 _MISSING: Final = (None, "", "None", "null")

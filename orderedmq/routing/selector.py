@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.conditions import MessageCondition, OptionCondition, SchemaCondition, SinkCondition
-from orderedmq.core.content_hash import Words, content_hash64
-from orderedmq.core.key_hash import HashedKeys
-from orderedmq.core.sharding_key import HashedNumbers, KeyType, hashed_keys
 from orderedmq.errors import MessageError, OptionError, Remedy, SchemaError, SinkError
 from orderedmq.model import MAX_QUEUES
+from orderedmq.routing.content_hash import Words, content_hash64
+from orderedmq.routing.key_hash import HashedKeys
+from orderedmq.routing.sharding_key import HashedNumbers, KeyType, hashed_keys
 
 #: The chosen queues' indexes, one per row: 16 bits hold every queue number, and numpy sorts them fastest.
 Queues: TypeAlias = npt.NDArray[np.uint16]

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from orderedmq.conditions import GroupCondition
-from orderedmq.core.filters import ALL
-from orderedmq.core.lock import LOCK_LIFE, ClientIdentity, Instant
 from orderedmq.errors import FORMER_RUN, GroupError
+from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, Instant
+from orderedmq.rows.filters import ALL
 
 #: Seconds for which a member counts after a heartbeat, if its broker has no limit of its own. A heartbeat goes with each
 #: renewal of the locks (RENEW_INTERVAL).

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.conditions import MessageCondition, SchemaCondition
-from orderedmq.core.key_hash import HashedKeys
 from orderedmq.errors import MessageError, Remedy, SchemaError
+from orderedmq.routing.key_hash import HashedKeys
 from orderedmq.text import valid
 
 #: What Java's producer hashes: a String, an Integer (or Short, or Byte), a Long.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orderedmq.core.lock import LockToken
-from orderedmq.core.process_queue import ProcessQueue, Slice
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.process_queue import ProcessQueue, Slice
 
 
 class Owned:

@@ -1,1 +1,0 @@
-"""The rules: offsets, locks, ownership, listeners, routing. Pure: no socket, file, clock or thread."""

@@ -1,0 +1,1 @@
+"""Which queue a row goes to: selectors and hashes of keys. Pure."""
