@@ -133,6 +133,8 @@ class QueueEngine(Engine):
         end = begin + following - waiting[begin]._number
         if end > len(waiting) or waiting[end - 1]._number != following - 1:
             # Some of the batch's messages do not come, or not yet.
+            if not self._closed and waiting[-1]._number - waiting[begin]._number == len(waiting) - 1 - begin:
+                return None
             end = begin + 1
             while end < len(waiting) and waiting[end]._number == waiting[end - 1]._number + 1:
                 end += 1
