@@ -190,7 +190,8 @@ class _Task:
 
     def _call(self, batch: Batch) -> Answer:
         context = self._settings.context(self.queue)
-        return call(self._listener, batch.messages, context, self._consumer.hooks, log.warning, self._settings.statuses)
+        # A copy: a listener may take messages out of its list, and they are the engine's all the same.
+        return call(self._listener, list(batch.messages), context, self._consumer.hooks, log.warning, self._settings.statuses)
 
     def _answered(self, engine: Engine, threads: Calls[Batch, Answer], timeout: float | None) -> None:
         returned = threads.answer(timeout)

@@ -5,7 +5,7 @@ CONSUME_SUCCESS, the messages up to ``context.ack_index`` are done; of one answe
 none is. Each of the others comes back alone after its delay level, or becomes a dead letter if it was retried
 ``max_reconsume_times`` times or if ``context.delay_level_when_next_consume`` is below 0.
 
-Java sends such a message back to the topic %RETRY%<group>. A task may do that, too, or put it into the queue's parking lot. If the
+Java sends such a message back to the topic %RETRY%<group>. A task does the same, or it puts the message into the queue's parking lot. If the
 lot has no room, the message goes to the listener again after 5 s, as in Java if it cannot be sent back.
 """
 

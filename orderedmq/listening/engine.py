@@ -47,21 +47,8 @@ class Message:
     they do not hide a column.
     """
 
-    # The others are in a dict that an object gets when the first of them is set. Most messages are never parked and never fail, and a
-    # task creates millions of them.
-    __slots__ = ("__dict__", "_key", "_number", "_offset", "_rows")
-
-    #: Failed calls in all.
-    _attempts: int = 0
-    #: Of a parked head: whether its time has come. A held key's never does.
-    _due: bool = True
-    _held: bool = False
-    #: It failed and is parked for that: its time until it is due begins now. Other messages keep theirs, or wait behind it.
-    _again: bool = False
-    #: The delay level that its time until it is due has then (`parking.DELAY_LEVELS`); 0: by how often it was parked.
-    _level: int = 0
-    #: Of the last failed call.
-    _error: str | None = None
+    # Without a dict, so that a listener cannot change what a retry or a dead letter of the message would have.
+    __slots__ = ("_again", "_attempts", "_due", "_error", "_held", "_key", "_level", "_number", "_offset", "_rows")
 
     def __init__(self, offset: int, key: str | None, rows: Any = None, number: int = 0) -> None:
         """``offset``: in the queue, also if the message was parked. ``key``: None for a message that is a key of its own.
@@ -73,6 +60,17 @@ class Message:
         self._key = key
         self._rows = rows
         self._number = number
+        #: Failed calls in all.
+        self._attempts = 0
+        #: Of the last failed call.
+        self._error: str | None = None
+        #: Of a parked head: whether its time has come. A held key's never does.
+        self._due = True
+        self._held = False
+        #: It failed and is parked for that: its time until it is due begins now. Other messages keep theirs, or wait behind it.
+        self._again = False
+        #: The delay level that its time until it is due has then (`parking.DELAY_LEVELS`); 0: by how often it was parked.
+        self._level = 0
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

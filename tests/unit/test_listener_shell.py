@@ -403,6 +403,24 @@ def test_the_outcomes_of_a_large_range_are_given_to_spark_in_parts(rig: Rig, mon
     assert len(sizes) == 3
 
 
+@pytest.mark.parametrize("order", [OrderPerQueue(2, 10), OrderPerKey(2, 10), ConcurrentSettings(2)])
+def test_what_a_listener_does_to_its_list_and_messages_changes_nothing_of_the_task(rig: Rig, order: Any) -> None:
+    def listen(messages: list[Any], context: Any) -> Any:
+        rig.heard.append([one.queue_offset for one in messages])
+        with pytest.raises(AttributeError):
+            messages[0].body = b"changed"
+        messages.clear()
+        if isinstance(order, ConcurrentSettings):
+            return DONE
+        return SUSPEND if len(rig.heard) == 1 else SUCCESS
+
+    rig.send("a", "a", "a")
+    told = rig.run(Consumer(listen, order), lot=not isinstance(order, OrderPerQueue))
+    assert {one[:2] for one in told} <= {(0, "SUCCESS"), (1, "SUCCESS"), (2, "SUCCESS")}
+    first = [] if isinstance(order, ConcurrentSettings) else [[0, 1]]
+    assert rig.heard == [*first, [0, 1], [2]]
+
+
 def test_messages_of_a_key_that_are_far_apart_go_to_the_listener_together(rig: Rig) -> None:
     rig.send(*(f"key-{number % 64}" for number in range(2048)))
     rig.run(rig.by_key(bad(), consume_message_batch_max_size=32), size=5000)
