@@ -19,7 +19,7 @@ import pytest
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
 from orderedmq.rocketmq.local.servers import TIME_WHEEL, Cluster
-from orderedmq.rocketmq.sink.broker_queue import Timing
+from orderedmq.rocketmq.sink.broker_queue import LockTiming
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.outbox_world import World
@@ -240,13 +240,13 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
 
 
 @pytest.fixture
-def timing() -> Timing:
+def timing() -> LockTiming:
     """Of the outboxes of ``usual``. A module that needs another has a fixture of this name."""
-    return Timing()
+    return LockTiming()
 
 
 @pytest.fixture
-def usual(cluster: Cluster, timing: Timing) -> Iterator[World]:
+def usual(cluster: Cluster, timing: LockTiming) -> Iterator[World]:
     """A topic and a sink of the test's own."""
     with World(cluster, timing) as made:
         yield made

@@ -17,16 +17,16 @@ from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing
+from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
 from orderedmq.rocketmq.sink.outbox import RocketMQOutbox
 from orderedmq.rocketmq.wire import admin_requests
 from tests.contract import support
 from tests.waits import soon, until
 
 #: For locks that live 3 s.
-QUICK = Timing(lock_trust=1.5, lock_renew=1.0, lock_wait=60.0, lock_yield=1.0, send_timeout=1.0, settle=0.4, patience=60.0)
+QUICK = LockTiming(lock_trust=1.5, lock_renew=1.0, lock_wait=60.0, lock_yield=1.0, send_timeout=1.0, settle=0.4, patience=60.0)
 #: For locks that live 60 s, where sends are given up soon.
-SHORT_SENDS = Timing(lock_yield=1.0, send_timeout=1.0, settle=0.4)
+SHORT_SENDS = LockTiming(lock_yield=1.0, send_timeout=1.0, settle=0.4)
 
 
 def rows(names: Sequence[str], size: int = 0) -> pa.RecordBatch:
@@ -41,7 +41,7 @@ def numbered(count: int, first: int = 0, keys: str = "abc") -> list[str]:
 class World:
     """A topic of three queues, seen without any proxy; outboxes may be behind one."""
 
-    def __init__(self, cluster: Cluster, timing: Timing = Timing()) -> None:  # noqa: B008
+    def __init__(self, cluster: Cluster, timing: LockTiming = LockTiming()) -> None:  # noqa: B008
         self.cluster = cluster
         self.timing = timing
         self.client = Client(cluster.address)
@@ -63,7 +63,7 @@ class World:
     def masters(self) -> list[str]:
         return [str(broker.master) for broker in self.client.known_cluster(soon()).brokers.values()]
 
-    def outbox(self, address: str | None = None, timing: Timing | None = None) -> RocketMQOutbox:
+    def outbox(self, address: str | None = None, timing: LockTiming | None = None) -> RocketMQOutbox:
         """Of a process of its own."""
         client = Client(address or self.cluster.address)
         self._clients.append(client)

@@ -14,13 +14,13 @@ import pytest
 
 from orderedmq.errors import DataLossError, OrderedMQError
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.sink.broker_queue import Timing
+from orderedmq.rocketmq.sink.broker_queue import LockTiming
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.conftest import AGING
 from tests.rocketmq.outbox_world import World, numbered
 
 #: A minute and a half are long for a test that waits for a broker that has no room.
-IMPATIENT = Timing(patience=2.0)
+IMPATIENT = LockTiming(patience=2.0)
 
 
 @pytest.fixture(scope="module")

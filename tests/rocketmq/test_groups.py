@@ -7,7 +7,7 @@ the retry topic).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -17,17 +17,19 @@ from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.allocate import Allocation, allocate
 from orderedmq.ownership.membership import Subscription, refuse
+from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.group.dead_letter_topic import key_of
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net import fan_out
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, group_requests
-from tests.contract.support import letters
+from tests.contract.support import letters, read, rows
 from tests.rocketmq.group_world import World, condition, error_of, granted, refused
 from tests.rocketmq.peers import Consumer, Peers
-from tests.rocketmq.proxy import Network
+from tests.rocketmq.proxy import Connection, Network, Path, Way
 from tests.waits import first_good, soon
 
 pytestmark = pytest.mark.usefixtures("unhurried")
@@ -234,6 +236,39 @@ def test_dead_letters_are_where_rocketmq_looks_for_them(world: World) -> None:
     while len(bodies) < 2002:
         bodies += log.pull(dead, len(bodies), 4096, 1 << 30, ("body",)).column(0).to_pylist()
     assert bodies[1:] == [b"body %d" % offset for offset in range(4, 2005)]
+
+
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("lost", ["answer", "request"])
+def test_a_letter_is_there_once_though_an_answer_or_a_request_is_lost(
+    cluster: Cluster, lost: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request goes by way of the retry topic; the others have two letters each."""
+    paths: dict[str, Callable[[Connection], Path]] = {
+        "answer": lambda connection: Path(down=Way(cut_after=connection.down)),
+        "request": lambda connection: Path(up=Way(cut_after=connection.up + 300, reset=True)),
+    }
+    monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 1700)
+    send, sent = BrokerPort.send, 0
+    with Network.before(cluster) as network, World(cluster) as world, RocketMQBroker(network.address) as task:
+
+        def spoilt(self: BrokerPort, body: SendBody) -> int:
+            nonlocal sent
+            sent += 1
+            if sent == number:
+                network.broker.spoil_sends(paths[lost])
+            return send(self, body)
+
+        monkeypatch.setattr(BrokerPort, "send", spoilt)
+        me = world.broker.groups.join("me")
+        world.broker.groups.heartbeat(world.group, me, world.shared())
+        [token] = world.lock(world.broker, me, [world.queue])
+        texts = [f"{offset:0400}" for offset in range(5)]
+        assert task.groups.dead_letter(token, rows(texts), range(5)) == 5
+        assert sent == (3 if lost == "answer" else 4)
+        dead = MessageQueue(f"%DLQ%{world.group}", world.queue.broker_name, 0)
+        assert [row["body"].decode() for row in read(world.broker, dead, 0, ("body",))] == texts
+        assert world.broker.groups.dead_letter(token, rows(texts), range(5)) == 0
 
 
 # -- a Java consumer as a neighbour -----------------------------------------------------------------------------------------------

@@ -23,10 +23,11 @@ import orderedmq
 from orderedmq.broker import Broker, Log, QueueBounds
 from orderedmq.errors import DataLossError, OptionError, ProtocolError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.codec.stored_message import BODY_AT
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.messages.sender import Sender
+from orderedmq.rocketmq.messages.sender import _NewRows
 from orderedmq.rocketmq.messages.topic_anchor import parse_anchor
 from orderedmq.rocketmq.messages.topic_changes import delete_at_broker
 from orderedmq.rocketmq.net.client import Client
@@ -342,10 +343,10 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
         World(cluster, queues=2, address=network.address) as world,
     ):
         looks: list[int | None] = []
-        look, send, lose = Sender._look, message_requests.send, ["answer", "request"]
+        find, send, lose = _NewRows._find, message_requests.send, ["answer", "request"]
 
-        def spy(*arguments: object) -> int | None:
-            looks.append(look(*arguments))  # type: ignore[arg-type]
+        def spy(self: _NewRows, key: str, end: int) -> int | None:
+            looks.append(find(self, key, end))
             return looks[-1]
 
         def cut(what: str, sent: int) -> None:
@@ -363,8 +364,8 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
                 cuts.append(pool.submit(cut, what, len(network.broker.requests(RequestCode.SEND_BATCH_MESSAGE))))
             return send(*arguments, **more)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Sender, "_look", spy)
-        monkeypatch.setattr("orderedmq.rocketmq.messages.sender.message_requests.send", lossy)
+        monkeypatch.setattr(_NewRows, "_find", spy)
+        monkeypatch.setattr("orderedmq.rocketmq.append.broker_port.message_requests.send", lossy)
         cuts: list[Future[None]] = []
         with ThreadPoolExecutor(1) as pool:
             for number in range(3):
@@ -380,9 +381,9 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
 
 def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it goes on it still finds the request that was given up."""
-    monkeypatch.setattr("orderedmq.rocketmq.messages.sender._SEND_TIMEOUT", 0.5)
+    world.log.sender.timing = Timing(send_timeout=0.5)
     gave_up = threading.Event()
-    settle, send = Sender.settle, message_requests.send
+    settle, send = BrokerPort._settle, message_requests.send
 
     def settling(*arguments: Any) -> None:
         gave_up.set()
@@ -393,8 +394,8 @@ def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, m
             world.cluster.broker.pause()
         return send(*arguments, **more)
 
-    monkeypatch.setattr(Sender, "settle", settling)
-    monkeypatch.setattr("orderedmq.rocketmq.messages.sender.message_requests.send", sent)
+    monkeypatch.setattr(BrokerPort, "_settle", settling)
+    monkeypatch.setattr("orderedmq.rocketmq.append.broker_port.message_requests.send", sent)
     with ThreadPoolExecutor(1) as pool:
         for number in range(2):
             gave_up.clear()

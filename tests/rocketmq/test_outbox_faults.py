@@ -23,7 +23,7 @@ from orderedmq.errors import RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing
+from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
 from orderedmq.rocketmq.sink.commit_report import parse_token
 from orderedmq.rocketmq.sink.message_stamp import read_stamp
 from orderedmq.rocketmq.sink.staging import RocketMQStaging
@@ -42,7 +42,7 @@ def quick(quick_locks: Cluster) -> Iterator[World]:
 
 
 @pytest.fixture
-def timing() -> Timing:
+def timing() -> LockTiming:
     """Of ``usual``, for what needs no lock to end."""
     return SHORT_SENDS
 

@@ -12,9 +12,9 @@ import pytest
 
 from orderedmq.model import MessageQueue
 from orderedmq.parking.rules import BEHIND, Put, Ticket, companion, parked_queue
+from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.messages.sender import Sender
 from orderedmq.rocketmq.messages.topic_changes import delete_topic, every_master
 from tests.contract.support import SHARED, read, rows
 from tests.rocketmq.group_world import World, condition
@@ -71,16 +71,16 @@ def test_a_message_is_parked_once_though_an_answer_or_a_request_is_lost(
 ) -> None:
     # Two messages per request.
     monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 700)
-    send_once = Sender.send_once
+    send = BrokerPort.send
     with Network.before(cluster) as network, Lots(cluster, address=network.address) as world:
         sent = 0
 
-        def spoilt(path: Callable[[Connection], Path], self: Sender, *arguments: Any) -> int:
+        def spoilt(path: Callable[[Connection], Path], self: BrokerPort, *arguments: Any) -> int:
             nonlocal sent
             sent += 1
             if sent == 2:
                 network.broker.spoil_sends(path)
-            return send_once(self, *arguments)
+            return send(self, *arguments)
 
         assert world.park(0) == [True]
         expected = ["0"]
@@ -88,7 +88,7 @@ def test_a_message_is_parked_once_though_an_answer_or_a_request_is_lost(
             sent = 0
             offsets = range(1 + 4 * number, 5 + 4 * number)
             with monkeypatch.context() as patch:
-                patch.setattr(Sender, "send_once", lambda self, *arguments, path=path: spoilt(path, self, *arguments))
+                patch.setattr(BrokerPort, "send", lambda self, *arguments, path=path: spoilt(path, self, *arguments))
                 assert world.park(*offsets) == [True] * 4
             expected += map(str, offsets)
             assert world.parked() == expected

@@ -24,7 +24,7 @@ from orderedmq.options.sink import SinkOptions
 from orderedmq.rocketmq.messages import delayed
 from orderedmq.rocketmq.messages.delayed import limits, limits_of
 from orderedmq.rocketmq.sink import delayed_rows
-from orderedmq.rocketmq.sink.broker_queue import Timing
+from orderedmq.rocketmq.sink.broker_queue import LockTiming
 from orderedmq.rocketmq.sink.commit_report import QueueReport
 from orderedmq.rocketmq.sink.delayed_rows import DelayedRows
 from orderedmq.rocketmq.sink.queue_writer import Start
@@ -244,7 +244,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
 
 def held(cluster: FakeCluster, start: Start | None = None, patience: float = 90.0) -> DelayedRows:
     made: Any = cluster
-    return DelayedRows(made, 7, 0, Timing(patience=patience), lambda _: start, lambda error, _: error)
+    return DelayedRows(made, 7, 0, LockTiming(patience=patience), lambda _: start, lambda error, _: error)
 
 
 def test_rows_are_held_to_the_end_and_sent_alone_with_their_delay(cluster: FakeCluster) -> None:

@@ -28,7 +28,7 @@ RULES: Final = (
     *("orderedmq.ownership", "orderedmq.routing", "orderedmq.rows"),
     *("orderedmq.parking.rules", "orderedmq.parking.lot", "orderedmq.listening"),
 )
-PURE: Final = (*RULES, "orderedmq.rocketmq.wire", "orderedmq.rocketmq.codec")
+PURE: Final = (*RULES, "orderedmq.rocketmq.wire", "orderedmq.rocketmq.codec", "orderedmq.rocketmq.append.once")
 #: The modules beside them that they may know. These are as pure.
 SHARED: Final = (
     "orderedmq.model",
@@ -67,7 +67,7 @@ PROGRAMS: Final = ("orderedmq.demo.job", "orderedmq.startup.training")
 WITH_SPARK: Final = ("ordered_source", "ordered_sink", "pyspark_orderedmq", *PROGRAMS)
 
 #: The wings of orderedmq/rocketmq. Each knows only itself and those before it; the modules beside them are above all.
-WINGS: Final = ("wire", "codec", "net", "messages", "group", "sink")
+WINGS: Final = ("wire", "codec", "net", "append", "messages", "group", "sink")
 #: Servers on this machine, for users without a cluster. The room knows no wing, and only the command knows it.
 LOCAL: Final = "local"
 

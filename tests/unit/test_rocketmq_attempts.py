@@ -199,7 +199,7 @@ def _stops_at_the_first_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _does_not_look_after_a_lost_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QueueWriter, "_look", lambda self, end: self._ledger.read((), end))
+    monkeypatch.setattr(QueueWriter, "_look", lambda self, end, writer: self._ledger.read((), end))
 
 
 def _compares_sequences_and_not_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

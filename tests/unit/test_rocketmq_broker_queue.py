@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -14,32 +12,19 @@ from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.sink.bookmarks import WriterEntry
-from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing
+from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
 from orderedmq.rocketmq.sink.message_stamp import Writer
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
 from orderedmq.rocketmq.wire import registers
 from orderedmq.rocketmq.wire.codes import RequestCode
-from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rows.pull_settings import PullSettings
+from tests.unit.rocketmq_memory import FakeBroker, FakePending, FakeTime
 from tests.unit.rocketmq_sink_queue import Queue, Stored, rows_of
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 WRITER, COMMITTED = registers.writer(QUEUE).queue_id, registers.committed(QUEUE).queue_id
-TIMING = Timing()
-
-
-class FakeTime:
-    """Passes when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+TIMING = LockTiming()
 
 
 class FakeStop:
@@ -62,39 +47,8 @@ time = FakeTime()
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orderedmq.rocketmq.sink.broker_queue.time", time)
+    monkeypatch.setattr("orderedmq.rocketmq.append.broker_port.time", time)
     monkeypatch.setattr("orderedmq.rocketmq.net.deadline.time", time)
-
-
-class FakeBroker:
-    """Locks by name and holder, and a group's numbers."""
-
-    def __init__(self) -> None:
-        self.locks: dict[MessageQueue, str] = {}
-        self.numbers: dict[int, int] = {}
-        self.end = 1
-
-    def answer(self, request: Request[Any]) -> Any:
-        if request.code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
-            asked = json.loads(bytes(request.body))
-            client = asked["clientId"]
-            keys = [MessageQueue(key["topic"], key["brokerName"], key["queueId"]) for key in asked["mqSet"]]
-            if request.code == RequestCode.LOCK_BATCH_MQ:
-                granted = [key for key in keys if self.locks.setdefault(key, client) == client]
-                return frozenset(granted)
-            for key in keys:
-                if self.locks.get(key) == client:
-                    del self.locks[key]
-        if request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
-            self.numbers[int(request.ext["queueId"])] = int(request.ext["commitOffset"])
-        if request.code == RequestCode.QUERY_CONSUMER_OFFSET:
-            number = int(request.ext["queueId"])
-            return self.numbers.get(number, 1 if number == 0 else 0)
-        if request.code == RequestCode.GET_MAX_OFFSET:
-            return self.end
-        if request.code == RequestCode.SEND_BATCH_MESSAGE:
-            begin, self.end = self.end, self.end + 2
-            return SendResult(SendStatus.SEND_OK, 0, begin)
-        return 0
 
 
 class FakeConnection:
@@ -123,16 +77,6 @@ class FakeConnection:
         self.closed = True
 
 
-@dataclass
-class FakePending:
-    """A request with its answer."""
-
-    answer: Any
-
-    def result(self) -> Any:
-        return self.answer
-
-
 class FakeClient:
     """Always the same broker."""
 
@@ -142,6 +86,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.used = FakeConnection()
         self.doubts = 0
+        self.unsettled: set[MessageQueue] = set()
 
     def behind_proxy(self, deadline: float) -> bool:
         return False

@@ -10,10 +10,10 @@ import pytest
 from orderedmq.conditions import RocketMQCondition, UnavailableCondition
 from orderedmq.errors import MessageError, OrderedMQError, RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.codec import encode
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.messages.log import RocketMQLog
-from orderedmq.rocketmq.messages.sender import Sender
 from orderedmq.rocketmq.net.client import Client
 from tests.contract.support import rows
 
@@ -28,7 +28,8 @@ class Sends:
         self._fails_at = fails_at
         self._error = error
 
-    def send(self, queue: MessageQueue, body: SendBody, key: str, begin: int) -> int:
+    def send(self, port: BrokerPort, body: SendBody) -> int:
+        queue = port.queue
         if len(self.stored) == self._fails_at:
             raise self._error
         self.stored.append((queue.queue_id, body.rows))
@@ -41,15 +42,25 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(encode, "MOST_ROWS", 3)
     for name in ("require", "refuse_hidden_static", "forget"):
         monkeypatch.setattr(RocketMQLog, name, lambda self, given: None)
-    monkeypatch.setattr(Sender, "_ask_end", lambda self, queue: 0)
-    monkeypatch.setattr(Sender, "await_visible", lambda self, queue, end: None)
+    monkeypatch.setattr(BrokerPort, "end", lambda self: 0)
+    monkeypatch.setattr(BrokerPort, "await_readable", lambda self, end: None)
+    # An error lasts too long at once.
+    monkeypatch.setattr(BrokerPort, "pause", lambda self, error, failures: raised(error))
     with Client("127.0.0.1:1") as client:
         yield RocketMQLog(client)
 
 
-def spoiled(log: RocketMQLog, monkeypatch: pytest.MonkeyPatch, fails_at: int, error: OrderedMQError) -> Sends:
+def raised(error: OrderedMQError) -> None:
+    raise error
+
+
+def spoiled(monkeypatch: pytest.MonkeyPatch, fails_at: int, error: OrderedMQError) -> Sends:
     sends = Sends(fails_at, error)
-    monkeypatch.setattr(log.sender, "send", sends.send)
+
+    def send(self: BrokerPort, body: SendBody) -> int:
+        return sends.send(self, body)
+
+    monkeypatch.setattr(BrokerPort, "send", send)
     return sends
 
 
@@ -72,7 +83,7 @@ GIVEN: dict[MessageQueue, pa.RecordBatch] = dict(zip(QUEUES, [rows("abcd"), rows
 def test_an_error_says_how_many_rows_of_which_queues_are_stored(
     fails_at: int, error: OrderedMQError, says: str, log: RocketMQLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sends = spoiled(log, monkeypatch, fails_at, error)
+    sends = spoiled(monkeypatch, fails_at, error)
     with pytest.raises(type(error)) as caught:
         log.append(GIVEN)
     assert (caught.value.condition, says in caught.value.message) == (error.condition, True), caught.value.message
@@ -80,14 +91,14 @@ def test_an_error_says_how_many_rows_of_which_queues_are_stored(
 
 
 def test_an_error_before_any_row_is_stored_says_nothing_of_rows(log: RocketMQLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    spoiled(log, monkeypatch, 0, ILLEGAL)
+    spoiled(monkeypatch, 0, ILLEGAL)
     with pytest.raises(RocketMQError) as caught:
         log.append(GIVEN)
     assert caught.value.message == "no"
 
 
 def test_a_row_of_the_last_queue_that_cannot_be_sent_refuses_all(log: RocketMQLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    sends = spoiled(log, monkeypatch, 99, ILLEGAL)
+    sends = spoiled(monkeypatch, 99, ILLEGAL)
     with pytest.raises(MessageError, match="BAD_PROPERTY"):
         log.append({**GIVEN, QUEUES[2]: rows("i", properties=[[("a", "\x01")]])})
     assert sends.stored == []

@@ -5,33 +5,37 @@ The broker creates the topic for a message of %RETRY%<group> that was retried to
 letter is sent like this, because it needs no right to create topics. The others go to the topic directly, in batches, or like
 the first if the account may not write to the topic. A letter is stored at the broker of the queue that it comes from.
 
-A letter is identified by its UNIQ_KEY, a hash of (group, queue, offset) and of the queue's seek number, so that a reset of the
-queue forgets its letters. Before a letter is added, its key is searched for among the last LOOK_BACK letters. Two clients that
-add letters of one queue at the same time can miss each other's; the queue's lock should prevent that.
+`orderedmq.rocketmq.append` puts each letter there once. A letter is identified by its UNIQ_KEY, a hash of (group, queue, offset) and of
+the queue's seek number, so that a reset of the queue forgets its letters. The key is searched for among the last LOOK_BACK letters. Two
+clients that add letters of one queue at the same time can miss each other's; the queue's lock should prevent that.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
-import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.conditions import RocketMQCondition
-from orderedmq.errors import GroupError, RocketMQError
+from orderedmq.errors import GroupError, OrderedMQError, RocketMQError
 from orderedmq.model import DEAD_LETTER_PREFIX, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue, OffsetRange
+from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing, await_end, send_request
+from orderedmq.rocketmq.append.once import Appender
 from orderedmq.rocketmq.codec.encode import SendBody, encode, property_columns
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
-from orderedmq.rocketmq.wire import message_requests, rights
+from orderedmq.rocketmq.wire import rights
+from orderedmq.rocketmq.wire.message_requests import SendResult
+from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rows.dead_letters import ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC, dead_letter_id
 from orderedmq.rows.message_rows import normalise
 from orderedmq.rows.pull_settings import PullSettings
@@ -41,8 +45,7 @@ LOOK_BACK: Final = 32 * 1024
 #: A letter's properties that name its origin and that no producer may set (rows.dead_letters).
 _ORIGIN: Final = ("REAL_TOPIC", "REAL_QID", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME")
 _PIECE: Final = 4096
-#: Seconds between checks whether sent letters can be read.
-_POLL: Final = 0.005
+_TIMING: Final = Timing(patience=GROUP_TIMEOUT)
 
 
 def key_of(group: str, queue: MessageQueue, offset: int, seek: int = 0) -> str:
@@ -69,53 +72,28 @@ class DeadLetterTopic:
         #: Per dead-letter queue: the last LOOK_BACK letters in their order, by their keys, and the offset up to which they were read.
         self._seen: dict[MessageQueue, tuple[dict[str, _Origin], int]] = {}
 
+    def sending_by(self, client: Client) -> DeadLetterTopic:
+        """Return one with the same knowledge of the topics, whose letters ``client`` sends."""
+        made = copy.copy(self)
+        made._client = client
+        return made
+
     def put(self, group: str, queue: MessageQueue, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         """Append the letters that are not there yet, in order, and return their number.
 
         Raises what `normalise` and `Client.call` raise.
         """
-        where = f"dead letters of queue {queue}"
-        rows = normalise(letters, where)
+        rows = normalise(letters, f"dead letters of queue {queue}")
         if not rows.num_rows:
             return 0
-        target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
         # Check the rights before the first letter is sent: without them it would be stored, but a repeat could not find it.
         access.require(self._client, rights.of_dead_letters(group), rights.LISTENER)
-        seen, end = self._look(group, target)
-        seek = self._offsets.seek_number(group, queue)
-        new: dict[str, int] = {}
-        for index, offset in enumerate(offsets):
-            key = key_of(group, queue, offset, seek)
-            if key not in new and key not in seen:
-                new[key] = index
-        if not new:
-            return 0
-
-        def sent(begin: int, count: int) -> None:
-            for key in list(new)[begin : begin + count]:
-                seen[key] = _Origin(queue.topic, str(queue.queue_id), str(offsets[new[key]]))
-
-        chosen = pa.array(list(new.values()), pa.int64())
-        keys = pa.array(list(new), pa.string())
-        origin = _origin(letters.take(chosen), self._client.names.spelled(queue.topic))
-        rows = rows.take(chosen)
-        # Without a letter the topic may not exist. All letters are encoded, and so checked, before one is sent.
-        first = 0 if end else 1
-        alone = list(encode(rows.slice(0, first), keys.slice(0, first), where, extra=_slice_columns(origin, 0, first)))
-        others = list(
-            encode(
-                rows.slice(first), keys.slice(first), where, extra=_slice_columns(origin, first, len(new) - first), first=first
-            )
-        )
-        for body in alone:
-            end = self._send_by_retry(group, queue, rows.slice(0, 1), keys, _slice_columns(origin, 0, 1), where)
-            sent(body.first, body.rows)
-        for body in others:
-            begin = first + body.first
-            end = self._send(group, queue, target, rows.slice(begin, body.rows), body, keys.slice(begin), origin, begin)
-            sent(begin, body.rows)
-        self._wait(target, end)
-        return len(new)
+        new = _Letters(self, group, queue, letters, rows, offsets)
+        Appender(BrokerPort(self._client, queue, _TIMING, request=new.request), new).run()
+        if new.added:
+            # Otherwise the next caller would not find them, nor a topic that is new.
+            await_end(lambda: self._end(new.target), new.end, GROUP_TIMEOUT)
+        return new.added or 0
 
     # -- looking
 
@@ -165,69 +143,93 @@ class DeadLetterTopic:
         self._seen[target] = (seen, max(at, upto))
         return seen, bounds.max_offset
 
-    def _wait(self, target: MessageQueue, end: int) -> None:
-        """Wait some ms until letters below ``end``, and a new topic, can be read.
+    def _end(self, target: MessageQueue) -> int:
+        bounds = self._log.bounds([target]).get(target)
+        return bounds.max_offset if bounds is not None else -1
 
-        Otherwise the next caller would not find them.
-        """
-        deadline = Deadline.after(GROUP_TIMEOUT)
-        while time.monotonic() < deadline:
-            bounds = self._log.bounds([target]).get(target)
-            if bounds is not None and bounds.max_offset >= end:
-                return
-            time.sleep(_POLL)
 
-    # -- sending
+class _Letters:
+    """The `Outgoing` of letters of one queue, and the requests that send them."""
 
-    def _send(
+    def __init__(
         self,
+        topic: DeadLetterTopic,
         group: str,
         queue: MessageQueue,
-        target: MessageQueue,
+        letters: pa.RecordBatch,
         rows: pa.RecordBatch,
-        body: SendBody,
-        keys: pa.Array,
-        origin: dict[str, pa.Array],
-        first: int,
-    ) -> int:
-        """Send a batch to the topic itself, or letter by letter to the retry topic if that is denied; return the end offset."""
-        request = message_requests.send(
-            target, body.body, body.properties or "", group=group, born=_now(), batch=body.properties is None
-        )
-        try:
-            stored = self._client.call(request, Deadline.after(GROUP_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
-            return stored.queue_offset + body.rows
-        except RocketMQError as error:
-            if error.sub != RocketMQCondition.NO_PERMISSION:
-                raise
-        end = 0
-        for row in range(rows.num_rows):
-            part = _slice_columns(origin, first + row, 1)
-            end = self._send_by_retry(group, queue, rows.slice(row, 1), keys.slice(row), part, f"dead letters of queue {queue}")
-        return end
+        offsets: Sequence[int],
+    ) -> None:
+        """``rows``: what `normalise` made of ``letters``."""
+        self._topic = topic
+        self._group = group
+        self._queue = queue
+        self._rows = rows
+        self._origin = _origin(letters, topic._client.names.spelled(queue.topic))
+        self._offsets = offsets
+        seek = topic._offsets.seek_number(group, queue)
+        self._keys = [key_of(group, queue, offset, seek) for offset in offsets]
+        self.target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
+        self._seen: dict[str, _Origin] = {}
+        # The rows of the letters that are not there.
+        self._waiting: list[int] = []
+        # How the letter that is being sent goes: the topic is missing, or the account must not write to it.
+        self._by_retry = self._denied = self._made_group = False
+        #: The topic's end, after the last letter that was sent.
+        self.end = 0
+        #: How many letters were not there at the first look.
+        self.added: int | None = None
 
-    def _send_by_retry(
-        self, group: str, queue: MessageQueue, row: pa.RecordBatch, keys: pa.Array, origin: dict[str, pa.Array], where: str
-    ) -> int:
-        """Send one letter as a message of the group's retry topic that was retried too often; return the offset after it."""
-        [batch] = encode(row, keys.slice(0, 1), where, extra=origin)
-        body, properties = _single_message(batch)
-        request = message_requests.send(
-            MessageQueue(RETRY_PREFIX + group, queue.broker_name, 0),
-            body,
-            properties,
-            group=group,
-            born=_now(),
-            # 4.9 wants as many retries as the maximum, 5.x wants more.
-            reconsume_times=1,
-            max_reconsume_times=0,
-        )
-        try:
-            stored = self._client.call(request, Deadline.after(GROUP_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
-        except GroupError:
-            self._offsets.create_group(group, [queue], Deadline.after(GROUP_TIMEOUT))
-            stored = self._client.call(request, Deadline.after(GROUP_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
-        return stored.queue_offset + 1
+    def look(self) -> None:
+        self._seen, self.end = self._topic._look(self._group, self.target)
+        new: dict[str, int] = {}
+        for row, key in enumerate(self._keys):
+            if key not in self._seen:
+                new.setdefault(key, row)
+        self._waiting = list(new.values())
+        if self.added is None:
+            self.added = len(new)
+
+    def missing(self) -> Iterator[SendBody]:
+        # Without a letter the topic may not exist.
+        first = len(self._waiting) if self._denied else 0 if self.end else 1
+        # All are encoded, and so checked, before one is sent.
+        alone = self._encoded(self._waiting[:first], alone=True)
+        for number, body in enumerate(alone + self._encoded(self._waiting[first:], alone=False)):
+            self._by_retry = number < len(alone)
+            yield body
+
+    def _encoded(self, rows: list[int], *, alone: bool) -> list[SendBody]:
+        chosen = pa.array(rows, pa.int64())
+        keys = pa.array([self._keys[row] for row in rows], pa.string())
+        origin = {name: column.take(chosen) for name, column in self._origin.items()}
+        return list(encode(self._rows.take(chosen), keys, f"dead letters of queue {self._queue}", extra=origin, alone=alone))
+
+    def request(self, body: SendBody) -> Request[SendResult]:
+        """Return the request that sends letters to the topic, or one letter as a message that was retried too often."""
+        trace = self._topic._client.trace
+        if not self._by_retry:
+            return send_request(self.target, body, self._group, trace)
+        retry = MessageQueue(RETRY_PREFIX + self._group, self._queue.broker_name, 0)
+        # 4.9 wants as many retries as the maximum, 5.x wants more.
+        return send_request(retry, body, self._group, trace, stored_in=self.target, reconsume_times=1, max_reconsume_times=0)
+
+    def record_sent(self, body: SendBody, offset: int) -> None:
+        sent, self._waiting = self._waiting[: body.rows], self._waiting[body.rows :]
+        for row in sent:
+            self._seen[self._keys[row]] = _Origin(self._queue.topic, str(self._queue.queue_id), str(self._offsets[row]))
+        self.end = offset + body.rows
+
+    def adapt(self, body: SendBody, error: OrderedMQError) -> bool:  # noqa: ARG002
+        """Make the group if it is missing, and use the retry topic if the account may not write to the dead-letter topic."""
+        if isinstance(error, GroupError) and not self._made_group:
+            self._topic._offsets.create_group(self._group, [self._queue], Deadline.after(GROUP_TIMEOUT))
+            self._made_group = True
+            return True
+        if isinstance(error, RocketMQError) and error.sub == RocketMQCondition.NO_PERMISSION and not self._by_retry:
+            self._denied = True
+            return True
+        return False
 
 
 def _origin(letters: pa.RecordBatch, topic: str) -> dict[str, pa.Array]:
@@ -239,22 +241,3 @@ def _origin(letters: pa.RecordBatch, topic: str) -> dict[str, pa.Array]:
     found["DLQ_ORIGIN_MESSAGE_ID"] = found["ORIGIN_MESSAGE_ID"]
     assert set(found) <= RESERVED_PROPERTIES
     return found
-
-
-def _slice_columns(columns: dict[str, pa.Array], begin: int, count: int) -> dict[str, pa.Array]:
-    return {name: column.slice(begin, count) for name, column in columns.items()}
-
-
-def _single_message(batch: SendBody) -> tuple[memoryview, str]:
-    """Return the body and properties of a single message, sent without a batch.
-
-    In a batch it is 20 bytes, body, 2 bytes, properties.
-    """
-    if batch.properties is not None:
-        return batch.body, batch.properties
-    length = int.from_bytes(batch.body[16:20], "big")
-    return batch.body[20 : 20 + length], bytes(batch.body[22 + length :]).decode()
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000

@@ -1,9 +1,8 @@
 """Parking lots at the brokers: the topics %PARKED%<group>%<topic>, and the messages that are parked in them (parking/rules.py).
 
-A broker appends what it is sent and knows no identity. So before a message is parked, its place is searched for among the
-messages from the group's offset in the lot to the lot's end (property PARKED_FROM). What this process has read or sent is
-remembered, and only the rest is read again. After a send without an answer the connection is dropped, and the lot is read again
-before anything else is sent, as the sink does (sink/queue_writer.py).
+`orderedmq.rocketmq.append` puts each message there once. A copy names the place of its message (property PARKED_FROM), which is
+searched for from the group's offset in the lot to the lot's end. What this process has read or sent is remembered, and only the rest
+is read again.
 
 Nothing keeps another process out but the queue's lock, which is checked before each request. Two processes that park at the
 same time may park a message twice: `parking.lot.Lot` counts the first copy.
@@ -11,8 +10,8 @@ same time may park a message twice: `parking.lot.Lot` counts the first copy.
 
 from __future__ import annotations
 
+import copy
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +23,23 @@ import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds
 from orderedmq.conditions import MessageCondition, RocketMQCondition, TopicCondition
-from orderedmq.errors import MessageError, RocketMQError, RocketMQUnavailableError, TopicError, aged_out, beyond_end
+from orderedmq.errors import (
+    MessageError,
+    OrderedMQError,
+    RocketMQError,
+    RocketMQUnavailableError,
+    TopicError,
+    aged_out,
+    beyond_end,
+)
 from orderedmq.forks import BeginAnew
 from orderedmq.model import PARKED_ERROR, PARKED_FROM, PARKED_PROPERTIES, PROPERTIES_TYPE, MessageQueue, is_reserved
 from orderedmq.parking.lot import SOURCE_COLUMNS, to_park
 from orderedmq.parking.rules import Put, parked_queue
 from orderedmq.pulls import pulls
-from orderedmq.rocketmq.codec.encode import encode, property_columns
+from orderedmq.rocketmq.append.broker_port import BrokerPort
+from orderedmq.rocketmq.append.once import Appender
+from orderedmq.rocketmq.codec.encode import SendBody, encode, property_columns
 from orderedmq.rocketmq.codec.properties import KEYS, MAX_SENT_BYTES, SHARDING_KEY, TAGS, UNIQ_KEY
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -42,8 +51,6 @@ from orderedmq.rocketmq.wire import admin_requests, rights
 from orderedmq.rows.dead_letters import clip
 from orderedmq.rows.pull_settings import PullSettings
 
-#: Seconds for parking with all tries.
-_PATIENCE: Final = 60.0
 #: Seconds for making the lots at another broker, which may be away: it is not needed now.
 _OTHERS_TIMEOUT: Final = 2.0
 #: Bytes of bodies that are copied at once, about, and the first number of messages, while their size is not known.
@@ -65,14 +72,13 @@ class _Known:
     """What this process knows of a lot from ``begin`` up to ``end``.
 
     ``places``: where its messages were copied from, and where they lie; of several copies the last one. ``last``: the message id
-    of the last message; "" if none was read. ``sent``: the end of what this process has sent.
+    of the last message; "" if none was read.
     """
 
     begin: int
     end: int
     places: dict[str, int] = field(default_factory=dict)
     last: str = ""
-    sent: int = 0
 
 
 class ParkingLots:
@@ -88,6 +94,12 @@ class ParkingLots:
     def _begin(self) -> None:
         self._known: dict[MessageQueue, _Known] = {}
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
+
+    def sending_by(self, client: Client) -> ParkingLots:
+        """Return one with the same knowledge of the lots, which parks messages by ``client``."""
+        made = copy.copy(self)
+        made._client = client
+        return made
 
     def park(self, group: str, queue: MessageQueue, puts: Sequence[Put], require_lock: Callable[[], None]) -> list[bool]:
         """See `RocketMQGroups.park`. ``require_lock`` raises if the queue's lock is lost."""
@@ -120,20 +132,12 @@ class ParkingLots:
         require_lock: Callable[[], None],
     ) -> None:
         """Append the messages that do not lie in the lot, which has them by their places."""
-        log = self._log.reading(PullSettings(group))
-        deadline = Deadline.after(_PATIENCE)
-        deleted = False
-        while True:
+        port = BrokerPort(self._client, lot, require_lock=require_lock)
+        for deleted in (False, True):
+            copies = _Copies(self, group, queue, lot, wanted, settled)
             try:
-                known = self._look(log, lot, settled)
-                # A copy below the group's offset was processed, or dropped by a seek: it is not parked any more.
-                new = [put for place, put in wanted.items() if known.places.get(place, -1) < settled]
-                self._require(group, queue, lot, new)
-                count = _FIRST_COPY
-                while new:
-                    size = self._send(log, lot, new[:count], known, deadline, require_lock)
-                    new, count = new[count:], max(1, min(_COPY_BYTES * count // max(size, 1), _MOST_COPIED))
-                log.sender.await_visible(lot, known.sent)
+                Appender(port, copies).run()
+                port.await_readable(copies.end)
                 return
             except TopicError as error:
                 # Somebody deleted the lot: it is made again, once.
@@ -141,11 +145,7 @@ class ParkingLots:
                     raise
                 self._log.forget(lot.topic)
                 self._known.pop(lot, None)
-                settled, deleted = self._offsets.read(group, [lot]).get(lot, 0), True
-            except RocketMQUnavailableError as error:
-                if not error.outcome_unknown or time.monotonic() >= deadline:
-                    raise
-                log.sender.settle(lot, deadline)
+                settled = self._offsets.read(group, [lot]).get(lot, 0)
 
     # -- the topic
 
@@ -219,36 +219,68 @@ class ParkingLots:
         self._known[lot] = known
         return known
 
-    # -- copying
-
-    def _send(
-        self,
-        log: RocketMQLog,
-        lot: MessageQueue,
-        puts: Sequence[Put],
-        known: _Known,
-        deadline: float,
-        require_lock: Callable[[], None],
-    ) -> int:
-        """Park messages, and return the bytes of their bodies."""
-        where = f"the parking lot {lot}"
-        messages = _copies(log, puts)
-        # The copy keeps the message's own key: RocketMQ's tools find it by that.
-        keys = pc.coalesce(property_columns(messages, [UNIQ_KEY])[UNIQ_KEY], log.sender.unique_keys(len(puts)))
-        rows = _fit(to_park(messages, puts), keys, puts, where)
-        for body in list(encode(rows, keys, where, extra=property_columns(rows, PARKED_PROPERTIES))):
-            require_lock()
-            begin = log.sender.send_once(lot, body, deadline)
-            parked = puts[body.first : body.first + body.rows]
-            known.places.update({put.place: begin + number for number, put in enumerate(parked)})
-            known.sent = begin + body.rows
-            # Operators' orders may lie in between: the next look reads them.
-            if begin == known.end:
-                known.end, known.last = known.sent, keys[body.first + body.rows - 1].as_py()
-        return int(pc.sum(pc.binary_length(rows.column("body"))).as_py())
-
 
 _all: Final = BeginAnew(ParkingLots._begin)
+
+
+class _Copies:
+    """The `Outgoing` of messages that are to be parked: those of ``wanted``, by their places, that the lot does not have."""
+
+    def __init__(
+        self,
+        lots: ParkingLots,
+        group: str,
+        queue: MessageQueue,
+        lot: MessageQueue,
+        wanted: Mapping[str, Put],
+        settled: int,
+    ) -> None:
+        """``settled``: the group's offset in the lot. A copy below it was processed, or dropped by a seek: it is not parked any more."""
+        self._lots = lots
+        self._group = group
+        self._queue = queue
+        self._lot = lot
+        self._wanted = wanted
+        self._settled = settled
+        self._log = lots._log.reading(PullSettings(group))
+        self._known = _Known(0, 0)
+        self._waiting: list[Put] = []
+        # The UNIQ_KEYs of the messages that are being sent.
+        self._keys: pa.Array = pa.array([], pa.string())
+        #: The lot's end after the last message that is known here.
+        self.end = 0
+
+    def look(self) -> None:
+        self._known = self._lots._look(self._log, self._lot, self._settled)
+        places, self.end = self._known.places, max(self.end, self._known.end)
+        self._waiting = [put for place, put in self._wanted.items() if places.get(place, -1) < self._settled]
+        self._lots._require(self._group, self._queue, self._lot, self._waiting)
+
+    def missing(self) -> Iterator[SendBody]:
+        where = f"the parking lot {self._lot}"
+        count = _FIRST_COPY
+        while self._waiting:
+            puts = self._waiting[:count]
+            messages = _copies(self._log, puts)
+            # The copy keeps the message's own key: RocketMQ's tools find it by that.
+            self._keys = pc.coalesce(property_columns(messages, [UNIQ_KEY])[UNIQ_KEY], self._log.sender.unique_keys(len(puts)))
+            rows = _fit(to_park(messages, puts), self._keys, puts, where)
+            # All are encoded before one is sent, so that one that cannot be sent refuses the others.
+            yield from list(encode(rows, self._keys, where, extra=property_columns(rows, PARKED_PROPERTIES)))
+            size = int(pc.sum(pc.binary_length(rows.column("body"))).as_py())
+            count = max(1, min(_COPY_BYTES * count // max(size, 1), _MOST_COPIED))
+
+    def record_sent(self, body: SendBody, offset: int) -> None:
+        known = self._known
+        parked, self._waiting = self._waiting[: body.rows], self._waiting[body.rows :]
+        known.places.update({put.place: offset + number for number, put in enumerate(parked)})
+        self.end = offset + body.rows
+        # Operators' commands may lie in between: the next look reads them.
+        if offset == known.end:
+            known.end, known.last = self.end, self._keys[body.first + body.rows - 1].as_py()
+
+    def adapt(self, body: SendBody, error: OrderedMQError) -> bool:  # noqa: ARG002
+        return False
 
 
 def _copies(log: RocketMQLog, puts: Sequence[Put]) -> pa.RecordBatch:

@@ -18,10 +18,10 @@ import pyarrow as pa
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.append.broker_port import PRODUCER_GROUP, send_request
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
-from orderedmq.rocketmq.messages.sender import PRODUCER_GROUP, send_request
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline

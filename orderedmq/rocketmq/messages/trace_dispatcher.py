@@ -23,11 +23,11 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError, OrderedMQError, RocketMQError, TopicError
 from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, missing_topic
+from orderedmq.rocketmq.append.broker_port import send_request
 from orderedmq.rocketmq.codec import message_trace
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.codec.message_trace import Sent, Trace
-from orderedmq.rocketmq.messages.sender import send_request
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline

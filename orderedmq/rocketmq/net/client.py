@@ -100,6 +100,8 @@ class Client:
         self.routed_by_proxy = False
         #: Who is told of sends; None: nobody.
         self.trace: SendTrace | None = None
+        #: Queues to which a send was given up that has not settled; see `append.broker_port`.
+        self.unsettled: set[MessageQueue] = set()
         _clients.add(self)
 
     @property

@@ -27,11 +27,9 @@ from orderedmq.conditions import DataLossCondition, LockCondition, SinkCondition
 from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
-from orderedmq.rocketmq.codec.encode import SendBody
-from orderedmq.rocketmq.messages.sender import send_request
+from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing, await_end, send_request
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.backoff import Backoff
-from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -42,7 +40,6 @@ from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer, find_messages
 from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.group_requests import lock, unlock
-from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rows.pull_settings import PullSettings
 
 #: The producer group of all sends. Nothing is looked up by it.
@@ -52,31 +49,25 @@ _READ_BYTES: Final = 16 * 1024 * 1024
 #: Take-overs after which an attempt gives up. After one, another run may be at the queue again if it had lost its locks.
 _TAKE_OVERS: Final = 20
 _LOCK_RETRY: Final = Backoff(first=0.02, most=0.5)
-_VISIBLE_RETRY: Final = Backoff(first=0.004, most=0.1)
-_SEND_RETRY: Final = Backoff(first=0.02, most=1.0)
 
 
 @dataclass(frozen=True)
-class Timing:
+class LockTiming(Timing):
     """Time limits of an attempt, in seconds.
 
     A lock is trusted for ``lock_trust``, renewed after ``lock_renew`` and waited for up to ``lock_wait``. After ``lock_yield``
-    of waiting, an attempt gives back its idle queues. ``send_timeout``: for a send or lock request. ``settle``: after a lost
-    answer; a broker refuses a request that it has not begun after 200 ms, and stored messages can be read some ms later.
-    ``visible``: until sent rows can be read. ``patience``: for a broker that is away or busy.
+    of waiting, an attempt gives back its idle queues. ``send_timeout`` is also that of a lock request.
     """
 
+    visible: float = 5.0
+    patience: float = 90.0
     lock_trust: float = HOLDER_TRUST
     lock_renew: float = RENEW_INTERVAL
     lock_wait: float = LOCK_LIFE + 15.0
     lock_yield: float = 3.0
-    send_timeout: float = 15.0
-    settle: float = 1.0
-    visible: float = 5.0
-    patience: float = 90.0
 
 
-class RocketMQQueue:
+class RocketMQQueue(BrokerPort):
     """The `QueuePort` of a queue.
 
     Used by one thread at a time. ``writer`` None: a batch without identity, which is sent without a lock and without looking
@@ -90,16 +81,17 @@ class RocketMQQueue:
         queue: MessageQueue,
         writer: Writer | None,
         client_id: str,
-        timing: Timing,
+        timing: LockTiming,
         stop: threading.Event,
         waits: Callable[[], None] = lambda: None,
     ) -> None:
         """``waits`` is called from time to time while this attempt waits for another one's lock."""
-        self.queue = queue
-        self._client = client
+        super().__init__(
+            client, queue, timing, request=lambda body: send_request(queue, body, SINK_PRODUCER_GROUP, client.trace)
+        )
         self._writer = writer
         self._client_id = client_id
-        self._timing = timing
+        self._lock_timing = timing
         self._stop = stop
         self._waits = waits
         if writer is not None:
@@ -115,15 +107,14 @@ class RocketMQQueue:
         self._granted: tuple[Connection, float] | None = None
         # Whether the lock was granted at all and not given back.
         self._held = False
-        # Whether a request was given up without an answer.
-        self._unsettled = False
-        self._failing_since = 0.0
-        self._sending_on: Connection | None = None
 
     # --- the lock
 
     def acquire(self) -> None:
         """See `QueuePort.acquire`. Raises LockError HELD_BY_OTHER."""
+        if self._writer is None:
+            super().acquire()
+            return
         self._own = self._own_lock()
         got = self._lock_all([self._own])
         assert got is not None
@@ -186,7 +177,7 @@ class RocketMQQueue:
         If only some are granted, they are given back except ``kept``. Raises LockError HELD_BY_OTHER.
         """
         began = time.monotonic()
-        yields = began + self._timing.lock_yield * random.uniform(0.5, 1.5)
+        yields = began + self._lock_timing.lock_yield * random.uniform(0.5, 1.5)
         failures = refusals = 0
         while True:
             asked = time.monotonic()
@@ -205,7 +196,7 @@ class RocketMQQueue:
             if unless():
                 return None
             refusals += 1
-            if asked - began > self._timing.lock_wait:
+            if asked - began > self._lock_timing.lock_wait:
                 raise LockError(
                     LockCondition.HELD_BY_OTHER,
                     f"another attempt of the same task or batch has kept queue {self.queue} locked for {asked - began:.0f} s (group "
@@ -214,7 +205,7 @@ class RocketMQQueue:
                 )
             if asked > yields:
                 self._waits()
-                yields = time.monotonic() + self._timing.lock_yield * random.uniform(0.5, 1.5)
+                yields = time.monotonic() + self._lock_timing.lock_yield * random.uniform(0.5, 1.5)
             self._wait(_LOCK_RETRY.delay(refusals, random.random()))
 
     def _unlock(self, keys: list[MessageQueue], deadline: float) -> None:
@@ -235,27 +226,27 @@ class RocketMQQueue:
         assert self._writer is not None
         return lock_key(self._writer.sink, self.queue, name, proxied=self._proxied())
 
-    def _proxied(self) -> bool:
-        return self._client.behind_proxy(Deadline.after(self._timing.patience))
-
     @property
     def _group(self) -> str:
         return self._bookmarks.group
 
     def keep(self) -> bool:
+        """See `Port.keep`. Renews the lock when that is due."""
+        if self._writer is None:
+            return super().keep()
         if self._granted is None:
             return False
         connection, since = self._granted
         now = time.monotonic()
-        if connection.closed or now - since > self._timing.lock_trust:
+        if connection.closed or now - since > self._lock_timing.lock_trust:
             self._granted = None
-        elif now - since > self._timing.lock_renew:
+        elif now - since > self._lock_timing.lock_renew:
             try:
                 renewed = self._lock(connection, now + self._timing.send_timeout)
             except RocketMQUnavailableError:
                 renewed = False
             # If the renewal came too late, another attempt may have held the lock in between.
-            in_time = time.monotonic() - since <= self._timing.lock_trust
+            in_time = time.monotonic() - since <= self._lock_timing.lock_trust
             self._granted = (connection, now) if renewed and in_time else None
         return self._granted is not None
 
@@ -264,11 +255,8 @@ class RocketMQQueue:
         try:
             # No other attempt may get the lock before that.
             self._settle(deadline)
-            # A broker that is behind is busy, so ask it less and less often.
-            waits = 0
-            while end and self._end(deadline) < end and time.monotonic() < deadline:
-                waits += 1
-                time.sleep(_VISIBLE_RETRY.delay(waits, random.random()))
+            if end:
+                await_end(lambda: self._ask(message_requests.max_offset(self.queue), deadline), end, self._timing.visible)
             if self._held:
                 self._granted, self._held = None, False
                 self._unlock([self._own], deadline)
@@ -297,12 +285,6 @@ class RocketMQQueue:
     def require_rights(self) -> None:
         """Check the account's rights. Raises RocketMQError NO_PERMISSION if it lacks one that a sink needs."""
         access.require(self._client, rights.of_sink(self.queue.topic, self._group), rights.SINK)
-
-    def least(self) -> int:
-        return self._ask(message_requests.min_offset(self.queue))
-
-    def end(self) -> int:
-        return self._ask(message_requests.max_offset(self.queue))
 
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         if end - begin == 2 and (pair := self._boundaries.pair(begin)) is not None:
@@ -338,56 +320,16 @@ class RocketMQQueue:
         begin = max(self.least(), end - PROBE)
         return any(find_messages(batch, self._writer) for batch in self.read(begin, end))
 
-    def _ask(self, request: Request[int]) -> int:
-        return self._client.call(
-            request, Deadline.after(self._timing.patience), topic=self.queue.topic, broker_name=self.queue.broker_name
-        )
-
-    def _end(self, deadline: float) -> int:
-        return self._client.call(
-            message_requests.max_offset(self.queue), deadline, topic=self.queue.topic, broker_name=self.queue.broker_name
-        )
-
     # --- sending
 
-    def send(self, body: SendBody) -> int:
-        """Send one request, once, and return the first row's offset. Raises the error that the broker answers."""
-        self._settle(Deadline.after(self._timing.patience))
-        deadline = Deadline.after(self._timing.send_timeout)
-        connection = self._granted[0] if self._granted is not None else self._connect(deadline)
-        self._sending_on = connection
-        return connection.call(send_request(self.queue, body, SINK_PRODUCER_GROUP, self._client.trace), deadline).queue_offset
+    def _connection_to_send_on(self, deadline: float) -> Connection:
+        """Return the connection on which the lock was granted: on another one, the broker may not know the lock any more."""
+        return self._granted[0] if self._granted is not None else super()._connection_to_send_on(deadline)
 
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
-        now = time.monotonic()
-        if failures == 1:
-            self._failing_since = now
-        if error.sub != UnavailableCondition.BUSY:
-            self._client.doubt(self.queue.topic)
         if error.outcome_unknown:
-            # Other requests on this connection would wait in vain, too; closing it ends them.
-            if self._sending_on is not None:
-                self._sending_on.close()
-            self._granted, self._unsettled = None, True
-        self._wait(_SEND_RETRY.delay(failures, random.random()))
-        if now - self._failing_since > self._timing.patience:
-            raise error
-
-    def _settle(self, deadline: float | None) -> None:
-        """Wait until a request that was given up is either refused or stored and readable.
-
-        The wait begins with the broker's next answer: a broker that stood still goes on with what it had received.
-        ``deadline``: of a request for such an answer; None if one has just come.
-        """
-        if self._unsettled:
-            if deadline is not None:
-                self._end(deadline)
-            time.sleep(self._timing.settle + (HOLDS_BACK if self._proxied() else 0))
-            self._unsettled = False
-
-    def _connect(self, deadline: float) -> Connection:
-        address = self._client.address(self.queue.topic, self.queue.broker_name, deadline)
-        return self._client.connection(address, deadline)
+            self._granted = None
+        super().pause(error, failures)
 
     def _wait(self, seconds: float) -> None:
         if self._stop.wait(seconds):

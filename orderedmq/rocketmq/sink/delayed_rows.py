@@ -20,7 +20,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.delayed import ASK_TIMEOUT, DelayedSend, DelayedSender, Explain, limits, limits_of
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
-from orderedmq.rocketmq.sink.broker_queue import SINK_PRODUCER_GROUP, Timing
+from orderedmq.rocketmq.sink.broker_queue import SINK_PRODUCER_GROUP, LockTiming
 from orderedmq.rocketmq.sink.commit_report import QueueReport
 from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire import message_requests
@@ -68,7 +68,7 @@ def require(client: Client, columns: Sequence[str], topic: str | None) -> None:
 class DelayedRows:
     """The delayed rows of one attempt of one task. Used by one thread."""
 
-    def __init__(self, client: Client, batch: int, partition: int, timing: Timing, enter: Enter, explain: Explain) -> None:
+    def __init__(self, client: Client, batch: int, partition: int, timing: LockTiming, enter: Enter, explain: Explain) -> None:
         self._batch = batch
         self._enter = enter
         self._sender = DelayedSender(

@@ -33,7 +33,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.sink import delayed_rows
 from orderedmq.rocketmq.sink.bookmarks import TIMEOUT, Bookmarks
-from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing
+from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
 from orderedmq.rocketmq.sink.commit_history import Committed
 from orderedmq.rocketmq.sink.commit_report import (
     QueueReport,
@@ -70,7 +70,7 @@ class _TopicBroker(NamedTuple):
 class RocketMQOutbox:
     """The Outbox protocol. Thread-safe."""
 
-    def __init__(self, client: Client, log: RocketMQLog, *, timing: Timing = Timing()) -> None:  # noqa: B008
+    def __init__(self, client: Client, log: RocketMQLog, *, timing: LockTiming = LockTiming()) -> None:  # noqa: B008
         self._client = client
         self._log = log
         self._timing = timing

@@ -1,8 +1,7 @@
-"""Writes one attempt's rows to one queue: look, send what is missing, and look again after a lost answer. No sockets here.
+"""The rows of one attempt for one queue: which of them are there, and the requests that send the others. No sockets here.
 
-Rules: one request is in flight at a time, so the queue has the rows in order. Rows are sent only while the attempt holds the
-queue's lock, on the connection on which it was granted. An attempt that lost the connection or the lock reads the messages that
-came since, before it sends. Rows of a batch without identity are not searched for: after a lost answer they are sent again.
+`orderedmq.rocketmq.append` sends them, and says why each is there once. Rows are sent only while the attempt holds the queue's lock, on
+the connection on which it was granted. An attempt that lost either reads the messages that came since, before it sends.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from typing import Final, NamedTuple, Protocol
 import pyarrow as pa
 
 from orderedmq.conditions import RocketMQCondition
-from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError
+from orderedmq.errors import OrderedMQError, RocketMQError
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.append.once import Appender, Port
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.sink.commit_report import QueueReport, pack
@@ -35,21 +35,13 @@ class Start(NamedTuple):
     committed: int = -1
 
 
-class QueuePort(Protocol):
-    """One queue at its broker, as an attempt uses it. A method raises OrderedMQError after it has tried for long enough."""
+class QueuePort(Port, Protocol):
+    """One queue at its broker, as an attempt uses it. A method raises OrderedMQError after it has tried for long enough.
+
+    `acquire` waits until other attempts of the partition, and of other runs of the batch, have given up their locks.
+    """
 
     queue: MessageQueue
-
-    def acquire(self) -> None:
-        """Get the queue's lock.
-
-        Waits until other attempts of the partition, and of other runs of the batch, have given it up.
-        """
-        ...
-
-    def keep(self) -> bool:
-        """Whether the lock is ours for long enough to send; renews it when that is due."""
-        ...
 
     def start(self) -> Start: ...
     def least(self) -> int:
@@ -61,35 +53,26 @@ class QueuePort(Protocol):
         """Yield messages [begin, end) with `message_stamp.COLUMNS`; fewer if some are deleted meanwhile."""
         ...
 
-    def send(self, body: SendBody) -> int:
-        """Return the first row's offset. Raises RocketMQUnavailableError with ``outcome_unknown`` if no answer came."""
-        ...
-
-    def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
-        """Wait before the next try, after this many failures in a row. Raises ``error`` if they have lasted too long.
-
-        An error whose outcome is unknown ends the lock. Once the lock is acquired again, all that the broker stored can be
-        read.
-        """
-        ...
-
     def release(self, end: int) -> None:
         """Wait until all messages below ``end`` can be read, and give the lock back. It may be acquired again."""
         ...
 
 
 class QueueWriter:
-    """Writes one attempt's rows to one queue. Used by one thread at a time."""
+    """Writes one attempt's rows to one queue. Used by one thread at a time. It is the `Outgoing` of the rows that `write` is given."""
 
     def __init__(self, port: QueuePort, writer: Writer | None, partition: int) -> None:
+        """``writer`` None: a batch without identity. Its rows are not searched for: after a lost answer they are sent again."""
         self._port = port
         self._writer = writer
         self._where = f"queue {port.queue} (partition {partition})"
         self._ledger = Ledger(writer or Writer("", 0, partition))
         self._keys = UniqueKeys(_HOST, os.getpid(), int.from_bytes(os.urandom(4), "big"))
+        self._appender = Appender(port, self)
         self._looked_back = False
-        self._ready = False
-        self._failures = 0
+        # The rows that are still to be written, and the number of the first one.
+        self._rows: pa.RecordBatch | None = None
+        self._first = 0
         #: Maximum rows per call of the encoder, and so per request; None: no limit.
         self._most_rows: int | None = None
 
@@ -98,14 +81,10 @@ class QueueWriter:
 
         Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE, and what the port raises.
         """
-        while rows.num_rows:
-            if self._writer is not None:
-                self._enter()
-                before = rows.num_rows
-                rows = self._ledger.claim(rows)
-                first += before - rows.num_rows
-            sent = self._send(rows, first)
-            rows, first = rows.slice(sent), first + sent
+        if rows.num_rows:
+            self._rows, self._first = rows, first
+            self._appender.run()
+            self._rows = None
 
     def report(self) -> QueueReport:
         ledger = self._ledger
@@ -126,33 +105,28 @@ class QueueWriter:
 
     def let_go(self) -> None:
         """Wait until sent rows can be read, and give the queue back. The next write reads what came meanwhile."""
-        self._ready = False
+        self._appender.look_again()
         span = self._ledger.span
         self._port.release(span.end if span is not None else 0)
 
     # --- looking
 
-    def _enter(self) -> None:
-        """Get the lock, and read all messages that came before it was granted."""
-        while not (self._port.keep() and self._ready):
-            if not self._port.keep():
-                self._port.acquire()
-            if self._looked_back:
-                self._look(self._port.end())
-            else:
-                self._look_back()
-                self._looked_back = True
-            # A long look may have cost us the lock.
-            self._ready = self._port.keep()
+    def look(self) -> None:
+        if self._writer is None:
+            return
+        if self._looked_back:
+            self._look(self._port.end(), self._writer)
+        else:
+            self._look_back(self._writer)
+            self._looked_back = True
 
-    def _look_back(self) -> None:
-        assert self._writer is not None
+    def _look_back(self, writer: Writer) -> None:
         start = self._port.start()
         self._ledger.note_committed(start.committed)
-        walk = Lookback(self._writer, start.bookmark, start.end)
+        walk = Lookback(writer, start.bookmark, start.end)
         steps = 0
         while (wanted := walk.next()) is not None:
-            messages = [message for batch in self._port.read(*wanted) for message in find_messages(batch, self._writer)]
+            messages = [message for batch in self._port.read(*wanted) for message in find_messages(batch, writer)]
             self._ledger.read(walk.record(messages), 0, start.bookmark)
             self._port.keep()
             steps += 1
@@ -160,62 +134,55 @@ class QueueWriter:
                 walk.set_least(self._port.least())
         self._ledger.read((), start.end)
 
-    def _look(self, end: int) -> None:
+    def _look(self, end: int, writer: Writer) -> None:
         """Read the messages that came since the last look or send."""
-        assert self._writer is not None
         begin = self._ledger.seen
         if begin < end:
             for batch in self._port.read(begin, end):
-                self._ledger.read(find_messages(batch, self._writer), 0)
+                self._ledger.read(find_messages(batch, writer), 0)
                 self._port.keep()
             self._ledger.read((), end)
 
     # --- sending
 
-    def _send(self, rows: pa.RecordBatch, first: int) -> int:
-        """Send rows and return how many are stored: fewer than all if a look or another try must come first."""
-        done = 0
-        rows = rows.slice(0, self._most_rows)
-        for body in self._encoded(rows, first):
-            if self._writer is not None and not self._port.keep():
-                self._ready = False
-                return done
-            try:
-                offset = self._port.send(body)
-            except RocketMQUnavailableError as error:
-                self._failures += 1
-                self._ready = self._ready and not error.outcome_unknown
-                self._port.pause(error, self._failures)
-                return done
-            except RocketMQError as error:
-                if not _is_too_large(error):
-                    raise
-                if body.rows == 1:
-                    raise self._refused_error(error, first + done) from None
-                # The broker's limit for requests is below the default.
-                self._most_rows = body.rows // 2
-                return done
-            self._failures = 0
-            self._ledger.record_sent(offset, body.rows)
-            done += body.rows
-        return done
+    def missing(self) -> Iterator[SendBody]:
+        assert self._rows is not None
+        if self._writer is not None:
+            before = self._rows.num_rows
+            self._rows = self._ledger.claim(self._rows)
+            self._first += before - self._rows.num_rows
+        while self._rows.num_rows:
+            yield from self._encoded(self._rows.slice(0, self._most_rows))
 
-    def _encoded(self, rows: pa.RecordBatch, first: int) -> Iterator[SendBody]:
-        count = rows.num_rows
-        keys = self._keys.take(count, time.time_ns() // 1_000_000)
+    def record_sent(self, body: SendBody, offset: int) -> None:
+        assert self._rows is not None
+        self._ledger.record_sent(offset, body.rows)
+        self._rows = self._rows.slice(body.rows)
+        self._first += body.rows
+
+    def adapt(self, body: SendBody, error: OrderedMQError) -> bool:
+        """Halve the requests if this one was too large: the broker's limit is below the default."""
+        if not _is_too_large(error):
+            return False
+        if body.rows == 1:
+            raise RocketMQError(
+                RocketMQCondition.MESSAGE_ILLEGAL,
+                f"row {self._first} for {self._where} is larger than the broker takes (its maxMessageSize), or has a property that the broker "
+                f"refuses; the rows before it have been sent: {error.message}",
+            )
+        self._most_rows = body.rows // 2
+        return True
+
+    def _encoded(self, rows: pa.RecordBatch) -> Iterator[SendBody]:
+        keys = self._keys.take(rows.num_rows, time.time_ns() // 1_000_000)
         stamp = self._writer.stamp(self._ledger.sequence) if self._writer is not None else None
-        return encode(rows, keys, self._where, first=first, stamp=stamp)
-
-    def _refused_error(self, error: RocketMQError, row: int) -> OrderedMQError:
-        return RocketMQError(
-            RocketMQCondition.MESSAGE_ILLEGAL,
-            f"row {row} for {self._where} is larger than the broker takes (its maxMessageSize), or has a property that the broker refuses; the "
-            f"rows before it have been sent: {error.message}",
-        )
+        return encode(rows, keys, self._where, first=self._first, stamp=stamp)
 
 
-def _is_too_large(error: RocketMQError) -> bool:
+def _is_too_large(error: OrderedMQError) -> bool:
     """Whether a broker refused a request for its size: before 5.0 with a code that other faults share, later with a text."""
+    if not isinstance(error, RocketMQError):
+        return False
     if error.sub == RocketMQCondition.SERVER_ERROR:
         return "body size" in error.message
     return error.sub == RocketMQCondition.MESSAGE_ILLEGAL

@@ -18,7 +18,7 @@ from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
-from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing, abandoned
+from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue, abandoned
 from orderedmq.rocketmq.sink.commit_report import Token
 from orderedmq.rocketmq.sink.delayed_rows import DelayedRows
 from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, run_name, sink_name
@@ -52,7 +52,7 @@ class RocketMQStaging:
     One thread at a time sends a queue's rows, queues in parallel.
     """
 
-    def __init__(self, client: Client, log: RocketMQLog, batch: SinkBatch, partition: int, timing: Timing) -> None:
+    def __init__(self, client: Client, log: RocketMQLog, batch: SinkBatch, partition: int, timing: LockTiming) -> None:
         self._client = client
         self._log = log
         self._batch = batch

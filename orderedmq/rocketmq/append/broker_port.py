@@ -1,0 +1,194 @@
+"""A queue at its broker, as something that appends to it uses it: its end, sends, and requests that were given up."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from orderedmq.conditions import UnavailableCondition
+from orderedmq.errors import RocketMQUnavailableError, TopicError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rocketmq.net.backoff import RETRY, Backoff
+from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
+from orderedmq.rocketmq.net.client import Client, SendTrace
+from orderedmq.rocketmq.net.connection import Connection
+from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rocketmq.wire.frame import RemotingCommand
+from orderedmq.rocketmq.wire.message_requests import SendResult
+from orderedmq.rocketmq.wire.request import Request
+
+T = TypeVar("T")
+
+#: The group that a send names; brokers do not check that it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
+PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
+_VISIBLE_RETRY: Final = Backoff(first=0.002, most=0.1)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time limits of whoever appends to a queue, in seconds.
+
+    ``send_timeout``: for one request. ``settle``: after a lost answer; see `orderedmq.rocketmq.append`. ``visible``: until sent messages can
+    be read. ``patience``: for a broker that is away or busy.
+    """
+
+    send_timeout: float = 15.0
+    settle: float = 1.0
+    visible: float = 10.0
+    patience: float = 60.0
+
+
+def send_request(
+    queue: MessageQueue,
+    body: SendBody,
+    group: str,
+    trace: SendTrace | None = None,
+    *,
+    stored_in: MessageQueue | None = None,
+    reconsume_times: int = 0,
+    max_reconsume_times: int | None = None,
+) -> Request[SendResult]:
+    """Return the request that sends a body now, in the name of the producer group ``group``. Every send of this package is made here.
+
+    ``trace`` is told of its answer. ``stored_in``: the queue that the broker puts it into, if that is another one. The other arguments
+    are those of `message_requests.send`.
+    """
+    born = time.time_ns() // 1_000_000
+    request = message_requests.send(
+        queue,
+        body.body,
+        body.properties or "",
+        group=group,
+        born=born,
+        batch=body.properties is None,
+        reconsume_times=reconsume_times,
+        max_reconsume_times=max_reconsume_times,
+    )
+    if trace is None:
+        return request
+
+    def traced(response: RemotingCommand) -> SendResult:
+        result = request.parse(response)
+        trace(stored_in or queue, body, group, born, result, response.ext)
+        return result
+
+    return replace(request, parse=traced)
+
+
+class BrokerPort:
+    """The `Port` of a queue for a user that needs no lock at the broker. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        client: Client,
+        queue: MessageQueue,
+        timing: Timing = Timing(),
+        *,
+        request: Callable[[SendBody], Request[SendResult]] | None = None,
+        require_lock: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``request`` returns the request for a body (default: `send_request` to the queue). ``queue`` says which broker is meant.
+
+        ``require_lock`` is called before each request, and raises an error if the lock that excludes other appenders is lost.
+        """
+        self.queue = queue
+        self._client = client
+        self._timing = timing
+        self._request = request or (lambda body: send_request(queue, body, PRODUCER_GROUP, client.trace))
+        self._require_lock = require_lock
+        # Whether a request was given up without an answer, and has not settled. If its user gives up as well, the next one has to wait.
+        self._unsettled = queue in client.unsettled
+        self._failing_since = 0.0
+        self._sending_on: Connection | None = None
+
+    def keep(self) -> bool:
+        self._require_lock()
+        return not self._unsettled
+
+    def acquire(self) -> None:
+        self._settle(Deadline.after(self._timing.patience))
+
+    def send(self, body: SendBody) -> int:
+        deadline = Deadline.after(self._timing.send_timeout)
+        self._sending_on = None
+        self._sending_on = connection = self._connection_to_send_on(deadline)
+        try:
+            return connection.call(self._request(body), deadline).queue_offset
+        except TopicError:
+            self._client.doubt(self.queue.topic)
+            raise
+
+    def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
+        now = time.monotonic()
+        if failures == 1:
+            self._failing_since = now
+        if error.sub != UnavailableCondition.BUSY:
+            self._client.doubt(self.queue.topic)
+        if error.outcome_unknown:
+            # Other requests on this connection would wait in vain, too; closing it ends them.
+            if self._sending_on is not None:
+                self._sending_on.close()
+            self._unsettled = True
+            self._client.unsettled.add(self.queue)
+        self._wait(RETRY.delay(failures, random.random()))
+        if now - self._failing_since > self._timing.patience:
+            raise error
+
+    def least(self) -> int:
+        """Return the offset of the queue's first remaining message."""
+        return self._ask(message_requests.min_offset(self.queue))
+
+    def end(self) -> int:
+        return self._ask(message_requests.max_offset(self.queue))
+
+    def await_readable(self, end: int) -> None:
+        """Wait until readers see the messages below ``end``, up to ``visible`` seconds: a broker acknowledges before it indexes.
+
+        Source: ReputMessageService.
+        """
+        await_end(self.end, end, self._timing.visible)
+
+    def _settle(self, deadline: float | None) -> None:
+        """Wait until a request that was given up is either refused or stored and readable; see `orderedmq.rocketmq.append`.
+
+        The wait begins with the broker's next answer: a broker that stood still goes on with what it had received. ``deadline``: of a
+        request for such an answer; None if one has just come.
+        """
+        if self._unsettled:
+            if deadline is not None:
+                self._ask(message_requests.max_offset(self.queue), deadline)
+            time.sleep(self._timing.settle + (HOLDS_BACK if self._proxied() else 0))
+            self._unsettled = False
+            self._client.unsettled.discard(self.queue)
+
+    def _ask(self, request: Request[T], deadline: float | None = None) -> T:
+        if deadline is None:
+            deadline = Deadline.after(self._timing.patience)
+        return self._client.call(request, deadline, topic=self.queue.topic, broker_name=self.queue.broker_name)
+
+    def _proxied(self) -> bool:
+        return self._client.behind_proxy(Deadline.after(self._timing.patience))
+
+    def _connection_to_send_on(self, deadline: float) -> Connection:
+        return self._connect(deadline)
+
+    def _connect(self, deadline: float) -> Connection:
+        address = self._client.address(self.queue.topic, self.queue.broker_name, deadline)
+        return self._client.connection(address, deadline)
+
+    def _wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def await_end(ask: Callable[[], int], end: int, seconds: float) -> None:
+    """Wait until ``ask`` returns at least ``end``, or for ``seconds``. A broker that is behind is busy, so it is asked less and less often."""
+    deadline = Deadline.after(seconds)
+    waits = 0
+    while ask() < end and time.monotonic() < deadline:
+        waits += 1
+        time.sleep(_VISIBLE_RETRY.delay(waits, random.random()))

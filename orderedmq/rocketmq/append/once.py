@@ -1,0 +1,109 @@
+"""The loop that appends messages to one queue once: look, send what is missing, and look again after a lost answer. No sockets here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from orderedmq.errors import OrderedMQError, RocketMQUnavailableError
+from orderedmq.rocketmq.codec.encode import SendBody
+
+
+class Port(Protocol):
+    """One queue at its broker, as one appender uses it. A method raises OrderedMQError after it has tried for long enough."""
+
+    def keep(self) -> bool:
+        """Whether this appender may send: every request that it gave up has settled, and it holds the lock that it needs."""
+        ...
+
+    def acquire(self) -> None:
+        """Wait until `keep` is true."""
+        ...
+
+    def send(self, body: SendBody) -> int:
+        """Send one request and return the offset of its first message.
+
+        Raises RocketMQUnavailableError with ``outcome_unknown`` if no answer came, and the error that the broker answers.
+        """
+        ...
+
+    def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
+        """Wait before the next try, after this many failures in a row. Raises ``error`` if they have lasted too long.
+
+        After an error whose outcome is unknown, `keep` is false until the request has settled.
+        """
+        ...
+
+
+class Outgoing(Protocol):
+    """The messages that one appender wants to have in a queue, and what it knows of those that are there."""
+
+    def look(self) -> None:
+        """Read what has come to the queue since the last look. All requests have settled, so what is not found is not there."""
+        ...
+
+    def missing(self) -> Iterator[SendBody]:
+        """Yield the requests for the messages that are not in the queue, in order. Each was sent when the next one is taken."""
+        ...
+
+    def record_sent(self, body: SendBody, offset: int) -> None:
+        """Record that the broker has stored a request, its first message at ``offset``."""
+        ...
+
+    def adapt(self, body: SendBody, error: OrderedMQError) -> bool:
+        """Return whether `missing` now yields other requests, which avoid the error that the broker answered. May raise another."""
+        ...
+
+
+class Appender:
+    """Appends what ``outgoing`` misses. Used by one thread at a time."""
+
+    def __init__(self, port: Port, outgoing: Outgoing) -> None:
+        self._port = port
+        self._outgoing = outgoing
+        self._looked = False
+        self._failures = 0
+        #: Whether a request without an answer may be stored, and no look has shown it yet.
+        self.in_doubt = False
+
+    def run(self) -> None:
+        """Return once nothing is missing. Raises what the port and ``outgoing`` raise; some messages may be stored then."""
+        done = False
+        while not done:
+            self._enter()
+            done = self._send()
+
+    def look_again(self) -> None:
+        """Have the next `run` begin with a look, because others may have appended meanwhile."""
+        self._looked = False
+
+    def _enter(self) -> None:
+        while not (self._port.keep() and self._looked):
+            if not self._port.keep():
+                self._port.acquire()
+            self._outgoing.look()
+            self.in_doubt = False
+            # A long look may have cost the lock, and others may have appended since.
+            self._looked = self._port.keep()
+
+    def _send(self) -> bool:
+        """Send what is missing. Return False if a look, or another try, must come first."""
+        for body in self._outgoing.missing():
+            if not self._port.keep():
+                self._looked = False
+                return False
+            try:
+                offset = self._port.send(body)
+            except RocketMQUnavailableError as error:
+                self._failures += 1
+                if error.outcome_unknown:
+                    self._looked, self.in_doubt = False, True
+                self._port.pause(error, self._failures)
+                return False
+            except OrderedMQError as error:
+                if not self._outgoing.adapt(body, error):
+                    raise
+                return False
+            self._failures = 0
+            self._outgoing.record_sent(body, offset)
+        return True

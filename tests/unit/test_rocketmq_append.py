@@ -1,0 +1,489 @@
+"""What `orderedmq.rocketmq.append` promises its four users: each message is in its queue once, in order, whatever is lost on the way.
+
+The broker is in memory. It carries out a request that was given up at once, later, or never, and it may stand still. Each planted bug
+is noticed for each user.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orderedmq.broker import QueueBounds
+from orderedmq.conditions import UnavailableCondition
+from orderedmq.errors import RocketMQUnavailableError
+from orderedmq.model import DEAD_LETTER_PREFIX, MESSAGE_SCHEMA, RETRY_PREFIX, MessageQueue
+from orderedmq.parking.rules import BEHIND, Put, Ticket, parked_queue
+from orderedmq.rocketmq.append import broker_port
+from orderedmq.rocketmq.append.broker_port import BrokerPort
+from orderedmq.rocketmq.append.once import Appender
+from orderedmq.rocketmq.codec import encode
+from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rocketmq.codec.properties import parse_properties
+from orderedmq.rocketmq.group import dead_letter_topic
+from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic
+from orderedmq.rocketmq.group.parking_lots import ParkingLots
+from orderedmq.rocketmq.messages.sender import Sender
+from orderedmq.rocketmq.net import access, deadline
+from orderedmq.rocketmq.sink import broker_queue, lookback
+from orderedmq.rocketmq.sink.bookmarks import WriterEntry
+from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
+from orderedmq.rocketmq.sink.message_stamp import Writer
+from orderedmq.rocketmq.sink.queue_writer import QueueWriter
+from orderedmq.rocketmq.wire import registers
+from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
+from orderedmq.rocketmq.wire.request import Request
+from tests.unit.rocketmq_memory import FakeBroker, FakePending, FakeTime
+from tests.unit.rocketmq_sink_queue import Crash, Stored, rows_of, split
+
+QUEUE, GROUP = MessageQueue("t", "broker-a", 0), "g"
+LOT, DEAD = parked_queue(GROUP, QUEUE), MessageQueue(DEAD_LETTER_PREFIX + GROUP, "broker-a", 0)
+SENDS = (RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2)
+#: Seconds in which a broker begins with a request that it has received, or refuses it, and readers see what it stored.
+AT_MOST = 0.9
+#: Seconds after which a lock of a dead process has expired.
+EXPIRED = 61.0
+
+time = FakeTime()
+
+
+@dataclass
+class Late:
+    """A request that was given up. ``due``: when the broker carries it out; None: some time after its next answer."""
+
+    request: Request[Any]
+    connection: Connection
+    due: float | None
+
+
+class World(FakeBroker):
+    """A broker with queues, and what becomes of the requests that are sent to it. It is its own client and log."""
+
+    trace = account = None
+    routed_by_proxy = False
+    names = SimpleNamespace(spelled=lambda name: name)
+
+    def __init__(self, draw: random.Random, faults: int) -> None:
+        super().__init__()
+        self.draw, self.faults = draw, faults
+        self.queues: defaultdict[MessageQueue, list[Stored]] = defaultdict(list)
+        self.late: list[Late] = []
+        self.still_until = 0.0
+        self.used = Connection(self)
+        self.unsettled: set[MessageQueue] = set()
+        self.keys = 0
+
+    # -- the broker
+
+    def answer(self, request: Request[Any]) -> Any:
+        time.now = max(time.now, self.still_until)
+        for one in self.late:
+            if one.due is None:
+                one.due = time.now + self.draw.uniform(0, AT_MOST)
+        self.carry_out()
+        if request.code == RequestCode.GET_MAX_OFFSET:
+            return len(self.queues[MessageQueue(request.ext["topic"], QUEUE.broker_name, int(request.ext["queueId"]))])
+        if request.code in SENDS:
+            return SendResult(SendStatus.SEND_OK, 0, self.store(request))
+        return super().answer(request)
+
+    def store(self, request: Request[Any]) -> int:
+        fields = request.ext
+        queue = MessageQueue(fields["b"], fields["n"], int(fields["e"]))
+        if queue.topic == RETRY_PREFIX + GROUP:
+            queue = DEAD
+        if request.code == RequestCode.SEND_BATCH_MESSAGE:
+            stored = split(SendBody(0, int(count_of(bytes(request.body))), memoryview(bytes(request.body)), None))
+        else:
+            stored = [Stored(bytes(request.body), parse_properties(fields["i"].encode()))]
+        self.queues[queue] += stored
+        return len(self.queues[queue]) - len(stored)
+
+    def carry_out(self) -> None:
+        for one in [one for one in self.late if one.due is not None and one.due <= time.now]:
+            self.late.remove(one)
+            self.store(one.request)
+
+    def send(self, request: Request[Any], connection: Connection) -> Any:
+        """Answer a send, or not."""
+        fate = "ok"
+        if self.faults and self.draw.random() < 0.6:
+            self.faults -= 1
+            fate = self.draw.choice(["busy", "lost", "stored", "late", "late", "crash", "crash late", "others"])
+        if fate == "busy":
+            raise RocketMQUnavailableError(UnavailableCondition.BUSY, "busy")
+        if fate == "crash":
+            raise Crash
+        if fate == "others":
+            self.queues[QUEUE].append(Stored(b"x", {"UNIQ_KEY": "x"}))
+        if fate in ("late", "crash late"):
+            self.late.append(Late(request, connection, time.now + self.draw.uniform(0, 20)))
+            self.still_until = time.now + self.draw.choice([0, 0, 5])
+        if fate == "crash late":
+            raise Crash
+        if fate in ("ok", "others", "stored"):
+            answer = self.answer(request)
+        if fate in ("late", "lost", "stored"):
+            # The last one is longer than any patience.
+            time.sleep(self.draw.choice([0.0, 0.0, 15.0, 70.0]))
+            raise RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "no answer")
+        return answer
+
+    def restart_client(self) -> None:
+        """The process is gone, and so are its connections, and its locks after a while."""
+        self.unsettled.clear()
+        self.used.close()
+        self.answer(Request(RequestCode.GET_BROKER_CONFIG, "", "", lambda _: None))
+        time.sleep(EXPIRED)
+        self.locks.clear()
+        self.carry_out()
+
+    def named(self, queue: MessageQueue) -> list[str]:
+        """What the queue has once everything has come through, without messages of others."""
+        self.restart_client()
+        return [message.body.decode() for message in self.queues[queue] if message.body != b"x"]
+
+    # -- the client
+
+    def behind_proxy(self, deadline: float) -> bool:
+        return False
+
+    def address(self, topic: str, broker_name: str, deadline: float, **more: Any) -> str:
+        return "host:1"
+
+    def connection(self, address: str, deadline: float) -> Connection:
+        if self.used.closed:
+            self.used = Connection(self)
+        return self.used
+
+    def lane(self, address: str, deadline: float) -> Any:
+        raise RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, "not here")
+
+    def call(self, request: Request[Any], deadline: float, **where: str) -> Any:
+        return self.answer(request)
+
+    def doubt(self, topic: str) -> None:
+        pass
+
+    # -- the log, and the group's offsets
+
+    tail_loss = ""
+
+    @property
+    def sender(self) -> World:
+        return self
+
+    def unique_keys(self, count: int) -> pa.Array:
+        self.keys += count
+        return pa.array([f"{number:032x}" for number in range(self.keys - count, self.keys)])
+
+    def reading(self, how: object) -> World:
+        return self
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
+        self.carry_out()
+        return {queue: QueueBounds(0, len(self.queues[queue])) for queue in queues if queue in self.queues}
+
+    def pull(
+        self, queue: MessageQueue, begin: int, count: int, most_bytes: int, columns: Sequence[str], *_: object
+    ) -> pa.RecordBatch:
+        chosen = self.queues[queue][begin : begin + count]
+        values: dict[str, list[Any]] = {
+            "queue_offset": list(range(begin, begin + len(chosen))),
+            "body": [message.body for message in chosen],
+            "message_id": [message.properties.get("UNIQ_KEY") for message in chosen],
+            "tags": [message.properties.get("TAGS") for message in chosen],
+            "keys": [message.properties.get("KEYS") for message in chosen],
+            "sharding_key": [message.properties.get("__SHARDINGKEY") for message in chosen],
+            "properties": [list(message.properties.items()) for message in chosen],
+            "born_timestamp": [0] * len(chosen),
+            "store_timestamp": [0] * len(chosen),
+        }
+        return pa.record_batch({name: pa.array(values[name], MESSAGE_SCHEMA.field(name).type) for name in columns})
+
+    def read(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+        return {}
+
+    def seek_number(self, group: str, queue: MessageQueue) -> int:
+        return 0
+
+
+class Connection:
+    """A connection of the client. What is under way when it is closed arrives or not."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.closed = False
+
+    def call(self, request: Request[Any], deadline: float) -> Any:
+        if request.code in SENDS:
+            return self._world.send(request, self)
+        return self._world.answer(request)
+
+    def send_all(self, asked: list[tuple[Request[Any], None]], deadline: float) -> list[FakePending]:
+        return [FakePending(self.call(request, deadline)) for request, _ in asked]
+
+    def close(self) -> None:
+        self.closed = True
+        for one in [one for one in self._world.late if one.connection is self]:
+            fate = self._world.draw.choice(["lost", "soon", "later"])
+            if fate == "lost":
+                self._world.late.remove(one)
+            one.due = time.now + self._world.draw.uniform(0, AT_MOST) if fate == "soon" else None
+
+
+class Stop:
+    def wait(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return False
+
+
+def count_of(body: bytes) -> int:
+    """The messages of a batch."""
+    count = at = 0
+    while at < len(body):
+        at += int.from_bytes(body[at : at + 4], "big")
+        count += 1
+    return count
+
+
+# -- the users: each returns what the queue must have, and what it has
+
+
+def by_producer(world: World) -> tuple[list[str], list[str]]:
+    expected: list[str] = []
+    for _ in range(world.draw.randint(1, 3)):
+        names = [f"a{len(expected) + number}" for number in range(world.draw.randint(1, 5))]
+        sender = Sender(world, world)  # type: ignore[arg-type]
+        # A producer that dies does not come back, so nothing is promised for what it was sending.
+        while True:
+            try:
+                bodies, keys = sender.encoded(QUEUE, rows_of(names))
+                found = sender.append_encoded(QUEUE, bodies, keys)
+            except (Crash, RocketMQUnavailableError):
+                world.restart_client()
+                world.queues[QUEUE] = [one for one in world.queues[QUEUE] if one.body.decode() not in names]
+            else:
+                break
+        there = [message.body.decode() for message in world.queues[QUEUE][found.begin : found.end]]
+        assert [name for name in there if name != "x"] == names
+        expected += names
+    return expected, world.named(QUEUE)
+
+
+def until_no_crash(world: World, attempt: Callable[[], object]) -> None:
+    while True:
+        try:
+            attempt()
+        except RocketMQUnavailableError:
+            # It has lasted too long, and the user tries again soon.
+            time.sleep(0.01)
+        except Crash:
+            world.restart_client()
+        else:
+            return
+
+
+def by_dead_letters(world: World) -> tuple[list[str], list[str]]:
+    count = world.draw.randint(1, 8)
+    names = [f"{number}" for number in range(count)]
+    for end in sorted({world.draw.randint(1, count), count}):
+        letters = pa.record_batch({"body": pa.array([name.encode() for name in names[:end]], pa.binary())})
+        until_no_crash(
+            world,
+            lambda letters=letters, end=end: DeadLetterTopic(world, world, world).put(GROUP, QUEUE, letters, range(end)),  # type: ignore[misc, arg-type]
+        )
+    return names, world.named(DEAD)
+
+
+def by_parking(world: World) -> tuple[list[str], list[str]]:
+    names = [f"{number}" for number in range(8)]
+    world.queues[QUEUE] = [Stored(name.encode(), {"UNIQ_KEY": f"{name:>032}"}) for name in names]
+    world.queues[LOT] = []
+    lots = ParkingLots(world, world, world)  # type: ignore[arg-type]
+    expected: dict[str, None] = {}
+    for _ in range(world.draw.randint(1, 3)):
+        offsets = world.draw.sample(range(8), world.draw.randint(1, 8))
+        puts = [Put(QUEUE, at, Ticket(at, 1, 1, BEHIND, "why")) for at in offsets]
+        expected.update(dict.fromkeys(f"{at}" for at in offsets))
+
+        def attempt(puts: list[Put] = puts) -> None:
+            nonlocal lots
+            try:
+                assert lots.park(GROUP, QUEUE, puts, lambda: None) == [True] * len(puts)
+            except Crash:
+                lots = ParkingLots(world, world, world)  # type: ignore[arg-type]
+                raise
+
+        until_no_crash(world, attempt)
+    return list(expected), world.named(LOT)
+
+
+def by_sink(world: World) -> tuple[list[str], list[str]]:
+    names = [f"a{number}" for number in range(world.draw.randint(1, 8))]
+    world.queues[QUEUE] = [Stored(b"x", {})]
+    writer = Writer("s", 0, 0)
+    world.numbers[registers.writer(QUEUE).queue_id] = WriterEntry.of(writer).value
+
+    def attempt() -> None:
+        name = f"{world.draw.random()}"
+        port = RocketMQQueue(world, world, QUEUE, writer, name, LockTiming(), Stop())  # type: ignore[arg-type]
+        work = QueueWriter(port, writer, 0)
+        half = world.draw.randint(0, len(names))
+        try:
+            work.write(rows_of(names[:half]), 0)
+            work.write(rows_of(names[half:]), half)
+        finally:
+            work.let_go()
+
+    until_no_crash(world, attempt)
+    return names, world.named(QUEUE)
+
+
+USERS = [by_producer, by_dead_letters, by_parking, by_sink]
+
+
+def scenario(user: Callable[[World], tuple[list[str], list[str]]], seed: int) -> None:
+    draw = random.Random(seed)
+    expected, there = user(World(draw, draw.randint(0, 6)))
+    assert there == expected
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of two messages, and a time that passes at once."""
+    monkeypatch.setattr(encode, "TARGET_BYTES", 400)
+    monkeypatch.setattr(lookback, "FIRST_STEP", 2)
+    monkeypatch.setattr(access, "require", lambda *_: None)
+    for module in (broker_port, broker_queue, deadline):
+        monkeypatch.setattr(module, "time", time)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("user", USERS)
+@given(seed=st.integers(0, 2**62))
+def test_each_message_is_there_once_and_in_order(user: Callable[[World], tuple[list[str], list[str]]], seed: int) -> None:
+    scenario(user, seed)
+
+
+# -- planted bugs
+
+
+def _does_not_wait_until_a_request_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle(self: BrokerPort, deadline: float | None) -> None:
+        self._unsettled = False
+
+    monkeypatch.setattr(BrokerPort, "_settle", settle)
+
+
+def _waits_before_the_broker_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle(self: BrokerPort, deadline: float | None) -> None:
+        if self._unsettled:
+            time.sleep(self._timing.settle)
+            self._unsettled = False
+
+    monkeypatch.setattr(BrokerPort, "_settle", settle)
+
+
+def _leaves_the_connection_of_a_request_that_it_gave_up_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = BrokerPort.pause
+
+    def pause(self: BrokerPort, error: RocketMQUnavailableError, failures: int) -> None:
+        self._sending_on = None
+        real(self, error, failures)
+
+    monkeypatch.setattr(BrokerPort, "pause", pause)
+
+
+def _does_not_look_after_a_lost_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Appender._enter
+
+    def enter(self: Appender) -> None:
+        if not self.in_doubt:
+            real(self)
+        while not self._port.keep():
+            self._port.acquire()
+
+    monkeypatch.setattr(Appender, "_enter", enter)
+
+
+def _forgets_what_has_not_settled_when_it_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "unsettled", property(lambda world: set(), lambda world, value: None), raising=False)
+
+
+def _believes_that_a_lost_request_was_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = BrokerPort.send
+
+    def send(self: BrokerPort, body: SendBody) -> int:
+        try:
+            return real(self, body)
+        except RocketMQUnavailableError as error:
+            if not error.outcome_unknown:
+                raise
+            return self.end()
+
+    monkeypatch.setattr(BrokerPort, "send", send)
+
+
+BUGS = [
+    _does_not_wait_until_a_request_has_settled,
+    _waits_before_the_broker_has_answered,
+    _leaves_the_connection_of_a_request_that_it_gave_up_open,
+    _does_not_look_after_a_lost_answer,
+    _believes_that_a_lost_request_was_carried_out,
+    _forgets_what_has_not_settled_when_it_gives_up,
+]
+
+
+#: The sink's request for its lock is the one that the broker answers, and the lock of an attempt that gave up expires. A producer that
+#: gave up sends other messages.
+NOT_OF = {
+    (by_sink, _waits_before_the_broker_has_answered),
+    (by_sink, _forgets_what_has_not_settled_when_it_gives_up),
+    (by_producer, _forgets_what_has_not_settled_when_it_gives_up),
+}
+CASES = [(user, bug) for user in USERS for bug in BUGS if (user, bug) not in NOT_OF]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("user", "bug"), CASES, ids=lambda one: one.__name__)
+def test_a_planted_bug_is_noticed(
+    bug: Callable[[pytest.MonkeyPatch], None],
+    user: Callable[[World], tuple[list[str], list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bug(monkeypatch)
+
+    def scenarios() -> None:
+        for seed in range(400):
+            scenario(user, seed)
+
+    with pytest.raises(AssertionError):
+        scenarios()
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("user", [by_dead_letters, by_parking])
+def test_an_identity_that_the_next_attempt_does_not_compute_again_is_noticed(
+    user: Callable[[World], tuple[list[str], list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(0)
+    monkeypatch.setattr(dead_letter_topic, "key_of", lambda *_: f"{draw.random()}")
+    monkeypatch.setattr(Put, "place", property(lambda put: f"{draw.random()}"))
+
+    def scenarios() -> None:
+        for seed in range(400):
+            scenario(user, seed)
+
+    with pytest.raises(AssertionError):
+        scenarios()
