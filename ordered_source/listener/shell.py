@@ -133,7 +133,7 @@ class _Task:
     def __init__(self, queue: MessageQueue, lock: TaskLock, consumer: Consumer, wall: Callable[[], float]) -> None:
         self.queue, self._consumer, self._wall = queue, consumer, wall
         self._settings = settings = consumer.settings
-        self._broker, self._token, self._plan = lock.broker, lock.token, lock.lot
+        self._broker, self._token, self._plan = consumer.tracing.broker(lock), lock.token, lock.lot
         #: Sends failed messages back to their broker's retry topic. None: the rows were read without one.
         self._back = None
         if settings.parks and self._plan is None:

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from ordered_source.listener import calls
 from ordered_source.listener.tasks import require_columns
 from ordered_source.read_context import TaskLock
+from orderedmq.broker import Broker
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.model import check_topic
@@ -57,12 +58,18 @@ class Tracing:
             require("Tracing(trace_context=True)")
             require_columns(df, ("properties",), "Tracing(trace_context=True)", "read with includeProperties=true")
 
+    def broker(self, lock: TaskLock) -> Broker:
+        """Return the connection of a task, which traces what it sends if that is wanted."""
+        if not self.enable_msg_trace:
+            return lock.broker
+        return lock.broker.traced(self.customized_trace_topic or TRACE_TOPIC, check=False)
+
     def listener(self, listener: Any, lock: TaskLock) -> Called:
         """Return the function that calls a listener, or the current thread's object of a class, in a task; see `calls.kept`."""
         called: Called = calls.kept(listener, _in_spans(lock.token.group) if self.trace_context else None)
         if not self.enable_msg_trace:
             return called
-        record = lock.broker.traced(self.customized_trace_topic or TRACE_TOPIC, check=False).trace
+        record = self.broker(lock).trace
         assert record is not None, "a traced connection records calls"
         return _recorded(called, lock.token.group, record)
 

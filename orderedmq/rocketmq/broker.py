@@ -150,7 +150,7 @@ class RocketMQBroker:
 
 
 class _Traced(RocketMQBroker):
-    """A connection whose sends are traced. It has everything but the log and the outbox in common with ``plain``."""
+    """A connection whose sends are traced. It has everything else in common with ``plain``."""
 
     def __init__(self, plain: RocketMQBroker, topic: str) -> None:
         self._plain = plain
@@ -169,9 +169,10 @@ class _Traced(RocketMQBroker):
     def trace(self) -> Callable[[TracedCall], None] | None:
         return self.dispatcher.called
 
-    @cached_property
+    @property
     def groups(self) -> RocketMQGroups:
-        return self._plain.groups
+        # Not cached: after a fork, the plain connection's groups begin anew.
+        return self._plain.groups.sending_by(self._checked)
 
     def traced(self, topic: str = TRACE_TOPIC, *, check: bool = True) -> RocketMQBroker:
         return self._plain.traced(topic, check=check)

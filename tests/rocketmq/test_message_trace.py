@@ -24,6 +24,7 @@ from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.codec.message_trace import Sent, Trace, of_call, of_sent
+from orderedmq.rocketmq.group.dead_letter_topic import key_of
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages import trace_dispatcher
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -154,7 +155,10 @@ def test_traces_are_encoded_as_java_encodes_them(peers: Peers) -> None:
 # -- over servers
 
 
-def consume(world: World, listener: Any, traces: str) -> None:
+IN_TWOS = OrderPerQueue(consume_message_batch_max_size=2, suspend_current_queue_time_millis=10)
+
+
+def consume(world: World, listener: Any, traces: str, settings: OrderPerQueue = IN_TWOS) -> None:
     """A task of consume_orderly over all messages of the queue."""
     broker = world.connect()
     me = broker.groups.join("me")
@@ -165,7 +169,6 @@ def consume(world: World, listener: Any, traces: str) -> None:
     pulled = world.log.pull(world.queue, 0, end, 1 << 24, columns)
     text = ReadContext.of(Endpoint(namesrv_addr=world.cluster.address), broker.identity, token).to_text()
     batch = pulled.append_column("lock_token", pa.array([text] * pulled.num_rows))
-    settings = OrderPerQueue(consume_message_batch_max_size=2, suspend_current_queue_time_millis=10)
     list(shell.consume(iter([batch]), Consumer(listener, settings, tracing=Tracing(True, traces))))
 
 
@@ -235,6 +238,18 @@ def test_a_delayed_row_is_traced_as_one(world: World, traces: str, peers: Peers)
     told = message["body"].decode().split("\x01")
     # MessageType.Delay_Msg.
     assert (told[0], told[3], told[4], told[7], told[11]) == ("Pub", "OMQ_SINK", world.topic, "key-a all", "3")
+
+
+def test_dead_letters_of_a_traced_listener_are_traced(world: World, traces: str, peers: Peers) -> None:
+    """The first one, which goes by way of the retry topic, and another."""
+    world.broker.log.append({world.queue: rows("a", "b")})
+    consume(world, lambda messages, context: AGAIN, traces, OrderPerQueue(max_reconsume_times=0))
+    dead = f"%DLQ%{world.group}"
+    for offset, body in enumerate("ab"):
+        [view] = Reader(peers, world.log, traces).wait(key_of(world.group, world.queue, offset), 1)
+        assert {name: view[name] for name in ("MsgType", "GroupName", "Status", "Topic", "Keys")} == {
+            "MsgType": "Pub", "GroupName": world.group, "Status": "success", "Topic": dead, "Keys": f"key-{body} all",
+        }  # fmt: skip
 
 
 def test_mqadmin_shows_the_traces_in_the_usual_topic(quick_locks: Cluster, peers: Peers) -> None:

@@ -11,6 +11,7 @@ detect them.
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -81,6 +82,13 @@ class RocketMQGroups:
         #: Seconds for which a task waits for its driver to be a member again.
         self.patience = RENEW_INTERVAL + 5
         _all.add(self)
+
+    def sending_by(self, client: Client) -> RocketMQGroups:
+        """Return the same groups, but ``client`` sends their dead letters and parks their messages, and traces that."""
+        made = copy.copy(self)
+        made._dead_letters = self._dead_letters.sending_by(client)
+        made._parking_lots = self._parking_lots.sending_by(client)
+        return made
 
     # -- clients and members
 
