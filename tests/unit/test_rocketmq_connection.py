@@ -196,26 +196,6 @@ def test_a_handler_that_fails_ends_the_connection_and_is_heard_of(
     assert "the reader failed" in lost(connection.send(max_offset(QUEUE), soon(60))).message
 
 
-def test_numbers_stay_in_31_bits_and_pass_over_those_on_their_way(
-    serve: Callable[..., Peer], to: Callable[..., Connection]
-) -> None:
-    def script(link: Link) -> None:
-        held = link.read()
-        for _ in range(4):
-            request = link.read()
-            assert request.opaque in (2**31 - 2, 2**31 - 1, 1, 2)
-            link.offset(request, int(request.ext["queueId"]))
-        link.offset(held, 99)
-        link.wait_for_end()
-
-    connection = to(serve(script))
-    held = connection.send(max_offset(QUEUE), soon())
-    assert held.opaque == 0
-    connection._numbers = itertools.count(2**31 - 2)
-    assert [connection.call(max_offset(number(n)), soon()) for n in range(4)] == [0, 1, 2, 3]
-    assert held.result() == 99
-
-
 def test_trap_6_an_answer_that_comes_after_its_deadline_is_nobodys(
     serve: Callable[..., Peer], to: Callable[..., Connection]
 ) -> None:

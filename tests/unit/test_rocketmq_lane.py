@@ -40,7 +40,7 @@ def lane_to() -> Iterator[Callable[..., Lane]]:
     def made(script: Callable[[Link], None], silence: float = 60.0, credentials: Credentials | None = None) -> Lane:
         peers.append(Peer(script))
         lane = Lane.open(peers[-1].address, soon(), credentials=credentials)
-        lane._silence = silence
+        lane._stream._silence = silence
         lanes.append(lane)
         return lane
 

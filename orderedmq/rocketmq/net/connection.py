@@ -3,30 +3,28 @@
 A reader thread matches answers to requests by ``opaque``. Servers send requests of their own on the same connection, numbered
 by a counter of their own, so the flag is checked before the number (NettyRemotingAbstract.processMessageReceived).
 
-Rules: deadlines are monotonic seconds, and finite. A connection that has ended, for whatever reason, is never used again, and
-every request in flight ends with CONNECTION_LOST. A child after a fork forgets its parent's connections.
+Rules (those of every stream are in `wire.stream`): deadlines are monotonic seconds, and finite. When a connection ends, every request in
+flight ends with CONNECTION_LOST. A child after a fork forgets its parent's connections.
 """
 
 from __future__ import annotations
 
-import itertools
 import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from orderedmq.conditions import UnavailableCondition
 from orderedmq.endpoint import Credentials
-from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
+from orderedmq.errors import OrderedMQError
 from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
 from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
 from orderedmq.rocketmq.wire.acl import signed
-from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE
 from orderedmq.rocketmq.wire.frame import Bytes, FrameDecoder, RemotingCommand, encode_parts
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
-from orderedmq.rocketmq.wire.request import Request, not_supported
+from orderedmq.rocketmq.wire.request import Request, answer_to
+from orderedmq.rocketmq.wire.stream import SILENCE, Stream
 
 T = TypeVar("T")
 
@@ -38,8 +36,6 @@ PushHandler = Callable[[RemotingCommand], RemotingCommand | None]
 _TICK: Final = 0.5
 #: Seconds for sending an answer to a server's request: nothing depends on it, and the reader must not be held up.
 PUSH_ANSWER_TIMEOUT: Final = 1.0
-#: Seconds without a byte since a request was sent, after which a missed deadline means that the server has vanished.
-SILENCE: Final = 2.5
 
 
 class Pending(Generic[T]):
@@ -48,11 +44,16 @@ class Pending(Generic[T]):
     __slots__ = ("_connection", "_done", "_error", "_may_be_written", "_on_done", "_response", "deadline", "opaque", "request")
 
     def __init__(
-        self, connection: Connection, request: Request[T], deadline: float, on_done: Callable[[Pending[T]], None] | None = None
+        self,
+        connection: Connection,
+        request: Request[T],
+        opaque: int,
+        deadline: float,
+        on_done: Callable[[Pending[T]], None] | None = None,
     ) -> None:
         self.request = request
+        self.opaque = opaque
         self.deadline = deadline
-        self.opaque = -1
         self._connection = connection
         self._on_done = on_done
         self._response: RemotingCommand | None = None
@@ -109,18 +110,10 @@ class Connection:
         self._transport = transport
         self._credentials = credentials
         self._on_push = on_push
-        self._silence = silence
-        self._numbers = itertools.count()
+        self._stream: Stream[Pending[Any], RemotingCommand] = Stream(address, FrameDecoder(), time.monotonic(), silence)
         # Only the thread that takes a request out of here finishes it.
-        self._pending: dict[int, Pending[Any]] = {}
+        self._pending = self._stream.in_flight
         self._writing = threading.Lock()
-        self._cutting = threading.Lock()
-        self._lost: str | None = None
-        self._protocol_error: ProtocolError | None = None
-        self._received = False
-        self._active = time.monotonic()
-        # When the first request after the last received byte was sent.
-        self._unheard_since: float | None = None
         self._reader = threading.Thread(target=self._read, name=f"rocketmq-{address}", daemon=True)
         _connections.add(self)
         self._reader.start()
@@ -145,7 +138,7 @@ class Connection:
     @property
     def closed(self) -> bool:
         """Whether the connection has ended, which is final."""
-        return self._lost is not None
+        return self._stream.lost is not None
 
     @property
     def in_flight(self) -> int:
@@ -153,7 +146,7 @@ class Connection:
 
     def idle_seconds(self, now: float) -> float:
         """Return the seconds since bytes went in either direction."""
-        return now - self._active
+        return now - self._stream.active
 
     # --- requests
 
@@ -176,25 +169,20 @@ class Connection:
 
         If the write fails, some requests may have been sent whole: pass several only if they are repeatable.
         """
+        numbers = self._stream.numbers(len(asked))
         made: list[Pending[T]] = []
         parts: list[Bytes] = []
-        for request, on_done in asked:
-            pending = Pending(self, self._names.request(request), deadline, on_done)
-            number = next(self._numbers) & 0x7FFFFFFF
-            while number in self._pending:
-                number = next(self._numbers) & 0x7FFFFFFF
-            pending.opaque = number
+        for number, (request, on_done) in zip(numbers, asked):
+            pending = Pending(self, self._names.request(request), number, deadline, on_done)
             parts += encode_parts(self._command(pending.request, number))
             made.append(pending)
-        self._pending.update((pending.opaque, pending) for pending in made)
-        if self._unheard_since is None:
-            self._unheard_since = time.monotonic()
+        self._stream.add(dict(zip(numbers, made)), time.monotonic())
         # Checked only now: a cut after this check finds the requests that were added above.
-        why = self._lost or self._write(parts, deadline, made)
+        why = self._stream.lost or self._write(parts, deadline, made)
         if why is not None:
             for pending in made:
                 if self._pending.pop(pending.opaque, None) is not None:
-                    pending._finish(None, self._unsent(pending.request, why))
+                    pending._finish(None, self._stream.not_sent(pending.request.what, why))
         return made
 
     def close(self) -> None:
@@ -213,18 +201,18 @@ class Connection:
         if not self._writing.acquire(timeout=seconds_to(deadline)):
             return f"the connection to {self.address} was busy with other requests until the deadline"
         try:
-            if self._lost is not None:
-                return self._lost
+            if self._stream.lost is not None:
+                return self._stream.lost
             for pending in made:
                 pending._may_be_written = True
             # Requests that expired before the mark above were reported as not sent, so they must not be sent.
             if made and all(pending.opaque not in self._pending for pending in made):
                 return "its deadline has passed"
-            self._active = time.monotonic()
+            self._stream.active = time.monotonic()
             self._transport.send(parts, deadline)
             return None
         except WriteTimeout as error:
-            why = f"{self.address} did not read before the deadline"
+            why = self._stream.not_read
             broken = why if error.partial else None
         except OSError as error:
             why = broken = str(error)
@@ -233,7 +221,7 @@ class Connection:
         # A server ignores a part of a frame, so a single request was not sent. Of several, some may have been sent whole.
         for pending in made if len(made) == 1 or broken is None else ():
             if self._pending.pop(pending.opaque, None) is not None:
-                pending._finish(None, self._unsent(pending.request, why))
+                pending._finish(None, self._stream.not_sent(pending.request.what, why))
         if broken is not None:
             self._cut(broken)
         return why
@@ -243,14 +231,7 @@ class Connection:
     def _read(self) -> None:
         why = "the reader failed"
         try:
-            why = self._receive()
-        except ProtocolError as error:
-            why = error.message
-            if not self._received:
-                # No frame was valid: this is not a RocketMQ server, and another attempt will not change that.
-                self._protocol_error = ProtocolError(
-                    error.sub, f"{self.address} does not speak RocketMQ's protocol: {error.message}"
-                )
+            self._receive()
         except OSError as error:
             why = str(error)
         finally:
@@ -261,23 +242,15 @@ class Connection:
                 with self._writing:
                     self._transport.close()
 
-    def _receive(self) -> str:
-        """Dispatch what comes until the stream ends; return why it ended. Raises ProtocolError, OSError."""
-        decoder = FrameDecoder()
+    def _receive(self) -> None:
+        """Dispatch what comes until the stream ends. Raises OSError."""
         tick = time.monotonic() + _TICK
-        while True:
-            count = self._transport.recv_into(decoder.buffer(), _TICK)
+        while self._stream.lost is None:
+            count = self._transport.recv_into(self._stream.buffer(), _TICK)
             now = time.monotonic()
-            if count:
-                self._active, self._unheard_since = now, None
-                decoder.received(count)
-                while (command := decoder.next_command()) is not None:
-                    self._received = True
+            if count is not None:
+                for command in self._stream.receive(count, now):
                     self._dispatch(command)
-            elif count == 0:
-                where = "" if decoder.at_boundary else " inside a frame"
-                hint = "" if self._received else " before any answer; it may require TLS, or refuse this client"
-                return f"{self.address} closed it{where}{hint}"
             if now >= tick:
                 tick = now + _TICK
                 for pending in list(self._pending.values()):
@@ -291,31 +264,23 @@ class Connection:
             if pending is not None:
                 pending._finish(command, None)
             return
-        answer = self._on_push(command) if self._on_push is not None else None
-        if command.is_oneway:
-            return
-        if answer is None:
-            answer = not_supported(command)
-        answer.opaque, answer.flag = command.opaque, FLAG_RESPONSE
-        self._write(encode_parts(answer), Deadline.after(PUSH_ANSWER_TIMEOUT), ())
+        answer = answer_to(command, self._on_push(command) if self._on_push is not None else None)
+        if answer is not None:
+            self._write(encode_parts(answer), Deadline.after(PUSH_ANSWER_TIMEOUT), ())
 
     def _expire(self, pending: Pending[Any]) -> None:
-        """Finish a request whose deadline has passed; end the connection if the server was silent for too long."""
-        unheard = self._unheard_since
+        """Finish a request whose deadline has passed; end the connection if the server has vanished."""
+        vanished = self._stream.vanished(time.monotonic())
         if self._pending.pop(pending.opaque, None) is not None:
-            sub = UnavailableCondition.TIMEOUT if pending._may_be_written else UnavailableCondition.UNREACHABLE
-            pending._finish(
-                None, RocketMQUnavailableError(sub, f"{self.address} did not answer the {pending.request.what} in time")
-            )
-        if unheard is not None and time.monotonic() - unheard >= self._silence:
-            self._cut(f"{self.address} sent nothing for {self._silence:g} s")
+            pending._finish(None, self._stream.late(pending.request.what, written=pending._may_be_written))
+        if vanished:
+            self._cut()
 
     # --- the end
 
-    def _cut(self, why: str) -> None:
-        with self._cutting:
-            if self._lost is None:
-                self._lost = f"the connection to {self.address} has ended: {why}"
+    def _cut(self, why: str = "") -> None:
+        """End the connection, and everything in flight. ``why`` counts if the stream has not ended yet."""
+        self._stream.end(why)
         self._transport.shutdown()
         while self._pending:
             try:
@@ -325,27 +290,20 @@ class Connection:
             pending._finish(None, self._error_of(pending))
 
     def _error_of(self, pending: Pending[Any]) -> OrderedMQError:
-        if not pending._may_be_written or self._protocol_error is not None:
-            return self._unsent(pending.request, self._lost or "")
-        return RocketMQUnavailableError(
-            UnavailableCondition.CONNECTION_LOST,
-            f"no answer to the {pending.request.what}, which may or may not have been done: {self._lost}",
-        )
-
-    def _unsent(self, request: Request[Any], why: str) -> OrderedMQError:
-        if self._protocol_error is not None:
-            return ProtocolError(self._protocol_error.sub, self._protocol_error.message)
-        return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"the {request.what} was not sent: {why}")
+        what, lost = pending.request.what, self._stream.lost or ""
+        if not pending._may_be_written:
+            return self._stream.not_sent(what, lost)
+        return self._stream.no_answer(f"the {what}, which may or may not have been done")
 
     def _forget(self) -> None:
         """Let go of the connection in a child after a fork, silently: it is the parent's, as are its threads and locks."""
-        self._writing, self._cutting = threading.Lock(), threading.Lock()
-        self._lost = self._lost or f"the connection to {self.address} is the parent process's"
+        self._writing = threading.Lock()
+        self._stream.end("it is the parent process's")
         self._transport.close()
         for pending in self._pending.values():
             pending._on_done = None
             pending._finish(None, self._error_of(pending))
-        self._pending = {}
+        self._pending.clear()
 
 
 _connections: Final = BeginAnew(Connection._forget)

@@ -3,8 +3,8 @@
 What a `Connection` needs to be shared (a reader thread, locks, an object and a wake-up for each request) costs more than a pull
 itself. Here the thread that pulls also sends and receives.
 
-Rules: deadlines are monotonic seconds. A lane that has ended, for whatever reason, is never used again, and everything in flight
-on it ends with one and the same error. A child after a fork forgets its parent's lanes. `shutdown` may be called by any thread.
+Rules (those of every stream are in `wire.stream`): deadlines are monotonic seconds. When a lane ends, everything in flight on it ends with
+one and the same error. A child after a fork forgets its parent's lanes. `shutdown` may be called by any thread.
 
 A broker answers every request. A Proxy throws answers away when too many wait (behind_proxy.UNWRITTEN), so on a lane to a Proxy a
 request is sent again when later ones have been answered (round_trips), or when nothing was answered for a while. The first answer
@@ -13,7 +13,6 @@ counts, and any other answer to the same request is dropped.
 
 from __future__ import annotations
 
-import itertools
 import ssl
 import time
 from collections.abc import Sequence
@@ -22,11 +21,10 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from orderedmq.conditions import UnavailableCondition
 from orderedmq.endpoint import Credentials
-from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
+from orderedmq.errors import OrderedMQError
 from orderedmq.forks import BeginAnew
-from orderedmq.rocketmq.net.connection import PUSH_ANSWER_TIMEOUT, SILENCE
+from orderedmq.rocketmq.net.connection import PUSH_ANSWER_TIMEOUT
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.round_trips import RoundTrips
 from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
@@ -34,7 +32,8 @@ from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.pull_frames import Found, PullDecoder, PullTemplate
-from orderedmq.rocketmq.wire.request import Request, not_supported
+from orderedmq.rocketmq.wire.request import Request, answer_to
+from orderedmq.rocketmq.wire.stream import SILENCE, Stream
 
 #: The outcome of a pull of at most so many messages from an offset on: (offset, number, result). After a lane's end, all that were
 #: in flight have the same error object. (An object with names would cost as much as all else that is done to an answer here.)
@@ -78,19 +77,16 @@ class Lane:
         #: For the templates of what is asked over this lane.
         self.credentials, self.names = credentials, names
         self._transport = transport
-        self._silence = silence
         self._stalled = STALLED
-        self._decoder = PullDecoder(_allocate)
-        self._numbers = itertools.count()
+        self._stream: Stream[_Asked, Found | RemotingCommand] = Stream(
+            address, PullDecoder(_allocate), time.monotonic(), silence
+        )
         #: Requests without an answer, by number, in the order of their deadlines.
-        self._asked: dict[int, _Asked] = {}
+        self._asked = self._stream.in_flight
         #: Numbers under which requests to a Proxy were sent again, and the numbers of these requests in ``_asked``.
         self._repeats: dict[int, int] = {}
         self._trips = RoundTrips()
         self._quiet = QUIET
-        self._lost: OrderedMQError | None = None
-        self._received = False
-        self._active = self._heard = time.monotonic()
         _lanes.add(self)
 
     @classmethod
@@ -113,7 +109,7 @@ class Lane:
     @property
     def closed(self) -> bool:
         """Whether the lane has ended, which is final."""
-        return self._lost is not None
+        return self._stream.lost is not None
 
     @property
     def in_flight(self) -> int:
@@ -121,89 +117,68 @@ class Lane:
 
     def idle_seconds(self, now: float) -> float:
         """Return the seconds since requests were sent or answers received."""
-        return now - self._active
+        return now - self._stream.active
 
     def ask(self, template: PullTemplate, ranges: Sequence[tuple[int, int]], deadline: float) -> None:
         """Request (offset, number of messages) ranges in one write. Raises nothing: `receive` returns what fails."""
-        asked, repeats, numbers, render = self._asked, self._repeats, self._numbers, template.render
-        frames: dict[int, bytes] = {}
-        for begin, most in ranges:
-            number = next(numbers) & 0x7FFFFFFF
-            while number in asked or number in repeats:
-                number = next(numbers) & 0x7FFFFFFF
-            asked[number] = (begin, most, deadline, template)
-            frames[number] = render(number, begin, most)
-        if self._lost is not None:
+        numbers, now = self._stream.numbers(len(ranges), self._repeats), time.monotonic()
+        self._stream.add({number: (begin, most, deadline, template) for number, (begin, most) in zip(numbers, ranges)}, now)
+        if self.closed:
             return
         if self.proxied:
-            self._trips.sent(frames)
-        now = time.monotonic()
-        if len(self._asked) == len(ranges):
-            # Nothing was due before.
-            self._heard = now
-        self._active = now
-        self._send(b"".join(frames.values()), deadline)
+            self._trips.sent(numbers)
+        self._stream.active = now
+        render = template.render
+        self._send(b"".join([render(number, begin, most) for number, (begin, most) in zip(numbers, ranges)]), deadline)
 
     def _send(self, frames: bytes, deadline: float) -> None:
         try:
             self._transport.send([frames], deadline)
         except WriteTimeout:
-            self._cut(f"{self.address} did not read before the deadline")
+            self._cut(self._stream.not_read)
         except OSError as error:
             self._cut(str(error))
 
     def receive(self, timeout: float) -> list[Answer]:
         """Return answers that have come; wait ``timeout`` seconds for the first. Answers to requests that failed have errors."""
         answers: list[Answer] = []
-        if self._lost is None:
+        if not self.closed:
             if self.proxied and self._asked:
-                timeout = min(timeout, max(0.0, self._heard + self._quiet - time.monotonic()))
+                timeout = min(timeout, max(0.0, self._stream.heard + self._quiet - time.monotonic()))
             try:
                 if not self._read(timeout, answers):
                     self._expire(answers)
-            except ProtocolError as error:
-                self._cut(error.message)
-                if not self._received:
-                    # No frame was valid: this is not a RocketMQ server, and another attempt will not change that.
-                    why = f"{self.address} does not speak RocketMQ's protocol: {error.message}"
-                    self._lost = ProtocolError(error.sub, why)
-            except (OSError, WriteTimeout) as error:
+            except WriteTimeout:
+                self._cut(self._stream.not_read)
+            except OSError as error:
                 self._cut(str(error))
-        if self._lost is not None:
-            answers += [(begin, most, self._lost) for begin, most, _, _ in self._asked.values()]
-            self._asked = {}
+        if self.closed and self._asked:
+            lost = self._stream.no_answer("a pull")
+            answers += [(begin, most, lost) for begin, most, _, _ in self._asked.values()]
+            self._asked.clear()
         return answers
 
     def _read(self, timeout: float, answers: list[Answer]) -> bool:
-        """Add what has come to ``answers``; return whether anything has. Raises ProtocolError, OSError."""
-        count = self._transport.recv_into(self._decoder.buffer(), timeout)
+        """Add what has come to ``answers``; return whether anything has. Raises OSError, WriteTimeout."""
+        count = self._transport.recv_into(self._stream.buffer(), timeout)
         if count is None:
             return False
-        if not count:
-            where = "" if self._decoder.at_boundary else " inside a frame"
-            hint = "" if self._received else " before any answer; it may require TLS, or refuse this client"
-            self._cut(f"{self.address} closed it{where}{hint}")
-            return True
-        self._active = self._heard = time.monotonic()
-        self._decoder.received(count)
-        events: list[Found | RemotingCommand] = []
-        try:
-            self._decoder.take(events)
-        finally:
-            # Also what came before a frame that is none.
-            self._received = self._received or bool(events)
-            if self.proxied:
-                self._quiet = QUIET
-                events = [self._as_first_sent(event) for event in events]
-            for event in events:
-                if isinstance(event, tuple):
-                    number, result = event
-                    # A request without an entry was given up.
-                    if (asked := self._asked.pop(number, None)) is not None:
-                        answers.append((asked[0], asked[1], result))
-                else:
-                    self._dispatch(event, answers)
+        events = self._stream.receive(count, time.monotonic())
         if self.proxied:
+            self._quiet = QUIET
+            events = [self._as_first_sent(event) for event in events]
+        for event in events:
+            if isinstance(event, tuple):
+                number, result = event
+                # A request without an entry was given up.
+                if (asked := self._asked.pop(number, None)) is not None:
+                    answers.append((asked[0], asked[1], result))
+            else:
+                self._dispatch(event, answers)
+        if self.closed:
+            # These were the stream's last events.
+            self._cut()
+        elif self.proxied:
             numbers = [event[0] if isinstance(event, tuple) else event.opaque for event in events if _is_answer(event)]
             self._repeat(self._trips.answered(numbers))
         return True
@@ -217,12 +192,11 @@ class Lane:
     def _repeat(self, numbers: Sequence[int]) -> None:
         """Send requests again that have no answer yet, in one write, under other numbers."""
         frames: list[bytes] = []
-        for first in numbers:
-            if first in self._asked:
-                begin, most, _, template = self._asked[first]
-                number = next(self._numbers) & 0x7FFFFFFF
-                self._repeats[number] = first
-                frames.append(template.render(number, begin, most))
+        waiting = [first for first in numbers if first in self._asked]
+        for first, number in zip(waiting, self._stream.numbers(len(waiting), self._repeats)):
+            begin, most, _, template = self._asked[first]
+            self._repeats[number] = first
+            frames.append(template.render(number, begin, most))
         if frames:
             self._repeats = {number: first for number, first in self._repeats.items() if first in self._asked}
             self._send(b"".join(frames), Deadline.after(self._stalled))
@@ -234,8 +208,8 @@ class Lane:
             if asked is not None:
                 begin, most, _, template = asked
                 answers.append((begin, most, self._outcome(template.request(begin, most), command)))
-        elif not command.is_oneway:
-            self._transport.send([encode(not_supported(command))], Deadline.after(PUSH_ANSWER_TIMEOUT))
+        elif (answer := answer_to(command)) is not None:
+            self._transport.send([encode(answer)], Deadline.after(PUSH_ANSWER_TIMEOUT))
 
     def _outcome(self, request: Request[PullResult], response: RemotingCommand) -> PullResult | OrderedMQError:
         try:
@@ -246,10 +220,11 @@ class Lane:
     def _expire(self, answers: list[Answer]) -> None:
         """Give up requests whose deadline has passed; end the lane if the server was silent for too long."""
         now = time.monotonic()
-        if self._asked and now - self._heard >= self._stalled:
+        silent = self._stream.silent_for(now)
+        if self._asked and silent >= self._stalled:
             self._cut(f"{self.address} sent nothing for {self._stalled:g} s")
             return
-        if self.proxied and self._asked and now - self._heard >= self._quiet:
+        if self.proxied and self._asked and silent >= self._quiet:
             self._quiet *= 2
             self._trips.doubt()
             self._repeat([next(iter(self._asked))])
@@ -258,16 +233,12 @@ class Lane:
             if asked[2] > now:
                 break
             late.append(number)
-        if not late:
-            return
-        if now - self._heard >= self._silence:
-            self._cut(f"{self.address} sent nothing for {self._silence:g} s")
+        if late and self._stream.vanished(now):
+            self._cut()
             return
         for number in late:
             begin, most, _, template = self._asked.pop(number)
-            what = template.request(begin, most).what
-            error = RocketMQUnavailableError(UnavailableCondition.TIMEOUT, f"{self.address} did not answer the {what} in time")
-            answers.append((begin, most, error))
+            answers.append((begin, most, self._stream.late(template.request(begin, most).what)))
 
     # --- the end
 
@@ -283,18 +254,16 @@ class Lane:
         """Have the lane end, in the thread that uses it."""
         self._transport.shutdown()
 
-    def _cut(self, why: str) -> None:
-        if self._lost is None:
-            ended = f"no answer to a pull: the connection to {self.address} has ended: {why}"
-            self._lost = RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, ended)
-            self._transport.shutdown()
-            self._transport.close()
+    def _cut(self, why: str = "") -> None:
+        """End the lane. ``why`` counts if the stream has not ended yet."""
+        self._stream.end(why)
+        self._transport.shutdown()
+        self._transport.close()
 
     def _forget(self) -> None:
         """Let go of the connection in a child after a fork, silently: it is the parent's."""
-        if self._lost is None:
-            why = f"the connection to {self.address} is the parent process's"
-            self._lost = RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, why)
+        if not self.closed:
+            self._stream.end("it is the parent process's")
             self._transport.close()
 
 

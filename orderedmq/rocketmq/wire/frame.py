@@ -172,9 +172,13 @@ class FrameDecoder:
             space[:count] = rest[:count]
             rest = rest[count:]
             self.received(count)
-            while (command := self.next_command()) is not None:
-                commands.append(command)
+            self.take(commands)
         return commands
+
+    def take(self, events: list[Any]) -> None:
+        """Append the commands that are complete. Raises ProtocolError after them, and again at every later call."""
+        while (command := self.next_command()) is not None:
+            events.append(command)
 
     def next_command(self) -> RemotingCommand | None:
         """Return the next command, None if it is incomplete. Raises ProtocolError, and again at every later call."""

@@ -66,10 +66,18 @@ class Request(Generic[T]):
         raise refusal(self, response, server)
 
 
-def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """Return the answer to a server's request that this client does not know."""
-    remark = f"request code {command.code} is not supported"
-    return RemotingCommand(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, command.opaque, FLAG_RESPONSE, remark)
+def answer_to(command: RemotingCommand, answer: RemotingCommand | None = None) -> RemotingCommand | None:
+    """Return the answer to a server's request: ``answer``, or without one that this client does not know the request.
+
+    None if the server wants no answer.
+    """
+    if command.is_oneway:
+        return None
+    if answer is None:
+        remark = f"request code {command.code} is not supported"
+        answer = RemotingCommand(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+    answer.opaque, answer.flag = command.opaque, FLAG_RESPONSE
+    return answer
 
 
 def ignore_answer(_response: RemotingCommand) -> None:
