@@ -1,43 +1,95 @@
-"""The Admin protocol over a cluster: topics. group_admin.py has the groups.
+"""The Admin protocol over a cluster: topics and groups.
 
 Brokers store topics, and nameservers list them. So a topic is created at each broker, and deleted at all brokers before it is
 deleted at the nameservers (MQAdminExt). Its queues are divided evenly among the brokers, so that their total is the number
 asked for.
+
+Locks are known only from what members report (running_info.py). A seek takes the locks of the queues that it sets (`taken_locks`), so that
+no query enters half-way, and then gives them back.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Final
 
-from orderedmq.broker import Keep, QueueInfo, TopicInfo
-from orderedmq.conditions import OptionCondition
+from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueInfo, TopicInfo
+from orderedmq.conditions import LockCondition, OptionCondition
 from orderedmq.errors import (
+    LockError,
     OptionError,
     RocketMQError,
+    TopicError,
     cannot_shrink,
+    in_use,
+    missing_group,
+    outside_queue,
     topic_exists,
 )
-from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, check_queue_count, check_topic, missing_topic
-from orderedmq.parking.rules import lot_in_use, lot_of_a_query, lots_left, origin
-from orderedmq.rocketmq.group_admin import GroupAdmin
+from orderedmq.model import (
+    DEFAULT_COMPRESSION,
+    PARKED_PROPERTIES,
+    RETRY_PREFIX,
+    MessageQueue,
+    check_queue_count,
+    check_topic,
+    missing_topic,
+)
+from orderedmq.ownership.lock import LOCK_LIFE
+from orderedmq.parking.lot import order_rows
+from orderedmq.parking.rules import (
+    AtSeek,
+    Order,
+    delete_with_parked,
+    is_parking_lot,
+    leader_of,
+    lot_in_use,
+    lot_of_a_query,
+    lots_kept,
+    lots_left,
+    origin,
+    parked_queue,
+    seek_with_parked,
+)
+from orderedmq.rocketmq.codec.encode import encode, property_columns
+from orderedmq.rocketmq.group import lock_rules
+from orderedmq.rocketmq.group.lot_topics import LotTopics
+from orderedmq.rocketmq.group.membership import Directory
+from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
+from orderedmq.rocketmq.group.taken_locks import TakenLocks
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.messages.topic_changes import await_registration, delete_topic, every_master, queue_counts
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
-from orderedmq.rocketmq.parked_admin import refuse_parking_lot
 from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
-from orderedmq.rocketmq.wire import admin_requests
-from orderedmq.rocketmq.wire.group_requests import all_consumer_offsets
+from orderedmq.rocketmq.wire import admin_requests, group_requests
+from orderedmq.rows.pull_settings import PullSettings
+
+#: The servers' own groups (MixAll.PREDEFINE_GROUP_SET, isSysConsumerGroup).
+_SYSTEM_GROUPS: Final = frozenset(
+    (
+        "DEFAULT_CONSUMER", "TOOLS_CONSUMER", "SCHEDULE_CONSUMER", "FILTERSRV_CONSUMER", "__MONITOR_CONSUMER", "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_ONSAPI_PULL", "CID_SYS_RMQ_TRANS",
+    )
+)  # fmt: skip
+_SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
 
 
-class RocketMQAdmin(GroupAdmin):
-    """The Admin protocol: the topics' part, and that of groups."""
+class RocketMQAdmin:
+    """The Admin protocol."""
 
     def __init__(self, client: Client, log: RocketMQLog) -> None:
         self._client = client
         self._log = log
+        self._offsets = GroupOffsets(client)
+        self._directory = Directory(client)
+        self._locks = TakenLocks(client, self._directory)
+        self._lots = LotTopics(client, log, self._offsets)
+
+    # --- topics
 
     def create_topic(
         self,
@@ -68,7 +120,7 @@ class RocketMQAdmin(GroupAdmin):
         self, name: str, *, retention_seconds: float | Keep | None = Keep.KEEP, retention_bytes: int | Keep | None = Keep.KEEP
     ) -> TopicInfo:
         """Raises OptionError UNSUPPORTED for any change."""
-        refuse_parking_lot(name)
+        _refuse_parking_lot(name)
         for what, value in (("a retention by age", retention_seconds), ("a retention by size", retention_bytes)):
             if value is not Keep.KEEP:
                 self._log.queues(name)
@@ -78,7 +130,7 @@ class RocketMQAdmin(GroupAdmin):
     def add_queues(self, name: str, queues: int) -> TopicInfo:
         """See `Admin.add_queues`. The brokers with the fewest queues get the new ones."""
         check_queue_count(name, queues)
-        refuse_parking_lot(name)
+        _refuse_parking_lot(name)
         there = queue_counts(self._log, name)
         if not there:
             raise missing_topic(name)
@@ -97,18 +149,18 @@ class RocketMQAdmin(GroupAdmin):
         self._log.route(name)
         masters, found = every_master(self._client), origin(name)
         if found is not None:
-            messages = sum(self._count_parked(found[0], self._queues_of([name])).values())
+            messages = sum(self._lots.count(found[0], self._lots.queues_of([name])).values())
             # Without the topic nobody can process them.
-            if messages and self._queues_of([found[1]]):
+            if messages and self._lots.queues_of([found[1]]):
                 raise lot_in_use(name, found[0], messages)
-            with self._hold_locks(found[0], self._queues_of([found[1]]), False, partial(lot_of_a_query, name)):
-                self._delete_lots({name: found}, masters)
+            with self._locks.held(found[0], self._lots.queues_of([found[1]]), False, partial(lot_of_a_query, name)):
+                self._lots.delete({name: found}, masters)
             return
         sinks = {master: self._bookmarks(master, name) for master in masters.values()}
-        lots = self._lots(topic=name)
+        lots = self._lots.find(topic=name)
         # The topic first: only its deletion shows whether the account may delete it, and no message is lost that it may not.
         delete_topic(self._client, self._log, name, masters.values())
-        self._delete_lots(lots, masters, partial(lots_left, name))
+        self._lots.delete(lots, masters, partial(lots_left, name))
         for master, groups in sinks.items():
             for group in groups:
                 with contextlib.suppress(RocketMQError):
@@ -130,7 +182,7 @@ class RocketMQAdmin(GroupAdmin):
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:  # noqa: ARG002
         """Raises OptionError UNSUPPORTED."""
-        refuse_parking_lot(name)
+        _refuse_parking_lot(name)
         self._log.queues(name)
         raise OptionError(
             OptionCondition.UNSUPPORTED,
@@ -138,12 +190,173 @@ class RocketMQAdmin(GroupAdmin):
             "(fileReservedTime, deleteWhen); delete the topic, or set fileReservedTime",
         )
 
+    # --- groups
+
+    def groups(self, *, of_sinks: bool = False) -> list[str]:
+        """Return the groups that have settings or offsets at a broker, without those that hold sinks' bookmarks.
+
+        ``of_sinks``: these in place of the others; a group that a user named (``sinkGroup``) is one of the others.
+        """
+        return [name for name in self._every_group() if is_bookmark_group(name) is of_sinks]
+
+    def _every_group(self) -> list[str]:
+        found: set[str] = set()
+        for address in self._offsets.masters().values():
+            configured = self._client.call_address(address, admin_requests.groups(), Deadline.after(GROUP_TIMEOUT))
+            found.update(configured)
+            # Before 5.3 a group can have offsets without settings. An account that may not read all offsets does without them.
+            with contextlib.suppress(RocketMQError):
+                offsets = self._client.call_address(
+                    address, group_requests.all_consumer_offsets(), Deadline.after(GROUP_TIMEOUT)
+                )
+                found.update(offsets)
+        return sorted(name for name in found if name not in _SYSTEM_GROUPS and not name.startswith(_SYSTEM_PREFIX))
+
+    def _require(self, group: str) -> None:
+        lock_rules.check_name(group)
+        if group not in self._every_group():
+            raise missing_group(group, "this cluster")
+
+    def group_offsets(self, group: str) -> dict[MessageQueue, int]:
+        self._require(group)
+        found: dict[MessageQueue, int] = {}
+        for name, broker in self._client.cluster(Deadline.after(GROUP_TIMEOUT)).brokers.items():
+            if broker.master is not None:
+                offsets = self._client.call_address(
+                    broker.master, group_requests.all_consumer_offsets(), Deadline.after(GROUP_TIMEOUT)
+                )
+                found.update((queue._replace(broker_name=name), at) for queue, at in offsets.get(group, {}).items())
+        # Before 5.0 offsets outlive their topic, and fences and other numbers are stored among them (offsets.py).
+        there: set[MessageQueue] = set()
+        for topic in {queue.topic for queue in found if not queue.topic.startswith(RETRY_PREFIX)}:
+            with contextlib.suppress(TopicError):
+                there.update(self._client.route(topic, Deadline.after(GROUP_TIMEOUT)).subscribe_set())
+        return {queue: found[queue] for queue in sorted(found) if queue in there}
+
+    def _owned(self, group: str) -> list[MessageQueue]:
+        """Return the queues with offsets that have locks of their own: all but parking lots."""
+        return [queue for queue in self.group_offsets(group) if leader_of(group, queue) == queue]
+
+    def members(self, group: str) -> list[MemberInfo]:
+        lock_rules.check_name(group)
+        ids, brokers = self._directory.ids_everywhere(group), self._directory.masters()
+        found = self._directory.members(group, ids, brokers, None)
+        now = time.time()
+        return [
+            MemberInfo(member, max(0.0, now - member.renewed.seconds)) for member in sorted(found, key=lambda one: one.joined)
+        ]
+
+    def locks(self, group: str | None = None) -> list[LockInfo]:
+        """Return the locks that members report. Locks of other clients, or of members that do not answer, cannot be seen."""
+        out = []
+        brokers = self._directory.masters()
+        for name in self.groups() if group is None else [group]:
+            for client_id in self._directory.ids_everywhere(name):
+                # strict: an account that may not see locks gets an error, not an empty list.
+                info = self._directory.info(name, client_id, brokers, fresh=True, strict=True)
+                if info is None:
+                    continue
+                for held in info.held:
+                    age = max(0.0, time.time() - held.renewed)
+                    who, left = info.member, max(0.0, LOCK_LIFE - age)
+                    out.append(
+                        LockInfo(
+                            name, held.queue, who.owner, client_id, held.epoch, held.tenure, True, True, age, left, who.name
+                        )
+                    )
+        return sorted(out, key=lambda lock: (lock.group, lock.queue, lock.client_id))
+
+    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> int:
+        """See `Admin.seek`. A running query loses the queues at its next check: at a commit, or at a renewal within 20 s."""
+        lock_rules.check_name(group)
+        for queue in offsets:
+            if leader_of(group, queue) != queue:
+                raise is_parking_lot(queue.topic, group)
+        bounds = self._log.bounds(list(offsets))
+        for queue, offset in offsets.items():
+            if queue not in bounds:
+                self._log.require(queue)
+            end = bounds[queue].max_offset if queue in bounds else 0
+            if not 0 <= offset <= end:
+                raise outside_queue(queue, offset, end)
+        topics = {queue.topic for queue in offsets}
+        lots = self._lots.queues_of(name for name, (_, topic) in self._lots.find(group=group).items() if topic in topics)
+        lots = [lot for lot in lots if leader_of(group, lot) in offsets]
+        with self._locks.held(group, list(offsets), force):
+            if parked is None:
+                self._lots.require_none(group, lots, seek_with_parked)
+            self._offsets.raise_fences(group, dict.fromkeys(offsets, time.time_ns() // 1000))
+            self._offsets.write(group, {**offsets, **(self._lots.ends(lots) if parked == "drop" else {})})
+            return self._offsets.raise_reset_number(group, list(offsets))
+
+    def require_unused(self, group: str) -> None:
+        """See `Admin.require_unused`. Locks of clients that are no members count, too: requests for these locks reveal them."""
+        lock_rules.check_name(group)
+        queues = self._owned(group) if group in self.groups() else []
+        with self._locks.held(group, queues, force=False):
+            pass
+
+    def delete_group(self, group: str, *, force: bool = False) -> None:
+        """See `Admin.delete_group`. A running query creates the group again."""
+        self._require(group)
+        lots = self._lots.find(group=group)
+        with self._locks.held(group, self._owned(group), force):
+            if not force:
+                self._lots.require_none(group, self._lots.queues_of(lots), delete_with_parked)
+            if lots:
+                masters = every_master(self._client)
+                # The settings first: only their deletion shows whether the account may delete the group, and nothing parked is lost
+                # that it may not. The offsets last: they say what is parked, if the account may not delete the lots.
+                self._delete_group(group, offsets=False)
+                self._lots.delete(lots, masters, partial(lots_kept, group))
+            self._delete_group(group, offsets=True)
+
+    def _delete_group(self, group: str, *, offsets: bool) -> None:
+        for address in self._offsets.masters().values():
+            request = admin_requests.delete_group(group, offsets=offsets)
+            self._client.call_address(address, request, Deadline.after(GROUP_TIMEOUT))
+
+    def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
+        """See `Admin.release`. Only members' locks can be taken away.
+
+        Raises LockError HELD_BY_OTHER for others, which expire.
+        """
+        self._require(group)
+        granted = self._locks.free(group, queues)
+        held = [queue for queue in dict.fromkeys(queues) if queue not in granted]
+        if not held:
+            return []
+        if not force:
+            # Any member may be the holder.
+            raise in_use(group, self._locks.user(group, self._directory.ids_everywhere(group), held))
+        with self._locks.held(group, held, force=True) as taken:
+            self._offsets.raise_fences(group, dict.fromkeys(taken, time.time_ns() // 1000))
+        left = [queue for queue in held if queue not in taken]
+        if left:
+            raise LockError(
+                LockCondition.HELD_BY_OTHER,
+                f"{len(left)} of {len(held)} queues of group {group!r} are locked by a client that is not a member, and RocketMQ does not tell "
+                f"which client: the lock of {left[0]} expires within {LOCK_LIFE:.0f} s unless it is renewed",
+            )
+        return taken
+
+    def order_parked(self, group: str, queue: MessageQueue, orders: Sequence[Order]) -> None:
+        """See `Admin.order_parked`."""
+        lock_rules.check_name(group)
+        lot = parked_queue(group, queue)
+        self._log.require(lot)
+        rows = order_rows(orders)
+        log = self._log.reading(PullSettings(group))
+        keys = log.sender.unique_keys(rows.num_rows)
+        extra = property_columns(rows, PARKED_PROPERTIES)
+        log.sender.append_encoded(lot, list(encode(rows, keys, f"the parking lot {lot}", extra=extra)), keys)
+
     # --- inside
 
     def _bookmarks(self, master: str, topic: str) -> list[str]:
         """Return the groups of sinks that wrote to a topic; none if the account may not read the offsets of all groups."""
         try:
-            offsets = self._client.call_address(master, all_consumer_offsets(), Deadline.after(REQUEST_TIMEOUT))
+            offsets = self._client.call_address(master, group_requests.all_consumer_offsets(), Deadline.after(REQUEST_TIMEOUT))
         except RocketMQError as error:
             if not error.denied:
                 raise
@@ -166,6 +379,13 @@ class RocketMQAdmin(GroupAdmin):
                     masters[broker], admin_requests.create_topic(name, count), Deadline.after(REQUEST_TIMEOUT)
                 )
         await_registration(lambda: sum(queue_counts(self._log, name).values()) == queues, name)
+
+
+def _refuse_parking_lot(name: str) -> None:
+    """Raises TopicError RESERVED for a topic of parking lots, which administrators do not change."""
+    found = origin(name)
+    if found is not None:
+        raise is_parking_lot(name, found[0])
 
 
 def _not_settable(what: str, topic: str) -> OptionError:
