@@ -1,27 +1,27 @@
 """A streaming query's part in its consumer group: membership, queue locks and their renewal, and the group's offsets.
 
-A query without a group (messageModel=broadcasting) has a session, too: it owns every queue, without locks or group offsets.
+Every change to the state of a query's Owner is made in this module, so that a queue's tenure (`ownership.owned_queue`) can be followed here.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from ordered_source.renewal import Renewal
 from orderedmq.broker import Broker
 from orderedmq.conditions import LockCondition
 from orderedmq.errors import FORMER_RUN, GroupError, LockError, lost
-from orderedmq.model import MessageQueue, is_parked, is_retry
+from orderedmq.model import MessageQueue, OffsetRange, is_parked, is_retry
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership import membership
 from orderedmq.ownership.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
-from orderedmq.ownership.offsets import Checkpoint, offsets_to_json
-from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
+from orderedmq.ownership.offsets import Checkpoint, OffsetMap, offsets_to_json
+from orderedmq.ownership.owner import Behind, Commit, Lock, Owner, Policy, Unlock
 from orderedmq.ownership.strategies import Members, divided
 from orderedmq.parking.rules import companion
 from orderedmq.rows.filters import ALL
@@ -32,105 +32,109 @@ log = logging.getLogger("orderedmq")
 LOCK_RETRY: Final = 0.1
 
 
-class Session(Protocol):
-    """The stream reader's interface to a query's consumer group; a query without a group has a session, too."""
+class Session:
+    """A streaming query's part in its consumer group, and the only one that changes the state of its `Owner`.
+
+    Everything else in this package reads ``owner`` and asks the session. This class is the session of a query without a group: it owns
+    every queue without a lock, and only its checkpoint holds offsets.
+    """
 
     #: Whether several queries divide the queues among them.
-    shared: bool
+    shared = False
 
-    def owner(self, owner_id: str) -> Owner:
-        """Return the Owner that decides for this query."""
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
 
     def members_due(self) -> bool:
         """Whether to check the members again though nothing changed at the broker."""
+        return False
 
     def raise_if_lost(self) -> None:
         """Raise LockError LOST if a renewal lost the lock of a queue that this query still owns."""
 
-    def boundary(self, owner: Owner, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
-        """Carry out the Owner's actions between micro-batches.
+    # -- locks
 
-        ``patient`` (availableNow): wait up to lockTimeout for queues that others hold.
+    def boundary(self, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
+        """Carry out the Owner's actions between micro-batches, when nothing is in flight.
+
+        ``patient`` (availableNow): wait up to lockTimeout for queues that others hold; from the next boundary on, none is asked for.
         """
+        for action in self.owner.boundary(start, queues):
+            if isinstance(action, Lock):
+                self._take(action, patient=patient)
 
-    def take(self, owner: Owner, action: Lock, *, patient: bool) -> None:
+    def _take(self, action: Lock, *, patient: bool) -> None:
         """Lock the queues of ``action``. Raises LockError HELD_BY_OTHER for a queue that the query needs."""
+        del patient
+        self.owner.assume(action.queues)
+
+    # -- positions
 
     def offsets(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         """Return the group's offsets of these queues; a queue without one is left out."""
+        del queues
+        return {}
 
-    def reset_number(self) -> int:
-        """Return the group's reset number, which grows with each reset of its offsets."""
+    def place(
+        self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]
+    ) -> tuple[list[Behind], dict[MessageQueue, tuple[int, int]]]:
+        """Decide where each queue is read from that has no position yet; see `Owner.enter`. Makes the resets that are due at the start.
 
-    def reset_and_read_offsets(
-        self,
-        owner: Owner,
-        start: Checkpoint,
-        queues: Sequence[MessageQueue],
-        begins: Mapping[MessageQueue, int],
-        recreated_topics: Collection[str],
-    ) -> tuple[dict[MessageQueue, int], int]:
-        """Make the resets that are due when this query begins; return the group's offsets of ``queues`` and its reset number.
-
-        ``begins``: where each existing queue begins if the group has no offset for it. ``recreated_topics``: topics whose
-        former offsets are void.
+        ``begins``: where each of these queues begins if the group has no offset for it. ``recreated_topics``: topics whose former
+        offsets are void. Returns the queues whose checkpoint is behind the group, and those that left the checkpoint's offset for the
+        group's, as (checkpoint, group).
         """
+        del recreated_topics
+        _, behind, left = self.owner.enter(start, {}, 0, begins)
+        return behind, left
 
-    def stop(self, owner: Owner, *, terminated: bool) -> None:
+    def skip(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at ``offset``: the messages before it are lost, and the user accepts that."""
+        self.owner.skip(queue, offset)
+
+    def unplace(self, queue: MessageQueue) -> None:
+        """Forget where a queue is read from: the next boundary decides anew."""
+        self.owner.unplace(queue)
+
+    def drop(self, queues: Iterable[MessageQueue]) -> None:
+        """Forget queues that do not exist any more, and their parking lots."""
+        self.owner.drop(queues)
+
+    # -- micro-batches
+
+    def backlog(self, ends: OffsetMap) -> dict[MessageQueue, OffsetRange]:
+        """Return each queue's range up to ``ends`` that is not planned yet."""
+        return self.owner.backlog(ends)
+
+    def plan(self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str]) -> Checkpoint:
+        """Take messages into the next batch; return the offset to log. ``topics``: each topic's anchor."""
+        return self.owner.plan(counts, topics, self.owner.reset)
+
+    def repeat(self, start: Checkpoint, end: Checkpoint, missing: Sequence[MessageQueue]) -> dict[MessageQueue, OffsetRange]:
+        """Lock the queues of a logged batch that are ``missing``, and return the ranges that this query must repeat.
+
+        Raises LockError HELD_BY_OTHER.
+        """
+        if missing:
+            self._take(Lock(tuple(missing), all_or_none=not self.shared, repeating=True), patient=False)
+        return self.owner.replay(start, end, self._reset_number(), self.offsets(sorted(self.owner.owned)))
+
+    def _reset_number(self) -> int:
+        """Return the group's reset number, which grows with each reset of its offsets."""
+        return 0
+
+    # -- the end
+
+    def stop(self, *, terminated: bool) -> None:
         """Unlock the queues and leave the group. ``terminated``: a task may still process a batch in flight."""
 
 
 def open_session(broker: Broker, options: SourceOptions, owner_id: str) -> Session:
     """Join the group of the query ``owner_id``, if it has one; return its session. Raises GroupError, LockError."""
-    return NoGroup() if options.consumer_group is None else GroupSession(broker, options, owner_id)
+    return Session(Owner(owner_id)) if options.consumer_group is None else GroupSession(broker, options, owner_id)
 
 
-class NoGroup:
-    """The session of a query without a group: it owns every queue without a lock, and only its checkpoint holds offsets."""
-
-    shared = False
-
-    def owner(self, owner_id: str) -> Owner:
-        return Owner(owner_id)
-
-    def members_due(self) -> bool:
-        return False
-
-    def raise_if_lost(self) -> None:
-        return
-
-    def boundary(self, owner: Owner, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
-        for action in owner.boundary(start, queues):
-            if isinstance(action, Lock):
-                self.take(owner, action, patient=patient)
-
-    def take(self, owner: Owner, action: Lock, *, patient: bool) -> None:
-        del patient
-        owner.assume(action.queues)
-
-    def offsets(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        del queues
-        return {}
-
-    def reset_number(self) -> int:
-        return 0
-
-    def reset_and_read_offsets(
-        self,
-        owner: Owner,
-        start: Checkpoint,
-        queues: Sequence[MessageQueue],
-        begins: Mapping[MessageQueue, int],
-        recreated_topics: Collection[str],
-    ) -> tuple[dict[MessageQueue, int], int]:
-        del owner, start, queues, begins, recreated_topics
-        return {}, 0
-
-    def stop(self, owner: Owner, *, terminated: bool) -> None:
-        del owner, terminated
-
-
-class GroupSession:
+class GroupSession(Session):
     """The session of the query ``owner_id`` as a consumer of its group, from its first call to its stop."""
 
     def __init__(self, broker: Broker, options: SourceOptions, owner_id: str) -> None:
@@ -150,6 +154,7 @@ class GroupSession:
         self._client = replace(self._groups.join(owner_id), name=options.query_name)
         self._renewal = Renewal(self._groups, self._beat, RENEW_INTERVAL, lambda: self._groups.cut_off(self._client))
         self._members_read = float("-inf")
+        super().__init__(self._new_owner(owner_id))
         try:
             self._join()
         except BaseException:
@@ -157,8 +162,7 @@ class GroupSession:
             raise
         self._renewal.start()
 
-    def owner(self, owner_id: str) -> Owner:
-        """Return the Owner that decides for this query."""
+    def _new_owner(self, owner_id: str) -> Owner:
         parked = None if self._options.parking_lot is None else companion
         if not self.shared:
             return Owner(owner_id, lineage=self._lineage, companion=parked)
@@ -194,10 +198,10 @@ class GroupSession:
                 return
 
     def members_due(self) -> bool:
-        """Whether to check the members again though nothing changed at the broker: a death or a pause changes nothing there."""
+        # A death or a pause changes nothing at the broker.
         return self.shared and time.monotonic() - self._members_read >= LOCK_RETRY
 
-    def members(self) -> Members:
+    def _members(self) -> Members:
         """Return the members that divide the queues, this query included; empty in an exclusive group."""
         self._members_read = time.monotonic()
         if not self.shared:
@@ -210,18 +214,22 @@ class GroupSession:
 
     # -- locks -------------------------------------------------------------------------------------------------------------
 
-    def boundary(self, owner: Owner, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
-        self.forget_lost(owner)
-        for action in owner.boundary(start, queues, self.members()):
+    def boundary(self, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
+        self._forget_lost()
+        for action in self.owner.boundary(start, queues, self._members()):
             match action:
                 case Commit():
-                    self.commit(owner, action)
+                    self._commit(action)
                 case Unlock():
-                    self.give_up(owner, action)
+                    self._renewal.keep(self.owner.tokens())
+                    self._groups.unlock(action.idle)
                 case Lock():
-                    self.take(owner, action, patient=patient)
+                    self._take(action, patient=patient)
+        if patient and self.shared:
+            # The next run takes queues that others give up later, as it reads messages written later.
+            self.owner.taking = False
 
-    def take(self, owner: Owner, action: Lock, *, patient: bool) -> None:
+    def _take(self, action: Lock, *, patient: bool) -> None:
         """Lock the queues of ``action``. Wait up to lockTimeout for those that the query needs; for all of them if ``patient``.
 
         Raises LockError HELD_BY_OTHER for a queue that the query needs.
@@ -235,28 +243,24 @@ class GroupSession:
             if refused and action.all_or_none:
                 self._groups.unlock(granted)
             else:
-                owner.locked(granted)
+                self.owner.locked(granted)
                 wanted = [refusal.queue for refusal in refused]
-            self._renewal.keep(owner.tokens())
-            missed = owner.indispensable(action, refused)
+            self._renewal.keep(self.owner.tokens())
+            missed = self.owner.indispensable(action, refused)
             if not refused or not (missed or patient):
                 break
             if time.monotonic() >= deadline:
                 if missed:
-                    raise held_by_other_error(self.group, missed, len(action.queues), owner.owner_id)
+                    raise held_by_other_error(self.group, missed, len(action.queues), self.owner.owner_id)
                 break
             time.sleep(LOCK_RETRY)
-        if patient and not owner.owned:
+        if patient and not self.owner.owned:
             log.warning(
                 "all %d queues that this query should have in group %s are held by others (%s): it has nothing to read, and ends",
                 len(action.queues), self.group, "; ".join(sorted({refusal.holder for refusal in refused})),
             )  # fmt: skip
 
-    def give_up(self, owner: Owner, action: Unlock) -> None:
-        self._renewal.keep(owner.tokens())
-        self._groups.unlock(action.idle)
-
-    def commit(self, owner: Owner, action: Commit) -> None:
+    def _commit(self, action: Commit) -> None:
         """Commit group offsets. An exclusive group raises LockError LOST for a lost queue; a shared one drops it with a warning."""
         offsets: Mapping[LockToken, int] = action.offsets
         while offsets:
@@ -266,23 +270,23 @@ class GroupSession:
                 gone = self._groups.stale(list(offsets))
                 if not self.shared or not gone:
                     raise
-                self._forget(owner, gone)
+                self._forget(gone)
                 offsets = {token: offset for token, offset in offsets.items() if token not in gone}
             else:
                 return
 
-    def forget_lost(self, owner: Owner) -> None:
+    def _forget_lost(self) -> None:
         """Find lost queues before a boundary. An exclusive group raises LockError LOST; a shared one drops them with a warning."""
         if not self.shared:
             self.raise_if_lost()
             return
-        gone = self._groups.stale(owner.tokens())
+        gone = self._groups.stale(self.owner.tokens())
         if gone:
-            self._forget(owner, gone)
-            self._renewal.keep(owner.tokens())
+            self._forget(gone)
+            self._renewal.keep(self.owner.tokens())
 
-    def _forget(self, owner: Owner, gone: Sequence[LockToken]) -> None:
-        queues = owner.lost(gone)
+    def _forget(self, gone: Sequence[LockToken]) -> None:
+        queues = self.owner.lost(gone)
         if queues:
             log.warning(
                 "group %s lost %s: this query was paused or cut off for longer than its locks live, or they were taken from it; their "
@@ -291,7 +295,6 @@ class GroupSession:
             )  # fmt: skip
 
     def raise_if_lost(self) -> None:
-        """Raise LockError LOST if a renewal lost the lock of a queue that this query still owns."""
         if self._renewal.lost:
             token = self._renewal.lost[0]
             raise lost(token.group, token.queue, token.epoch, "before a renewal; another query may own it now")
@@ -301,19 +304,24 @@ class GroupSession:
     def offsets(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         return self._groups.offsets(self.group, queues)
 
-    def reset_number(self) -> int:
+    def _reset_number(self) -> int:
         return self._groups.reset_number(self.group)
 
-    def reset_and_read_offsets(
-        self,
-        owner: Owner,
-        start: Checkpoint,
-        queues: Sequence[MessageQueue],
-        begins: Mapping[MessageQueue, int],
-        recreated_topics: Collection[str],
+    def place(
+        self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]
+    ) -> tuple[list[Behind], dict[MessageQueue, tuple[int, int]]]:
+        known, reset = self._reset(start, begins, recreated_topics)
+        commit, behind, left = self.owner.enter(start, known, reset, begins)
+        if commit is not None:
+            self._groups.commit(commit.offsets)
+        return behind, left
+
+    def _reset(
+        self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]
     ) -> tuple[dict[MessageQueue, int], int]:
-        known, reset = self.offsets(queues), self.reset_number()
-        stale = {_token(owner, queue): begins[queue] for queue in known if queue.topic in recreated_topics}
+        """Make the resets that are due when this query begins; return the group's offsets of the queues and its reset number."""
+        known, reset = self.offsets(list(begins)), self._reset_number()
+        stale = {self._token(queue): begins[queue] for queue in known if queue.topic in recreated_topics}
         if stale and reset == start.reset and not self._lineage and not self.shared:
             # RocketMQ 4 keeps a group's offsets of deleted topics.
             reset = self._groups.reset(stale)
@@ -323,30 +331,26 @@ class GroupSession:
             # What is parked stays parked, and what was sent back stays sent back: it comes when it is due.
             begins = {queue: begin for queue, begin in begins.items() if not is_parked(queue) and not is_retry(queue)}
             log.warning("group %s is reset to %s, as the options say", self.group, offsets_to_json(begins))
-            reset = self._groups.reset({_token(owner, queue): begin for queue, begin in begins.items()})
+            reset = self._groups.reset({self._token(queue): begin for queue, begin in begins.items()})
             known.update(begins)
         return known, reset
 
+    def _token(self, queue: MessageQueue) -> LockToken:
+        token = self.owner.owned[queue].token
+        assert token is not None
+        return token
+
     # -- the end -----------------------------------------------------------------------------------------------------------
 
-    def stop(self, owner: Owner, *, terminated: bool) -> None:
-        """Unlock idle queues and leave the group.
-
-        If ``terminated``, tasks may still run: queues in flight are unlocked after a delay.
-        """
+    def stop(self, *, terminated: bool) -> None:
+        # If tasks may still run, queues in flight are unlocked after a delay.
         self._renewal.stop()
-        release = owner.stop(self._groups.offsets(self.group, list(owner.owned)))
+        release = self.owner.stop(self._groups.offsets(self.group, list(self.owner.owned)))
         self._groups.unlock(release.idle)
         if terminated and release.in_flight:
             # If the driver died instead, its tasks die too, and the end of this process frees the locks.
             self._groups.unlock(release.in_flight, linger=UNLOCK_DELAY)
         self._groups.leave(self._client)
-
-
-def _token(owner: Owner, queue: MessageQueue) -> LockToken:
-    token = owner.owned[queue].token
-    assert token is not None
-    return token
 
 
 def held_by_other_error(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> LockError:

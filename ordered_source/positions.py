@@ -15,39 +15,40 @@ from orderedmq.errors import queue_deleted
 from orderedmq.model import MessageQueue, OffsetRange, is_retry
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, ranges
-from orderedmq.ownership.owner import Lock, Owner
 from orderedmq.parking.rules import leader_of
 
 log = logging.getLogger("orderedmq")
 
 
 class Positions:
-    """Sets the Owner's position in each queue: from the checkpoint, the group's offsets or the options."""
+    """Finds out where a query reads each queue from: by the checkpoint, the group's offsets or the options. The session records it."""
 
     def __init__(self, broker: Broker, options: SourceOptions, session: Session, watch: TopicWatch) -> None:
         self._broker = broker
         self._options = options
         self._session = session
+        self._owner = session.owner
         self._watch = watch
         self._log = broker.log.reading(options.pull_settings)
         #: Deleted queues whose loss was reported, once each. A parking lot may come back.
         self._gone: set[MessageQueue] = set()
 
-    def place(self, owner: Owner, start: Checkpoint) -> None:
+    def place(self, start: Checkpoint) -> None:
         """Decide where to begin in each owned queue that has no position yet. Raises OffsetError, DataLossError."""
+        owner = self._owner
         queues = owner.unplaced().queues
         if not queues:
             return
         bounds = self._broker.log.bounds(queues)
         # Queues that were deleted after the listing and never read: the next listing leaves them out.
-        owner.drop([queue for queue in without_lots(queues) if queue not in bounds and queue not in start.next])
+        self._session.drop([queue for queue in without_lots(queues) if queue not in bounds and queue not in start.next])
         queues = tuple(queue for queue in queues if queue in owner.owned)
         # The former owner may have parked something while this query waited for the queue.
         require_none(self._broker, self._options, queues)
         starting = self._options.starting
         # A deleted queue of the checkpoint has no bounds here: `ends` reports what is lost of it. A parking lot without bounds was
         # never needed.
-        begins = dict.fromkeys(queues, 0) | {queue: at.min_offset for queue, at in bounds.items()}
+        begins = {queue: bounds[queue].min_offset if queue in bounds else 0 for queue in queues}
         deleted = self._deleted_lots(start, [queue for queue in queues if owner.owned[queue].leader is not None], bounds)
         start = replace(start, next={queue: at for queue, at in start.next.items() if queue not in deleted})
         if start.fresh:
@@ -56,8 +57,7 @@ class Positions:
             # A retry topic is read from its first message, as Java's consumers do (RebalancePushImpl.computePullFromWhere).
             chosen = [queue for queue in without_lots(queues) if not is_retry(queue)]
             begins |= plan.beginnings(self._log, starting, chosen, bounds)
-        known, reset = self._session.reset_and_read_offsets(owner, start, queues, begins, self._watch.recreated_topics(start))
-        commit, behind, left = owner.enter(start, known, reset, begins)
+        behind, left = self._session.place(start, begins, self._watch.recreated_topics(start))
         group = self._options.consumer_group
         for late in behind:
             log.warning(
@@ -69,8 +69,6 @@ class Positions:
                 "queue %s of group %s had another owner, or was reset: it is read from the group's offset %d, not from the checkpoint's %d",
                 queue, group, at, logged,
             )  # fmt: skip
-        if commit is not None:
-            self._broker.groups.commit(commit.offsets)
 
     def _deleted_lots(
         self, at: Checkpoint, lots: Iterable[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
@@ -88,11 +86,11 @@ class Positions:
                 deleted.append(queue)
         return deleted
 
-    def ends(self, owner: Owner, target: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
+    def ends(self, target: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
         """Return the end of each owned queue, at most ``target``. Raises DataLossError unless the user accepts losses."""
-        bounds = self._broker.log.bounds(list(owner.owned))
+        bounds = self._broker.log.bounds(list(self._owner.owned))
         ends: dict[MessageQueue, int] = {}
-        for queue, owned in owner.owned.items():
+        for queue, owned in self._owner.owned.items():
             at, position = bounds.get(queue), owned.position
             if position is None:
                 continue
@@ -104,49 +102,47 @@ class Positions:
                     self._gone.add(queue)
                     if owned.leader is not None:
                         # What is parked next lies in a new lot.
-                        owner.skip(queue, 0)
+                        self._session.skip(queue, 0)
                 continue
             if owned.leader is not None and queue in self._gone:
                 self._gone.remove(queue)
-                position = self._return(owner, queue, position, at)
+                position = self._return(queue, position, at)
             after, loss = data_loss.check_position(queue, position, at, "this query", self._log.tail_loss)
             if loss is not None:
                 data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
                 # A lot that ends too early is another one of that name.
-                owner.skip(queue, after if owned.leader is None else at.min_offset)
+                self._session.skip(queue, after if owned.leader is None else at.min_offset)
             limited = target is not None and owned.leader is None
             ends[queue] = min(at.max_offset, target.get(queue, 0)) if target is not None and limited else at.max_offset
         return ends
 
-    def _return(self, owner: Owner, lot: MessageQueue, position: int, at: QueueBounds) -> int:
+    def _return(self, lot: MessageQueue, position: int, at: QueueBounds) -> int:
         """Go on in a parking lot that was away and is back, and return where: a new one of that name has no offset of the group."""
         back = self._session.offsets([lot]).get(lot, at.min_offset)
         if back != position:
-            owner.skip(lot, back)
+            self._session.skip(lot, back)
         return back
 
-    def replay(self, owner: Owner, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> dict[MessageQueue, OffsetRange]:
+    def replay(self, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> dict[MessageQueue, OffsetRange]:
         """Return the ranges of a batch that was logged before a restart.
 
         ``known`` is ``end`` without topics that were deleted or recreated. Raises LockError HELD_BY_OTHER.
         """
-        session, group = self._session, self._options.consumer_group
+        session, owner, group = self._session, self._owner, self._options.consumer_group
         logged = [queue for queue, span in ranges(start, end).items() if span.messages] if session.shared else list(end.next)
         if group is not None:
             # A parking lot is locked with its queue.
             logged = [leader_of(group, queue) for queue in logged]
-        missing = tuple(sorted({queue for queue in logged if queue in known.next and queue not in owner.owned}))
-        if missing:
-            session.take(owner, Lock(missing, all_or_none=not session.shared, repeating=True), patient=False)
+        missing = sorted({queue for queue in logged if queue in known.next and queue not in owner.owned})
+        spans = session.repeat(start, end, missing)
         for queue in missing:
             if queue not in owner.owned:
                 log.warning(
                     "queue %s of group %s has another owner: its part of the logged batch is not repeated", queue, group
                 )
-        spans = owner.replay(start, end, session.reset_number(), session.offsets(sorted(owner.owned)))
         lots = [queue for queue, owned in owner.owned.items() if owned.leader is not None]
         for lot in self._deleted_lots(end, lots, self._broker.log.bounds(lots) if lots else {}):
-            owner.unplace(lot)
+            session.unplace(lot)
             spans.pop(lot, None)
         for queue in owner.unplaced().queues:
             log.warning(

@@ -45,13 +45,13 @@ POLL_INTERVAL: Final = 0.05
 
 
 class QueryRun:
-    """The state of a running query, from its first offsets to its stop: group session, Owner and positions."""
+    """The state of a running query, from its first offsets to its stop. The session changes ``owner``; everything here reads it."""
 
     def __init__(self, broker: Broker, watch: TopicWatch, options: SourceOptions, owner_id: str) -> None:
         self.session: Session = group_session.open_session(broker, options, owner_id)
         if options.retry_topic:
             watch.await_retry_topic()
-        self.owner = self.session.owner(owner_id)
+        self.owner = self.session.owner
         self.positions = Positions(broker, options, self.session, watch)
         log = broker.log.reading(options.pull_settings)
         self.lots = None if options.parking_lot is None else LotPlanner(log, options.parking_lot)
@@ -114,13 +114,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         since = Checkpoint.from_spark(start)
         run = self._ensure_run(since)
         owner = run.owner
-        known = watch.drop_lost_topics(owner, since)
-        self._boundary(run, since, watch.queues(known, self._target, shared=run.session.shared))
-        run.positions.place(owner, known)
+        known = watch.drop_lost_topics(run.session, since)
+        queues = watch.queues(known, self._target, shared=run.session.shared)
+        run.session.boundary(since, queues, patient=self._admission.available_now)
+        run.positions.place(known)
         log, now = broker.log.reading(self.options.pull_settings), time.monotonic()
-        ends = run.positions.ends(owner, self._target)
+        ends = run.positions.ends(self._target)
         lots = NO_LOTS if run.lots is None else run.lots.plan(owner, ends, self._due_by or int(time.time() * 1000))
-        backlog = owner.backlog(ends)
+        backlog = run.session.backlog(ends)
         leaders = {queue: span for queue, span in backlog.items() if not is_parked(queue) and queue not in lots.full}
         counts = self._admission.count_messages(log, leaders, limit, now)
         if not counts and not lots.counts and not since.fresh:
@@ -130,7 +131,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         taken = {**(counts or {}), **lots.counts}
         # A fresh checkpoint is logged even without rows, so that the beginning of each queue is decided only once.
         anchors = self._anchors.of(log, watch.names, known.topics, owner.following(taken), now)
-        return owner.plan(taken, anchors, owner.reset).to_spark()
+        return run.session.plan(taken, anchors).to_spark()
 
     @staticmethod
     def _next_look(change: int | None, now: float, lots: BatchLots) -> float:
@@ -159,7 +160,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if owner.is_planned(until):
             spans = {queue: span for queue, span in ranges(since, until).items() if span.messages}
         else:
-            spans = run.positions.replay(owner, since, until, watch.drop_lost_topics(owner, until))
+            spans = run.positions.replay(since, until, watch.drop_lost_topics(run.session, until))
         return [
             self._partition(broker, run, queue, spans, until) for queue in sorted({owner.leader_of(queue) for queue in spans})
         ]
@@ -210,7 +211,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if connected is None:
             return
         if run is not None:
-            run.session.stop(run.owner, terminated=self._terminated)
+            run.session.stop(terminated=self._terminated)
         connected[0].close()
 
     # -- the run -----------------------------------------------------------------------------------------------------------
@@ -242,11 +243,3 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "the checkpoint belongs to another query than the one that is running; restart the query",
             )
         return self._run
-
-    def _boundary(self, run: QueryRun, start: Checkpoint, queues: Sequence[MessageQueue]) -> None:
-        """Carry out the Owner's actions between two micro-batches, when nothing is in flight."""
-        available_now = self._admission.available_now
-        run.session.boundary(run.owner, start, queues, patient=available_now)
-        if available_now and run.session.shared:
-            # The next run takes queues that others give up later, as it reads messages written later.
-            run.owner.taking = False

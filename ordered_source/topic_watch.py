@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from ordered_source import data_loss, plan
+from ordered_source.group_session import Session
 from ordered_source.lot_planner import without_lots
 from orderedmq.broker import Broker, TopicInfo
 from orderedmq.conditions import DataLossCondition, TopicCondition
@@ -15,7 +16,6 @@ from orderedmq.errors import DataLossError, TopicError, recreated, topic_deleted
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint
-from orderedmq.ownership.owner import Owner
 
 #: Seconds between two listings of topics, for a broker that cannot report whether anything changed.
 LISTING_INTERVAL: Final = 1.0
@@ -85,8 +85,8 @@ class TopicWatch:
             queues = [queue for queue in queues if queue in target]
         return queues if shared else [*queues, *sorted(set(without_lots(known.next)) - set(queues))]
 
-    def drop_lost_topics(self, owner: Owner, start: Checkpoint) -> Checkpoint:
-        """Return ``start`` without topics that were deleted or recreated; drop their queues.
+    def drop_lost_topics(self, session: Session, start: Checkpoint) -> Checkpoint:
+        """Return ``start`` without topics that were deleted or recreated; have the session drop their queues.
 
         Raises DataLossError unless the user accepts the loss.
         """
@@ -108,7 +108,7 @@ class TopicWatch:
                 self._accepted.add((name, anchor))
                 stale.add(name)
         if stale:
-            owner.drop([queue for queue in owner.owned if queue.topic in stale])
+            session.drop([queue for queue in session.owner.owned if queue.topic in stale])
         self._incarnations = listed
         if not gone:
             return start

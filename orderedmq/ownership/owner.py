@@ -1,8 +1,7 @@
 """Decides which queues a query owns, where it reads each from, and what it tells the broker at a micro-batch boundary.
 
-The Owner decides, the reader (ordered_source) acts: each method returns actions or takes the outcome of one. One ProcessQueue
-of bare ranges per queue keeps the offsets: put = found at the broker, take = planned into a batch, commit = Spark has committed
-the batch. Messages that are taken and not committed are in flight.
+The Owner decides, the reader (ordered_source) acts: each method returns actions or takes the outcome of one. An `Owned` per queue keeps
+its offsets. Messages that are planned into a batch which Spark has not committed are in flight.
 
 A queue that was just locked is read from one of three offsets (the lineage rules, which an exhaustive model checks):
 
@@ -37,7 +36,7 @@ from enum import Enum
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.ownership.offsets import Checkpoint, OffsetMap, ranges
-from orderedmq.ownership.owned_queue import Owned
+from orderedmq.ownership.owned_queue import Owned, Step
 from orderedmq.ownership.strategies import NO_MEMBERS, Members, Strategy, all_queues
 
 #: From a queue's token to its companion's.
@@ -152,9 +151,7 @@ class Owner:
 
     def _give_up(self, wanted: set[MessageQueue]) -> tuple[LockToken, ...]:
         leaving = [owned for queue, owned in sorted(self.owned.items()) if (owned.leader or queue) not in wanted]
-        for owned in leaving:
-            assert not owned.pending.taken(), "nothing is in flight at a boundary"
-        self.drop([owned.queue for owned in leaving])
+        self._forget([owned.queue for owned in leaving], Step.GIVEN_UP)
         return tuple(owned.token for owned in leaving if owned.token is not None and owned.leader is None)
 
     def _processed(self, start: Checkpoint) -> Commit | None:
@@ -163,19 +160,15 @@ class Owner:
         # Compare the whole offset: a queue entered below the last batch's end may have been planned up to that end again.
         ran = self.is_planned(start)
         self._planned = None
+        placed = [owned for owned in self.owned.values() if owned.position is not None]
         if not ran:
-            # Spark has not run the batch that was planned last: its messages are to be planned again.
-            for owned in self.owned.values():
-                owned.pending.rollback()
-                waiting = owned.pending.pending()
-                if waiting:
-                    owned.position = waiting[0].begin
+            for owned in placed:
+                owned.roll_back()
             return None
         offsets: dict[LockToken, int] = {}
-        for owned in self.owned.values():
-            owned.entered = False
-            done = owned.pending.commit()
-            if done >= 0 and owned.token is not None:
+        for owned in placed:
+            done = owned.commit()
+            if done is not None and owned.token is not None:
                 offsets[owned.token] = done
         return Commit(offsets) if offsets else None
 
@@ -213,7 +206,13 @@ class Owner:
 
     def drop(self, queues: Iterable[MessageQueue]) -> None:
         """Forget queues and their companions, with their messages in flight."""
+        self._forget(queues, Step.LOST)
+
+    def _forget(self, queues: Iterable[MessageQueue], step: Step) -> None:
         gone = set(queues)
+        for queue, owned in self.owned.items():
+            if queue in gone or owned.leader in gone:
+                owned.on(step)
         self.owned = {queue: owned for queue, owned in self.owned.items() if queue not in gone and owned.leader not in gone}
 
     def indispensable(self, asked: Lock, refused: Sequence[Refusal]) -> list[Refusal]:
@@ -298,12 +297,11 @@ class Owner:
 
     def skip(self, queue: MessageQueue, offset: int) -> None:
         """Messages before ``offset`` are lost, and the user accepts it: enter the queue there."""
-        self.owned[queue].place(offset, entered=True)
+        self.owned[queue].skip(offset)
 
     def unplace(self, queue: MessageQueue) -> None:
         """Forget where a queue is read from, and what of it is in flight: the next boundary decides anew."""
-        self.owned[queue].pending.clear()
-        self.owned[queue].position = None
+        self.owned[queue].unplace()
 
     def following(self, counts: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
         """Return the next offset of each queue after ``counts`` more messages of it."""
@@ -326,8 +324,7 @@ class Owner:
                 entered[queue] = owned.position
             count = counts.get(queue, 0)
             if count:
-                owned.pending.take(count, 0.0)
-                owned.position += count
+                owned.plan(count)
             if owned.token is not None:
                 gen[queue] = owned.token.tenure
         self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics), reset)
@@ -356,11 +353,8 @@ class Owner:
             done = span.end - 1 if span.messages else span.end
             if owned is None or not self.unbroken(owned, end, reset, _at_group(owned, group), done):
                 continue
-            owned.place(span.begin, entered=False)
-            owned.found(span.end)
-            owned.position = span.end
+            owned.repeat(span)
             if span.messages:
-                owned.pending.take(span.messages, 0.0)
                 out[queue] = span
         self.reset = reset
         self._planned = end
@@ -372,8 +366,8 @@ class Owner:
         """Give back every queue. One whose group offset has reached its planned end was published: it has nothing in flight."""
         working: set[MessageQueue] = set()
         for queue, owned in self.owned.items():
-            taken = owned.pending.taken()
-            if taken and group.get(queue, -1) < taken[-1].end:
+            taken = owned.in_flight
+            if taken.messages and group.get(queue, -1) < taken.end:
                 working.add(owned.leader or queue)
         tokens = self.tokens()
         return Unlock(
@@ -385,22 +379,18 @@ class Owner:
         """Return each queue's range that is planned and not committed."""
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, owned in self.owned.items():
-            taken = owned.pending.taken()
-            if taken:
-                out[queue] = OffsetRange(taken[0].begin, taken[-1].end)
+            if owned.in_flight.messages:
+                out[queue] = owned.in_flight
         return out
 
     def _check(self) -> None:
         """Assert every invariant. For tests."""
         for queue, owned in self.owned.items():
-            owned.pending._check()
             assert owned.queue == queue
             assert owned.token is None or owned.token.queue == queue
             assert owned.leader is None or owned.leader in self.owned, "a companion goes with its leader"
             if owned.position is not None:
-                taken = owned.pending.taken()
-                assert owned.position <= owned.known
-                assert not taken or taken[-1].end == owned.position, "what is taken ends where the next range begins"
+                assert owned.begin <= owned.position <= owned.known
 
 
 def _at_group(owned: Owned, group: OffsetMap) -> int | None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from orderedmq.ownership.process_queue import MAX_BYTES, MAX_MESSAGES
+#: Messages of a queue that are pulled and not handed over, at most. Java's ``pullThresholdForQueue`` is 1,000; a task that reads a closed
+#: range needs more in flight than a listener, since a pull brings 32 messages at most.
+MAX_MESSAGES: Final = 65_536
+#: The same in bytes (Java: ``pullThresholdSizeForQueue``, 100 MiB).
+MAX_BYTES: Final = 100 * 1024 * 1024
 
 
 @dataclass(frozen=True)

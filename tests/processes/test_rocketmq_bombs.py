@@ -20,8 +20,7 @@ from ordered_source import partition_reader
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, aged_out, unreadable
 from orderedmq.model import MessageQueue
-from orderedmq.ownership.process_queue import PULL_MAX_IDLE
-from orderedmq.rocketmq.messages.puller import Puller
+from orderedmq.rocketmq.messages.puller import PULL_MAX_IDLE, Puller
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.wire.codes import RequestCode

@@ -32,18 +32,18 @@ def no_epoch_check() -> AbstractContextManager[Any]:
 @contextlib.contextmanager
 def offset_read_before_the_lock() -> Iterator[None]:
     """The group's offset is read before the queue is locked: the last owner may still move it."""
-    take, offsets = GroupSession.take, Process.offsets
+    take, offsets = GroupSession._take, Process.offsets
     early: dict[Process, dict[Any, int]] = {}
 
-    def reads_first(self: GroupSession, owner: Owner, action: Any, *, patient: bool) -> None:
+    def reads_first(self: GroupSession, action: Any, *, patient: bool) -> None:
         process: Any = self._groups
         early[process] = offsets(process, self.group, action.queues)
-        take(self, owner, action, patient=patient)
+        take(self, action, patient=patient)
 
     def read_early(self: Process, name: str, queues: Any) -> dict[Any, int]:
         return {**offsets(self, name, queues), **{queue: at for queue, at in early.get(self, {}).items() if queue in queues}}
 
-    with _instead(GroupSession, "take", reads_first), _instead(Process, "offsets", read_early):
+    with _instead(GroupSession, "_take", reads_first), _instead(Process, "offsets", read_early):
         yield
 
 

@@ -18,6 +18,7 @@ from orderedmq.listening.key_engine import KeyEngine
 from orderedmq.listening.listener import ConsumeOrderlyStatus
 from orderedmq.model import is_parked
 from orderedmq.ownership import owner as ownership
+from orderedmq.ownership.owned_queue import Step
 from orderedmq.ownership.owner import Commit, Owner
 from orderedmq.parking import lot as parking_lot
 from orderedmq.parking.lot import Lot
@@ -74,15 +75,15 @@ def lot_not_committed_with_its_queue() -> AbstractContextManager[Any]:
 
 def lot_kept_when_its_queue_is_given_up() -> AbstractContextManager[Any]:
     """A queue that is given up and comes back finds its lot where it was when it was given up."""
-    locked = Owner.locked
+    locked, forget = Owner.locked, Owner._forget
     kept: dict[tuple[int, Any], int] = {}
 
-    def drop(self: Owner, queues: Any) -> None:
+    def remembers(self: Owner, queues: Any, step: Step) -> None:
         gone = set(queues)
         for queue, owned in self.owned.items():
             if owned.leader in gone and owned.position is not None:
                 kept[id(self), queue] = owned.position
-        self.owned = {queue: one for queue, one in self.owned.items() if queue not in gone and one.leader not in gone}
+        forget(self, gone, step)
 
     def again(self: Owner, tokens: Any) -> None:
         locked(self, tokens)
@@ -91,7 +92,7 @@ def lot_kept_when_its_queue_is_given_up() -> AbstractContextManager[Any]:
                 owned.place(position, entered=True)
 
     stack = contextlib.ExitStack()
-    stack.enter_context(_instead(Owner, "drop", drop))
+    stack.enter_context(_instead(Owner, "_forget", remembers))
     stack.enter_context(_instead(Owner, "locked", again))
     return stack
 

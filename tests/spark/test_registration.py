@@ -242,7 +242,6 @@ def test_what_spark_discovers_loads_nothing_of_weight(tmp_path: Path) -> None:
         "pandas",
         "lmdb",
         "xxhash",
-        "sortedcontainers",
         "typer",
         "rich",
         "ordered_source",

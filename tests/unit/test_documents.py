@@ -57,6 +57,10 @@ def test_every_generated_part_of_a_page_is_made(path: Path, generate: ModuleType
     assert "<!-- generated" not in made
 
 
+def test_the_diagram_of_a_queue_s_tenure_has_the_transitions_of_the_code(generate: ModuleType) -> None:
+    assert generate.tenure() in (ROOT / "ARCHITECTURE.md").read_text()
+
+
 def test_the_page_of_options_has_every_option(generate: ModuleType) -> None:
     made = generate.fill(page("reference/options.md"))
     for kind in ("broker", "source", "sink"):

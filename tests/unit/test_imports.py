@@ -279,3 +279,25 @@ def test_what_pyspark_asks_of_mapinarrow_comes_with_the_package() -> None:
     """``consume_orderly`` and ``route`` are made of it, and pyspark itself does not depend on pandas."""
     needed = [Requirement(line) for line in requires("orderedmq") or ()]
     assert {"pyspark", "pyarrow", "pandas"} <= {one.name for one in needed if one.marker is None}
+
+
+def test_only_the_group_session_changes_the_state_of_a_querys_owner() -> None:
+    changes = {
+        *("boundary", "locked", "assume", "lost", "drop", "enter", "backlog", "skip", "unplace", "plan", "replay", "on"),
+        *("place", "found", "repeat", "commit", "roll_back"),
+    }
+    found = []
+    for name, path in MODULES.items():
+        if not inside(name, ("ordered_source",)) or name == "ordered_source.group_session":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr in changes:
+                    called = owner
+                case ast.Assign(targets=[ast.Attribute(value=owner)]) | ast.AugAssign(target=ast.Attribute(value=owner)):
+                    called = owner
+                case _:
+                    continue
+            if ast.unparse(called).rpartition(".")[2] in ("owner", "_owner", "owned", "leader"):
+                found.append(f"{name}: {ast.unparse(node)}")
+    assert found == []

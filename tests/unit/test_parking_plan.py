@@ -18,6 +18,7 @@ import orderedmq
 from ordered_source import plan, stream_reader
 from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
+from ordered_source.group_session import GroupSession
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker
@@ -170,13 +171,13 @@ def test_an_idle_query_looks_again_when_a_key_is_due_and_not_before(
         assert run.batch() is None
         assert run.batch() is None
         looks: list[int] = []
-        look = StreamReader._boundary
+        look = GroupSession.boundary
 
-        def boundary(*given: Any) -> None:
+        def boundary(*given: Any, **more: Any) -> None:
             looks.append(1)
-            look(*given)
+            look(*given, **more)
 
-        monkeypatch.setattr(StreamReader, "_boundary", boundary)
+        monkeypatch.setattr(GroupSession, "boundary", boundary)
         clock.passed = 3000
         assert run.batch() is None
         assert not looks

@@ -26,7 +26,6 @@ from orderedmq.errors import (
     beyond_end,
 )
 from orderedmq.model import MessageQueue
-from orderedmq.ownership.process_queue import ProcessQueue, Slice
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
 from orderedmq.rocketmq.messages.pull_state import Answers, Known, PullLimits
 from orderedmq.rocketmq.net.backoff import RETRY
@@ -115,8 +114,9 @@ class Fetch:
         #: The offset after the last piece. Messages and bytes that have come since.
         self.position = offset
         self._count = self._size = 0
-        #: What this pull has handed over in pieces and the caller still holds, and when messages came last.
-        self._held = ProcessQueue(time.monotonic())
+        #: Messages and bytes that this pull has handed over in pieces and the caller still holds, and when messages came last.
+        self._held_count = self._held_size = 0
+        self._heard = time.monotonic()
         self._answer = known.answer
         self._loss: DataLossError | None = None
         self._failures = 0
@@ -125,7 +125,8 @@ class Fetch:
     def begin(self, limits: PullLimits, until: int) -> None:
         """Begin a pull at `position`. Messages from ``until`` on are not requested."""
         self._offset, self._limits = self.position, limits
-        self._held = ProcessQueue(time.monotonic())
+        self._held_count = self._held_size = 0
+        self._heard = time.monotonic()
         if not self._ended:
             self._stop = max(until, self._next)
 
@@ -155,7 +156,8 @@ class Fetch:
         self._send_more()
         self._write()
         size = self._parts_size
-        self._held.put(Slice(self.position, self._done, size))
+        self._held_count += self._done - self.position
+        self._held_size += size
         made = Answers(self._parts, self._done)
         self._count -= self._done - self.position
         self._size -= size
@@ -224,7 +226,7 @@ class Fetch:
         if self._next >= self._known.end:
             return least
         answer = max(self._answer, 1)
-        size, count = self._held.message_size + self._size, self._held.message_count + self._count
+        size, count = self._held_size + self._size, self._held_count + self._count
         bodies = size - _LEAST_OVERHEAD * count
         body = max(answer - _LEAST_OVERHEAD * self._known.step, 1)
         most = min(
@@ -241,7 +243,7 @@ class Fetch:
         """
         if not self._asks:
             return
-        deadline = min(Deadline.after(_PULL_TIMEOUT), self._held.last_pull + self._patience)
+        deadline = min(Deadline.after(_PULL_TIMEOUT), self._heard + self._patience)
         lane, replica = self._lane, self._known.replica
         if lane is None or lane.closed or replica != self._wanted:
             if lane is not None and lane.in_flight:
@@ -290,7 +292,7 @@ class Fetch:
             time.sleep(timeout)
         now = time.monotonic()
         # Not before receiving: if this process was stopped, or waited for a processor, the broker's answers have arrived meanwhile.
-        if not answers and now - self._held.last_pull > self._patience:
+        if not answers and now - self._heard > self._patience:
             why = f": {self._last.message}" if self._last is not None else ""
             raise RocketMQUnavailableError(
                 UnavailableCondition.TIMEOUT,
@@ -311,7 +313,7 @@ class Fetch:
                         self._answer = size
                     known = self._known
                     known.end, known.replica, known.answer = last, suggested, size
-                    self._held.last_pull, self._failures = now, 0
+                    self._heard, self._failures = now, 0
                 else:
                     self._take(result, begin, count, now)
             elif self._replica == MASTER_ID and not isinstance(result, RocketMQUnavailableError):
@@ -368,7 +370,7 @@ class Fetch:
         if end <= begin:
             why = f"queue {self._queue}: a pull at offset {begin} found messages and says to continue at {end}"
             raise ProtocolError(ProtocolCondition.PROTOCOL, why)
-        self._held.last_pull = now
+        self._heard = now
         self._failures = 0
         size = self._known.answer = len(result.body)
         self._answer = max(self._answer, size)

@@ -19,7 +19,6 @@ from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
-from orderedmq.ownership.process_queue import PULL_MAX_IDLE
 from orderedmq.pulls import bounded
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import PIECE_BYTES
@@ -33,6 +32,8 @@ from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
 
 T = TypeVar("T")
 
+#: Seconds without a message after which a pull fails (Java: ``pullMaxIdleTime``, after which pulling counts as dead).
+PULL_MAX_IDLE: Final = 120.0
 #: Seconds until the average body size is measured again.
 _AVERAGE_AGE: Final = 10.0
 #: Seconds for which messages that were read ahead wait for the next pull: a topic may be deleted meanwhile.
