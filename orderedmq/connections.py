@@ -84,7 +84,7 @@ def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
     store before.
     """
     if run and endpoint.path is not None and _remembered(endpoint, run, identity) != identity:
-        from orderedmq.embedded.store_file import not_the_same
+        from orderedmq.embedded.store.store_file import not_the_same
 
         raise not_the_same(endpoint.path)
     known = _kept.get((endpoint, identity))

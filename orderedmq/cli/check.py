@@ -9,7 +9,7 @@ import typer
 
 from orderedmq.cli.shell import REFUSED, Column, Shell, command
 from orderedmq.conditions import OptionCondition
-from orderedmq.embedded.check import examine
+from orderedmq.embedded.integrity.check import examine
 from orderedmq.errors import OptionError
 from orderedmq.options.declared import DEFAULT_DIRECTORY
 from orderedmq.tools.readable import number, size

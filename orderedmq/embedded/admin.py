@@ -9,13 +9,14 @@ from functools import partial
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
-from orderedmq.embedded import dead_letters, groups, index, layout, parking_lots, runs
+from orderedmq.embedded import dead_letters, groups, index, parking_lots, runs
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
-from orderedmq.embedded.log import new_incarnation, put_queues, put_topic, topic_of
-from orderedmq.embedded.store import Store
-from orderedmq.embedded.transaction import Transaction
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.transaction import Transaction
+from orderedmq.embedded.topics import new_incarnation, put_queues, put_topic, topic_of
 from orderedmq.errors import (
     GroupError,
     OptionError,

@@ -15,8 +15,8 @@ from orderedmq.embedded.clock import Clock, SystemClock
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.outbox import EmbeddedOutbox
-from orderedmq.embedded.store import Store
-from orderedmq.embedded.store_file import not_the_same
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.store_file import not_the_same
 from orderedmq.errors import OptionError, StoreError
 
 

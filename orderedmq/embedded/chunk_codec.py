@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from orderedmq.conditions import StoreCondition
-from orderedmq.embedded.layout import Chunk
+from orderedmq.embedded.store.layout import Chunk
 from orderedmq.errors import Remedy, StoreError
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue, select_schema
 

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from orderedmq.conditions import GroupCondition
-from orderedmq.embedded import index, layout
+from orderedmq.embedded import index
 from orderedmq.embedded.clock import Clock
-from orderedmq.embedded.log import append_rows, made
-from orderedmq.embedded.transaction import Transaction
+from orderedmq.embedded.log import append_rows
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.transaction import Transaction
+from orderedmq.embedded.topics import made
 from orderedmq.errors import GroupError
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MAX_OFFSET, PROPERTIES_TYPE, MessageQueue, OffsetRange
 from orderedmq.rows.message_rows import normalise

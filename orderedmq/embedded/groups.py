@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.embedded import dead_letters, layout, parking_lots
+from orderedmq.embedded import dead_letters, parking_lots
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
-from orderedmq.embedded.store import Store
-from orderedmq.embedded.transaction import Transaction
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import LockError, OptionError, lost, not_an_offset
 from orderedmq.model import MessageQueue, OffsetRange, check_group
 from orderedmq.ownership import lock as rules

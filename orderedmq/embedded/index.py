@@ -12,10 +12,10 @@ from typing import Final
 
 from orderedmq.broker import TopicInfo
 from orderedmq.embedded import chunk_codec as codec
-from orderedmq.embedded import layout
 from orderedmq.embedded.clock import Clock
-from orderedmq.embedded.layout import Chunk, QueueState
-from orderedmq.embedded.transaction import Transaction
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.layout import Chunk, QueueState
+from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import StoreError, no_such_queue
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, missing_topic
 from orderedmq.rows.retention import Clocks

@@ -1,12 +1,9 @@
-"""The Log protocol on the store: topics, offsets, pulling and appending messages. Admin uses its functions for topics."""
+"""The Log protocol on the store: topics, offsets, pulling and appending messages."""
 
 from __future__ import annotations
 
 import bisect
-import json
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Final
 
 import pyarrow as pa
@@ -15,14 +12,16 @@ import pyarrow.compute as pc
 from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.conditions import OptionCondition
 from orderedmq.embedded import chunk_codec as codec
-from orderedmq.embedded import index, layout
+from orderedmq.embedded import index, topics
 from orderedmq.embedded.clock import Clock
-from orderedmq.embedded.layout import Chunk
-from orderedmq.embedded.store import Store
-from orderedmq.embedded.transaction import Transaction
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.layout import Chunk
+from orderedmq.embedded.store.transaction import Transaction
+from orderedmq.embedded.topics import topic_of
 from orderedmq.errors import OptionError, aged_out, beyond_end, recreated
 from orderedmq.malformed_text import MalformedText
-from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange, check_topic, missing_topic, select_schema
+from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.pulls import bounded
 from orderedmq.rows.delays import DELAY_COLUMNS, delays_nothing
 from orderedmq.rows.filters import Filter
@@ -33,37 +32,6 @@ from orderedmq.text import valid_rows
 _BODY = ("body",)
 #: Bytes of payloads that are read before the map's memory is given back.
 UNMAP_BYTES: Final = 32 * 1024 * 1024
-
-
-def topic_of(txn: Transaction, name: str) -> TopicInfo:
-    """Return a topic's record. Raises TopicError MISSING."""
-    value = txn.get("topics", name.encode())
-    if value is None:
-        raise missing_topic(name)
-    return TopicInfo(**json.loads(value))
-
-
-def put_topic(txn: Transaction, topic: TopicInfo) -> None:
-    txn.put("topics", topic.name.encode(), json.dumps(asdict(topic)).encode())
-
-
-def new_incarnation() -> str:
-    """Return 16 hex digits that tell a topic from an earlier one of the same name."""
-    return uuid.uuid4().hex[:16].upper()
-
-
-def put_queues(txn: Transaction, topic: TopicInfo, begin: int = 0) -> None:
-    """Store a topic's record, and make its queues from number ``begin`` on."""
-    put_topic(txn, topic)
-    for queue in index.queues_of(topic)[begin:]:
-        txn.put("queues", layout.queue_key(queue), layout.QueueState(0, 0, 0, 0).pack())
-
-
-def made(txn: Transaction, name: str, queues: int) -> TopicInfo:
-    """Return a topic that the broker keeps for a group, which never forgets messages by itself. It is made if it is missing."""
-    if txn.get("topics", name.encode()) is None:
-        put_queues(txn, TopicInfo(name, queues, new_incarnation(), None, None, DEFAULT_COMPRESSION))
-    return topic_of(txn, name)
 
 
 def append_rows(txn: Transaction, topic: TopicInfo, queue: MessageQueue, rows: pa.RecordBatch, now: int) -> OffsetRange:
@@ -144,7 +112,7 @@ class EmbeddedLog:
 
     def topics(self) -> list[TopicInfo]:
         with self._store.read() as txn:
-            return [TopicInfo(**json.loads(value)) for _, value in txn.scan("topics")]
+            return topics.every(txn)
 
     def topic(self, name: str) -> TopicInfo:
         with self._store.read() as txn:
@@ -334,10 +302,10 @@ class EmbeddedLog:
             check_topic(queue.topic, writing=True)
         checked = {queue: normalise(some, f"queue {queue}") for queue, some in rows.items()}
         with self._store.write() as txn:
-            topics = {name: topic_of(txn, name) for name in {queue.topic for queue in checked}}
+            targets = {name: topic_of(txn, name) for name in {queue.topic for queue in checked}}
             now = self._clock.wall()
-            added = {queue: append_rows(txn, topics[queue.topic], queue, some, now) for queue, some in checked.items()}
-            for topic in topics.values():
+            added = {queue: append_rows(txn, targets[queue.topic], queue, some, now) for queue, some in checked.items()}
+            for topic in targets.values():
                 index.retain(txn, topic, self._clock)
             return added
 

@@ -15,13 +15,14 @@ from typing import Any, Final
 
 from orderedmq.broker import Published, Receipt, SinkBatch
 from orderedmq.conditions import OptionCondition, SinkCondition
-from orderedmq.embedded import groups, index, layout, runs
+from orderedmq.embedded import groups, index, runs
 from orderedmq.embedded.clock import Clock
-from orderedmq.embedded.log import topic_of
 from orderedmq.embedded.runs import Registration
 from orderedmq.embedded.staging import EmbeddedStaging, discard
-from orderedmq.embedded.store import Store
-from orderedmq.embedded.transaction import Transaction
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.transaction import Transaction
+from orderedmq.embedded.topics import topic_of
 from orderedmq.errors import NEWEST_CHECKPOINT, OptionError, SinkError, rows_gone
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken

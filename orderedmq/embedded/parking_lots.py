@@ -13,9 +13,11 @@ from dataclasses import replace
 import pyarrow as pa
 
 from orderedmq.broker import TopicInfo
-from orderedmq.embedded import index, layout
-from orderedmq.embedded.log import append_rows, made, put_queues, rows_at, rows_between, topic_of
-from orderedmq.embedded.transaction import Transaction
+from orderedmq.embedded import index
+from orderedmq.embedded.log import append_rows, rows_at, rows_between
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.transaction import Transaction
+from orderedmq.embedded.topics import made, put_queues, topic_of
 from orderedmq.model import PARKED_PREFIX, MessageQueue
 from orderedmq.parking.lot import LOT_COLUMNS, SOURCE_COLUMNS, Lot, order_rows, to_park
 from orderedmq.parking.rules import Order, Put, origin, parked_queue

@@ -19,12 +19,13 @@ import pyarrow as pa
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.conditions import SinkCondition
 from orderedmq.embedded import chunk_codec as codec
-from orderedmq.embedded import index, layout
+from orderedmq.embedded import index
 from orderedmq.embedded.clock import Clock
-from orderedmq.embedded.layout import Chunk
-from orderedmq.embedded.log import topic_of
-from orderedmq.embedded.store import Store
-from orderedmq.embedded.transaction import Transaction
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.layout import Chunk
+from orderedmq.embedded.store.transaction import Transaction
+from orderedmq.embedded.topics import topic_of
 from orderedmq.errors import SinkError, rows_gone
 from orderedmq.model import MessageQueue, check_topic
 from orderedmq.rows.message_rows import normalise

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from orderedmq.embedded.layout import lock_from_json, lock_to_json, member_from_json, member_to_json
-from orderedmq.embedded.store import Store
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.layout import lock_from_json, lock_to_json, member_from_json, member_to_json
 from orderedmq.ownership.lock import Instant
 
 

@@ -20,7 +20,7 @@ from ordered_sink.commit import StreamWriter
 from ordered_source import partition_reader as task_module
 from ordered_source.partition_reader import QueuePartition
 from orderedmq.broker import Broker, Receipt
-from orderedmq.embedded.check import check
+from orderedmq.embedded.integrity.check import check
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, SinkError
 from orderedmq.model import MessageQueue

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orderedmq.embedded.store import Store
+from orderedmq.embedded.store.environment import Store
 from tests.faults.conftest import GROUP
 from tests.faults.points import ToldToFail
 from tests.loop.conftest import LoopWorld

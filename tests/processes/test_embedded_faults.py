@@ -22,11 +22,11 @@ import pytest
 
 from orderedmq import Producer
 from orderedmq.broker import Broker, SinkBatch
-from orderedmq.embedded import layout
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.check import check
-from orderedmq.embedded.layout import Chunk
-from orderedmq.embedded.store import Store
+from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.layout import Chunk
 from orderedmq.errors import DataLossError, StoreFullError
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue
 from orderedmq.ownership.lock import LockToken

@@ -20,11 +20,12 @@ import pytest
 
 from orderedmq import connect
 from orderedmq.broker import Broker
-from orderedmq.embedded import layout, store
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.check import check
-from orderedmq.embedded.filesystem import file_system
-from orderedmq.embedded.store import Store
+from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.store import environment as store
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.filesystem import file_system
 from tests.contract.support import bodies, queues_of, refused, rows
 
 ROOT = Path(__file__).parents[2]

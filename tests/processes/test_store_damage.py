@@ -24,11 +24,11 @@ import lmdb
 import pytest
 
 from orderedmq.broker import Receipt, SinkBatch
-from orderedmq.embedded import layout, pages
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.check import check
-from orderedmq.embedded.store import Store
-from orderedmq.embedded.verify import reading
+from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.integrity.verify import reading
+from orderedmq.embedded.store import layout, pages
+from orderedmq.embedded.store.environment import Store
 from orderedmq.errors import StoreError
 from orderedmq.model import OffsetRange
 from orderedmq.ownership.micro_batch import SourceRun

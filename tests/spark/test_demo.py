@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orderedmq.embedded.check import check
+from orderedmq.embedded.integrity.check import check
 from tests.command import COMMAND
 
 EVENTS = 20_000

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from orderedmq.broker import SinkBatch, TopicInfo
-from orderedmq.embedded import layout
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.check import check
-from orderedmq.embedded.layout import Chunk, QueueState
-from orderedmq.embedded.log import put_queues
-from orderedmq.embedded.store import Store
-from orderedmq.embedded.transaction import Transaction
+from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.layout import Chunk, QueueState
+from orderedmq.embedded.store.transaction import Transaction
+from orderedmq.embedded.topics import put_queues
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Put, Ticket, parked_queue

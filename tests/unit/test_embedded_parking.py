@@ -13,11 +13,13 @@ import lmdb
 import pyarrow as pa
 import pytest
 
-from orderedmq.embedded import index, layout, seal, transaction
+from orderedmq.embedded import index
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.check import check
-from orderedmq.embedded.store import Store
-from orderedmq.embedded.transaction import WRITTEN, Transaction
+from orderedmq.embedded.integrity import seal
+from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.store import layout, transaction
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.transaction import WRITTEN, Transaction
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.rules import Put, Ticket, companion, parked_queue

@@ -16,7 +16,7 @@ import pytest
 import orderedmq
 from ordered_source import stream_reader
 from orderedmq.broker import QueueBounds
-from orderedmq.embedded import layout
+from orderedmq.embedded.store import layout
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
 from orderedmq.rocketmq.group import dead_letter_topic
 from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic

@@ -14,8 +14,8 @@ import pytest
 from orderedmq import connect
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.connections import kept, reach
-from orderedmq.embedded.store import Store
-from orderedmq.embedded.store_file import file_at
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.store_file import file_at
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import StoreError
 from orderedmq.model import MessageQueue

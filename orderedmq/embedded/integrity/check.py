@@ -19,12 +19,13 @@ import pyarrow as pa
 from orderedmq.broker import TopicInfo
 from orderedmq.conditions import StoreCondition
 from orderedmq.embedded import chunk_codec as codec
-from orderedmq.embedded import formats, layout, pages, seal, verify
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.layout import Chunk, QueueState
-from orderedmq.embedded.pages import Meta, Read, Snapshot, TreeEntry
-from orderedmq.embedded.store import MAP_SIZE, Store
-from orderedmq.embedded.transaction import WRITTEN
+from orderedmq.embedded.integrity import seal, verify
+from orderedmq.embedded.store import formats, layout, pages
+from orderedmq.embedded.store.environment import MAP_SIZE, Store
+from orderedmq.embedded.store.layout import Chunk, QueueState
+from orderedmq.embedded.store.pages import Meta, Read, Snapshot, TreeEntry
+from orderedmq.embedded.store.transaction import WRITTEN
 from orderedmq.errors import StoreError
 from orderedmq.model import DEAD_LETTER_PREFIX, PARKED_PREFIX, MessageQueue
 from orderedmq.parking.rules import leader_of, origin

@@ -9,8 +9,9 @@ from typing import Any
 import lmdb
 
 from orderedmq.conditions import StoreCondition
-from orderedmq.embedded import layout, seal
-from orderedmq.embedded.transaction import Transaction
+from orderedmq.embedded.integrity import seal
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import StoreError
 
 

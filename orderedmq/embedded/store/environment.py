@@ -21,11 +21,12 @@ from typing import Any, ClassVar, Final, TypeVar
 import lmdb
 
 from orderedmq.conditions import StoreCondition, StoreFullCondition
-from orderedmq.embedded import formats, layout, verify
-from orderedmq.embedded.filesystem import drop_pages, file_system, missing_rights, refuse_other_files
-from orderedmq.embedded.resize_lock import ResizeLock
-from orderedmq.embedded.store_file import File, Whereabouts, file_at, recognised
-from orderedmq.embedded.transaction import Transaction, damaged
+from orderedmq.embedded.integrity import verify
+from orderedmq.embedded.store import formats, layout
+from orderedmq.embedded.store.filesystem import drop_pages, file_system, missing_rights, refuse_other_files
+from orderedmq.embedded.store.resize_lock import ResizeLock
+from orderedmq.embedded.store.store_file import File, Whereabouts, file_at, recognised
+from orderedmq.embedded.store.transaction import Transaction, damaged
 from orderedmq.errors import StoreError, StoreFullError, map_full, no_store
 from orderedmq.forks import call_in_child
 

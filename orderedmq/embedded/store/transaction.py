@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from orderedmq.conditions import StoreCondition
-from orderedmq.embedded import layout, seal
+from orderedmq.embedded.integrity import seal
+from orderedmq.embedded.store import layout
 from orderedmq.errors import StoreError
 
 #: The key in ``meta`` for the number of the last write transaction. LMDB finds its newest snapshot by a number without a

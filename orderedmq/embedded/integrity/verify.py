@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from orderedmq.embedded import layout, pages, seal
-from orderedmq.embedded.pages import Meta, OverLimitError, Read, Snapshot, Tree
-from orderedmq.embedded.transaction import WRITTEN, damaged, written
+from orderedmq.embedded.integrity import seal
+from orderedmq.embedded.store import layout, pages
+from orderedmq.embedded.store.pages import Meta, OverLimitError, Read, Snapshot, Tree
+from orderedmq.embedded.store.transaction import WRITTEN, damaged, written
 
 #: Maximum pages of trees that are read when a store is opened.
 LIMIT: Final = 2048

@@ -10,7 +10,7 @@ from typing import Final
 
 import xxhash
 
-from orderedmq.embedded.layout import DATABASES
+from orderedmq.embedded.store.layout import DATABASES
 
 SIZE: Final = 8
 #: The database whose values have no seal.

@@ -1,0 +1,1 @@
+"""The file of a store: one LMDB environment, its transactions, pages and layout."""
