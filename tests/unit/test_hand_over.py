@@ -89,7 +89,7 @@ def test_a_checkpoints_offset_of_a_queue_that_others_had_is_not_trusted():
     owner.boundary(end, QUEUES, ALONE)
     owner.locked([token(Q2, 8), token(Q3, 9)])
     for logged in (start, end):
-        owner.owned[Q2].position = None
+        owner.unplace(Q2)
         owner.enter(logged, {Q2: 11, Q3: 0}, 0, {})
         assert owner.owned[Q2].position == 11
 
