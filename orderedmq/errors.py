@@ -6,6 +6,7 @@ remedy. Nothing foreign (lmdb, OSError, struct) reaches a user unmapped. A text 
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
@@ -40,8 +41,19 @@ FORMER_RUN: Final = (
 NEWEST_CHECKPOINT: Final = "restore the newest checkpoint, or start with a new one"
 
 
+#: An account's options, and the environment variables from which the command takes them: any user of a machine sees arguments.
+ACCOUNT: Final = {
+    "accessKey": "ORDEREDMQ_ACCESS_KEY",
+    "secretKey": "ORDEREDMQ_SECRET_KEY",
+    "securityToken": "ORDEREDMQ_SECURITY_TOKEN",
+}
+#: Options for which the command has another name. Only names that are not plain words.
+_NAMES: Final = {"namesrvAddr": "--namesrv", "topicQueueNums": "--queues", **ACCOUNT}
+_NAME: Final = re.compile(rf"\b(?:options? )?({'|'.join(_NAMES)})\b")
+
+
 class Remedy(NamedTuple):
-    """What to do about an error, in two wordings: the options to set (Spark, Python), and what to type for the command."""
+    """What to do about an error, where more than a name differs between the options to set (Spark, Python) and the command."""
 
     options: str
     command: str
@@ -50,8 +62,8 @@ class Remedy(NamedTuple):
 class OrderedMQError(Exception):
     """Base of all errors of this package.
 
-    ``condition`` is ``FAMILY.SUB``, stable across versions: match on it, not on the text. The remedy in ``message`` names
-    options, the one in ``typed`` says what to type for the command.
+    ``condition`` is ``FAMILY.SUB``, stable across versions: match on it, not on the text. ``message`` names options, ``typed`` says
+    the same to users of the command.
     """
 
     family: ClassVar[str]
@@ -68,7 +80,8 @@ class OrderedMQError(Exception):
             raise AssertionError(f"{type(self).__name__} has no condition {sub!r}")
         self.sub = sub
         self.message = message if remedy is None else f"{message}; {remedy.options}"
-        self.typed = message if remedy is None else f"{message}; {remedy.command}"
+        said = _NAME.sub(lambda found: _NAMES[found[1]], message)
+        self.typed = said if remedy is None else f"{said}; {remedy.command}"
         super().__init__(f"[{self.condition}] {self.message}")
 
     @property

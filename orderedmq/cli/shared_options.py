@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from orderedmq.errors import ACCOUNT
 from orderedmq.options.declared import DEFAULT_DIRECTORY
-from orderedmq.options.endpoint import ACCOUNT
 
 PATH_HELP: Final = f"Directory of the embedded broker (default: {DEFAULT_DIRECTORY})."
 

@@ -11,7 +11,6 @@ import functools
 import inspect
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
-from orderedmq.options.endpoint import ACCOUNT, account, parse_endpoint
+from orderedmq.options.endpoint import account, parse_endpoint
 from orderedmq.options.values import parse_path
 from orderedmq.tools.failures import Kind, kind_of
 from orderedmq.tools.readable import CONTROL, escaped, number, shortened
@@ -52,10 +51,6 @@ EXIT_CODES: Final = (
 )
 
 _CODES: Final[Mapping[Kind, int]] = {"usage": USAGE, "missing": MISSING, "refused": REFUSED}
-#: The command's flags and variables in place of options of the source and the sink. Only option names that are not plain words.
-_TYPED: Final = {"namesrvAddr": "--namesrv", "topicQueueNums": "--queues", **ACCOUNT}
-_OPTION: Final = re.compile(rf"\b(?:options? )?({'|'.join(_TYPED)})\b")
-
 
 #: Where all of a value is to be seen that was cut.
 WHOLE: Final = "--full shows all"
@@ -357,18 +352,13 @@ def exit_codes() -> Iterator[None]:
     try:
         yield
     except OrderedMQError as error:
-        _fail(f"[{error.condition}] {typed(error.typed)}", code_of(error))
+        _fail(f"[{error.condition}] {error.typed}", code_of(error))
     except KeyboardInterrupt:
         _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader has closed the pipe. Python flushes once more at its end, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(PIPE_CLOSED) from None
-
-
-def typed(message: str) -> str:
-    """Return a message with the command's flags in place of the names of options."""
-    return _OPTION.sub(lambda found: _TYPED[found[1]], message)
 
 
 def code_of(error: OrderedMQError) -> int:

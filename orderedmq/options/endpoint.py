@@ -10,16 +10,10 @@ import re
 from typing import Final
 
 from orderedmq.endpoint import Credentials, Endpoint, TlsOptions, parse_nameservers
-from orderedmq.errors import RocketMQError
+from orderedmq.errors import ACCOUNT, RocketMQError
 from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
 from orderedmq.options.values import conflict, half_given, invalid, only_for_cluster, parse_bool, parse_path
 
-#: An account's options, and the environment variables from which the command takes them: any user of a machine sees arguments.
-ACCOUNT: Final = {
-    "accessKey": "ORDEREDMQ_ACCESS_KEY",
-    "secretKey": "ORDEREDMQ_SECRET_KEY",
-    "securityToken": "ORDEREDMQ_SECURITY_TOKEN",
-}
 _NAMESPACES: Final = ("namespace", "namespaceV2")
 _TLS: Final = ("tlsTrustCertPath", "tlsCertPath", "tlsKeyPath", "tlsKeyPassword", "tlsVerify", "tlsVerifyHostname")
 
