@@ -28,6 +28,7 @@ _TYPES: Final[dict[str, type]] = {
     **dict.fromkeys(("group", "client_id", "identity", "path", "namesrv_addr", "namespace", "namespace_v2", "stored_in"), str),
     "epoch": int,
     "account": bool,
+    "only_run": bool,
 }
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -60,9 +61,9 @@ class TaskLock(NamedTuple):
 class ReadContext:
     """The lock under which a task reads a queue, and where its broker is.
 
-    ``account``: whether the source uses an account. ``lot``: None without the option parkingLot. ``stored_in``: the topic that
-    the rows were actually read from if the option retryTopic is set, otherwise None. It is needed because, for a message in the
-    retry topic, the column topic holds the original topic.
+    ``account``: whether the source uses an account. ``only_run``: see `LockToken`. ``lot``: None without the option parkingLot.
+    ``stored_in``: the topic that the rows were actually read from if the option retryTopic is set, otherwise None. It is needed because,
+    for a message in the retry topic, the column topic holds the original topic.
     """
 
     epoch: int
@@ -74,6 +75,7 @@ class ReadContext:
     namespace: str | None = None
     namespace_v2: str | None = None
     account: bool = False
+    only_run: bool = False
     lot: LotPlan | None = None
     stored_in: str | None = None
 
@@ -92,6 +94,7 @@ class ReadContext:
             endpoint.namespace,
             endpoint.namespace_v2,
             endpoint.credentials is not None,
+            token.only_run,
             lot,
             stored_in,
         )
@@ -148,9 +151,8 @@ class ReadContext:
             endpoint = Endpoint(self.path)
         else:
             endpoint = Endpoint(None, self.namesrv_addr, credentials, tls, self.namespace, self.namespace_v2)
-        return TaskLock(
-            kept(endpoint, self.identity), LockToken(self.group, queue, "", self.client_id, self.epoch, 0), self.lot
-        )
+        token = LockToken(self.group, queue, "", self.client_id, self.epoch, 0, only_run=self.only_run)
+        return TaskLock(kept(endpoint, self.identity), token, self.lot)
 
 
 def _malformed(text: str, why: str) -> LockError:

@@ -56,7 +56,10 @@ class ClientIdentity:
 
 @dataclass(frozen=True)
 class LockToken:
-    """A granted lock, presented with every mutation. ``tenure``: the epoch at which the owner's unbroken tenure began."""
+    """A granted lock, presented with every mutation. ``tenure``: the epoch at which the owner's unbroken tenure began.
+
+    ``only_run``: a RocketMQ broker has the lock in the query's name and not in the client's (rocketmq/group/lock_rules.py).
+    """
 
     group: str
     queue: MessageQueue
@@ -64,6 +67,7 @@ class LockToken:
     client_id: str
     epoch: int
     tenure: int
+    only_run: bool = False
 
 
 @dataclass(frozen=True)

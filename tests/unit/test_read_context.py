@@ -24,7 +24,8 @@ NUMBERS = st.integers(0, 2**62)
 PLACES = st.one_of(
     st.fixed_dictionaries({"path": st.text()}),
     st.fixed_dictionaries(
-        {"namesrv_addr": st.text(), "account": st.booleans()}, optional={"namespace": st.text(), "namespace_v2": st.text()}
+        {"namesrv_addr": st.text(), "account": st.booleans(), "only_run": st.booleans()},
+        optional={"namespace": st.text(), "namespace_v2": st.text()},
     ),
 )
 

@@ -179,7 +179,7 @@ class RocketMQGroups:
         wanted = [queue for queue, lock in known.items() if lock is None]
         forgotten = self._roster.forgotten_locks(group, wanted, client.client_id, ids, brokers, self.trust)
         names = {
-            queue: lock.name if lock is not None else lock_name(client.client_id, 0 if only_run else 1)
+            queue: lock.name if lock is not None else lock_name(client.client_id, only_run=only_run)
             for queue, lock in known.items()
             if queue not in forgotten
         }
@@ -208,9 +208,10 @@ class RocketMQGroups:
     ) -> dict[MessageQueue, LockToken]:
         """Return new tokens and fence off all older ones. ``queues``: whether each lock has the query's name."""
         fences = self._offsets.fences(group, list(queues))
-        epochs = {queue: self._epochs.next(fences[queue], only_run=only_run) for queue, only_run in queues.items()}
+        epochs = {queue: self._epochs.next(fences[queue]) for queue in queues}
         tokens = {
-            queue: LockToken(group, queue, client.owner, client.client_id, epoch, epoch) for queue, epoch in epochs.items()
+            queue: LockToken(group, queue, client.owner, client.client_id, epoch, epoch, only_run=queues[queue])
+            for queue, epoch in epochs.items()
         }
         self._offsets.fence(group, {queue: epoch - 1 for queue, epoch in epochs.items()})
         for token in tokens.values():
@@ -304,7 +305,7 @@ class RocketMQGroups:
         return gone
 
     def _still_granted(self, token: LockToken) -> bool:
-        names = {token.queue: lock_name(token.client_id, token.epoch)}
+        names = {token.queue: lock_name(token.client_id, only_run=token.only_run)}
         return token.queue in lock_queues(self._client, token.group, names, _LOCK_TIMEOUT)
 
     def _is_member(self, token: LockToken, deadline: float) -> bool:

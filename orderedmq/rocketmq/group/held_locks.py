@@ -29,7 +29,7 @@ class HeldLock:
     @property
     def name(self) -> str:
         """The client id under which the broker knows the lock."""
-        return lock_name(self.token.client_id, self.token.epoch)
+        return lock_name(self.token.client_id, only_run=self.token.only_run)
 
 
 class HeldLocks:

@@ -16,14 +16,12 @@ lineage, and a renewal also grants a queue that is free. So these rules apply on
   queue at the group's offset. An exclusive one follows its checkpoint unless the group's offset is higher (Owner.unbroken).
 - *Name*: the client id of a lock may be any text, not just a member's. A run uses its query's name while no other run of the
   query is a member, so a restarted query is granted its own locks at once. Otherwise it uses its own client id, and the runs
-  exclude each other like different queries. The epoch is even for a query's name and odd for a client id, so every task knows
-  which one to use.
+  exclude each other like different queries. The token says which one it is.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import re
 import socket
@@ -87,9 +85,9 @@ def is_only_run(client_id: str, members: Iterable[str]) -> bool:
     return all(other == client_id or query_of(other) != query_of(client_id) for other in members)
 
 
-def lock_name(client_id: str, epoch: int) -> str:
-    """Return the client id under which the broker knows a token's lock."""
-    return client_id if epoch % 2 else query_of(client_id)
+def lock_name(client_id: str, *, only_run: bool) -> str:
+    """Return the client id under which the broker has a client's lock. ``only_run``: see `is_only_run`."""
+    return query_of(client_id) if only_run else client_id
 
 
 def lock_names(client_id: str) -> tuple[str, ...]:
@@ -104,11 +102,10 @@ class Epochs:
         self._lock = threading.Lock()
         self._last = 0
 
-    def next(self, fence: int, *, only_run: bool) -> int:
-        """Return an epoch above ``fence`` and all earlier ones: even if ``only_run``, else odd (see `lock_name`)."""
+    def next(self, fence: int) -> int:
+        """Return an epoch greater than ``fence`` and every earlier epoch."""
         with self._lock:
-            least = max(self._last, fence, time.time_ns() // 1000) + 1
-            self._last = next(number for number in itertools.count(least) if (number % 2 == 0) == only_run)
+            self._last = max(self._last, fence, time.time_ns() // 1000) + 1
             return self._last
 
 
