@@ -57,7 +57,8 @@ class Session:
     def boundary(self, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
         """Carry out the Owner's actions between micro-batches, when nothing is in flight.
 
-        ``patient`` (availableNow): wait up to lockTimeout for queues that others hold; from the next boundary on, none is asked for.
+        ``patient`` (set for availableNow): wait up to lockTimeout for queues that others hold. A shared group requests no further queues
+        at later boundaries then.
         """
         for action in self.owner.boundary(start, queues):
             if isinstance(action, Lock):
@@ -78,11 +79,11 @@ class Session:
     def place(
         self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]
     ) -> tuple[list[Behind], dict[MessageQueue, tuple[int, int]]]:
-        """Decide where each queue is read from that has no position yet; see `Owner.enter`. Makes the resets that are due at the start.
+        """Decide where to start reading each queue that has no position yet; see `Owner.enter`. Makes the resets that are due at the start.
 
         ``begins``: where each of these queues begins if the group has no offset for it. ``recreated_topics``: topics whose former
-        offsets are void. Returns the queues whose checkpoint is behind the group, and those that left the checkpoint's offset for the
-        group's, as (checkpoint, group).
+        offsets are void. Returns the queues whose checkpoint is behind the group's offset; and those for which the group's offset is used
+        instead of the checkpoint's, with both offsets as (checkpoint, group).
         """
         del recreated_topics
         _, behind, left = self.owner.enter(start, {}, 0, begins)

@@ -58,9 +58,9 @@ TRANSITIONS: Final[dict[tuple[Phase, Step], Phase]] = {
 class Owned:
     """One owned queue: its lock token (None without a group), and its offsets.
 
-    As with the messages of RocketMQ's ProcessQueue, what is found at the broker is taken in order, and a commit is one above the last
-    message taken. Here both are ranges without gaps, so three offsets say everything: [``begin``, ``position``) is in flight, and
-    [``position``, ``known``) was found and is not planned.
+    As in RocketMQ's ProcessQueue, messages are taken in order, and the committed offset is one more than the offset of the last message
+    taken. Here the messages in flight, and those that were found and are not planned, are each a range without gaps, so three offsets say
+    everything: [``begin``, ``position``) is in flight, and [``position``, ``known``) was found and is not planned.
     """
 
     __slots__ = ("begin", "entered", "known", "leader", "phase", "position", "queue", "token")

@@ -34,7 +34,7 @@ class Timing:
     """Time limits of whoever appends to a queue, in seconds.
 
     ``send_timeout``: for one request. ``settle``: after a lost answer; see `orderedmq.rocketmq.append`. ``visible``: until sent messages can
-    be read. ``patience``: for a broker that is away or busy.
+    be read. ``patience``: for a broker that is unavailable or busy.
     """
 
     send_timeout: float = 15.0
@@ -53,10 +53,10 @@ def send_request(
     reconsume_times: int = 0,
     max_reconsume_times: int | None = None,
 ) -> Request[SendResult]:
-    """Return the request that sends a body now, in the name of the producer group ``group``. Every send of this package is made here.
+    """Return the request that sends a body now, in the name of the producer group ``group``. Every send in this package uses this function.
 
-    ``trace`` is told of its answer. ``stored_in``: the queue that the broker puts it into, if that is another one. The other arguments
-    are those of `message_requests.send`.
+    ``trace`` is notified of the broker's answer. ``stored_in``: the queue in which the broker stores the body, if it is not ``queue``. The
+    other arguments are those of `message_requests.send`.
     """
     born = time.time_ns() // 1_000_000
     request = message_requests.send(
@@ -156,8 +156,8 @@ class BrokerPort:
     def _settle(self, deadline: float | None) -> None:
         """Wait until a request that was given up is either refused or stored and readable; see `orderedmq.rocketmq.append`.
 
-        The wait begins with the broker's next answer: a broker that stood still goes on with what it had received. ``deadline``: of a
-        request for such an answer; None if one has just come.
+        The wait begins with the broker's next answer: a broker that stood still goes on with what it had received. ``deadline``: the
+        deadline of the request that is sent to get this answer, or None if the broker has just answered.
         """
         if self._unsettled:
             if deadline is not None:

@@ -13,7 +13,7 @@ class Port(Protocol):
     """One queue at its broker, as one appender uses it. A method raises OrderedMQError after it has tried for long enough."""
 
     def keep(self) -> bool:
-        """Whether this appender may send: every request that it gave up has settled, and it holds the lock that it needs."""
+        """Return whether this appender may send: every request that it gave up has settled, and it still holds the lock that it needs."""
         ...
 
     def acquire(self) -> None:
@@ -28,7 +28,7 @@ class Port(Protocol):
         ...
 
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
-        """Wait before the next try, after this many failures in a row. Raises ``error`` if they have lasted too long.
+        """Wait before the next try, after ``failures`` failures in a row. Raises ``error`` if sending has been failing for too long.
 
         After an error whose outcome is unknown, `keep` is false until the request has settled.
         """
@@ -43,7 +43,7 @@ class Outgoing(Protocol):
         ...
 
     def missing(self) -> Iterator[SendBody]:
-        """Yield the requests for the messages that are not in the queue, in order. Each was sent when the next one is taken."""
+        """Yield, in order, requests for the messages that are not in the queue. The caller sends each before it takes the next one."""
         ...
 
     def record_sent(self, body: SendBody, offset: int) -> None:
@@ -51,12 +51,15 @@ class Outgoing(Protocol):
         ...
 
     def adapt(self, body: SendBody, error: OrderedMQError) -> bool:
-        """Return whether `missing` now yields other requests, which avoid the error that the broker answered. May raise another."""
+        """Try to change the requests so that they avoid the error that the broker returned; return whether `missing` yields others now.
+
+        May raise a clearer error in place of ``error``.
+        """
         ...
 
 
 class Appender:
-    """Appends what ``outgoing`` misses. Used by one thread at a time."""
+    """Appends the messages of ``outgoing`` that are missing from the queue. Used by one thread at a time."""
 
     def __init__(self, port: Port, outgoing: Outgoing) -> None:
         self._port = port

@@ -73,7 +73,7 @@ class DeadLetterTopic:
         self._seen: dict[MessageQueue, tuple[dict[str, _Origin], int]] = {}
 
     def sending_by(self, client: Client) -> DeadLetterTopic:
-        """Return one with the same knowledge of the topics, whose letters ``client`` sends."""
+        """Return a `DeadLetterTopic` that shares this one's knowledge of the topics and sends letters through ``client``."""
         made = copy.copy(self)
         made._client = client
         return made
@@ -98,7 +98,7 @@ class DeadLetterTopic:
     # -- looking
 
     def known(self, group: str, queue: MessageQueue, spans: Sequence[OffsetRange]) -> set[int]:
-        """Return which offsets of the queue in these ranges have a letter that `put` would not add again."""
+        """Return the offsets of the queue in these ranges whose letters `put` would treat as already written."""
         target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
         try:
             seen, _ = self._look(group, target)
@@ -221,7 +221,7 @@ class _Letters:
         self.end = offset + body.rows
 
     def adapt(self, body: SendBody, error: OrderedMQError) -> bool:  # noqa: ARG002
-        """Make the group if it is missing, and use the retry topic if the account may not write to the dead-letter topic."""
+        """Create the group if it is missing, and use the retry topic if the account may not write to the dead-letter topic."""
         if isinstance(error, GroupError) and not self._made_group:
             self._topic._offsets.create_group(self._group, [self._queue], Deadline.after(GROUP_TIMEOUT))
             self._made_group = True

@@ -67,7 +67,9 @@ class LotTopics:
         masters: Mapping[str, str],
         explain: Callable[[Sequence[str], str], str] | None = None,
     ) -> None:
-        """Delete topics of parking lots, their own lots, and the groups' offsets of them. Raises RocketMQUnavailableError.
+        """Delete these topics of parking lots, with the groups' offsets in them. Raises RocketMQUnavailableError.
+
+        A group that reads a parking lot as its topic may have lots for it, which are deleted as well.
 
         ``explain`` makes an error's message from the topics that are left and the reason.
         """

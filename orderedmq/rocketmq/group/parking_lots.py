@@ -71,8 +71,8 @@ _COLUMNS: Final = {"tags": TAGS, "keys": KEYS, "sharding_key": SHARDING_KEY}
 class _Known:
     """What this process knows of a lot from ``begin`` up to ``end``.
 
-    ``places``: where its messages were copied from, and where they lie; of several copies the last one. ``last``: the message id
-    of the last message; "" if none was read.
+    ``places`` maps the place from which a message was copied to the offset of its copy; to the last one, if it was parked again after
+    it had been processed. ``last``: the message id of the last message; "" if none was read.
     """
 
     begin: int
@@ -96,7 +96,7 @@ class ParkingLots:
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
 
     def sending_by(self, client: Client) -> ParkingLots:
-        """Return one with the same knowledge of the lots, which parks messages by ``client``."""
+        """Return a `ParkingLots` that shares this one's knowledge of the lots and parks messages through ``client``."""
         made = copy.copy(self)
         made._client = client
         return made
@@ -131,7 +131,7 @@ class ParkingLots:
         settled: int,
         require_lock: Callable[[], None],
     ) -> None:
-        """Append the messages that do not lie in the lot, which has them by their places."""
+        """Append the messages that are not in the lot yet. ``wanted`` has them by their places."""
         port = BrokerPort(self._client, lot, require_lock=require_lock)
         for deleted in (False, True):
             copies = _Copies(self, group, queue, lot, wanted, settled)
@@ -167,7 +167,7 @@ class ParkingLots:
             self._make(group, queue, lot)
 
     def _make(self, group: str, queue: MessageQueue, lot: MessageQueue) -> None:
-        """Give the lot's topic as many queues at each broker as the topic of ``queue`` has there. Other brokers may be away."""
+        """Give the lot's topic as many queues at each broker as the topic of ``queue`` has there. The other brokers need not be available."""
         wanted, there = queue_counts(self._log, queue.topic), queue_counts(self._log, lot.topic)
         wanted[lot.broker_name] = max(wanted.get(lot.broker_name, 0), lot.queue_id + 1)
         for broker_name, queues in wanted.items():
@@ -300,7 +300,7 @@ def _copies(log: RocketMQLog, puts: Sequence[Put]) -> pa.RecordBatch:
 
 
 def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield ranges [begin, end) that have all the offsets, which are in order, and few others."""
+    """Yield ranges [begin, end) that together have all of ``offsets``, which are in ascending order, and few other offsets."""
     begin = end = offsets[0]
     for at in offsets:
         if at - end >= _NEAR:

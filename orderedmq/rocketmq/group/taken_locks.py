@@ -40,10 +40,10 @@ class TakenLocks:
     def held(
         self, group: str, queues: Sequence[MessageQueue], force: bool, error: Callable[[str, str], GroupError] = in_use
     ) -> Iterator[list[MessageQueue]]:
-        """Hold the queues' locks during the ``with`` block and yield the queues that were granted; ``force`` may not get all.
+        """Hold the queues' locks during the ``with`` block and yield the queues that were granted.
 
-        Raises ``error`` (GroupError IN_USE) if the group has a member or one of the queues is locked. ``force`` takes the locks from
-        members instead.
+        Raises ``error`` (GroupError IN_USE) if the group has a member or one of the queues is locked. With ``force``, it takes the locks
+        from the members instead of raising, and some locks may not be granted.
         """
         ids = self._directory.ids_everywhere(group)
         if not force and ids:
@@ -69,7 +69,7 @@ class TakenLocks:
         ask_queues(self._client, asked, Deadline.after(GROUP_TIMEOUT))
 
     def user(self, group: str, ids: Sequence[str], held: Sequence[MessageQueue]) -> str:
-        """Return who uses the group, for an error: the owner of a queue, else a member."""
+        """Return who to name in an error as the user of the group: the owner of one of its queues, otherwise a member."""
         brokers = self._directory.masters()
         for client_id in ids:
             info = self._directory.info(group, client_id, brokers, fresh=True)

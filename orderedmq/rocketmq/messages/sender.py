@@ -143,9 +143,9 @@ _senders: Final = BeginAnew(Sender._begin)
 
 
 def sent_in_part(error: E, stored: Mapping[MessageQueue, int], wanted: Mapping[MessageQueue, int]) -> E:
-    """Return the error that ended an append, saying how many rows of each queue are stored; as it is if none are.
+    """Return the error that ended an append, with the number of rows that are stored in each queue; unchanged if none are stored.
 
-    ``stored`` and ``wanted``: the number of rows that the broker has acknowledged, and of all rows.
+    ``stored``: how many rows the broker has acknowledged. ``wanted``: how many there are in total.
     """
     if not any(stored.values()):
         return error

@@ -1,7 +1,8 @@
 """The rows of one attempt for one queue: which of them are there, and the requests that send the others. No sockets here.
 
 `orderedmq.rocketmq.append` sends them, and says why each is there once. Rows are sent only while the attempt holds the queue's lock, on
-the connection on which it was granted. An attempt that lost either reads the messages that came since, before it sends.
+the connection on which it was granted. An attempt that has lost the lock or the connection first reads the messages that have arrived
+since, and then sends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _HOST: Final = b"\x7f\x00\x00\x01"
 
 
 class Start(NamedTuple):
-    """A queue's end when an attempt comes there, the sink's bookmark if known, and the sink's newest committed batch or -1."""
+    """What an attempt knows when it begins with a queue: its end, the sink's bookmark if known, the sink's newest committed batch or -1."""
 
     end: int
     bookmark: int | None
@@ -180,7 +181,10 @@ class QueueWriter:
 
 
 def _is_too_large(error: OrderedMQError) -> bool:
-    """Whether a broker refused a request for its size: before 5.0 with a code that other faults share, later with a text."""
+    """Return whether a broker refused a request because of its size.
+
+    Brokers before 5.0 report that with a code that they use for other errors as well, so the message counts.
+    """
     if not isinstance(error, RocketMQError):
         return False
     if error.sub == RocketMQCondition.SERVER_ERROR:

@@ -1,11 +1,11 @@
-"""One stream of the remoting protocol without I/O: numbers of requests, bytes in, events out, and why the stream ended. Pure.
+"""The state of one stream of the remoting protocol, without I/O: request numbers, bytes in, events out, and why the stream ended.
 
 `net.connection` and `net.lane` read and write the bytes, one with a reader thread and many callers, the other in the thread that pulls.
-What they must not decide differently is here. Times are monotonic seconds, given by the caller.
+Decisions that must be the same in both are made here. Times are monotonic seconds, given by the caller.
 
 Rules: a stream that has ended, for whatever reason, never goes on. A server that sent no valid frame at all does not speak this protocol,
-and another attempt will not change that. A server is silent if requests wait for answers and no byte has come for ``silence`` seconds; if
-a deadline passes then, it has vanished, and the stream ends.
+and another attempt will not change that. A server is silent if requests are waiting for answers and no byte has arrived for ``silence``
+seconds. If a request's deadline passes while the server is silent, the server has vanished and the stream ends.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Stream(Generic[R, E]):
     # --- requests
 
     def numbers(self, count: int, in_use: Container[int] = ()) -> list[int]:
-        """Return numbers for new requests, which no request in flight has, nor ``in_use``."""
+        """Return ``count`` numbers for new requests, which neither a request in flight nor ``in_use`` has."""
         found: list[int] = []
         while len(found) < count:
             number = next(self._next) & _NUMBERS
@@ -78,7 +78,7 @@ class Stream(Generic[R, E]):
         return now - self.heard if self.in_flight else 0.0
 
     def vanished(self, now: float) -> bool:
-        """Return whether the server has vanished, when a request's deadline has passed; the stream has ended then."""
+        """Return whether the server has vanished; if so, the stream has ended. Call it when a request's deadline has passed."""
         if self.silent_for(now) < self._silence:
             return False
         self.end(f"{self.address} sent nothing for {self._silence:g} s")
@@ -122,7 +122,7 @@ class Stream(Generic[R, E]):
 
     @property
     def not_read(self) -> str:
-        """Why a stream ends whose server did not take what was written to it."""
+        """The reason to end a stream when the server did not read what was written to it."""
         return f"{self.address} did not read before the deadline"
 
     def no_answer(self, what: str) -> OrderedMQError:
@@ -136,7 +136,7 @@ class Stream(Generic[R, E]):
         return self._not_spoken or RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"the {what} was not sent: {why}")
 
     def late(self, what: str, *, written: bool = True) -> RocketMQUnavailableError:
-        """Return the error of a request whose deadline has passed. ``written``: some of its bytes may have been."""
+        """Return the error of a request whose deadline has passed. ``written``: whether some of its bytes may have been written."""
         sub = UnavailableCondition.TIMEOUT if written else UnavailableCondition.UNREACHABLE
         return RocketMQUnavailableError(sub, f"{self.address} did not answer the {what} in time")
 
