@@ -347,7 +347,7 @@ class RocketMQAdmin:
         self._log.require(lot)
         rows = order_rows(orders)
         log = self._log.reading(PullSettings(group))
-        keys = log.sender.unique_keys(rows.num_rows)
+        keys = log.sender.keys.take(rows.num_rows)
         extra = property_columns(rows, PARKED_PROPERTIES)
         log.sender.append_encoded(lot, list(encode(rows, keys, f"the parking lot {lot}", extra=extra)), keys)
 

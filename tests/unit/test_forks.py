@@ -54,7 +54,7 @@ def test_a_child_makes_other_keys_of_messages_than_its_parent() -> None:
 
     def maker() -> bytes:
         """A key without its time and counter."""
-        return str(sender.unique_keys(1)[0].as_py())[:20].encode()
+        return str(sender.keys.take(1)[0].as_py())[:20].encode()
 
     ours = maker()
     assert len(ours) == 20

@@ -81,7 +81,7 @@ class World(FakeBroker):
         self.still_until = 0.0
         self.used = Connection(self)
         self.unsettled: set[MessageQueue] = set()
-        self.keys = 0
+        self.made = 0
 
     # -- the broker
 
@@ -183,9 +183,13 @@ class World(FakeBroker):
     def sender(self) -> World:
         return self
 
-    def unique_keys(self, count: int) -> pa.Array:
-        self.keys += count
-        return pa.array([f"{number:032x}" for number in range(self.keys - count, self.keys)])
+    @property
+    def keys(self) -> World:
+        return self
+
+    def take(self, count: int) -> pa.Array:
+        self.made += count
+        return pa.array([f"{number:032x}" for number in range(self.made - count, self.made)])
 
     def reading(self, how: object) -> World:
         return self

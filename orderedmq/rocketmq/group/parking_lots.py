@@ -263,7 +263,7 @@ class _Copies:
             puts = self._waiting[:count]
             messages = _copies(self._log, puts)
             # The copy keeps the message's own key: RocketMQ's tools find it by that.
-            self._keys = pc.coalesce(property_columns(messages, [UNIQ_KEY])[UNIQ_KEY], self._log.sender.unique_keys(len(puts)))
+            self._keys = pc.coalesce(property_columns(messages, [UNIQ_KEY])[UNIQ_KEY], self._log.sender.keys.take(len(puts)))
             rows = _fit(to_park(messages, puts), self._keys, puts, where)
             # All are encoded before one is sent, so that one that cannot be sent refuses the others.
             yield from list(encode(rows, self._keys, where, extra=property_columns(rows, PARKED_PROPERTIES)))

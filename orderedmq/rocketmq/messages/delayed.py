@@ -6,7 +6,6 @@ one whose answer was lost is sent again, and may come twice (rows/delays.py).
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,9 +18,9 @@ from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.append.broker_port import PRODUCER_GROUP, send_request
+from orderedmq.rocketmq.append.fresh_keys import FreshKeys
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.encode import SendBody, encode
-from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -42,7 +41,6 @@ _SEND_TIMEOUT: Final = 15.0
 _PATIENCE: Final = 60.0
 #: The remark of a broker that has too many messages for one moment.
 _FLOW_CONTROL: Final = "timer message is under flow control"
-_HOST: Final = b"\x7f\x00\x00\x01"
 
 
 class DelayedSend(NamedTuple):
@@ -106,7 +104,7 @@ class DelayedSender:
         self._explain = explain
         #: Per topic and broker: what it accepts.
         self._limits: dict[tuple[str, str], DelayLimits] = {}
-        self._keys = UniqueKeys(_HOST, os.getpid(), int.from_bytes(os.urandom(4), "big"))
+        self._keys = FreshKeys()
 
     def encoded(self, queue: MessageQueue, batches: Sequence[pa.RecordBatch]) -> list[DelayedSend]:
         """Return the requests for rows with the columns of `rows.delays`, all checked.
@@ -128,7 +126,7 @@ class DelayedSender:
                 if column in rows.schema.names
             }
             checked = normalise(rows, where, row)
-            keys = self._keys.take(rows.num_rows, now)
+            keys = self._keys.take(rows.num_rows)
             bodies = encode(checked, keys, where, extra=extra, first=row, reserve=names.DELAYS_SHARE, alone=True)
             out += [DelayedSend(queue, row + body.first, body) for body in bodies]
             row += rows.num_rows

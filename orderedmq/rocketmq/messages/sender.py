@@ -6,10 +6,7 @@ a failure can change the order.
 
 from __future__ import annotations
 
-import os
-import secrets
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeVar
@@ -22,9 +19,9 @@ from orderedmq.errors import OrderedMQError, RocketMQUnavailableError
 from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing
+from orderedmq.rocketmq.append.fresh_keys import FreshKeys
 from orderedmq.rocketmq.append.once import Appender
 from orderedmq.rocketmq.codec.encode import SendBody, encode
-from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rows.message_rows import normalise
@@ -48,14 +45,12 @@ class Sender:
     def _begin(self) -> None:
         """Make new keys and locks. After a fork, parent and child would make the same keys, and the locks may be held for ever."""
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
-        self._keys_lock = threading.Lock()
-        # Random instead of an address: a host has several, and containers share them.
-        self._keys = UniqueKeys(secrets.token_bytes(4), os.getpid(), secrets.randbits(32))
+        self.keys = FreshKeys()
 
     def encoded(self, queue: MessageQueue, rows: pa.RecordBatch) -> tuple[list[SendBody], pa.Array]:
         """Return the requests for rows, all checked, and the rows' new UNIQ_KEYs. Raises MessageError."""
         checked = normalise(rows, f"queue {queue}")
-        keys = self.unique_keys(checked.num_rows)
+        keys = self.keys.take(checked.num_rows)
         return list(encode(checked, keys, f"queue {queue}")), keys
 
     def append_encoded(
@@ -80,11 +75,6 @@ class Sender:
         if bodies:
             port.await_readable(rows.end)
         return OffsetRange(rows.begin, rows.end)
-
-    def unique_keys(self, count: int) -> pa.Array:
-        """Return UNIQ_KEYs that no other producer makes."""
-        with self._keys_lock:
-            return self._keys.take(count, time.time_ns() // 1_000_000)
 
 
 class _NewRows:

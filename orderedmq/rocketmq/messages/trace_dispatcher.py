@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import secrets
 import threading
 import time
 from collections import deque
@@ -24,9 +23,9 @@ from orderedmq.errors import OptionError, OrderedMQError, RocketMQError, TopicEr
 from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, missing_topic
 from orderedmq.rocketmq.append.broker_port import send_request
+from orderedmq.rocketmq.append.fresh_keys import FreshKeys
 from orderedmq.rocketmq.codec import message_trace
 from orderedmq.rocketmq.codec.encode import SendBody, encode
-from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.codec.message_trace import Sent, Trace
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
@@ -84,7 +83,7 @@ class TraceDispatcher:
         self._thread: threading.Thread | None = None
         self._untold, self._why, self._told = 0, "", float("-inf")
         self._hosts: dict[tuple[str, str], str] = {}
-        self._keys = UniqueKeys(secrets.token_bytes(4), random.getrandbits(16), secrets.randbits(32))
+        self._keys = FreshKeys()
         self._turn = random.randrange(1 << 16)
 
     def check(self) -> None:
@@ -190,7 +189,7 @@ class TraceDispatcher:
         rows = normalise(
             pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary()), "keys": pa.array(keys, pa.string())}), where
         )
-        unique = self._keys.take(rows.num_rows, time.time_ns() // 1_000_000)
+        unique = self._keys.take(rows.num_rows)
         for body in encode(rows, unique, where):
             queues = self._client.route(self.topic, Deadline.after(_SEND_TIMEOUT)).publish_list()
             if not queues:

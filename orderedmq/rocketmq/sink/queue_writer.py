@@ -7,25 +7,20 @@ since, and then sends.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import OrderedMQError, RocketMQError
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.append.fresh_keys import FreshKeys
 from orderedmq.rocketmq.append.once import Appender, Port
 from orderedmq.rocketmq.codec.encode import SendBody, encode
-from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.sink.commit_report import QueueReport, pack
 from orderedmq.rocketmq.sink.lookback import Ledger, Lookback
 from orderedmq.rocketmq.sink.message_stamp import Writer, find_messages
-
-#: The producer's address in a UNIQ_KEY. The random salt makes the key unique.
-_HOST: Final = b"\x7f\x00\x00\x01"
 
 
 class Start(NamedTuple):
@@ -68,7 +63,7 @@ class QueueWriter:
         self._writer = writer
         self._where = f"queue {port.queue} (partition {partition})"
         self._ledger = Ledger(writer or Writer("", 0, partition))
-        self._keys = UniqueKeys(_HOST, os.getpid(), int.from_bytes(os.urandom(4), "big"))
+        self._keys = FreshKeys()
         self._appender = Appender(port, self)
         self._looked_back = False
         # The rows that are still to be written, and the number of the first one.
@@ -175,7 +170,7 @@ class QueueWriter:
         return True
 
     def _encoded(self, rows: pa.RecordBatch) -> Iterator[SendBody]:
-        keys = self._keys.take(rows.num_rows, time.time_ns() // 1_000_000)
+        keys = self._keys.take(rows.num_rows)
         stamp = self._writer.stamp(self._ledger.sequence) if self._writer is not None else None
         return encode(rows, keys, self._where, first=self._first, stamp=stamp)
 
