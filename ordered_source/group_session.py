@@ -21,7 +21,7 @@ from orderedmq.ownership import membership
 from orderedmq.ownership.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.ownership.offsets import Checkpoint, OffsetMap, offsets_to_json
-from orderedmq.ownership.owner import Behind, Commit, Lock, Owner, Policy, Unlock
+from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
 from orderedmq.ownership.strategies import Members, divided
 from orderedmq.parking.rules import companion
 from orderedmq.rows.filters import ALL
@@ -76,18 +76,14 @@ class Session:
         del queues
         return {}
 
-    def place(
-        self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]
-    ) -> tuple[list[Behind], dict[MessageQueue, tuple[int, int]]]:
+    def place(self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]) -> None:
         """Decide where to start reading each queue that has no position yet; see `Owner.enter`. Makes the resets that are due at the start.
 
         ``begins``: where each of these queues begins if the group has no offset for it. ``recreated_topics``: topics whose former
-        offsets are void. Returns the queues whose checkpoint is behind the group's offset; and those for which the group's offset is used
-        instead of the checkpoint's, with both offsets as (checkpoint, group).
+        offsets are void.
         """
         del recreated_topics
-        _, behind, left = self.owner.enter(start, {}, 0, begins)
-        return behind, left
+        self.owner.enter(start, {}, 0, begins)
 
     def skip(self, queue: MessageQueue, offset: int) -> None:
         """Go on at ``offset``: the messages before it are lost, and the user accepts that."""
@@ -109,7 +105,7 @@ class Session:
 
     def plan(self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str]) -> Checkpoint:
         """Take messages into the next batch; return the offset to log. ``topics``: each topic's anchor."""
-        return self.owner.plan(counts, topics, self.owner.reset)
+        return self.owner.plan(counts, topics)
 
     def repeat(self, start: Checkpoint, end: Checkpoint, missing: Sequence[MessageQueue]) -> dict[MessageQueue, OffsetRange]:
         """Lock the queues of a logged batch that are ``missing``, and return the ranges that this query must repeat.
@@ -155,6 +151,8 @@ class GroupSession(Session):
         self._client = replace(self._groups.join(owner_id), name=options.query_name)
         self._renewal = Renewal(self._groups, self._beat, RENEW_INTERVAL, lambda: self._groups.cut_off(self._client))
         self._members_read = float("-inf")
+        #: Offsets whose commit failed.
+        self._uncommitted: dict[LockToken, int] = {}
         super().__init__(self._new_owner(owner_id))
         try:
             self._join()
@@ -217,10 +215,13 @@ class GroupSession(Session):
 
     def boundary(self, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
         self._forget_lost()
+        # A boundary or `place` that failed half-way has left something, which the Owner does not say again.
+        mine = set(self.owner.all_tokens())
+        self._commit({token: offset for token, offset in self._uncommitted.items() if token in mine})
         for action in self.owner.boundary(start, queues, self._members()):
             match action:
-                case Commit():
-                    self._commit(action)
+                case Commit(offsets):
+                    self._commit(offsets)
                 case Unlock():
                     self._renewal.keep(self.owner.tokens())
                     self._groups.unlock(action.idle)
@@ -261,20 +262,20 @@ class GroupSession(Session):
                 len(action.queues), self.group, "; ".join(sorted({refusal.holder for refusal in refused})),
             )  # fmt: skip
 
-    def _commit(self, action: Commit) -> None:
+    def _commit(self, offsets: Mapping[LockToken, int]) -> None:
         """Commit group offsets. An exclusive group raises LockError LOST for a lost queue; a shared one drops it with a warning."""
-        offsets: Mapping[LockToken, int] = action.offsets
-        while offsets:
+        self._uncommitted = dict(offsets)
+        while self._uncommitted:
             try:
-                self._groups.commit(offsets)
+                self._groups.commit(self._uncommitted)
             except LockError:
-                gone = self._groups.stale(list(offsets))
+                gone = self._groups.stale(list(self._uncommitted))
                 if not self.shared or not gone:
                     raise
                 self._forget(gone)
-                offsets = {token: offset for token, offset in offsets.items() if token not in gone}
+                self._uncommitted = {token: offset for token, offset in self._uncommitted.items() if token not in gone}
             else:
-                return
+                self._uncommitted = {}
 
     def _forget_lost(self) -> None:
         """Find lost queues before a boundary. An exclusive group raises LockError LOST; a shared one drops them with a warning."""
@@ -308,14 +309,21 @@ class GroupSession(Session):
     def _reset_number(self) -> int:
         return self._groups.reset_number(self.group)
 
-    def place(
-        self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]
-    ) -> tuple[list[Behind], dict[MessageQueue, tuple[int, int]]]:
+    def place(self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]) -> None:
         known, reset = self._reset(start, begins, recreated_topics)
         commit, behind, left = self.owner.enter(start, known, reset, begins)
+        for late in behind:
+            log.warning(
+                "the checkpoint is behind group %s: queue %s is read again from %d, the group was at %d",
+                self.group, late.queue, late.checkpoint, late.group,
+            )  # fmt: skip
+        for queue, (logged, at) in left.items():
+            log.warning(
+                "queue %s of group %s had another owner, or was reset: it is read from the group's offset %d, not from the checkpoint's %d",
+                queue, self.group, at, logged,
+            )  # fmt: skip
         if commit is not None:
-            self._groups.commit(commit.offsets)
-        return behind, left
+            self._commit(commit.offsets)
 
     def _reset(
         self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]

@@ -57,18 +57,7 @@ class Positions:
             # A retry topic is read from its first message, as Java's consumers do (RebalancePushImpl.computePullFromWhere).
             chosen = [queue for queue in without_lots(queues) if not is_retry(queue)]
             begins |= plan.beginnings(self._log, starting, chosen, bounds)
-        behind, left = self._session.place(start, begins, self._watch.recreated_topics(start))
-        group = self._options.consumer_group
-        for late in behind:
-            log.warning(
-                "the checkpoint is behind group %s: queue %s is read again from %d, the group was at %d",
-                group, late.queue, late.checkpoint, late.group,
-            )  # fmt: skip
-        for queue, (logged, at) in left.items():
-            log.warning(
-                "queue %s of group %s had another owner, or was reset: it is read from the group's offset %d, not from the checkpoint's %d",
-                queue, group, at, logged,
-            )  # fmt: skip
+        self._session.place(start, begins, self._watch.recreated_topics(start))
 
     def _deleted_lots(
         self, at: Checkpoint, lots: Iterable[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]

@@ -50,7 +50,12 @@ class QueryRun:
     def __init__(self, broker: Broker, watch: TopicWatch, options: SourceOptions, owner_id: str) -> None:
         self.session: Session = group_session.open_session(broker, options, owner_id)
         if options.retry_topic:
-            watch.await_retry_topic()
+            try:
+                watch.await_retry_topic()
+            except BaseException:
+                # Or it would remain a member, to which others leave queues that nobody reads.
+                self.session.stop(terminated=False)
+                raise
         self.owner = self.session.owner
         self.positions = Positions(broker, options, self.session, watch)
         log = broker.log.reading(options.pull_settings)

@@ -81,7 +81,8 @@ class Owned:
     def on(self, step: Step) -> None:
         """Change the phase. Raises AssertionError for a step that `TRANSITIONS` does not have."""
         after = TRANSITIONS.get((self.phase, step))
-        assert after is not None, f"queue {self.queue} is {self.phase.value}, so it cannot be {step.value}"
+        if after is None:
+            raise AssertionError(f"queue {self.queue} is {self.phase.value}, so it cannot be {step.value}")
         self.phase = after
 
     @property

@@ -201,7 +201,12 @@ class Owner:
         """Return the queue whose companion this owned queue is, or the queue itself."""
         return self.owned[queue].leader or queue
 
+    def all_tokens(self) -> list[LockToken]:
+        """Return the tokens of all owned queues and their companions."""
+        return [owned.token for owned in self.owned.values() if owned.token is not None]
+
     def tokens(self) -> list[LockToken]:
+        """Return the tokens of the locks, which companions do not have."""
         return [owned.token for owned in self.owned.values() if owned.token is not None and owned.leader is None]
 
     def drop(self, queues: Iterable[MessageQueue]) -> None:
@@ -311,7 +316,7 @@ class Owner:
             if owned.position is not None
         }
 
-    def plan(self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str], reset: int) -> Checkpoint:
+    def plan(self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str]) -> Checkpoint:
         """Take ``counts`` messages of each queue into the next batch and return the offset to log."""
         following = self.following(counts)
         entered: dict[MessageQueue, int] = {}
@@ -327,12 +332,8 @@ class Owner:
                 owned.plan(count)
             if owned.token is not None:
                 gen[queue] = owned.token.tenure
-        self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics), reset)
+        self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics), self.reset)
         return self._planned
-
-    def entered(self) -> bool:
-        """Whether a queue was entered since Spark last committed a batch."""
-        return any(owned.entered for owned in self.owned.values())
 
     # -- running what was logged -------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Simulated queries of a group: the real reader, group session, Owner, offsets, ProcessQueue and listener engine, no Spark.
+"""Simulated queries of a group: the real reader, group session, Owner, offsets and listener engine, no Spark.
 
 A seed determines the number of queries and queues, the sink and the faults. Broker, network, clocks and processes are
 simulated. More seeds: ``make simulate SEEDS=100000``. One of them: ``python -m tests.sim --seed 7 --trace``.

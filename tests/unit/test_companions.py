@@ -45,7 +45,7 @@ def began(policy: Policy = Policy.REFUSE) -> Owner:
 
 def test_a_companion_is_read_and_committed_under_a_token_of_its_leaders_lock() -> None:
     made = began()
-    planned = made.plan({Q[0]: 4, P[0]: 3}, {}, 0)
+    planned = made.plan({Q[0]: 4, P[0]: 3}, {})
     assert planned.next == {Q[0]: 4, Q[1]: 0, P[0]: 3, P[1]: 0}
     [commit] = made.boundary(planned, Q)
     assert isinstance(commit, Commit)
@@ -88,7 +88,7 @@ def test_a_replay_repeats_the_companions_range_with_its_leaders() -> None:
 
 def test_a_queue_whose_companion_is_in_flight_is_not_given_back_at_once() -> None:
     made = began()
-    made.plan({P[0]: 3}, {}, 0)
+    made.plan({P[0]: 3}, {})
     assert made.stop({}) == Unlock((token(Q[1]),), (token(Q[0]),))
     assert made.stop({P[0]: 3}) == Unlock(tuple(token(queue) for queue in Q), ())
 

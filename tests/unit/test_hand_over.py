@@ -30,7 +30,7 @@ def planned(owner: Owner, **ends: int) -> Checkpoint:
     """The next batch reads up to these ends: ``q0=5``."""
     found = {QUEUES[int(name[1:])]: end for name, end in ends.items()}
     backlog = owner.backlog(found)
-    return owner.plan({queue: backlog[queue].messages for queue in found}, {}, 0)
+    return owner.plan({queue: backlog[queue].messages for queue in found}, {})
 
 
 def test_a_boundary_asks_for_what_the_strategy_gives_and_takes_what_it_gets():

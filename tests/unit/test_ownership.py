@@ -59,7 +59,7 @@ def test_a_queue_that_nobody_knows_is_entered_at_its_beginning_and_the_group_lea
     assert (commit, behind, left) == (Commit({token(Q0): 7}), [], {})
     assert owner.unplaced().queues == ()
     owner.backlog({Q0: 9})
-    assert owner.plan({Q0: 2}, {}, 0) == Checkpoint("me", {Q0: 9}, {Q0: 7}, {Q0: 1})
+    assert owner.plan({Q0: 2}, {}) == Checkpoint("me", {Q0: 9}, {Q0: 7}, {Q0: 1})
 
 
 def test_a_queue_of_another_owners_making_is_entered_at_the_groups_offset():
@@ -71,14 +71,14 @@ def test_a_queue_of_another_owners_making_is_entered_at_the_groups_offset():
 def test_an_unbroken_tenure_goes_on_at_the_checkpoint_and_tells_the_group():
     owner = owner_of(token(Q0, 4, 2))
     assert owner.enter(logged({Q0: 8}, {Q0: 2}), {Q0: 5}, 0, {}) == (Commit({token(Q0, 4, 2): 8}), [], {})
-    assert not owner.entered()
-    assert owner.plan({}, {}, 0).entered == {}
+    assert not any(owned.entered for owned in owner.owned.values())
+    assert owner.plan({}, {}).entered == {}
 
 
 def test_a_broken_tenure_leaves_the_checkpoint_for_the_groups_offset_and_says_so():
     owner = owner_of(token(Q0, 4, 4))
     assert owner.enter(logged({Q0: 8}, {Q0: 2}), {Q0: 11}, 0, {}) == (None, [], {Q0: (8, 11)})
-    assert owner.plan({}, {}, 0).entered == {Q0: 11}
+    assert owner.plan({}, {}).entered == {Q0: 11}
 
 
 def test_a_group_that_was_reset_is_followed_even_in_an_unbroken_tenure():
@@ -102,7 +102,7 @@ def test_the_groups_offset_moves_only_once_spark_has_committed_the_batch():
     owner = owner_of(token(Q0))
     owner.enter(Checkpoint(), {Q0: 0}, 0, {})
     owner.backlog({Q0: 5})
-    end = owner.plan({Q0: 3}, {}, 0)
+    end = owner.plan({Q0: 3}, {})
     assert owner.in_flight() == {Q0: OffsetRange(0, 3)}
     assert owner.boundary(end, [Q0]) == [Commit({token(Q0): 3})]
     assert owner.in_flight() == {}
@@ -113,10 +113,10 @@ def test_a_plan_that_spark_did_not_run_is_planned_again():
     owner = owner_of(token(Q0))
     owner.enter(Checkpoint(), {Q0: 0}, 0, {})
     owner.backlog({Q0: 5})
-    owner.plan({Q0: 3}, {}, 0)
+    owner.plan({Q0: 3}, {})
     assert owner.boundary(Checkpoint(), [Q0]) == []
     assert owner.backlog({Q0: 6}) == {Q0: OffsetRange(0, 6)}
-    assert owner.plan({Q0: 6}, {}, 0) == Checkpoint("me", {Q0: 6}, {Q0: 0}, {Q0: 1})
+    assert owner.plan({Q0: 6}, {}) == Checkpoint("me", {Q0: 6}, {Q0: 0}, {Q0: 1})
 
 
 def test_a_plan_that_spark_did_not_run_is_not_taken_for_an_earlier_one_with_the_same_end():
@@ -124,7 +124,7 @@ def test_a_plan_that_spark_did_not_run_is_not_taken_for_an_earlier_one_with_the_
     start = logged({Q0: 5}, {Q0: 2})
     owner.enter(start, {Q0: 3}, 0, {})
     owner.backlog({Q0: 5})
-    assert owner.plan({Q0: 2}, {}, 0).next == start.next
+    assert owner.plan({Q0: 2}, {}).next == start.next
     assert owner.boundary(start, [Q0]) == []
     assert owner.backlog({Q0: 5}) == {Q0: OffsetRange(3, 5)}
 
@@ -133,17 +133,17 @@ def test_a_queue_stays_entered_until_a_batch_that_says_so_has_run():
     owner = owner_of(token(Q0), token(Q1))
     owner.enter(Checkpoint(), {Q0: 4, Q1: 2}, 0, {})
     owner.backlog({Q0: 4, Q1: 3})
-    end = owner.plan({Q1: 1}, {}, 0)
+    end = owner.plan({Q1: 1}, {})
     assert (end.next, end.entered) == ({Q0: 4, Q1: 3}, {Q0: 4, Q1: 2})
     owner.boundary(end, QUEUES)
-    assert not owner.entered()
+    assert not any(owned.entered for owned in owner.owned.values())
 
 
 def test_is_planned_recognises_what_was_planned_and_nothing_else():
     owner = owner_of(token(Q0))
     owner.enter(Checkpoint(), {Q0: 0}, 0, {})
     owner.backlog({Q0: 5})
-    end = owner.plan({Q0: 3}, {}, 0)
+    end = owner.plan({Q0: 3}, {})
     assert owner.is_planned(Checkpoint.from_spark(end.to_spark()))
     assert not owner.is_planned(logged({Q0: 4}, {Q0: 1}))
 
@@ -181,7 +181,7 @@ def test_a_skip_enters_the_queue_behind_what_is_lost():
     owner.backlog({Q0: 9})
     owner.skip(Q0, 4)
     assert owner.backlog({Q0: 9}) == {Q0: OffsetRange(4, 9)}
-    assert owner.plan({Q0: 5}, {}, 0).entered == {Q0: 4}
+    assert owner.plan({Q0: 5}, {}).entered == {Q0: 4}
 
 
 def without_lineage(policy: Policy) -> Owner:
@@ -258,7 +258,7 @@ def test_stop_keeps_the_locks_of_what_is_in_flight_unless_it_was_published():
         owner = owner_of(token(Q0))
         owner.enter(Checkpoint(), {Q0: 0}, 0, {})
         owner.backlog({Q0: 5})
-        owner.plan({Q0: 3}, {}, 0)
+        owner.plan({Q0: 3}, {})
         unlock = owner.stop(at_group)
         assert (unlock.idle, unlock.in_flight) == (idle, busy)
 
@@ -268,7 +268,7 @@ def test_without_a_group_there_is_nothing_to_commit_or_to_give_back():
     owner.assume(QUEUES)
     assert owner.enter(logged({Q0: 3}, {}), {}, 5, {Q1: 1}) == (None, [], {})
     owner.backlog({Q0: 5, Q1: 4})
-    end = owner.plan({Q0: 2, Q1: 1}, {}, 0)
+    end = owner.plan({Q0: 2, Q1: 1}, {})
     assert (end.next, end.entered, end.gen) == ({Q0: 5, Q1: 2}, {Q1: 1}, {})
     assert owner.boundary(end, QUEUES) == []
     assert owner.stop({}).idle == ()
@@ -446,7 +446,7 @@ class Query:
         if not any(counts.values()):
             self.phase = "idle"
             return
-        end = self.owner.plan(counts, {}, 0)
+        end = self.owner.plan(counts, {})
         spans = ranges(self.start, end)
         assert spans == {queue: OffsetRange(span.begin, span.begin + counts[queue]) for queue, span in sorted(backlog.items())}
         self.log.append(end)
@@ -679,10 +679,10 @@ class CommitsWhatIsPlanned(Owner):
 class KeepsItsPlace(Owner):
     """Forgets to enter a queue at the group's offset in the offset that it logs."""
 
-    def plan(self, counts, topics, reset):
+    def plan(self, counts, topics):
         for owned in self.owned.values():
             owned.entered = False
-        return super().plan(counts, topics, reset)
+        return super().plan(counts, topics)
 
 
 MUTANTS = [

@@ -17,7 +17,7 @@ Databases (key → value; integers in keys are big-endian, so that keys sort as 
     staged    attempt token, number      → queue key, Chunk
     batches   sink id, batch id          → replay record as JSON
 
-Every value ends with a seal (seal.py), except payloads and the store's format.
+Every value ends with a seal (integrity/seal.py), except payloads and the store's format.
 
 A queue key is the topic, a NUL and the queue's number. The longest key has 127 + 1 + 127 + 1 + 4 + 8 bytes; LMDB allows 511.
 """

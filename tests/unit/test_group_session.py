@@ -1,0 +1,80 @@
+"""A query's session in its group when a call fails half-way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import orderedmq
+from ordered_source.columns import full_schema
+from ordered_source.stream_reader import QueryRun, StreamReader
+from orderedmq.broker import Broker
+from orderedmq.conditions import TopicCondition
+from orderedmq.embedded.groups import EmbeddedGroups
+from orderedmq.errors import TopicError
+from orderedmq.model import MessageQueue
+from orderedmq.options.source import SourceOptions
+from orderedmq.ownership.lock import LockToken
+from tests.micro_batches import Checkpoint, MicroBatches
+from tests.stopped_readers import stopped
+
+QUEUES = [MessageQueue("in", "embedded", number) for number in range(2)]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with orderedmq.connect(tmp_path / "store") as made:
+        made.admin.create_topic("in", 2)
+        yield made
+
+
+def options(broker: Broker, **more: str) -> dict[str, str]:
+    path: Any = broker
+    return {"path": str(path.path), "topic": "in", "consumerGroup": "g", "assignment": "shared", **more}
+
+
+def test_a_boundary_that_fails_before_its_commit_makes_it_when_it_is_tried_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a topic of the query is deleted meanwhile: RocketMQ refuses the offsets of all, and Spark's call is tried again at once."""
+    rows = pa.record_batch({"body": pa.array([b"x"], pa.binary())})
+    broker.log.append(dict.fromkeys(QUEUES, rows))
+    reader = StreamReader(options(broker), full_schema(False))
+    with stopped(reader):
+        spark = MicroBatches(reader, Checkpoint())
+        limit = spark.open()
+        end = spark.latest_offset(limit)
+        assert end is not None
+        spark.write_offset_log(end)
+        assert len(spark.partitions()) == 2
+        spark.write_commit_log()
+        commit = EmbeddedGroups.commit
+        failed: list[Mapping[LockToken, int]] = []
+
+        def fails_once(self: EmbeddedGroups, offsets: Mapping[LockToken, int]) -> None:
+            if not failed:
+                failed.append(offsets)
+                raise TopicError(TopicCondition.MISSING, "it was deleted a moment ago")
+            commit(self, offsets)
+
+        monkeypatch.setattr(EmbeddedGroups, "commit", fails_once)
+        assert spark.latest_offset(limit) is None
+        assert failed
+        assert broker.groups.offsets("g", QUEUES) == dict.fromkeys(QUEUES, 1)
+
+
+def test_a_query_whose_retry_topic_does_not_come_leaves_its_group(broker: Broker) -> None:
+    def does_not_come() -> None:
+        assert len(broker.groups.members("g")) == 1
+        raise TopicError(TopicCondition.MISSING, "no retry topic")
+
+    watch: Any = SimpleNamespace(await_retry_topic=does_not_come)
+    with pytest.raises(TopicError, match="no retry topic"):
+        QueryRun(broker, watch, replace(SourceOptions.parse(options(broker), streaming=True), retry_topic=True), "owner")
+    assert broker.groups.members("g") == []
