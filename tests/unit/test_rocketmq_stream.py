@@ -111,6 +111,28 @@ def test_a_server_has_vanished_if_no_byte_came_since_the_last_one_or_since_reque
     assert ended(one)[1].endswith("host:1 sent nothing for 2.5 s")
 
 
+def test_a_server_that_answers_no_short_request_has_vanished_at_last() -> None:
+    """Each has a deadline that is shorter than the silence, and is given up before the next one is sent."""
+    one = stream()
+    for number in range(6):
+        now = 1000.0 + number
+        one.add({number: "a"}, now)
+        if one.vanished(now + 0.5):
+            break
+        del one.in_flight[number]
+        one.late("check")
+    assert number == 2
+    assert one.lost is not None
+    one = stream()
+    one.add({0: "a"}, 1000.0)
+    one.in_flight.clear()
+    one.late("check")
+    # A byte says that the server is there.
+    fed(one, answer(0), 1001.0)
+    one.add({1: "a"}, 2000.0)
+    assert not one.vanished(2000.5)
+
+
 def test_a_late_answer_is_unknown_only_if_the_request_may_have_been_written() -> None:
     one = stream()
     assert [str(one.late("pull", written=written).sub) for written in (True, False)] == ["TIMEOUT", "UNREACHABLE"]

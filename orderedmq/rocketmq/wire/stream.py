@@ -52,6 +52,9 @@ class Stream(Generic[R, E]):
         self.active = now
         #: When the last byte came, or later when requests began to wait for one.
         self.heard = now
+        # The same, but it does not begin anew behind a request that was given up: a server is silent to one short request after another.
+        self._silent_since = now
+        self._gave_up = False
         self._spoke = False
         self._foreign: ProtocolError | None = None
 
@@ -71,6 +74,8 @@ class Stream(Generic[R, E]):
         if not self.in_flight:
             # Nothing was due before.
             self.heard = now
+            if not self._gave_up:
+                self._silent_since = now
         self.in_flight.update(requests)
 
     def silent_for(self, now: float) -> float:
@@ -79,7 +84,7 @@ class Stream(Generic[R, E]):
 
     def vanished(self, now: float) -> bool:
         """Return whether the server has vanished; if so, the stream has ended. Call it when a request's deadline has passed."""
-        if self.silent_for(now) < self._silence:
+        if not self.in_flight or now - self._silent_since < self._silence:
             return False
         self.end(f"{self.address} sent nothing for {self._silence:g} s")
         return True
@@ -101,7 +106,8 @@ class Stream(Generic[R, E]):
             hint = "" if self._spoke else " before any answer; it may require TLS, or refuse this client"
             self.end(f"{self.address} closed it{where}{hint}")
             return events
-        self.active = self.heard = now
+        self.active = self.heard = self._silent_since = now
+        self._gave_up = False
         self._decoder.received(count)
         try:
             self._decoder.take(events)
@@ -136,7 +142,8 @@ class Stream(Generic[R, E]):
         return self._not_spoken or RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"the {what} was not sent: {why}")
 
     def late(self, what: str, *, written: bool = True) -> RocketMQUnavailableError:
-        """Return the error of a request whose deadline has passed. ``written``: whether some of its bytes may have been written."""
+        """Give up a request whose deadline has passed; return its error. ``written``: whether some of its bytes may have been written."""
+        self._gave_up = True
         sub = UnavailableCondition.TIMEOUT if written else UnavailableCondition.UNREACHABLE
         return RocketMQUnavailableError(sub, f"{self.address} did not answer the {what} in time")
 
