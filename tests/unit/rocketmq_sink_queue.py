@@ -116,6 +116,9 @@ class FakePort:
     def keep(self) -> bool:
         return not self._lost and self._world.owner is self
 
+    def require(self) -> None:
+        """A sink's lock is its own."""
+
     def start(self) -> Start:
         if self._world.first_visit:
             self._world.bookmark, self._world.first_visit = len(self._world.messages), False

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.broker import QueueBounds
-from orderedmq.conditions import UnavailableCondition
-from orderedmq.errors import RocketMQUnavailableError
+from orderedmq.conditions import LockCondition, UnavailableCondition
+from orderedmq.errors import LockError, RocketMQUnavailableError
 from orderedmq.model import DEAD_LETTER_PREFIX, MESSAGE_SCHEMA, RETRY_PREFIX, MessageQueue
 from orderedmq.parking.rules import BEHIND, Put, Ticket, parked_queue
 from orderedmq.rocketmq.append import broker_port
@@ -298,6 +298,11 @@ def until_no_crash(world: World, attempt: Callable[[], object]) -> None:
             return
 
 
+def put(world: World, letters: pa.RecordBatch, offsets: Sequence[int], require_lock: Callable[[], None] = lambda: None) -> None:
+    """Write dead letters as a new process does."""
+    DeadLetterTopic(world, world, world).put(GROUP, QUEUE, letters, offsets, require_lock)  # type: ignore[arg-type]
+
+
 def by_dead_letters(world: World) -> tuple[list[str], list[str]]:
     count = world.draw.randint(1, 8)
     names = [f"{number}" for number in range(count)]
@@ -305,7 +310,7 @@ def by_dead_letters(world: World) -> tuple[list[str], list[str]]:
         letters = pa.record_batch({"body": pa.array([name.encode() for name in names[:end]], pa.binary())})
         until_no_crash(
             world,
-            lambda letters=letters, end=end: DeadLetterTopic(world, world, world).put(GROUP, QUEUE, letters, range(end)),  # type: ignore[misc, arg-type]
+            lambda letters=letters, end=end: put(world, letters, range(end)),  # type: ignore[misc]
         )
     return names, world.named(DEAD)
 
@@ -378,6 +383,45 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(seed=st.integers(0, 2**62))
 def test_each_message_is_there_once_and_in_order(user: Callable[[World], tuple[list[str], list[str]]], seed: int) -> None:
     scenario(user, seed)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("requests", [0, 1, 2])
+def test_nothing_is_sent_once_the_lock_is_lost(requests: int) -> None:
+    world, left = World(random.Random(0), 0), requests
+
+    def require_lock() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise LockError(LockCondition.LOST, "it is another's")
+
+    letters = pa.record_batch({"body": pa.array([b"%d" % number for number in range(8)], pa.binary())})
+    with pytest.raises(LockError):
+        put(world, letters, range(8), require_lock)
+    there = world.named(DEAD)
+    assert there == [f"{number}" for number in range(8)][: len(there)]
+    # The first request has one letter.
+    assert (len(there) > 1) == (requests > 1)
+    assert len(there) < 8
+    assert bool(there) == bool(requests)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_broker_whose_answers_are_all_lost_is_borne_with_as_long_as_messages_arrive() -> None:
+    world = World(random.Random(0), 0)
+    store = world.send
+
+    def stores_and_says_nothing(request: Request[Any], connection: Connection) -> Any:
+        store(request, connection)
+        time.sleep(15.0)
+        raise RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "no answer")
+
+    world.send = stores_and_says_nothing  # type: ignore[method-assign]
+    sender = Sender(world, world)  # type: ignore[arg-type]
+    names = [f"a{number}" for number in range(20)]
+    sender.append_encoded(QUEUE, *sender.encoded(QUEUE, rows_of(names)))
+    assert world.named(QUEUE) == names
 
 
 # -- planted bugs

@@ -486,16 +486,6 @@ def test_an_idle_connection_is_replaced_before_the_server_ends_it(
     assert ask(client) == 4
 
 
-def test_a_connection_that_is_dropped_is_made_anew(cluster: Cluster, to: Callable[..., Client]) -> None:
-    client = to(cluster.nameserver())
-    peer = cluster.broker("a", value=4)
-    ask(client)
-    client.drop(peer.address)
-    client.drop("nobody:1")
-    assert ask(client) == 4
-    assert peer.accepted == 2
-
-
 def test_connecting_waits_longer_after_each_failure(to: Callable[..., Client]) -> None:
     address = f"127.0.0.1:{refused_port()}"
     client = Client(address)

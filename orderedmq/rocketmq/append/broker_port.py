@@ -90,25 +90,30 @@ class BrokerPort:
         timing: Timing = Timing(),
         *,
         request: Callable[[SendBody], Request[SendResult]] | None = None,
+        target: MessageQueue | None = None,
         require_lock: Callable[[], None] = lambda: None,
     ) -> None:
-        """``request`` returns the request for a body (default: `send_request` to the queue). ``queue`` says which broker is meant.
+        """``request`` returns the request for a body (default: `send_request` to the queue).
 
-        ``require_lock`` is called before each request, and raises an error if the lock that excludes other appenders is lost.
+        ``target``: the queue to which the requests append, if ``queue`` only says which broker is meant. ``require_lock`` is called before
+        each request, and raises an error if the lock that excludes other appenders is lost.
         """
         self.queue = queue
         self._client = client
         self._timing = timing
         self._request = request or (lambda body: send_request(queue, body, PRODUCER_GROUP, client.trace))
+        self._target = target or queue
         self._require_lock = require_lock
         # Whether a request was given up without an answer, and has not settled. If its user gives up as well, the next one has to wait.
-        self._unsettled = queue in client.unsettled
+        self._unsettled = self._target in client.unsettled
         self._failing_since = 0.0
         self._sending_on: Connection | None = None
 
     def keep(self) -> bool:
-        self._require_lock()
         return not self._unsettled
+
+    def require(self) -> None:
+        self._require_lock()
 
     def acquire(self) -> None:
         self._settle(Deadline.after(self._timing.patience))
@@ -134,7 +139,7 @@ class BrokerPort:
             if self._sending_on is not None:
                 self._sending_on.close()
             self._unsettled = True
-            self._client.unsettled.add(self.queue)
+            self._client.unsettled.add(self._target)
         self._wait(RETRY.delay(failures, random.random()))
         if now - self._failing_since > self._timing.patience:
             raise error
@@ -164,7 +169,7 @@ class BrokerPort:
                 self._ask(message_requests.max_offset(self.queue), deadline)
             time.sleep(self._timing.settle + (HOLDS_BACK if self._proxied() else 0))
             self._unsettled = False
-            self._client.unsettled.discard(self.queue)
+            self._client.unsettled.discard(self._target)
 
     def _ask(self, request: Request[T], deadline: float | None = None) -> T:
         if deadline is None:

@@ -13,11 +13,15 @@ class Port(Protocol):
     """One queue at its broker, as one appender uses it. A method raises OrderedMQError after it has tried for long enough."""
 
     def keep(self) -> bool:
-        """Return whether this appender may send: every request that it gave up has settled, and it still holds the lock that it needs."""
+        """Return whether this appender may send: every request that it gave up has settled, and it still holds the lock that it gets."""
         ...
 
     def acquire(self) -> None:
         """Wait until `keep` is true."""
+        ...
+
+    def require(self) -> None:
+        """Raise an error if this appender needs a lock that somebody else gets and keeps for it, and that lock is lost."""
         ...
 
     def send(self, body: SendBody) -> int:
@@ -38,8 +42,11 @@ class Port(Protocol):
 class Outgoing(Protocol):
     """The messages that one appender wants to have in a queue, and what it knows of those that are there."""
 
-    def look(self) -> None:
-        """Read what has come to the queue since the last look. All requests have settled, so what is not found is not there."""
+    def look(self) -> bool:
+        """Read what has come to the queue since the last look. All requests have settled, so what is not found is not there.
+
+        Return whether wanted messages were found for which no answer had come, so that trying goes on although answers are lost.
+        """
         ...
 
     def missing(self) -> Iterator[SendBody]:
@@ -84,7 +91,8 @@ class Appender:
         while not (self._port.keep() and self._looked):
             if not self._port.keep():
                 self._port.acquire()
-            self._outgoing.look()
+            if self._outgoing.look():
+                self._failures = 0
             self.in_doubt = False
             # A long look may have cost the lock, and others may have appended since.
             self._looked = self._port.keep()
@@ -95,6 +103,7 @@ class Appender:
             if not self._port.keep():
                 self._looked = False
                 return False
+            self._port.require()
             try:
                 offset = self._port.send(body)
             except RocketMQUnavailableError as error:

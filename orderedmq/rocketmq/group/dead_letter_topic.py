@@ -16,7 +16,7 @@ import copy
 import hashlib
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -78,10 +78,17 @@ class DeadLetterTopic:
         made._client = client
         return made
 
-    def put(self, group: str, queue: MessageQueue, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
+    def put(
+        self,
+        group: str,
+        queue: MessageQueue,
+        letters: pa.RecordBatch,
+        offsets: Sequence[int],
+        require_lock: Callable[[], None],
+    ) -> int:
         """Append the letters that are not there yet, in order, and return their number.
 
-        Raises what `normalise` and `Client.call` raise.
+        ``require_lock`` raises an error if the queue's lock is lost. Raises what `normalise` and `Client.call` raise.
         """
         rows = normalise(letters, f"dead letters of queue {queue}")
         if not rows.num_rows:
@@ -89,7 +96,8 @@ class DeadLetterTopic:
         # Check the rights before the first letter is sent: without them it would be stored, but a repeat could not find it.
         access.require(self._client, rights.of_dead_letters(group), rights.LISTENER)
         new = _Letters(self, group, queue, letters, rows, offsets)
-        Appender(BrokerPort(self._client, queue, _TIMING, request=new.request), new).run()
+        port = BrokerPort(self._client, queue, _TIMING, request=new.request, target=new.target, require_lock=require_lock)
+        Appender(port, new).run()
         if new.added:
             # Otherwise the next caller would not find them, nor a topic that is new.
             await_end(lambda: self._end(new.target), new.end, GROUP_TIMEOUT)
@@ -180,7 +188,8 @@ class _Letters:
         #: How many letters were not there at the first look.
         self.added: int | None = None
 
-    def look(self) -> None:
+    def look(self) -> bool:
+        before = len(self._waiting)
         self._seen, self.end = self._topic._look(self._group, self.target)
         new: dict[str, int] = {}
         for row, key in enumerate(self._keys):
@@ -189,21 +198,24 @@ class _Letters:
         self._waiting = list(new.values())
         if self.added is None:
             self.added = len(new)
+        return len(new) < before
 
     def missing(self) -> Iterator[SendBody]:
         # Without a letter the topic may not exist.
         first = len(self._waiting) if self._denied else 0 if self.end else 1
         # All are encoded, and so checked, before one is sent.
-        alone = self._encoded(self._waiting[:first], alone=True)
-        for number, body in enumerate(alone + self._encoded(self._waiting[first:], alone=False)):
+        alone = self._encoded(0, first, alone=True)
+        for number, body in enumerate(alone + self._encoded(first, len(self._waiting), alone=False)):
             self._by_retry = number < len(alone)
             yield body
 
-    def _encoded(self, rows: list[int], *, alone: bool) -> list[SendBody]:
+    def _encoded(self, begin: int, end: int, *, alone: bool) -> list[SendBody]:
+        rows = self._waiting[begin:end]
         chosen = pa.array(rows, pa.int64())
         keys = pa.array([self._keys[row] for row in rows], pa.string())
         origin = {name: column.take(chosen) for name, column in self._origin.items()}
-        return list(encode(self._rows.take(chosen), keys, f"dead letters of queue {self._queue}", extra=origin, alone=alone))
+        where = f"dead letters of queue {self._queue}"
+        return list(encode(self._rows.take(chosen), keys, where, extra=origin, first=begin, alone=alone))
 
     def request(self, body: SendBody) -> Request[SendResult]:
         """Return the request that sends letters to the topic, or one letter as a message that was retried too often."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -382,9 +382,8 @@ class RocketMQGroups:
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         """See `Groups.dead_letter`. A repeat is recognised among the last dead_letter_topic.LOOK_BACK letters."""
-        if self._stale([token]):
-            raise lock_rules.lost_lock(token, f"{len(offsets)} of its messages were put aside", self.trust)
-        return self._dead_letters.put(token.group, token.queue, letters, offsets)
+        require_lock = self._required(token, f"{len(offsets)} of its messages were put aside")
+        return self._dead_letters.put(token.group, token.queue, letters, offsets, require_lock)
 
     def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
         """See `Groups.letters`. Letters that can be read now, of the last dead_letter_topic.LOOK_BACK of the queue's broker."""
@@ -396,19 +395,23 @@ class RocketMQGroups:
         The lock is checked before each request. Also raises RocketMQError NO_PERMISSION, and MessageError PROPERTIES_TOO_LARGE
         for a message whose properties leave no room for its ticket.
         """
-
-        def require_lock() -> None:
-            if self._stale([token]):
-                raise lock_rules.lost_lock(token, f"{len(puts)} of its messages were parked", self.trust)
-
-        require_lock()
+        require_lock = self._required(token, f"{len(puts)} of its messages were parked")
         return self._parking_lots.park(token.group, guarding(token).queue, puts, require_lock)
 
     def send_back(self, token: LockToken, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
         """See `Groups.send_back`. Raises TopicError NO_SUCH_QUEUE if the queue's broker has no retry queue of the group."""
-        if self._stale([token]):
-            raise lock_rules.lost_lock(token, f"{len(messages)} of its messages were sent back", self.trust)
+        self._required(token, f"{len(messages)} of its messages were sent back")
         return self._retry_topic.send_back(token.group, token.queue, messages, max_reconsume_times)
+
+    def _required(self, token: LockToken, doing: str) -> Callable[[], None]:
+        """Require the token's lock now, and return a function that requires it again. Both raise LockError LOST."""
+
+        def require() -> None:
+            if self._stale([token]):
+                raise lock_rules.lost_lock(token, doing, self.trust)
+
+        require()
+        return require
 
     def _require(self, offsets: Mapping[LockToken, int], doing: str) -> None:
         """Check tokens and offsets. Raises LockError LOST if a token is stale, OffsetError INVALID if an offset is negative."""

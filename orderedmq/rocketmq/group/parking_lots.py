@@ -250,11 +250,13 @@ class _Copies:
         #: The lot's end after the last message that is known here.
         self.end = 0
 
-    def look(self) -> None:
+    def look(self) -> bool:
+        before = len(self._waiting)
         self._known = self._lots._look(self._log, self._lot, self._settled)
         places, self.end = self._known.places, max(self.end, self._known.end)
         self._waiting = [put for place, put in self._wanted.items() if places.get(place, -1) < self._settled]
         self._lots._require(self._group, self._queue, self._lot, self._waiting)
+        return len(self._waiting) < before
 
     def missing(self) -> Iterator[SendBody]:
         where = f"the parking lot {self._lot}"

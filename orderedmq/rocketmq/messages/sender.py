@@ -61,10 +61,11 @@ class Sender:
         ``stored`` counts the rows that the broker has acknowledged. Raises RocketMQError or RocketMQUnavailableError, whose outcome is
         unknown if more rows may be stored.
         """
-        port = BrokerPort(self._client, queue, self.timing)
-        rows = _NewRows(bodies, keys, port, self._puller, stored if stored is not None else Counter())
-        appender = Appender(port, rows)
         with self._locks[queue]:
+            # Only now, as it takes over what the last append has left unsettled.
+            port = BrokerPort(self._client, queue, self.timing)
+            rows = _NewRows(bodies, keys, port, self._puller, stored if stored is not None else Counter())
+            appender = Appender(port, rows)
             try:
                 appender.run()
             except RocketMQUnavailableError as error:
@@ -91,16 +92,17 @@ class _NewRows:
         #: The offsets of the first row, and after the last one, that is stored; before that, the queue's end.
         self.begin = self.end = -1
 
-    def look(self) -> None:
+    def look(self) -> bool:
         end = self._port.end()
         if self.end < 0:
             self.begin = self.end = end
-            return
+            return False
         # One request is in flight at a time, so only the first one that waits may be stored.
         body = self._waiting[0]
         found = self._find(self._keys[body.first].as_py(), end)
         if found is not None:
             self.record_sent(body, found)
+        return found is not None
 
     def missing(self) -> Iterator[SendBody]:
         yield from list(self._waiting)

@@ -372,13 +372,6 @@ class Client:
         """Keep a lane for the next pull. One with requests in flight is closed: nobody waits for their answers."""
         self._endpoints.give_back(lane)
 
-    def drop(self, address: str) -> None:
-        """Close the connection to an address, if there is one; the next request makes another.
-
-        A send without an answer needs this: it must no longer be in flight when the caller checks whether it was done.
-        """
-        self._endpoints.drop(address)
-
     def _forget(self) -> None:
         self._endpoints.forget()
 

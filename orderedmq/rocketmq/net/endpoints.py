@@ -126,13 +126,6 @@ class Endpoints:
         else:
             endpoint.idle.append(lane)
 
-    def drop(self, address: str) -> None:
-        """See `Client.drop`."""
-        with self.lock:
-            endpoint = self.by_address.get(address)
-        if endpoint is not None and endpoint.connection is not None:
-            endpoint.connection.close()
-
     def close(self) -> None:
         """Close every connection. Operations that wait raise an error."""
         self._closing.set()

@@ -107,14 +107,16 @@ class QueueWriter:
 
     # --- looking
 
-    def look(self) -> None:
+    def look(self) -> bool:
         if self._writer is None:
-            return
+            return False
+        known = self._ledger.extra
         if self._looked_back:
             self._look(self._port.end(), self._writer)
         else:
             self._look_back(self._writer)
             self._looked_back = True
+        return self._ledger.extra > known
 
     def _look_back(self, writer: Writer) -> None:
         start = self._port.start()
