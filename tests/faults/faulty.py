@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 
 from ordered_sink.commit import StreamWriter
 from ordered_sink.writer import Written
-from ordered_source import OrderPerKey, consume_orderly, dead_letter
+from ordered_source import OrderPerKey, OrderPerQueue, consume_orderly, dead_letter
 from ordered_source import group_session as group_module
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
@@ -218,7 +218,8 @@ def start(
     """Start a query from ``topic`` to ``sink``: a topic, ``noop``, or ``parquet:<folder>``.
 
     It reads and writes the store at ``path``, or at RocketMQ's ``servers`` (namesrvAddr), where nothing has points.
-    ``listener``: the settings of order per key, if the query has a listener that records its calls. ``letters``: the condition of
+    ``listener``: the settings of its order (per key with a parking lot, else per queue), if the query has a listener that records its
+    calls. ``letters``: the condition of
     `dead_letter`, if the query has dead letters.
     """
     format, place = ("orderedmq", ("namesrvAddr", servers)) if servers else (FORMAT, ("path", path))
@@ -227,7 +228,8 @@ def start(
         reader = reader.option(name, str(value))
     rows = reader.load()
     if listener is not None:
-        rows = rows.transform(consume_orderly, Recorder, OrderPerKey(**listener))
+        order = OrderPerKey if source is not None and "parkingLot" in source else OrderPerQueue
+        rows = rows.transform(consume_orderly, Recorder, order(**listener))
     else:
         rows = rows if letters is None else rows.transform(dead_letter, letters)
         rows = rows.selectExpr("body", "sharding_key", f"{ORIGIN} AS keys")
