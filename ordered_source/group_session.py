@@ -5,6 +5,7 @@ Every change to the state of a query's Owner is made in this module, so that a q
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Final
 from ordered_source.renewal import Renewal
 from orderedmq.broker import Broker
 from orderedmq.conditions import LockCondition
-from orderedmq.errors import FORMER_RUN, GroupError, LockError, lost
+from orderedmq.errors import FORMER_RUN, GroupError, LockError, TopicError, lost
 from orderedmq.model import MessageQueue, OffsetRange, is_parked, is_retry
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership import membership
@@ -215,9 +216,7 @@ class GroupSession(Session):
 
     def boundary(self, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
         self._forget_lost()
-        # A boundary or `place` that failed half-way has left something, which the Owner does not say again.
-        mine = set(self.owner.all_tokens())
-        self._commit({token: offset for token, offset in self._uncommitted.items() if token in mine})
+        self._commit_what_is_left()
         for action in self.owner.boundary(start, queues, self._members()):
             match action:
                 case Commit(offsets):
@@ -261,6 +260,18 @@ class GroupSession(Session):
                 "all %d queues that this query should have in group %s are held by others (%s): it has nothing to read, and ends",
                 len(action.queues), self.group, "; ".join(sorted({refusal.holder for refusal in refused})),
             )  # fmt: skip
+
+    def _commit_what_is_left(self) -> None:
+        """Commit what a boundary or `place` that failed half-way has left, which the Owner does not say again.
+
+        A topic that was deleted is left out: the call fails by itself if that matters.
+        """
+        mine = set(self.owner.all_tokens())
+        left = {token: offset for token, offset in self._uncommitted.items() if token in mine}
+        for topic in sorted({token.queue.topic for token in left}):
+            with contextlib.suppress(TopicError):
+                self._commit({token: offset for token, offset in left.items() if token.queue.topic == topic})
+        self._uncommitted = {}
 
     def _commit(self, offsets: Mapping[LockToken, int]) -> None:
         """Commit group offsets. An exclusive group raises LockError LOST for a lost queue; a shared one drops it with a warning."""
