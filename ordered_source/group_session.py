@@ -91,7 +91,7 @@ class Session:
         self.owner.skip(queue, offset)
 
     def unplace(self, queue: MessageQueue) -> None:
-        """Forget where a queue is read from: the next boundary decides anew."""
+        """Forget where a queue is read from. The next boundary decides that again."""
         self.owner.unplace(queue)
 
     def drop(self, queues: Iterable[MessageQueue]) -> None:
@@ -264,7 +264,7 @@ class GroupSession(Session):
     def _commit_what_is_left(self) -> None:
         """Commit what a boundary or `place` that failed half-way has left, which the Owner does not say again.
 
-        A topic that was deleted is left out: the call fails by itself if that matters.
+        A topic that was deleted is left out: the same call finds out later what is lost of it.
         """
         mine = set(self.owner.all_tokens())
         left = {token: offset for token, offset in self._uncommitted.items() if token in mine}

@@ -305,7 +305,7 @@ class Owner:
         self.owned[queue].skip(offset)
 
     def unplace(self, queue: MessageQueue) -> None:
-        """Forget where a queue is read from, and what of it is in flight: the next boundary decides anew."""
+        """Forget where a queue is read from, and what of it is in flight. The next boundary decides that again."""
         self.owned[queue].unplace()
 
     def following(self, counts: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:

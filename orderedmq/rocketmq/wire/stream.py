@@ -52,7 +52,8 @@ class Stream(Generic[R, E]):
         self.active = now
         #: When the last byte came, or later when requests began to wait for one.
         self.heard = now
-        # The same, but it does not begin anew behind a request that was given up: a server is silent to one short request after another.
+        # The same, but a new request does not reset it after another one was given up: otherwise a server that answers none of a series
+        # of short requests would never count as vanished.
         self._silent_since = now
         self._gave_up = False
         self._spoke = False
