@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-svg ui-picture rocketmq check browser budget test test-all lint docs dist simulate bench bench-rocketmq bench-kafka bench-report soak clean
+.PHONY: help setup demo demo-svg ui-picture rocketmq check tools budget test test-all lint docs dist simulate bench bench-rocketmq bench-kafka bench-report soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,14 +76,17 @@ check: $(STAMP) ## lint, types and the tests that start no Spark, no server and 
 check-tests: $(COMPILED)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --hypothesis-profile quick --seeds 100 -q -m "not spark and not rocketmq" $(LIGHT) $(ARGS)
 
-# Debian's packages. Where they cannot be had, the tests in tests/browser are skipped, but not in CI.
-browser: ## install Chromium and its driver, which tests of the web page need, if they are missing and apt-get can
-	@if command -v chromedriver >/dev/null; then exit 0; fi; \
+# Debian's packages. Where they cannot be had, the tests that need them are skipped, but not in CI.
+tools: ## install Chromium with its driver, and strace, which tests need, if they are missing and apt-get can
+	@missing=; \
+	command -v chromedriver >/dev/null || missing="chromium chromium-driver"; \
+	command -v strace >/dev/null || missing="$$missing strace"; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
 	root=; if [ "$$(id -u)" != 0 ]; then root="sudo -n"; fi; \
-	echo "browser: installing chromium and chromium-driver"; \
+	echo "tools: installing $$missing"; \
 	if ! { command -v apt-get && $$root apt-get -qq update && \
-	  DEBIAN_FRONTEND=noninteractive $$root apt-get -qq install --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1; then \
-	  echo "browser: apt-get cannot install them here; install Chromium and chromedriver yourself, or the tests of the page are skipped" >&2; \
+	  DEBIAN_FRONTEND=noninteractive $$root apt-get -qq install --no-install-recommends $$missing; } >/dev/null 2>&1; then \
+	  echo "tools: apt-get cannot install $$missing here; install it yourself, or the tests that need it are skipped" >&2; \
 	fi
 
 budget: $(STAMP) ## hold the CPU time of test modules to what the last `make test` needed, or to RUNS="CLONE/.pytest_cache/v/cpu ..."
@@ -93,10 +96,10 @@ budget: $(STAMP) ## hold the CPU time of test modules to what the last `make tes
 .PHONY: ready
 ready: $(COMPILED) $(PREPARED)
 
-test: ready browser ## run the tests and print the time of each folder; ARGS="-k name" runs only those
+test: ready tools ## run the tests and print the time of each folder; ARGS="-k name" runs only those
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-all: ready browser ## run the long tier as well: whole environments, every release of RocketMQ, damage to each used field of a store
+test-all: ready tools ## run the long tier as well: whole environments, every release of RocketMQ, damage to each used field of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nightly $(ARGS)
 
 lint: $(STAMP) ## ruff and strict mypy
@@ -126,7 +129,7 @@ $(DIST): $(STAMP)
 demo-svg: $(PREPARED) ## record the demo as docs/demo.svg, the picture in the README
 	@$(BIN)/python docs/record_demo.py
 
-ui-picture: $(STAMP) browser ## take docs/ui.png, the picture of the web page in the README
+ui-picture: $(STAMP) tools ## take docs/ui.png, the picture of the web page in the README
 	@$(BIN)/python docs/picture_ui.py
 
 simulate: $(STAMP) ## run queries of a group through simulated faults; SEEDS=100000 says how many seeds

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from orderedmq.capabilities import Capabilities
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
@@ -115,11 +115,15 @@ class SinkBatch:
 
 @dataclass(frozen=True)
 class Receipt:
-    """The result of one writing task, for the commit: the token of its rows, and their number per queue."""
+    """The result of one writing task, for the commit: the token of its rows, and their number per queue.
+
+    ``staged``: what the broker itself needs to publish them.
+    """
 
     token: str
     partition: int
     rows: Mapping[MessageQueue, int]
+    staged: Any = None
 
 
 @dataclass(frozen=True)
@@ -369,6 +373,9 @@ class Admin(Protocol):
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
         """Return the state of each queue of a topic, in order. Raises TopicError MISSING."""
+
+    def waiting_bytes(self, name: str) -> int:
+        """Return the bytes of a topic's deleted messages whose room is not free yet: they share a file with messages that stay."""
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
         """Delete whole chunks before the given offsets, or by the topic's retention. Return the messages deleted per queue."""

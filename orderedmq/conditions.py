@@ -95,7 +95,7 @@ class ListenerCondition(StrEnum):
 
 class StoreCondition(StrEnum):
     MISSING = "MISSING"
-    NEWER_FORMAT = "NEWER_FORMAT"
+    OTHER_FORMAT = "OTHER_FORMAT"
     NOT_A_STORE = "NOT_A_STORE"
     NOT_EMPTY = "NOT_EMPTY"
     OTHER_MACHINE = "OTHER_MACHINE"

@@ -19,16 +19,14 @@ def connect(
     credentials: Credentials | None = None,
     tls: TlsOptions | None = None,
     identity: str | None = None,
-    map_size: int | None = None,
     namespace: str | None = None,
     namespace_v2: str | None = None,
 ) -> Broker:
     """Return a connection to the embedded broker in directory ``path``, or to the RocketMQ cluster of ``namesrv_addr``.
 
     ``namesrv_addr`` is "host:port;host:port"; ``credentials``, ``tls``, ``namespace`` and ``namespace_v2`` are for a cluster, whose
-    topics and groups then are those of the namespace, under their names without it. ``map_size``: the embedded store's
-    greatest size in bytes (default: 1 TiB of address space). ``identity``: the `Broker.identity` that the caller expects; any
-    other broker is refused (StoreError OTHER_MACHINE, RocketMQError OTHER_CLUSTER).
+    topics and groups then are those of the namespace, under their names without it. ``identity``: the `Broker.identity` that the
+    caller expects; any other broker is refused (StoreError OTHER_MACHINE, RocketMQError OTHER_CLUSTER).
 
     The connection is a context manager, which closes it. A store is opened at first use: StoreError MISSING is raised there, and
     ``admin.create_topic`` makes a missing store. Raises OptionError CONFLICT if neither or both of ``path`` and ``namesrv_addr``
@@ -47,7 +45,7 @@ def connect(
     assert path is not None
     from orderedmq.embedded.broker import EmbeddedBroker
 
-    return EmbeddedBroker(Path(path), identity=identity, map_size=map_size)
+    return EmbeddedBroker(Path(path), identity=identity)
 
 
 def reach(endpoint: Endpoint, *, identity: str | None = None, seen_here: bool = False) -> Broker:

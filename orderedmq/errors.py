@@ -397,12 +397,12 @@ def no_store(path: object) -> StoreError:
 
 
 def map_full(path: object, size: int) -> StoreFullError:
-    """A store has reached its greatest size."""
+    """The entries of a store have reached their greatest size."""
     return StoreFullError(
         StoreFullCondition.FULL,
-        f"the store at {path} has reached its greatest size of {size} bytes; nothing was changed",
+        f"the entries of the store at {path} have reached their greatest size of {size} bytes; nothing was changed",
         Remedy(
-            "set a retention or delete topics, or open it with a larger map_size",
+            "set a retention or delete topics",
             "set a retention (orderedmq topic alter TOPIC --retention-time 7d) or delete topics (orderedmq topic delete TOPIC)",
         ),
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.micro_batches import MicroBatchLoop
 
 #: The folders of tests, those whose scopes take longest first.
-_FOLDERS = ("rocketmq", "faults", "spark", "clusters", "contract", "sim", "loop", "browser", "processes", "unit")
+_FOLDERS = ("rocketmq", "faults", "spark", "clusters", "contract", "sim", "loop", "browser", "power", "processes", "unit")
 
 # A slow example is a sign of a busy machine, not of a fault. A property that needs more examples than others says how many times as many.
 settings.register_profile("fast", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
@@ -89,16 +89,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def scope_of(nodeid: str) -> str:
     """The name of the tests that run in one process, one after the other, so that their servers and their Spark start once.
 
-    The tests of a folder are one scope, except that the modules of unit, processes, sim, loop and clusters share nothing, so each of them
-    is a scope, and that the contract suite has different servers for each kind of broker: ``tests/contract/test_log.py::test_x[embedded]``
-    → embedded.
+    The tests of a folder are one scope, except that the modules of unit, processes, power, sim, loop and clusters share nothing, so each
+    of them is a scope, and that the contract suite has different servers for each kind of broker:
+    ``tests/contract/test_log.py::test_x[embedded]`` → embedded.
     """
     module = nodeid.partition("::")[0]
     folder = module.split("/")[1]
     if folder == "contract":
         kind = re.search(r"\[(rocketmq-[\d.]+)", nodeid)
         return kind[1] if kind is not None else "embedded"
-    return module if folder in ("unit", "processes", "sim", "loop", "clusters") else folder
+    return module if folder in ("unit", "processes", "power", "sim", "loop", "clusters") else folder
 
 
 class Scopes(LoadScopeScheduling):

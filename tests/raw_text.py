@@ -55,6 +55,6 @@ def pairs(rows: Sequence[Sequence[tuple[bytes, bytes]]]) -> pa.Array:
 
 def append_raw(broker: Broker, queue: MessageQueue, **columns: pa.Array) -> None:
     """Store messages unchanged, without the checks and corrections that this package makes when it writes."""
-    log = "orderedmq.embedded.log"
-    with patch(f"{log}.normalise", lambda rows, where: rows), patch(f"{log}.check_topic", lambda name, writing: None):
+    staging = "orderedmq.embedded.staging"
+    with patch(f"{staging}.normalise", lambda rows, where: rows), patch(f"{staging}.check_topic", lambda name, writing: None):
         broker.log.append({queue: pa.record_batch(columns)})

@@ -30,8 +30,9 @@ def check(
 ) -> None:
     """Check a whole store of the embedded broker and list all damage. Exit code 0 only if it is sound.
 
-    Checks the pages of the file, the checksum of every entry and payload, and that the entries agree with each other. It reads
-    all messages, changes nothing, and can run beside queries: it reads one snapshot.
+    Checks the pages of the file, the checksum of every entry and payload, and that the entries agree with each other and with the
+    segment files. It reads all messages, changes nothing, and can run beside queries: it reads one snapshot. It also names segment
+    files that no entry needs. They are no damage: tasks at work write them, and those of killed tasks are deleted later.
     """
     if shell.namesrv is not None:
         raise OptionError(
@@ -41,6 +42,14 @@ def check(
     path = store or shell.path or Path(DEFAULT_DIRECTORY)
     found = examine(path)
     shell.show([{"finding": finding} for finding in found.findings], (Column("finding", "finding"),), none="nothing is damaged")
+    for names, what in (
+        (found.unused, "that no entry needs"),
+        (found.foreign, "that are not the store's and are never deleted"),
+    ):
+        if names:
+            shell.say(
+                f"{number(len(names))} files in its folder of segments {what}: {', '.join(names[:3])}{', …' if names[3:] else ''}"
+            )
     looked = f"{number(found.entries)} entries and {number(found.payloads)} payloads ({size(found.payload_bytes)}) were read"
     shell.done(
         {

@@ -123,10 +123,11 @@ def list_topics(shell: Shell) -> None:
 
 @command(app, "describe")
 def describe(shell: Shell, name: Name) -> None:
-    """Show each queue of a topic: offsets, size on disk, times."""
+    """Show each queue of a topic: offsets, size on disk, times. Say how much room deleted messages still take."""
     with shell.broker() as broker:
         topic = broker.log.topic(name)
         found = broker.admin.describe_topic(name)
+        waiting = broker.admin.waiting_bytes(name)
     rows = [
         {
             **queue_fields(queue.queue),
@@ -152,6 +153,11 @@ def describe(shell: Shell, name: Name) -> None:
         Column("last_stored", "newest (UTC)", short_moment),
     )
     shell.show(rows, columns, title=f"{name}: {topic.queues} queues, {', '.join(kept)}")
+    if waiting:
+        shell.done(
+            {"topic": name, "waiting_bytes": waiting},
+            f"{size(waiting)} of deleted messages are still on the disk: their segment files also have messages that are kept",
+        )
 
 
 @command(app, "alter")

@@ -9,7 +9,7 @@ from functools import partial
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
-from orderedmq.embedded import dead_letters, groups, index, parking_lots, runs
+from orderedmq.embedded import dead_letters, garbage, groups, index, parking_lots, payloads, runs
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -151,12 +151,20 @@ class EmbeddedAdmin:
             for queue in sorted(before):
                 if queue.topic != name:
                     raise no_such_queue(name, queue)
-                gone = index.retire(txn, queue, before=before[queue])
+                gone = index.retire(txn, topic, queue, before=before[queue])
                 if gone:
                     out[queue] = gone
             return out
 
-        return self._open(False).write_deletion(delete)
+        store = self._open(False)
+        deleted = store.write_deletion(delete)
+        garbage.collect_now(store, self._clock)
+        return deleted
+
+    def waiting_bytes(self, name: str) -> int:
+        with self._read() as txn:
+            topic = topic_of(txn, name)
+            return payloads.space(txn, topic) - sum(index.state(txn, queue).stored_bytes for queue in index.queues_of(topic))
 
     # -- groups ------------------------------------------------------------------------------------------------------------
 
@@ -328,8 +336,9 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo]) -> None:
     for topic in going:
         going += parking_lots.of_topic(txn, topic.name)
         for queue in index.queues_of(topic):
-            index.retire(txn, queue, before=index.state(txn, queue).max_offset)
+            index.retire(txn, topic, queue, before=index.state(txn, queue).max_offset)
             txn.delete("queues", layout.queue_key(queue))
+        payloads.forget_space(txn, topic)
         txn.delete("topics", topic.name.encode())
     names = {topic.name for topic in going}
     for database in ("groups", "locks", "dead", "parked"):

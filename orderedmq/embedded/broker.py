@@ -10,6 +10,7 @@ from typing import Self
 
 from orderedmq.capabilities import EMBEDDED, Capabilities
 from orderedmq.conditions import OptionCondition, StoreCondition
+from orderedmq.embedded import garbage
 from orderedmq.embedded.admin import EmbeddedAdmin
 from orderedmq.embedded.clock import Clock, SystemClock
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -55,6 +56,7 @@ class EmbeddedBroker:
                 store.close()
                 raise self._unexpected("there is another store")
             self._opened = store
+            garbage.collect(store, self._clock)
         return self._opened
 
     def _unexpected(self, what: str) -> StoreError:

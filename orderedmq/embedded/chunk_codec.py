@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from orderedmq.conditions import StoreCondition
-from orderedmq.embedded.store.layout import Chunk
+from orderedmq.embedded.store.layout import INLINE, Chunk
 from orderedmq.errors import Remedy, StoreError
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue, select_schema
 
@@ -65,7 +65,7 @@ def body_bytes(body: pa.Array) -> int:
 
 
 def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[pa.Buffer, Chunk]:
-    """Return the payload of rows with some of the STORED columns, and its index entry (without payload id and store times)."""
+    """Return the payload of rows with some of the STORED columns, and its index entry (without its place and store times)."""
     columns, arrays = 0, []
     for bit, name in enumerate(STORED):
         index = rows.schema.get_field_index(name)
@@ -77,7 +77,8 @@ def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[pa.Buffer, Chun
     batch = pa.RecordBatch.from_arrays(arrays, schema=_schema(columns))
     payload = _to_stream(batch, codec)
     return payload, Chunk(
-        payload=0,
+        segment=INLINE,
+        position=0,
         rows=rows.num_rows,
         columns=columns,
         codec=codec,
@@ -105,7 +106,7 @@ def _to_stream(batch: pa.RecordBatch, codec: int) -> pa.Buffer:
     return buffer.slice(0, sink.tell())
 
 
-def verify(payload: bytes, chunk: Chunk, queue: MessageQueue, first: int) -> None:
+def verify(payload: bytes | pa.Buffer, chunk: Chunk, queue: MessageQueue, first: int) -> None:
     """Raises StoreError CORRUPT if the payload's size or checksum is not that of its index entry."""
     if len(payload) != chunk.stored_bytes or xxhash.xxh3_64_intdigest(payload) != chunk.checksum:
         raise StoreError(
@@ -119,7 +120,7 @@ def verify(payload: bytes, chunk: Chunk, queue: MessageQueue, first: int) -> Non
         )
 
 
-def decode(payload: bytes, chunk: Chunk, names: tuple[str, ...]) -> dict[str, pa.Array]:
+def decode(payload: bytes | pa.Buffer, chunk: Chunk, names: tuple[str, ...]) -> dict[str, pa.Array]:
     """Return those columns of the payload that ``names`` lists. Others are not decompressed."""
     present = [name for bit, name in enumerate(STORED) if chunk.columns >> bit & 1]
     fields = [index for index, name in enumerate(present) if name in names]
@@ -131,7 +132,7 @@ def decode(payload: bytes, chunk: Chunk, names: tuple[str, ...]) -> dict[str, pa
 
 
 def rows_of(
-    payload: bytes, chunk: Chunk, names: tuple[str, ...], queue: MessageQueue, first: int, incarnation: str
+    payload: bytes | pa.Buffer, chunk: Chunk, names: tuple[str, ...], queue: MessageQueue, first: int, incarnation: str
 ) -> pa.RecordBatch:
     """Return all messages of a chunk that begins at offset ``first``, with the columns ``names``."""
     stored = decode(payload, chunk, names)
@@ -190,7 +191,7 @@ def message_ids(incarnation: str, queue_id: int, first: int, count: int) -> pa.A
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(digits)])
 
 
-def merge(parts: list[tuple[bytes, Chunk]], codec: int) -> tuple[pa.Buffer, Chunk]:
+def merge(parts: list[tuple[bytes | pa.Buffer, Chunk]], codec: int) -> tuple[pa.Buffer, Chunk]:
     """Merge consecutive chunks into one. Timestamps that differ become columns, so that none is lost."""
     kept: list[pa.RecordBatch] = []
     columns = 0

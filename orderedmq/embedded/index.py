@@ -2,19 +2,21 @@
 
 Rules: a queue's chunks are contiguous from ``min_offset`` to ``max_offset``. A chunk that is added behind a small one is merged
 with it, as a binary counter carries. So small batches leave few chunks, and a row is rewritten at most about ten times before
-it is in a chunk of 8k rows. Retention deletes whole chunks from the front.
+it is in a chunk of 8k rows. Retention deletes whole chunks: by age from the front of each queue, by size the oldest of the topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from orderedmq.broker import TopicInfo
 from orderedmq.embedded import chunk_codec as codec
+from orderedmq.embedded import payloads
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.store import layout
-from orderedmq.embedded.store.layout import Chunk, QueueState
+from orderedmq.embedded.store.layout import INLINE, Chunk, QueueState
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import StoreError, no_such_queue
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, missing_topic
@@ -23,6 +25,8 @@ from orderedmq.rows.retention import Clocks
 #: A tail chunk of this many rows or more is not merged. It is half a full chunk, and costs about as much per row to read as a
 #: full one.
 MERGE_BELOW: Final = 8192
+#: The same by bytes: a chunk of large messages is not written again for the sake of a few more.
+MERGE_BELOW_BYTES: Final = 1024 * 1024
 #: Maximum chunks that one append or publish retires per queue, so that its transaction stays short.
 RETIRE_AT_ONCE: Final = 64
 
@@ -67,15 +71,20 @@ def chunks(txn: Transaction, queue: MessageQueue, at: QueueState, offset: int) -
     raise txn.damaged(f"queue {queue} ends at {at.max_offset}, its chunks end at {following}")
 
 
-def add(txn: Transaction, queue: MessageQueue, chunk: Chunk, now: int) -> OffsetRange:
-    """Make a stored payload visible at the queue's end, and return its offsets. ``now`` is in µs since the epoch."""
+def add(
+    txn: Transaction, topic: TopicInfo, queue: MessageQueue, chunk: Chunk, now: int, payload: Any | None = None
+) -> OffsetRange:
+    """Make a chunk visible at the end of a queue of ``topic``, and return its offsets. ``now`` is in µs since the epoch.
+
+    ``payload``: what the chunk has, if it has no place in the store yet. Otherwise it is held (`payloads.hold`).
+    """
     key = layout.queue_key(queue)
     at = state(txn, queue)
     stamp = max(now, at.last_stored)
     first, after = at.max_offset, at.max_offset + chunk.rows
     chunk = chunk._replace(first_stored=stamp, last_stored=stamp)
     parts = [(first, chunk)]
-    read: list[tuple[bytes, Chunk]] = []
+    read: list[tuple[Any, Chunk]] = []
     while parts[0][0] > at.min_offset:
         size = sum(part.rows for _, part in parts)
         try:
@@ -84,75 +93,65 @@ def add(txn: Transaction, queue: MessageQueue, chunk: Chunk, now: int) -> Offset
             break
         if tail[1].rows >= MERGE_BELOW or tail[1].rows > 2 * size or tail[1].rows + size > codec.CHUNK_ROWS:
             break
-        if tail[1].stored_bytes + sum(part.stored_bytes for _, part in parts) > codec.CHUNK_BYTES:
+        stored = sum(part.stored_bytes for _, part in parts)
+        if tail[1].stored_bytes >= MERGE_BELOW_BYTES or tail[1].stored_bytes + stored > codec.CHUNK_BYTES:
             break
         try:
-            payload = load(txn, queue, *tail)
+            read.insert(0, (payloads.load(txn, queue, *tail), tail[1]))
         except StoreError:
             # A read reports the damaged chunk. Here it must not keep new messages out.
             break
         parts.insert(0, tail)
-        read.insert(0, (payload, tail[1]))
     held = at.stored_bytes - sum(part.stored_bytes for _, part in parts[:-1])
     if read:
-        read.append((load(txn, queue, first, chunk), chunk))
-        merged, whole = codec.merge(read, chunk.codec)
-        for begin, part in parts:
-            txn.delete("payloads", layout.number(part.payload))
+        read.append((payload if payload is not None else payloads.load(txn, queue, first, chunk), chunk))
+        payload, merged = codec.merge(read, chunk.codec)
+        for begin, part in parts[:-1]:
+            payloads.release(txn, topic, part)
             txn.delete("index", layout.index_key(key, begin))
-        chunk = store(txn, merged, whole)
+        if chunk.segment != INLINE:
+            payloads.release(txn, topic, chunk)
+        chunk = merged
+    if payload is not None:
+        chunk = payloads.place(txn, topic, payload, chunk)
     txn.put("index", layout.index_key(key, parts[0][0]), chunk.pack())
     txn.put("queues", key, QueueState(at.min_offset, after, held + chunk.stored_bytes, stamp).pack())
     return OffsetRange(first, after)
 
 
-def store(txn: Transaction, payload: object, chunk: Chunk) -> Chunk:
-    """Store a payload, which is not visible yet. Return its chunk with the payload id."""
-    number = txn.take_number("payload")
-    txn.put("payloads", layout.number(number), payload, append=True)
-    return chunk._replace(payload=number)
-
-
-def load(txn: Transaction, queue: MessageQueue, first: int, chunk: Chunk) -> bytes:
-    """Return a verified copy of a payload. Raises StoreError CORRUPT."""
-    payload = txn.get("payloads", layout.number(chunk.payload)) or b""
-    codec.verify(payload, chunk, queue, first)
-    return payload
-
-
 def retire(
     txn: Transaction,
+    topic: TopicInfo,
     queue: MessageQueue,
     *,
     before: int | None = None,
     older: int | None = None,
-    excess: int = 0,
     most: int | None = None,
 ) -> int:
-    """Delete whole chunks from the front, and return the number of messages deleted.
+    """Delete whole chunks from the front of a queue of ``topic``, and return the number of messages deleted.
 
-    A chunk is deleted if it ends at or before offset ``before``, if its last message was stored before ``older`` (µs since the
-    epoch), or if all of it fits into the ``excess`` bytes still to delete. The first chunk to which none of this applies ends
-    the deletion, so a new chunk that is larger than the size limit stays. ``most``: maximum number of chunks.
+    A chunk is deleted if it ends at or before offset ``before``, or if its last message was stored before ``older`` (µs since the
+    epoch). The first chunk to which neither applies ends the deletion. ``most``: maximum number of chunks.
     """
-    key = layout.queue_key(queue)
     at = state(txn, queue)
     gone: list[tuple[int, Chunk]] = []
     for first, chunk in chunks(txn, queue, at, at.min_offset):
-        if most is not None and len(gone) >= most:
-            break
         by_offset = before is not None and first + chunk.rows <= before
         by_age = older is not None and chunk.last_stored < older
-        by_size = chunk.stored_bytes <= excess
-        if not (by_offset or by_age or by_size):
+        if not (by_offset or by_age) or (most is not None and len(gone) >= most):
             break
-        excess -= chunk.stored_bytes
         gone.append((first, chunk))
-    for first, chunk in gone:
-        txn.delete("payloads", layout.number(chunk.payload))
-        txn.delete("index", layout.index_key(key, first))
+    return _delete(txn, topic, queue, gone)
+
+
+def _delete(txn: Transaction, topic: TopicInfo, queue: MessageQueue, gone: Sequence[tuple[int, Chunk]]) -> int:
+    """Delete the first chunks of a queue, and return the number of their messages."""
     if not gone:
         return 0
+    key, at = layout.queue_key(queue), state(txn, queue)
+    for first, chunk in gone:
+        payloads.release(txn, topic, chunk)
+        txn.delete("index", layout.index_key(key, first))
     begin = gone[-1][0] + gone[-1][1].rows
     left = at.stored_bytes - sum(chunk.stored_bytes for _, chunk in gone)
     txn.put("queues", key, QueueState(begin, at.max_offset, left, at.last_stored).pack())
@@ -165,23 +164,52 @@ def queues_of(topic: TopicInfo) -> list[MessageQueue]:
 
 
 def retain(txn: Transaction, topic: TopicInfo, clock: Clock, *, most: int | None = RETIRE_AT_ONCE) -> dict[MessageQueue, int]:
-    """Apply a topic's retention, and return the messages deleted per queue.
-
-    The size limit is for all queues together. Each queue gives up its proportion of the excess.
-    """
-    if topic.retention_seconds is None and topic.retention_bytes is None:
-        return {}
-    older = None if topic.retention_seconds is None else _stored_before(txn, clock, topic.retention_seconds)
+    """Apply a topic's retention, and return the messages deleted per queue. ``most``: maximum number of chunks per queue."""
     out: dict[MessageQueue, int] = {}
-    sizes = {queue: state(txn, queue).stored_bytes for queue in queues_of(topic)}
-    total = sum(sizes.values())
-    for queue, size in sizes.items():
-        excess = 0
-        if topic.retention_bytes is not None and total > topic.retention_bytes:
-            excess = (total - topic.retention_bytes) * size // total
-        gone = retire(txn, queue, older=older, excess=excess, most=most)
-        if gone:
-            out[queue] = gone
+    if topic.retention_seconds is not None:
+        older = _stored_before(txn, clock, topic.retention_seconds)
+        for queue in queues_of(topic):
+            out[queue] = retire(txn, topic, queue, older=older, most=most)
+    if topic.retention_bytes is not None:
+        excess = payloads.space(txn, topic) - topic.retention_bytes
+        for queue, gone in _oldest(txn, topic, excess, most).items():
+            out[queue] = out.get(queue, 0) + _delete(txn, topic, queue, gone)
+    return {queue: count for queue, count in out.items() if count}
+
+
+def _oldest(txn: Transaction, topic: TopicInfo, excess: int, most: int | None) -> dict[MessageQueue, list[tuple[int, Chunk]]]:
+    """Return the chunks that the topic gives up to become smaller by at most ``excess`` bytes: its oldest ones, whatever the queue.
+
+    The room of a chunk in a segment is free only when the segment is deleted. So a chunk is given up if the topic's share of the whole
+    segment fits into the excess, and with it the other chunks of that segment that are next.
+    """
+    out: dict[MessageQueue, list[tuple[int, Chunk]]] = {}
+    if excess <= 0:
+        return out
+    going: set[bytes] = set()
+    waiting: list[tuple[int, MessageQueue, int, Chunk, Iterator[tuple[int, Chunk]]]] = []
+
+    def push(queue: MessageQueue, rest: Iterator[tuple[int, Chunk]]) -> None:
+        found = next(rest, None)
+        if found is not None and (most is None or len(out.get(queue, ())) < most):
+            heapq.heappush(waiting, (found[1].last_stored, queue, *found, rest))
+
+    for queue in queues_of(topic):
+        at = state(txn, queue)
+        push(queue, chunks(txn, queue, at, at.min_offset))
+    while waiting:
+        _, queue, first, chunk, rest = heapq.heappop(waiting)
+        if chunk.segment not in going:
+            size = payloads.share(txn, topic, chunk)
+            if size > excess:
+                # Nothing that is newer goes either, but for the rest of segments that are going.
+                excess = -1
+                continue
+            excess -= size
+            if chunk.segment != INLINE:
+                going.add(chunk.segment)
+        out.setdefault(queue, []).append((first, chunk))
+        push(queue, rest)
     return out
 
 

@@ -3,44 +3,46 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.broker import QueueBounds, Receipt, TopicInfo
 from orderedmq.conditions import OptionCondition
 from orderedmq.embedded import chunk_codec as codec
-from orderedmq.embedded import index, topics
+from orderedmq.embedded import garbage, index, payloads, topics
 from orderedmq.embedded.clock import Clock
+from orderedmq.embedded.staging import EmbeddedStaging, discard, show
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.layout import Chunk
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.embedded.topics import topic_of
-from orderedmq.errors import OptionError, aged_out, beyond_end, recreated
+from orderedmq.errors import OptionError, StoreError, aged_out, beyond_end, recreated
 from orderedmq.malformed_text import MalformedText
-from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
+from orderedmq.model import MessageQueue, OffsetRange, select_schema
 from orderedmq.pulls import bounded
 from orderedmq.rows.delays import DELAY_COLUMNS, delays_nothing
 from orderedmq.rows.filters import Filter
-from orderedmq.rows.message_rows import normalise
 from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.text import valid_rows
 
 _BODY = ("body",)
-#: Bytes of payloads that are read before the map's memory is given back.
-UNMAP_BYTES: Final = 32 * 1024 * 1024
 
 
 def append_rows(txn: Transaction, topic: TopicInfo, queue: MessageQueue, rows: pa.RecordBatch, now: int) -> OffsetRange:
-    """Append rows that are checked (`normalise`), and return their offsets. ``now`` is in µs since the epoch."""
+    """Append rows that are checked (`normalise`), and return their offsets. ``now`` is in µs since the epoch.
+
+    It is for rows that only the transaction itself can choose. `EmbeddedLog.append` writes large ones before it takes the lock.
+    """
     begin = end = index.state(txn, queue).max_offset
     number = codec.CODECS.index(topic.compression)
     for piece in codec.pieces(rows):
         payload, chunk = codec.encode(piece, number, now)
-        end = index.add(txn, queue, index.store(txn, payload, chunk), now).end
+        end = index.add(txn, topic, queue, chunk, now, payload).end
     return OffsetRange(begin, end)
 
 
@@ -87,7 +89,7 @@ def _whole(
     txn: Transaction, topic: TopicInfo, queue: MessageQueue, first: int, chunk: Chunk, columns: tuple[str, ...]
 ) -> pa.RecordBatch:
     """Return all messages of a chunk, with valid texts."""
-    payload = index.load(txn, queue, first, chunk)
+    payload = payloads.load(txn, queue, first, chunk)
     return valid_rows(codec.rows_of(payload, chunk, columns, queue, first, topic.incarnation))[0]
 
 
@@ -100,10 +102,8 @@ class EmbeddedLog:
         self._store = store
         self._clock = clock
         self._malformed = MalformedText()
-        #: Payload id, columns and rows of the chunk that was read last: several small pulls read the same chunk.
-        self._last: tuple[int, tuple[str, ...], pa.RecordBatch] | None = None
-        #: Bytes of payloads read since the map's memory was last given back.
-        self._read_bytes = 0
+        #: Place, columns and rows of the chunk that was read last: several small pulls read the same chunk.
+        self._last: tuple[bytes, int, tuple[str, ...], pa.RecordBatch] | None = None
 
     def reading(self, how: PullSettings) -> EmbeddedLog:
         """Return this log: it prefetches nothing, so it needs no settings."""
@@ -147,7 +147,7 @@ class EmbeddedLog:
         return out
 
     def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
-        with self._store.read() as txn:
+        def find(txn: Transaction) -> int:
             at = index.state(txn, queue)
             low, high = at.min_offset, at.max_offset
             # Binary search over chunks: store timestamps never go back within a queue.
@@ -158,15 +158,17 @@ class EmbeddedLog:
                 elif chunk.first_stored >= timestamp:
                     high = first
                 else:
-                    payload = index.load(txn, queue, first, chunk)
+                    payload = payloads.load(txn, queue, first, chunk)
                     stamps = codec.decode(payload, chunk, ("store_timestamp",))["store_timestamp"]
                     later = pc.greater_equal(stamps, pa.scalar(timestamp, stamps.type))
                     return first + int(pc.index(later, True).as_py())
             return max(low, at.min_offset)
 
+        return self._store.consult(find)
+
     def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
-        left = max_bytes
-        with self._store.read() as txn:
+        def find(txn: Transaction) -> int:
+            left = max_bytes
             value = txn.get("queues", layout.queue_key(queue))
             at = layout.QueueState.unpack(value) if value is not None else layout.QueueState(0, 0, 0, 0)
             for first, chunk in index.chunks(txn, queue, at, begin):
@@ -179,14 +181,16 @@ class EmbeddedLog:
                 low, high = max(begin, first), min(end, first + chunk.rows)
                 if low >= high:
                     break
-                body = codec.decode(index.load(txn, queue, first, chunk), chunk, _BODY)["body"]
+                body = codec.decode(payloads.load(txn, queue, first, chunk), chunk, _BODY)["body"]
                 sizes = pc.binary_length(body.slice(low - first, high - low))
                 sums = pc.cumulative_sum(sizes.cast(pa.int64()))
                 fitting = int(pc.sum(pc.less_equal(sums, left)).as_py() or 0)
                 if fitting < len(sums):
                     return low + fitting
                 left -= sums[-1].as_py()
-        return end
+            return end
+
+        return self._store.consult(find)
 
     def pull(
         self,
@@ -200,7 +204,8 @@ class EmbeddedLog:
     ) -> pa.RecordBatch:
         # A store answers at once.
         del until
-        with self._store.read() as txn:
+
+        def gather(txn: Transaction) -> tuple[TopicInfo, list[tuple[int, Chunk, Any]]]:
             topic = topic_of(txn, queue.topic)
             if anchor is not None and anchor != topic.incarnation:
                 raise recreated(queue.topic)
@@ -210,12 +215,12 @@ class EmbeddedLog:
             if offset > at.max_offset:
                 raise beyond_end(queue, at.max_offset, f"offset {offset} was asked for", self.tail_loss)
             if offset == at.max_offset:
-                return _empty(columns)
-            parts = self._gather(txn, queue, at, offset, max_messages, max_bytes, columns)
-        self._read_bytes += sum(chunk.stored_bytes for _, chunk, _ in parts)
-        if self._read_bytes >= UNMAP_BYTES:
-            self._read_bytes = 0
-            self._store.unmap()
+                return topic, []
+            return topic, self._gather(txn, queue, at, offset, max_messages, max_bytes, columns)
+
+        topic, parts = self._store.consult(gather)
+        if not parts:
+            return _empty(columns)
         return self._join(parts, queue, offset, max_messages, max_bytes, columns, topic.incarnation)
 
     def pull_matching(
@@ -254,29 +259,29 @@ class EmbeddedLog:
         max_messages: int,
         max_bytes: int,
         columns: tuple[str, ...],
-    ) -> list[tuple[int, Chunk, bytes | pa.RecordBatch]]:
-        """Return copies of the chunks from ``offset`` on, at least one.
+    ) -> list[tuple[int, Chunk, bytes | pa.Buffer | pa.RecordBatch]]:
+        """Return the payloads or the rows of the chunks from ``offset`` on, at least one.
 
         It stops at the first chunk's end with a quarter of ``max_messages`` or more, and before a chunk that would exceed
         ``max_bytes``.
         """
-        parts: list[tuple[int, Chunk, bytes | pa.RecordBatch]] = []
+        parts: list[tuple[int, Chunk, bytes | pa.Buffer | pa.RecordBatch]] = []
         rows = size = 0
         for first, chunk in index.chunks(txn, queue, at, offset):
             if parts and (rows >= max_messages // 4 or size + chunk.body_bytes > max_bytes):
                 break
             last = self._last
-            if last is not None and last[0] == chunk.payload and last[1] == columns:
-                parts.append((first, chunk, last[2]))
+            if last is not None and last[:3] == (chunk.segment, chunk.position, columns):
+                parts.append((first, chunk, last[3]))
             else:
-                parts.append((first, chunk, txn.get("payloads", layout.number(chunk.payload)) or b""))
+                parts.append((first, chunk, txn.payload(chunk)))
             rows += first + chunk.rows - max(first, offset)
             size += chunk.body_bytes
         return parts
 
     def _join(
         self,
-        parts: list[tuple[int, Chunk, bytes | pa.RecordBatch]],
+        parts: list[tuple[int, Chunk, bytes | pa.Buffer | pa.RecordBatch]],
         queue: MessageQueue,
         offset: int,
         max_messages: int,
@@ -286,28 +291,44 @@ class EmbeddedLog:
     ) -> pa.RecordBatch:
         batches = []
         for first, chunk, payload in parts:
-            if isinstance(payload, bytes):
+            if isinstance(payload, pa.RecordBatch):
+                batch = payload
+            else:
                 codec.verify(payload, chunk, queue, first)
                 batch = self._malformed.valid(codec.rows_of(payload, chunk, columns, queue, first, incarnation), queue, first)
-                self._last = (chunk.payload, columns, batch)
-            else:
-                batch = payload
+                self._last = (chunk.segment, chunk.position, columns, batch)
             batches.append(batch.slice(max(0, offset - first)))
         joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         return bounded(joined.slice(0, max_messages), max_bytes)
 
     def append(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> dict[MessageQueue, OffsetRange]:
         """See `Log.append`. One transaction adds all rows."""
-        for queue in rows:
-            check_topic(queue.topic, writing=True)
-        checked = {queue: normalise(some, f"queue {queue}") for queue, some in rows.items()}
-        with self._store.write() as txn:
-            targets = {name: topic_of(txn, name) for name in {queue.topic for queue in checked}}
-            now = self._clock.wall()
-            added = {queue: append_rows(txn, targets[queue.topic], queue, some, now) for queue, some in checked.items()}
-            for topic in targets.values():
+        staging = EmbeddedStaging(self._store, self._clock, None)
+        try:
+            for queue, some in rows.items():
+                staging.add(queue, some)
+            receipt = staging.receipt()
+        except BaseException:
+            staging.abandon()
+            raise
+        with contextlib.closing(staging), self._published_or_gone(receipt), self._store.write() as txn:
+            written: dict[str, TopicInfo] = {}
+            ends = {queue: index.state(txn, queue).max_offset for queue in rows}
+            added = show(txn, [receipt], written, self._clock.wall())
+            for topic in written.values():
                 index.retain(txn, topic, self._clock)
-            return added
+        garbage.collect(self._store, self._clock)
+        return {queue: added.get(queue, OffsetRange(end, end)) for queue, end in ends.items()}
+
+    @contextlib.contextmanager
+    def _published_or_gone(self, receipt: Receipt) -> Iterator[None]:
+        """If the body fails, delete the segment of a receipt, unless it was published all the same."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(StoreError), self._store.write() as txn:
+                discard(txn, [receipt])
+            raise
 
     def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
         """Raises OptionError UNSUPPORTED."""

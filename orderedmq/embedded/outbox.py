@@ -1,43 +1,31 @@
-"""The Outbox protocol on the store: tasks stage rows under a token of their attempt, one transaction publishes them.
+"""The Outbox protocol on the store: each attempt of a task stages rows in a segment of its own, one transaction publishes them.
 
-A publish writes index entries, not messages (apart from small chunks that are merged). Its steps, in order: a batch that is
+A publish writes index entries, not messages (apart from small chunks, which it stores itself or merges). Its steps, in order: a batch that is
 already recorded is a no-op if it is the same one, else refused; a stale epoch among the sources that this run registered is
-refused; messages that another batch of the sink has published are refused; a missing token is refused; then the rows become
+refused; messages that another batch of the sink has published are refused; a missing segment is refused; then the rows become
 visible in (partition, row) order, the batch is recorded, and the group offsets of the run's sources move.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-from orderedmq.broker import Published, Receipt, SinkBatch
+from orderedmq.broker import Published, Receipt, SinkBatch, TopicInfo
 from orderedmq.conditions import OptionCondition, SinkCondition
-from orderedmq.embedded import groups, index, runs
+from orderedmq.embedded import garbage, groups, index, runs
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.runs import Registration
-from orderedmq.embedded.staging import EmbeddedStaging, discard
+from orderedmq.embedded.staging import EmbeddedStaging, discard, show
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.embedded.topics import topic_of
-from orderedmq.errors import NEWEST_CHECKPOINT, OptionError, SinkError, rows_gone
+from orderedmq.errors import NEWEST_CHECKPOINT, OptionError, SinkError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import KEPT_BATCHES, SourceRun
 from orderedmq.ownership.sink_batches import is_repeat, replay_differs
-
-#: µs after which staged rows of any sink are swept.
-FORGOTTEN: Final = 7 * 24 * 3600 * 1_000_000
-
-
-def _sink_key(sink_id: str) -> bytes:
-    plain = sink_id.encode()
-    if len(plain) > 200 or b"\0" in plain:
-        plain = b"#" + hashlib.blake2b(plain, digest_size=32).hexdigest().encode()
-    return plain + b"\0"
 
 
 class EmbeddedOutbox:
@@ -80,43 +68,39 @@ class EmbeddedOutbox:
             now = self._clock.wall()
             record = _record(sources, ordered)
             if batch.sink_id is not None and self._was_published(txn, batch, record, skip_differing_replay):
-                for receipt in receipts:
-                    discard(txn, receipt.token)
+                discard(txn, receipts)
                 return Published(True, {})
             for source in sources:
                 if source.token is not None:
                     groups.require_current(txn, source.token, f"batch {batch.batch_id} was published")
             if batch.sink_id is not None:
                 self._require_new(txn, batch, sources)
-            ranges = self._make_visible(txn, ordered, now)
+            written: dict[str, TopicInfo] = {}
+            ranges = show(txn, ordered, written, now)
             if batch.sink_id is not None:
                 self._remember(txn, batch, record)
             if move_offsets:
                 for source in sources:
                     if source.token is not None:
                         groups.forward(txn, source.token.group, source.queue, source.offsets.end)
-            for topic in sorted({queue.topic for queue in ranges}):
-                index.retain(txn, topic_of(txn, topic), self._clock)
-            for receipt in receipts:
-                # What is left are other attempts of partitions that were published.
-                discard(txn, receipt.token)
-            self._sweep(txn, batch, now)
+            for topic in written.values():
+                index.retain(txn, topic, self._clock)
+            # What is left are other attempts of partitions that were published.
+            discard(txn, receipts)
+        garbage.collect(self._store, self._clock)
+        runs.sweep(self._store.path)
         return Published(False, ranges)
 
     def discard(self, receipts: Sequence[Receipt]) -> None:
-        def delete(txn: Transaction) -> None:
-            for receipt in receipts:
-                discard(txn, receipt.token)
-
-        if receipts:
-            self._store.write_even_if_full(delete)
+        with self._store.write() as txn:
+            discard(txn, receipts)
 
     # -- the steps of a publish ----------------------------------------------------------------------------------------------
 
     def _was_published(self, txn: Transaction, batch: SinkBatch, record: Mapping[str, Any], skip: bool) -> bool:
         """Whether the batch was published before. Raises SinkError OUT_OF_ORDER; REPLAY_DIFFERS or BATCH_TOO_OLD unless ``skip``."""
         assert batch.sink_id is not None
-        key = _sink_key(batch.sink_id)
+        key = layout.sink_key(batch.sink_id)
         value, latest = txn.get("batches", key + layout.number(batch.batch_id)), _latest(txn, key)
         if not is_repeat(batch.sink_id, batch.batch_id, latest, value is not None, skip=skip):
             return False
@@ -139,7 +123,7 @@ class EmbeddedOutbox:
                     behind[source.token.group, source.queue.topic, source.queue.queue_id] = source.offsets
         if not behind:
             return
-        for key, value in txn.scan("batches", _sink_key(batch.sink_id)):
+        for key, value in txn.scan("batches", layout.sink_key(batch.sink_id)):
             for group, topic, queue_id, begin, end in json.loads(value)["sources"]:
                 again = behind.get((group, topic, queue_id))
                 if again is not None and again.begin < end and begin < again.end:
@@ -150,25 +134,9 @@ class EmbeddedOutbox:
                         f"with other limits; {NEWEST_CHECKPOINT}, which goes on at the group's offset",
                     )
 
-    def _make_visible(self, txn: Transaction, receipts: Iterable[Receipt], now: int) -> dict[MessageQueue, OffsetRange]:
-        ranges: dict[MessageQueue, OffsetRange] = {}
-        for receipt in receipts:
-            if not receipt.rows:
-                continue
-            staged = [(key, *layout.from_staged(value)) for key, value in txn.scan("staged", receipt.token.encode() + b"\0")]
-            if sum(chunk.rows for _, _, chunk in staged) != sum(receipt.rows.values()):
-                raise rows_gone(receipt.partition, receipt.token)
-            for key, queue, chunk in staged:
-                added = index.add(txn, queue, chunk, now)
-                before = ranges.get(queue)
-                ranges[queue] = OffsetRange(before.begin if before else added.begin, added.end)
-                txn.delete("staged", key)
-            txn.delete("tokens", receipt.token.encode())
-        return ranges
-
     def _remember(self, txn: Transaction, batch: SinkBatch, record: Mapping[str, Any]) -> None:
         assert batch.sink_id is not None
-        key = _sink_key(batch.sink_id)
+        key = layout.sink_key(batch.sink_id)
         txn.put("batches", key + layout.number(batch.batch_id), json.dumps(record).encode())
         old = []
         for known, _ in txn.scan("batches", key):
@@ -177,18 +145,6 @@ class EmbeddedOutbox:
             old.append(known)
         for known in old:
             txn.delete("batches", known)
-
-    def _sweep(self, txn: Transaction, batch: SinkBatch, now: int) -> None:
-        """Delete staged rows that will never be published: those of the sink's batches up to this one, and week-old ones."""
-        orphans = []
-        for key, value in txn.scan("tokens"):
-            about = json.loads(value)
-            same = batch.sink_id is not None and about["sink"] == batch.sink_id and about["batch"] <= batch.batch_id
-            if same or now - about["since"] > FORGOTTEN:
-                orphans.append(key.decode())
-        for token in orphans:
-            discard(txn, token)
-        runs.sweep(self._store.path)
 
 
 def _latest(txn: Transaction, key: bytes) -> int | None:

@@ -105,7 +105,7 @@ def forget(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> No
 
 def trim(txn: Transaction, lot: MessageQueue, before: int | None, offset: int) -> None:
     """Delete a lot's messages below its former and its new offset: the batch between may be repeated."""
-    index.retire(txn, lot, before=min(before or 0, offset), most=index.RETIRE_AT_ONCE)
+    index.retire(txn, topic_of(txn, lot.topic), lot, before=min(before or 0, offset), most=index.RETIRE_AT_ONCE)
 
 
 def count(txn: Transaction, lot: MessageQueue, at: int | None) -> int:

@@ -1,45 +1,58 @@
-"""Stages the rows of one task attempt: encodes and writes them while the task goes on, invisible until published.
+"""Stages the rows of one attempt of a task: encodes and writes them while the task goes on, invisible until published.
 
-Rules: ``receipt`` writes less than 1 MiB of rows itself. Larger writes go to a thread of their own behind a queue of two, so
-that reading, routing and writing overlap. A transaction is closed every 8 MiB: there is one writer at a time, and a renewal
-must not wait long.
+Rules: an attempt writes into a segment file of its own and takes no lock. One with few bytes writes no file: its payloads travel in
+the receipt, and the transaction that publishes them stores them. From 1 MiB of rows on, a thread of the attempt encodes and writes
+behind a queue of two, so that reading, routing and writing overlap.
 """
 
 from __future__ import annotations
 
-import json
 import queue as queues
 import threading
 import uuid
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.broker import Receipt, SinkBatch, TopicInfo
 from orderedmq.conditions import SinkCondition
 from orderedmq.embedded import chunk_codec as codec
-from orderedmq.embedded import index
+from orderedmq.embedded import index, payloads
 from orderedmq.embedded.clock import Clock
-from orderedmq.embedded.store import layout
+from orderedmq.embedded.store import layout, transaction
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.layout import Chunk
+from orderedmq.embedded.store.segment_file import Header, SegmentWriter
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.embedded.topics import topic_of
 from orderedmq.errors import SinkError, rows_gone
-from orderedmq.model import MessageQueue, check_topic
+from orderedmq.model import MessageQueue, OffsetRange, check_topic
 from orderedmq.rows.message_rows import normalise
 
-#: Bytes of payloads per transaction.
-WRITE_BYTES: Final = 8 * 1024 * 1024
 #: Bytes of rows from which on it pays to start a thread.
-INLINE_BYTES: Final = 1024 * 1024
+THREAD_BYTES: Final = 1024 * 1024
+
+
+class StagedChunk(NamedTuple):
+    """A chunk that is not visible yet, and its payload if that is in no segment."""
+
+    queue: MessageQueue
+    chunk: Chunk
+    payload: bytes | None
+
+
+class Staged(NamedTuple):
+    """What a receipt has for the publish: the chunks, in order, and the size of the segment file in bytes (0: there is none)."""
+
+    chunks: tuple[StagedChunk, ...]
+    size: int
 
 
 class EmbeddedStaging:
-    """The Staging protocol; used by one thread."""
+    """The Staging protocol; used by one thread. ``batch`` is None for rows that this process itself publishes."""
 
-    def __init__(self, store: Store, clock: Clock, batch: SinkBatch, partition: int) -> None:
+    def __init__(self, store: Store, clock: Clock, batch: SinkBatch | None, partition: int = 0) -> None:
         self._store = store
         self._clock = clock
         self._batch = batch
@@ -47,9 +60,10 @@ class EmbeddedStaging:
         self.token = uuid.uuid4().hex
         self._rows: dict[MessageQueue, int] = {}
         self._codecs: dict[str, int] = {}
-        self._sequence = 0
         self._waiting: list[tuple[MessageQueue, pa.RecordBatch]] = []
         self._waiting_bytes = 0
+        self._chunks: list[StagedChunk] = []
+        self._writer: SegmentWriter | None = None
         self._work: queues.Queue[list[tuple[MessageQueue, pa.RecordBatch]] | None] = queues.Queue(maxsize=2)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -66,7 +80,7 @@ class EmbeddedStaging:
         self._rows[queue] = self._rows.get(queue, 0) + checked.num_rows
         self._waiting.append((queue, checked))
         self._waiting_bytes += checked.nbytes
-        if self._waiting_bytes >= INLINE_BYTES:
+        if self._waiting_bytes >= THREAD_BYTES:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"stage-{self.token}", daemon=True)
                 self._thread.start()
@@ -74,8 +88,13 @@ class EmbeddedStaging:
             self._waiting, self._waiting_bytes = [], 0
 
     def receipt(self) -> Receipt:
+        """See `Staging.receipt`. When it returns, all rows are on the disk, or in the receipt."""
         if self._thread is None:
-            self._write_all(self._waiting)
+            encoded = list(self._encode(self._waiting))
+            if sum(chunk.stored_bytes for _, _, chunk in encoded) <= transaction.INLINE_BYTES:
+                self._chunks = [StagedChunk(queue, chunk, bytes(payload)) for queue, payload, chunk in encoded]
+            else:
+                self._write(encoded)
         else:
             self._work.put(self._waiting)
             self._work.put(None)
@@ -83,41 +102,39 @@ class EmbeddedStaging:
             if self._error is not None:
                 raise self._error
         self._waiting = []
-        return Receipt(self.token, self._partition, dict(self._rows))
+        if self._writer is None:
+            return Receipt(self.token, self._partition, dict(self._rows), Staged(tuple(self._chunks), 0))
+        with self._store.errors_mapped("write"):
+            self._writer.finish()
+        if self._batch is not None:
+            self._writer.close()
+        return Receipt(self.token, self._partition, dict(self._rows), Staged(tuple(self._chunks), self._writer.size))
 
     def abandon(self) -> None:
+        """See `Staging.abandon`. Nobody must have the receipt."""
         if self._thread is not None and self._thread.is_alive():
             self._error = self._error or SinkError(SinkCondition.TOKEN_GONE, "the write was given up")
             self._work.put(None)
             self._thread.join()
-        if self._sequence:
-            self._store.write_even_if_full(lambda txn: discard(txn, self.token))
+        if self._writer is not None:
+            self._writer.abandon()
+            self._store.segments.delete(self._writer.segment)
+
+    def close(self) -> None:
+        """Give up the lock on the segment, which was published. Only for rows that this process itself publishes."""
+        if self._writer is not None:
+            self._writer.close()
 
     # -- the writing side ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        encoded: list[tuple[MessageQueue, pa.Buffer, Chunk]] = []
-        size = 0
         while (work := self._work.get()) is not None:
             if self._error is not None:
                 continue
             try:
-                for entry in self._encode(work):
-                    encoded.append(entry)
-                    size += entry[2].stored_bytes
-                    if size >= WRITE_BYTES:
-                        self._put(encoded)
-                        encoded, size = [], 0
+                self._write(self._encode(work))
             except BaseException as error:  # handed to the task's thread, which raises it
                 self._error = error
-        if self._error is None:
-            try:
-                self._put(encoded)
-            except BaseException as error:
-                self._error = error
-
-    def _write_all(self, work: list[tuple[MessageQueue, pa.RecordBatch]]) -> None:
-        self._put(list(self._encode(work)))
 
     def _encode(self, work: list[tuple[MessageQueue, pa.RecordBatch]]) -> Iterator[tuple[MessageQueue, pa.Buffer, Chunk]]:
         born = self._clock.wall()
@@ -125,31 +142,59 @@ class EmbeddedStaging:
             for piece in codec.pieces(rows):
                 yield queue, *codec.encode(piece, self._codecs[queue.topic], born)
 
-    def _put(self, encoded: list[tuple[MessageQueue, pa.Buffer, Chunk]]) -> None:
-        if not encoded:
-            return
-        # Counted only when it is on disk, so that the same call can be repeated once a full store has room.
-        sequence = self._sequence
-        with self._store.write() as txn:
-            key = self.token.encode()
-            if sequence == 0:
-                about = {"sink": self._batch.sink_id, "batch": self._batch.batch_id, "since": self._clock.wall()}
-                txn.put("tokens", key, json.dumps(about).encode())
-            elif txn.get("tokens", key) is None:
-                raise rows_gone(self._partition, self.token)
+    def _write(self, encoded: Iterable[tuple[MessageQueue, pa.Buffer, Chunk]]) -> None:
+        with self._store.errors_mapped("write"):
             for queue, payload, chunk in encoded:
-                stored = index.store(txn, payload, chunk)
-                txn.put("staged", layout.staged_key(self.token, sequence), layout.staged_value(queue, stored))
-                sequence += 1
-        self._sequence = sequence
+                if self._writer is None:
+                    self._store.require_here()
+                    self._writer = self._store.segments.create(self._header())
+                position = self._writer.append(payload)
+                placed = chunk._replace(segment=self._writer.segment, position=position)
+                self._chunks.append(StagedChunk(queue, placed, None))
+
+    def _header(self) -> Header:
+        batch = self._batch
+        sink = None if batch is None or batch.sink_id is None else layout.sink_key(batch.sink_id)
+        return Header(
+            self.token,
+            self._store.segments.store_id,
+            own=batch is None,
+            sink=sink,
+            batch=0 if batch is None else batch.batch_id,
+            boot=self._clock.instant().boot_id,
+            since=self._clock.wall(),
+        )
 
 
-def discard(txn: Transaction, token: str) -> None:
-    """Delete the rows that were staged under ``token``, unless they were published."""
-    if txn.get("tokens", token.encode()) is None:
-        return
-    for key, value in list(txn.scan("staged", token.encode() + b"\0")):
-        _, chunk = layout.from_staged(value)
-        txn.delete("payloads", layout.number(chunk.payload))
-        txn.delete("staged", key)
-    txn.delete("tokens", token.encode())
+def show(
+    txn: Transaction, receipts: Iterable[Receipt], topics: dict[str, TopicInfo], now: int
+) -> dict[MessageQueue, OffsetRange]:
+    """Make the rows of receipts visible, in their order, and return their offsets. ``topics`` gets the topics that they are in.
+
+    Raises SinkError TOKEN_GONE if a segment is not there as its receipt says, or was published before.
+    """
+    ranges: dict[MessageQueue, OffsetRange] = {}
+    for receipt in receipts:
+        staged: Staged = receipt.staged
+        segment = bytes.fromhex(receipt.token)
+        if staged.size and (txn.segments.size(segment) != staged.size or txn.get("segments", segment) is not None):
+            raise rows_gone(receipt.partition, receipt.token)
+        for queue, chunk, payload in staged.chunks:
+            topic = topics.get(queue.topic) or topics.setdefault(queue.topic, topic_of(txn, queue.topic))
+            if payload is None:
+                payloads.hold(txn, topic, chunk)
+        # All are held by now: a chunk that is merged at once must not empty the segment that has the next one.
+        for queue, chunk, payload in staged.chunks:
+            added = index.add(txn, topics[queue.topic], queue, chunk, now, payload)
+            before = ranges.get(queue)
+            ranges[queue] = OffsetRange(before.begin if before else added.begin, added.end)
+    return ranges
+
+
+def discard(txn: Transaction, receipts: Iterable[Receipt]) -> None:
+    """Delete the segments of receipts, unless they were published. ``txn`` writes, so that no publish is under way."""
+    for receipt in receipts:
+        staged: Any = receipt.staged
+        segment = bytes.fromhex(receipt.token)
+        if staged.size and txn.get("segments", segment) is None:
+            txn.segments.delete(segment)

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import asdict
 
 from orderedmq.broker import TopicInfo
-from orderedmq.embedded import index
+from orderedmq.embedded import index, payloads
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.model import DEFAULT_COMPRESSION, missing_topic
@@ -38,6 +38,8 @@ def new_incarnation() -> str:
 def put_queues(txn: Transaction, topic: TopicInfo, begin: int = 0) -> None:
     """Store a topic's record, and make its queues from number ``begin`` on."""
     put_topic(txn, topic)
+    if not begin:
+        payloads.begin_space(txn, topic)
     for queue in index.queues_of(topic)[begin:]:
         txn.put("queues", layout.queue_key(queue), layout.QueueState(0, 0, 0, 0).pack())
 

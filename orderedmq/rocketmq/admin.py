@@ -180,6 +180,11 @@ class RocketMQAdmin:
                 out.append(QueueInfo(queue, bounds[queue], 0, 0, first, last))
         return out
 
+    def waiting_bytes(self, name: str) -> int:
+        """Return 0: brokers do not report how a queue is stored."""
+        del name
+        return 0
+
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:  # noqa: ARG002
         """Raises OptionError UNSUPPORTED."""
         _refuse_parking_lot(name)

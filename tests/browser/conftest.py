@@ -1,6 +1,6 @@
 """A real Chromium, headless, for the tests of the web page. It starts once, and what it asks for is recorded.
 
-Where there is no Chromium with its driver, the tests are skipped and say so, but not in CI. ``make browser`` installs both.
+Where there is no Chromium with its driver, the tests are skipped and say so, but not in CI. ``make tools`` installs both.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Browser:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if not any(map(shutil.which, _BROWSERS)) or not shutil.which("chromedriver"):
-        why = "no Chromium with its driver on this machine: make browser installs both from Debian's archive, or install them yourself"
+        why = "no Chromium with its driver on this machine: make tools installs both from Debian's archive, or install them yourself"
         if os.environ.get("CI") == "true":
             pytest.fail(why)
         pytest.skip(why)

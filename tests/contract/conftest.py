@@ -17,6 +17,7 @@ import pytest
 from orderedmq.broker import Broker
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.store import transaction
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.rocketmq.local.jars import VERSIONS
 from tests.contract.rocketmq import RocketMQPlace, lacks, servers
@@ -60,7 +61,9 @@ ROOT = Path(__file__).parents[2]
 #: Seconds. The first test's time includes the fetch of the jars and the boot of the servers.
 _SERVERS_TIMEOUT = 900
 _ROCKETMQ = "rocketmq-"
-KINDS = ("embedded", *(_ROCKETMQ + version for version in VERSIONS))
+#: The embedded broker as it is, and with all payloads in segment files, also small ones.
+_EMBEDDED, _SEGMENTS = "embedded", "embedded-segments"
+KINDS = (_EMBEDDED, _SEGMENTS, *(_ROCKETMQ + version for version in VERSIONS))
 #: The release of the fast tier is the newest one, because users grow towards it. All of tests/rocketmq runs over an older one.
 _USUAL = VERSIONS[-1]
 
@@ -94,8 +97,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="package", params=KINDS)
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The kind of broker. pytest sorts the tests by it, so that each version's servers boot once and stop after the last of them."""
-    if request.param == "embedded":
+    if request.param == _EMBEDDED:
         yield request.param
+        return
+    if request.param == _SEGMENTS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transaction, "INLINE_BYTES", 0)
+            yield request.param
         return
     with jars_required():
         servers.start(tmp_path_factory.mktemp("contract"), request.param.removeprefix(_ROCKETMQ))
@@ -107,7 +115,7 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def broker_factory(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Place]]:
     """A function that returns a new, empty place at each call (of a cluster there is only one)."""
     made: list[Place] = []
-    cannot = {} if kind == "embedded" else lacks(kind.removeprefix(_ROCKETMQ))
+    cannot = {} if kind in (_EMBEDDED, _SEGMENTS) else lacks(kind.removeprefix(_ROCKETMQ))
     for marker in request.node.iter_markers("needs"):
         for feature in marker.args:
             if feature in cannot:
@@ -116,7 +124,8 @@ def broker_factory(kind: str, request: pytest.FixtureRequest, tmp_path: Path) ->
     def make() -> Place:
         folder = tmp_path / str(len(made))
         folder.mkdir()
-        made.append(EmbeddedPlace(folder) if kind == "embedded" else RocketMQPlace(kind.removeprefix(_ROCKETMQ)))
+        embedded = kind in (_EMBEDDED, _SEGMENTS)
+        made.append(EmbeddedPlace(folder) if embedded else RocketMQPlace(kind.removeprefix(_ROCKETMQ)))
         return made[-1]
 
     yield make

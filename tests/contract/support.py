@@ -180,7 +180,7 @@ def joined(broker: Broker, client: ClientIdentity, group: str = "g") -> int:
 
 def gone(broker: Broker, kind: str, client: ClientIdentity, group: str = "g") -> None:
     """Wait until a killed client is no member: at once in a store, at the end of its connection over RocketMQ."""
-    timeout = 0.0 if kind == "embedded" else 60.0
+    timeout = 60.0 if kind.startswith("rocketmq") else 0.0
     until(lambda: client.client_id not in ids(broker, group), f"{client.client_id} is no member", timeout)
 
 

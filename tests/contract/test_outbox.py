@@ -25,7 +25,15 @@ def atomic(broker: Broker) -> None:
         pytest.skip("rows that this kind of broker has taken can be read at once, and nobody can take them back")
 
 
+@pytest.fixture
+def in_segments(kind: str) -> None:
+    """Skips a test of rows that the store has before they are published: few rows travel in the receipt, and nobody can take them away."""
+    if kind == "embedded":
+        pytest.skip("few rows travel in the receipt; the same test runs with segments")
+
+
 only_atomic = pytest.mark.usefixtures("atomic")
+only_segments = pytest.mark.usefixtures("in_segments")
 
 
 def staged(broker: Broker, batch: SinkBatch, partition: int, *parts: tuple[MessageQueue, object]) -> Receipt:
@@ -33,6 +41,11 @@ def staged(broker: Broker, batch: SinkBatch, partition: int, *parts: tuple[Messa
     for queue, values in parts:
         staging.add(queue, rows(values))  # type: ignore[arg-type]
     return staging.receipt()
+
+
+def collect(broker: Broker) -> None:
+    """Have what nobody can publish any more deleted now. Otherwise it is done once a minute."""
+    broker.admin.trim("orders")
 
 
 def numbered(batch: int, run: str = "run", sink: str | None = "sink") -> SinkBatch:
@@ -283,6 +296,7 @@ def test_the_greatest_version_of_all_is_written_and_known_again(broker: Broker):
 
 
 @pytest.mark.parametrize("sink", ["sink", None])
+@only_segments
 def test_of_two_attempts_of_one_partition_the_first_one_named_counts(broker: Broker, sink: str | None):
     if sink is None and not broker.capabilities.atomic_publish:
         pytest.skip("without identity, this kind of broker has the rows of both attempts")
@@ -297,6 +311,7 @@ def test_of_two_attempts_of_one_partition_the_first_one_named_counts(broker: Bro
 
 
 @only_atomic
+@only_segments
 def test_a_token_that_is_gone_refuses_the_whole_batch(broker: Broker):
     queue = queues_of(broker)[0]
     one, two = staged(broker, numbered(0), 0, (queue, "a")), staged(broker, numbered(0), 1, (queue, "b"))
@@ -317,6 +332,7 @@ def test_what_was_published_cannot_be_discarded(broker: Broker):
 
 
 @only_atomic
+@only_segments
 def test_an_abandoned_attempt_leaves_nothing(broker: Broker):
     queue = queues_of(broker)[0]
     for size in (10, 3_000_000):
@@ -334,6 +350,7 @@ def test_an_abandoned_attempt_leaves_nothing(broker: Broker):
 
 
 @only_atomic
+@only_segments
 def test_a_zombie_that_ends_after_its_batch_was_aborted_stays_invisible(broker: Broker):
     queue = queues_of(broker)[0]
     zombie = broker.outbox.open(numbered(0, "first run"), 0)
@@ -343,29 +360,31 @@ def test_a_zombie_that_ends_after_its_batch_was_aborted_stays_invisible(broker: 
     again = staged(broker, numbered(0, "second run"), 0, (queue, "a"))
     broker.outbox.publish(numbered(0, "second run"), [again])
     assert bodies(broker, queue) == ["a"]
+    collect(broker)
     with refused("SINK.TOKEN_GONE"):
         broker.outbox.publish(SinkBatch(None), [late])
 
 
 @only_atomic
-def test_a_zombie_that_writes_on_after_its_batch_was_published_is_told_so(broker: Broker):
+def test_a_zombie_that_writes_on_after_its_batch_was_published_leaves_nothing(broker: Broker):
     """There are enough rows that some are on disk before the publish and others come after it."""
     queue = queues_of(broker)[0]
     zombie = broker.outbox.open(numbered(0, "first run"), 0)
     for _ in range(12):
         zombie.add(queue, rows([b"z" * 1_000_000]))
     broker.outbox.publish(numbered(0, "second run"), [staged(broker, numbered(0, "second run"), 0, (queue, "a"))])
+    collect(broker)
+    for _ in range(12):
+        zombie.add(queue, rows([b"z" * 1_000_000]))
+    late = zombie.receipt()
+    assert broker.outbox.publish(numbered(0, "first run"), [late], skip_differing_replay=True).replayed
     with refused("SINK.TOKEN_GONE"):
-        for _ in range(12):
-            zombie.add(queue, rows([b"z" * 1_000_000]))
-        late = zombie.receipt()
-        # If none of its rows were on disk at the publish, the next publish sweeps them.
-        broker.outbox.publish(numbered(1), [])
         broker.outbox.publish(SinkBatch(None), [late])
     assert bodies(broker, queue) == ["a"]
 
 
 @only_atomic
+@only_segments
 def test_orphans_of_this_sinks_batches_are_swept_and_others_after_a_week(broker: Broker, clock: FakeClock):
     queue = queues_of(broker)[0]
     orphan = staged(broker, numbered(0), 5, (queue, ["orphan"]))
@@ -373,14 +392,15 @@ def test_orphans_of_this_sinks_batches_are_swept_and_others_after_a_week(broker:
     theirs = staged(broker, numbered(0, sink="other"), 0, (queue, ["theirs"]))
     nameless = staged(broker, SinkBatch(None), 0, (queue, ["nameless"]))
     broker.outbox.publish(numbered(1), [staged(broker, numbered(1), 0, (queue, "a"))])
+    collect(broker)
     with refused("SINK.TOKEN_GONE"):
         broker.outbox.publish(SinkBatch(None), [orphan])
     clock.pass_(WEEK)
-    broker.outbox.publish(numbered(0, sink="third"), [])
+    collect(broker)
     broker.outbox.publish(numbered(2), [ahead])
     assert bodies(broker, queue) == ["a", "ahead"]
     clock.pass_(1)
-    broker.outbox.publish(numbered(3), [])
+    collect(broker)
     for gone in (theirs, nameless):
         with refused("SINK.TOKEN_GONE"):
             broker.outbox.publish(SinkBatch(None), [gone])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from orderedmq.embedded import garbage
+from orderedmq.embedded.clock import SystemClock
+from orderedmq.embedded.integrity.check import examine
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.layout import lock_from_json, lock_to_json, member_from_json, member_to_json
 from orderedmq.ownership.lock import Instant
@@ -32,10 +35,10 @@ def age(path: str, owner: str, seconds: float) -> None:
 
 
 def staged(path: str) -> int:
-    """Number of attempts whose rows are staged and not published."""
+    """Number of segment files that are not published, and may still be. What nobody can publish any more is deleted first."""
     store = Store.open(Path(path))
     try:
-        with store.read() as txn:
-            return sum(1 for _ in txn.scan("tokens"))
+        garbage.collect_now(store, SystemClock())
+        return len(examine(Path(path)).unused)
     finally:
         store.close()

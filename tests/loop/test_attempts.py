@@ -6,6 +6,7 @@ Spark never starts two copies of a task on one host, so the tests call ``write``
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ import orderedmq
 from ordered_sink.commit import StreamWriter
 from ordered_source import partition_reader as task_module
 from ordered_source.partition_reader import QueuePartition
-from orderedmq.broker import Broker, Receipt
+from orderedmq.broker import Broker
 from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.store import transaction
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, SinkError
 from orderedmq.model import MessageQueue
@@ -54,6 +56,8 @@ class Rig:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = str(folder / "store")
+        # The rows of an attempt are in a segment, however few there are.
+        monkeypatch.setattr(transaction, "INLINE_BYTES", 0)
         self.broker: Broker = orderedmq.connect(self.path)
         for topic in ("in", "out"):
             self.broker.admin.create_topic(topic, 2)
@@ -233,7 +237,7 @@ def test_a_commit_that_is_refused_for_its_keys_is_aborted_without_a_trace(rig: R
     # Two tasks with one key: the second reads the same queue, as task 1 of the same run.
     messages = [rig.attempt(run(0), 0, 0, 10), rig.attempt(run(0), 0, 10, 20)]
     receipt = messages[1].receipt
-    messages[1].receipt = Receipt(receipt.token, 1, receipt.rows)
+    messages[1].receipt = replace(receipt, partition=1)
     with pytest.raises(SinkError, match="KEY_CONFLICT"):
         rig.sink().commit(messages, 0)
     rig.sink().abort(messages, 0)

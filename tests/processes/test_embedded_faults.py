@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -27,6 +27,7 @@ from orderedmq.embedded.integrity.check import check
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.layout import Chunk
+from orderedmq.embedded.store.segments import name_of
 from orderedmq.errors import DataLossError, StoreFullError
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue
 from orderedmq.ownership.lock import LockToken
@@ -271,12 +272,6 @@ class Writes:
         """To two queues, the second row much larger than the first: both or none."""
         Producer(self.broker.log, "orders").send(pa.record_batch({"body": [b"small", os.urandom(20_000)]}))
 
-    def stage(self) -> None:
-        self.number += 1
-        staging = self.broker.outbox.open(SinkBatch("staging", 1000 + self.number), 0)
-        staging.add(self.queue, rows([os.urandom(1000).hex()]))
-        staging.receipt()
-
     def publish(self) -> None:
         self.number += 1
         self.broker.outbox.publish(SinkBatch("x" * 150 + str(self.number), 0), [])
@@ -308,7 +303,7 @@ class Writes:
         self.broker.groups.park(self.parking, [Put(self.lot, last, Ticket(0, 1, 1, 9, os.urandom(500).hex()))])
 
 
-KINDS = ["append", "send", "stage", "publish", "lock", "commit", "create_topic", "seek", "park"]
+KINDS = ["append", "send", "publish", "lock", "commit", "create_topic", "seek", "park"]
 
 
 def fill(broker: EmbeddedBroker, write: Callable[[], object]) -> None:
@@ -446,26 +441,42 @@ def test_a_full_disk_says_so_changes_nothing_and_works_once_there_is_room(path: 
 # -- damage -----------------------------------------------------------------------------------------------------------------------
 
 
-def payload_places(broker: EmbeddedBroker) -> list[tuple[MessageQueue, int, int, int, int]]:
-    """(queue, first offset, messages, place in the file, length) of each payload that has pages of its own."""
-    content = (broker.path / "data.mdb").read_bytes()
+class Place(NamedTuple):
+    """A payload: its queue, first offset and number of messages; its file, where in that it begins, and its length."""
+
+    queue: MessageQueue
+    first: int
+    messages: int
+    file: Path
+    begin: int
+    length: int
+
+
+def payload_places(broker: EmbeddedBroker) -> list[Place]:
+    """Each payload that is in a segment, or in pages of its own in LMDB's file."""
+    data = broker.path / "data.mdb"
+    content = data.read_bytes()
     out = []
     opened = Store.open(broker.path)
     with opened.read() as txn:
         for key, value in list(txn.scan("index")):
             chunk = Chunk.unpack(value)
-            payload = txn.get("payloads", layout.number(chunk.payload)) or b""
-            assert content.count(payload) == 1
-            out.append((layout.queue_of(key), layout.index_offset(key), chunk.rows, content.index(payload), len(payload)))
+            named = layout.queue_of(key), layout.index_offset(key), chunk.rows
+            if chunk.segment == layout.INLINE:
+                payload = bytes(txn.payload(chunk))
+                assert content.count(payload) == 1
+                out.append(Place(*named, data, content.index(payload), len(payload)))
+            else:
+                out.append(Place(*named, txn.segments.folder / name_of(chunk.segment), chunk.position, chunk.stored_bytes))
     opened.close()
     return out
 
 
-def flip(broker: EmbeddedBroker, place: int, bit: int) -> None:
-    with open(broker.path / "data.mdb", "r+b", buffering=0) as file:
-        file.seek(place)
+def flip(path: Path, at: int, bit: int) -> None:
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(at)
         [value] = file.read(1)
-        file.seek(place)
+        file.seek(at)
         file.write(bytes([value ^ 1 << bit]))
 
 
@@ -477,12 +488,15 @@ def test_a_flipped_bit_is_never_delivered(path: Path, broker: EmbeddedBroker, co
     for queue in queues_of(broker, "t"):
         for _ in range(3):
             broker.log.append({queue: rows([random.randbytes(8) * 4 for _ in range(BIG)], tags=["t"] * BIG)})
-    places = [place for place in payload_places(broker) if place[0].topic == "t"]
-    assert len(places) == 6
+        broker.log.append({queue: rows([random.randbytes(8) for _ in range(500)])})
+    places = [place for place in payload_places(broker) if place.queue.topic == "t"]
+    assert len(places) == 8
+    assert len({place.file for place in places}) == 7, "in segments and in LMDB"
     for turn in range(150):
-        queue, first, count, place, length = random.choice(places)
-        at, bit = place + random.randrange(length), random.randrange(8)
-        flip(broker, at, bit)
+        place = random.choice(places)
+        queue, first, count = place.queue, place.first, place.messages
+        at, bit = place.begin + random.randrange(place.length), random.randrange(8)
+        flip(place.file, at, bit)
         words = (f"{first} to {first + count - 1}", queue)
         with EmbeddedBroker(path) as fresh:
             columns = random.choice([("body",), ("tags",), ("queue_offset",), tuple(MESSAGE_SCHEMA.names)])
@@ -492,17 +506,18 @@ def test_a_flipped_bit_is_never_delivered(path: Path, broker: EmbeddedBroker, co
                 with refused("STORE.CORRUPT", *words):
                     fresh.log.advance(queue, first + 1, first + count, 1 << 40)
                 assert [one for one in check(path) if str(queue) in one and "checksum" in one]
-            other = next(other for other in places if other[3] != place)
-            assert pull(fresh, other[0], other[1], ("body",), messages=9).num_rows == 9
-        flip(broker, at, bit)
+            other = next(other for other in places if other != place)
+            assert pull(fresh, other.queue, other.first, ("body",), messages=9).num_rows == 9
+        flip(place.file, at, bit)
     assert check(path) == []
 
 
 def test_a_damaged_tail_does_not_keep_new_messages_out(path: Path, broker: EmbeddedBroker):
     queue = queues_of(broker)[0]
     broker.log.append({queue: rows([b"x" * 100] * 100)})
-    [(_, first, count, place, length)] = payload_places(broker)
-    flip(broker, place + length // 2, 3)
+    [place] = payload_places(broker)
+    first, count = place.first, place.messages
+    flip(place.file, place.begin + place.length // 2, 3)
     broker.log.append({queue: rows([b"y" * 100] * 100)})
     staging = broker.outbox.open(SinkBatch("s", 0), 0)
     staging.add(queue, rows(["z"]))
@@ -515,12 +530,12 @@ def test_a_damaged_tail_does_not_keep_new_messages_out(path: Path, broker: Embed
 
 def test_damaged_staged_rows_are_not_merged_into_a_queue(broker: EmbeddedBroker):
     queue = queues_of(broker)[0]
-    broker.log.append({queue: rows([b"x" * 100] * 100)})
+    broker.log.append({queue: rows([b"x" * 100] * 1000)})
     staging = broker.outbox.open(SinkBatch("s", 0), 0)
-    staging.add(queue, rows([b"unmistakable" * 10] * 100))
+    staging.add(queue, rows([os.urandom(100) for _ in range(1000)]))
     receipt = staging.receipt()
-    content = (broker.path / "data.mdb").read_bytes()
-    flip(broker, content.index(b"unmistakable") + 5, 0)
+    [staged] = receipt.staged.chunks
+    flip(broker.path / "segments" / name_of(staged.chunk.segment), staged.chunk.position + 5000, 0)
     before = state(broker, ["orders"])
     with refused("STORE.CORRUPT", queue):
         broker.outbox.publish(SinkBatch("s", 0), [receipt])
@@ -531,8 +546,8 @@ def test_a_damaged_store_can_still_be_trimmed_and_its_topics_deleted(path: Path,
     queue = queues_of(broker)[0]
     broker.log.append({queue: rows([b"x" * 100] * BIG)})
     broker.log.append({queue: rows([b"y" * 100] * BIG)})
-    for _, _, _, place, length in payload_places(broker):
-        flip(broker, place + length // 2, 1)
+    for place in payload_places(broker):
+        flip(place.file, place.begin + place.length // 2, 1)
     assert broker.admin.trim("orders", {queue: BIG}) == {queue: BIG}
     broker.admin.delete_topic("orders")
     assert check(path) == []

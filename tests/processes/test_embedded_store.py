@@ -84,14 +84,15 @@ def test_a_relative_path_is_made_absolute_at_once(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "here" / "data.mdb").is_file()
 
 
-def test_a_store_of_a_newer_format_is_refused(path: Path, broker: Broker):
+@pytest.mark.parametrize(("version", "remedy"), [(layout.FORMAT + 1, "upgrade"), (layout.FORMAT - 1, "make a new store")])
+def test_a_store_of_another_format_is_refused(path: Path, broker: Broker, version: int, remedy: str):
     broker.close()
     with lmdb.open(str(path), max_dbs=20) as env:
         meta = env.open_db(b"meta", create=False)
         with env.begin(write=True) as txn:
-            txn.put(b"format", layout.number(layout.FORMAT + 1), db=meta)
+            txn.put(b"format", layout.number(version), db=meta)
     for look in (lambda: broker.log, lambda: broker.admin.create_topic("t", 1)):
-        with refused("STORE.NEWER_FORMAT", path, layout.FORMAT + 1, "upgrade"):
+        with refused("STORE.OTHER_FORMAT", path, version, remedy):
             look()
 
 

@@ -25,10 +25,11 @@ import pytest
 
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.integrity.check import check, examine
 from orderedmq.embedded.integrity.verify import reading
-from orderedmq.embedded.store import layout, pages
+from orderedmq.embedded.store import layout, pages, transaction
 from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.segment_file import HEADER_BYTES
 from orderedmq.errors import StoreError
 from orderedmq.model import OffsetRange
 from orderedmq.ownership.micro_batch import SourceRun
@@ -40,7 +41,7 @@ PROCESSES = mp.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.processes.test_store_damage"])
 
 #: What a reader may be told. A format or a first page that was damaged can look like another version's, or like no store's.
-NAMED = ("ORDEREDMQ_STORE.CORRUPT", "ORDEREDMQ_STORE.NOT_A_STORE", "ORDEREDMQ_STORE.NEWER_FORMAT")
+NAMED = ("ORDEREDMQ_STORE.CORRUPT", "ORDEREDMQ_STORE.NOT_A_STORE", "ORDEREDMQ_STORE.OTHER_FORMAT")
 #: Seconds after which an attempt that says nothing hangs: it takes some hundredths.
 PATIENCE = 60.0
 SAMPLE = 200
@@ -53,12 +54,16 @@ Change = tuple[int, bytes]
 
 @dataclass
 class World:
-    """An undamaged store, its file, and what is read of it before and after a write."""
+    """An undamaged store, the content of its files, and what is read of it before and after a write.
+
+    ``content`` is that of LMDB's file, and behind it that of the segments. ``sizes``: of the files, by name.
+    """
 
     path: Path
+    sizes: dict[str, int]
     content: bytes
-    receipt: Receipt
-    answers: dict[str, Any]
+    receipts: tuple[Receipt, ...]
+    answers: dict[str, Any] = field(default_factory=dict)
     written: dict[str, Any] = field(default_factory=dict)
 
     def flipped(self, at: int, bit: int) -> Change:
@@ -79,24 +84,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def world(folder: Path) -> Iterator[World]:
     path = folder / "store"
-    broker, _, receipt = make(path)
+    broker, _, receipts = make(path)
     with broker:
-        content = (path / "data.mdb").read_bytes()
-        place = copy(path, path.parent / "sound", content)
+        contents = {name: (path / name).read_bytes() for name in ("data.mdb", *segment_files(path))}
+        sizes = {name: len(content) for name, content in contents.items()}
+        world = World(path, sizes, b"".join(contents.values()), receipts)
+        place = copy(world, path.parent / "sound", world.content)
         with EmbeddedBroker(place, clock=FixedClock()) as fresh:
-            world = World(path, content, receipt, read_all(fresh))
+            world.answers = read_all(fresh)
         assert check(place) == []
         with EmbeddedBroker(place, clock=FixedClock()) as fresh:
-            world.written = write_all(fresh, receipt)
+            world.written = write_all(fresh, receipts)
         yield world
 
 
-def copy(path: Path, place: Path, content: bytes) -> Path:
-    """A store with this file, whose members are those that live in the one at ``path``."""
+def segment_files(path: Path) -> list[str]:
+    return sorted(str(file.relative_to(path)) for file in (path / "segments").glob("*.segment"))
+
+
+def copy(world: World, place: Path, content: bytes) -> Path:
+    """A store whose files have this content, and whose members are those that live in the undamaged one."""
     shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    (place / "owners").symlink_to(path / "owners")
-    (place / "data.mdb").write_bytes(content)
+    (place / "segments").mkdir(parents=True)
+    (place / "owners").symlink_to(world.path / "owners")
+    begin = 0
+    for name, size in world.sizes.items():
+        (place / name).write_bytes(content[begin : begin + size])
+        begin += size
     return place
 
 
@@ -108,7 +122,7 @@ def judge(world: World, place: Path) -> list[str]:
             out.append(outcome(name, lambda read=read: read(broker), world.answers[name]))
             if name == "identity" and out[0] != "right":
                 return out
-        out.append(outcome("writes", lambda: write_all(broker, world.receipt), world.written))
+        out.append(outcome("writes", lambda: write_all(broker, world.receipts), world.written))
     # What nobody has read may be damaged still, and other entries do not agree with it then.
     if out[-1] == "right" and (findings := check(place)) and not any("fails" in one for one in findings):
         out.append(f"after writes: {findings}")
@@ -129,7 +143,7 @@ def attempt_all(pipe: Connection, world: World, place: Path, changes: list[Chang
     for at, new in changes:
         content = bytearray(world.content)
         content[at : at + len(new)] = new
-        copy(world.path, place, bytes(content))
+        copy(world, place, bytes(content))
         try:
             pipe.send(judge(world, place))
         except Exception as error:
@@ -249,12 +263,100 @@ def test_no_reader_waits_for_rows_that_a_damaged_entry_promises(world: World, fo
         entries = [key + value for key, value in txn.scan("index")]
         states = [key + value for key, value in txn.scan("queues")]
     opened.close()
-    chunk, state = len(layout.Chunk(*[0] * 10).pack()), len(layout.QueueState(*[0] * 4).pack())
-    rows_at = [world.content.index(entry) + len(entry) - chunk + 8 for entry in entries]
+    chunk, state = len(layout.Chunk(layout.INLINE, *[0] * 10).pack()), len(layout.QueueState(*[0] * 4).pack())
+    rows_at = [world.content.index(entry) + len(entry) - chunk + 24 for entry in entries]
     end_at = [world.content.rindex(entry) + len(entry) - state + 8 for entry in states]
     changes = [world.flipped(at + byte, bit) for at in rows_at for byte in range(2) for bit in range(8)]
     seen = attempt(world, folder, [*changes, *(world.flipped(at + byte, 2) for at in end_at for byte in range(8))]).outcomes
     assert seen["named"] > len(changes) // 3, seen
+
+
+# -- segments -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_segments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, dict[str, Any], dict[Path, bytes]]]:
+    """A store all of whose payloads are in segments, what is read of it, and the content of these."""
+    monkeypatch.setattr(transaction, "INLINE_BYTES", 0)
+    path = folder / "segments"
+    shutil.rmtree(path, ignore_errors=True)
+    broker, _, _ = make(path, small=True)
+    with broker, EmbeddedBroker(path, clock=FixedClock()) as reader:
+        contents = {file: file.read_bytes() for file in sorted((path / "segments").glob("*.segment"))}
+        assert len(contents) > 6
+        yield path, read_all(reader), contents
+        for file, content in contents.items():
+            file.write_bytes(content)
+        assert check(path) == []
+
+
+def look(path: Path, answers: dict[str, Any]) -> Counter[str]:
+    """Read everything in this process: segments are not mapped, so their damage cannot end it."""
+    with EmbeddedBroker(path, clock=FixedClock()) as broker:
+        seen = Counter(outcome(name, lambda read=read: read(broker), answers[name]) for name, read in READS.items())
+    assert set(seen) <= {"right", "ORDEREDMQ_STORE.CORRUPT"}, seen
+    return seen
+
+
+@pytest.mark.timeout(3600)
+def test_every_byte_of_the_segments_changed_gives_the_right_answer_or_a_named_error(in_segments, nightly: bool):
+    """The same byte of all of them at a time. The check names each file of which anything is needed."""
+    path, answers, contents = in_segments
+    needed = set(contents) - {path / "segments" / name for name in examine(path).unused}
+    places = range(max(map(len, contents.values())))
+    random = Random(11)
+    for at in places if nightly else sorted(random.sample(places, SAMPLE)):
+        changed = {file for file, content in contents.items() if at < len(content)}
+        for file in changed:
+            content = contents[file]
+            file.write_bytes(content[:at] + bytes([content[at] ^ 1 << random.randrange(8)]) + content[at + 1 :])
+        found = look(path, answers)
+        assert found["right"] == len(READS) or at >= HEADER_BYTES, "readers do not depend on headers"
+        assert len(check(path)) == len(changed & needed), (at, check(path))
+        for file in changed:
+            file.write_bytes(contents[file])
+
+
+@pytest.mark.timeout(3600)
+def test_segments_that_are_cut_off_anywhere_give_the_right_answer_or_a_named_error(in_segments, nightly: bool):
+    path, answers, contents = in_segments
+    lengths = range(max(map(len, contents.values())))
+    for length in lengths if nightly else sorted(Random(12).sample(lengths, SAMPLE // 4)):
+        for file, content in contents.items():
+            file.write_bytes(content[:length])
+        look(path, answers)
+        cut = {file for file, content in contents.items() if length < len(content)} & set(contents)
+        assert bool(check(path)) is any(file.name not in examine(path).unused for file in cut)
+
+
+def test_segments_of_another_store_or_of_each_other_give_a_named_error(in_segments, folder: Path):
+    path, answers, contents = in_segments
+    other = folder / "other"
+    shutil.rmtree(other, ignore_errors=True)
+    broker, _, _ = make(other, small=True)
+    broker.close()
+    foreign = [file.read_bytes() for file in sorted((other / "segments").glob("*.segment"))]
+    for replacements in (foreign, [*list(contents.values())[1:], next(iter(contents.values()))]):
+        for file, content in zip(contents, replacements):
+            file.write_bytes(content)
+        assert look(path, answers)["ORDEREDMQ_STORE.CORRUPT"] > 3
+        assert any("does not have the header of a segment of this store" in finding for finding in check(path))
+        for file, content in contents.items():
+            file.write_bytes(content)
+
+
+def test_missing_segments_are_named_and_the_others_can_be_read(in_segments):
+    path, answers, contents = in_segments
+    for file, content in contents.items():
+        file.unlink()
+        found = look(path, answers)
+        assert found["right"] >= len(READS) - 2, file
+        assert any(file.stem in finding for finding in check(path)) is (found["right"] < len(READS))
+        file.write_bytes(content)
+    shutil.move(path / "segments", path / "elsewhere")
+    assert look(path, answers)["ORDEREDMQ_STORE.CORRUPT"] > 3
+    assert "folder segments is missing" in check(path)
+    shutil.move(path / "elsewhere", path / "segments")
 
 
 # -- kinds of damage ----------------------------------------------------------------------------------------------------------------
@@ -262,7 +364,7 @@ def test_no_reader_waits_for_rows_that_a_damaged_entry_promises(world: World, fo
 
 @pytest.fixture
 def place(world: World, folder: Path) -> Path:
-    return copy(world.path, folder / "place", world.content)
+    return copy(world, folder / "place", world.content)
 
 
 def change(place: Path, at: int, *values: bytes) -> None:
@@ -339,15 +441,12 @@ def test_pages_beyond_the_value_are_not_freed(place: Path):
     at = content.index(b"q" * 3000) // 4096 * 4096
     assert number_at(place, at) == at // 4096
     change(place, at + 12, (number_at(place, at + 12, 4) + 3).to_bytes(4, "little"))
-    with EmbeddedBroker(place, clock=FixedClock()) as broker:
-        assert broker.log.bounds([QUEUES[2]])[QUEUES[2]].max_offset == 2, "readers need not look there"
-        with refused("STORE.CORRUPT", f"page {at // 4096}"):
-            broker.admin.delete_topic("plain")
-        assert broker.log.topic("plain").queues == 1
+    with EmbeddedBroker(place, clock=FixedClock()) as broker, refused("STORE.CORRUPT", f"page {at // 4096}"):
+        broker.admin.delete_topic("plain")
     assert [one for one in check(place) if f"page {at // 4096}" in one]
 
 
-@pytest.mark.parametrize("database", ["topics", "queues", "groups", "locks", "dead", "parked", "batches", "tokens"])
+@pytest.mark.parametrize("database", ["topics", "queues", "groups", "locks", "dead", "parked", "batches", "segments", "space"])
 def test_an_entry_that_a_changed_key_has_moved_is_missed(place: Path, database: str):
     """The key's last byte, so that it stays between its neighbours: nobody finds it where it was."""
     opened = Store.open(place)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,18 @@ class FixedClock:
         return self.micros
 
 
-def make(path: Path) -> tuple[EmbeddedBroker, ClientIdentity, Receipt]:
-    """The broker, still open so that its member lives, that member, and rows that are staged as batch 1 of the sink "s"."""
+def make(path: Path, *, small: bool = False) -> tuple[EmbeddedBroker, ClientIdentity, tuple[Receipt, ...]]:
+    """The broker, still open so that its member lives, that member, and rows that are staged as batch 1 of the sink "later".
+
+    Those of one task are in its receipt, those of the other in a segment. A third segment has a message of each queue of "orders".
+    ``small``: all messages are small.
+    """
+    large = 1 if small else 8000
     clock = FixedClock(1_700_000_000_000_000)
     broker = EmbeddedBroker(path, clock=clock)
     broker.admin.create_topic("gone", 2)
     broker.log.append({queues_of(broker, "gone")[0]: rows([b"gone" * 700] * 3)})
-    broker.admin.create_topic("orders", 2, retention_bytes=1 << 30)
+    broker.admin.create_topic("orders", 2, retention_bytes=1 << 30, compression="none")
     broker.admin.create_topic("plain", 1, compression="none")
     first, second = queues_of(broker)
     for number in range(4):
@@ -60,6 +65,7 @@ def make(path: Path) -> tuple[EmbeddedBroker, ClientIdentity, Receipt]:
     broker.groups.park(tokens[0], [Put(PARKED, 0, Ticket(4, 2, 2, 199, "again"))])
     broker.groups.commit({companion(tokens[0]): 1})
     broker.groups.park(tokens[0], [Put(PARKED, 2, Ticket(8, 2, 2, 199, "again"))])
+    broker.log.append({first: rows([b"first" * large]), second: rows([b"other" * large])})
     broker.admin.seek("h", {first: 7, second: 0})
     for number in range(3):
         clock.micros += 1_000_000
@@ -67,9 +73,13 @@ def make(path: Path) -> tuple[EmbeddedBroker, ClientIdentity, Receipt]:
         staging.add(first, rows([f"batch {number}"]))
         staging.add(second, rows([f"batch {number}", "two"]))
         broker.outbox.publish(SinkBatch("s", number), [staging.receipt()])
-    staging = broker.outbox.open(SinkBatch("later", 1), 0)
-    staging.add(first, rows(["staged", "z" * 2600]))
-    return broker, me, staging.receipt()
+    return broker, me, tuple(staged(broker, number, size) for number, size in enumerate((2600, 9 * large)))
+
+
+def staged(broker: EmbeddedBroker, partition: int, size: int) -> Receipt:
+    staging = broker.outbox.open(SinkBatch("later", 1), partition)
+    staging.add(queues_of(broker)[0], rows(["staged", "z" * size]))
+    return staging.receipt()
 
 
 QUEUES = tuple(MessageQueue(topic, EMBEDDED_BROKER, number) for topic, number in
@@ -161,11 +171,11 @@ def park_more(broker: EmbeddedBroker, queue: MessageQueue) -> None:
     broker.admin.order_parked("g", queue, [Order("hold", "key-0-4")])
 
 
-def write_all(broker: EmbeddedBroker, receipt: Receipt) -> dict[str, Any]:
+def write_all(broker: EmbeddedBroker, receipts: Sequence[Receipt]) -> dict[str, Any]:
     """What is staged is published, a batch that was published is known, an offset moves, a topic goes; then everything again."""
     first = queues_of(broker)[0]
     known = broker.outbox.publish(SinkBatch("s", 2), [], skip_differing_replay=True).replayed
-    broker.outbox.publish(SinkBatch("later", 1), [receipt])
+    broker.outbox.publish(SinkBatch("later", 1), receipts)
     broker.log.append({first: rows(["after"])})
     offsets = broker.groups.offsets("h", [first])
     broker.admin.seek("h", {first: offsets[first] + 1})

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orderedmq.broker import SinkBatch, TopicInfo
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.integrity.check import check, examine
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
-from orderedmq.embedded.store.layout import Chunk, QueueState
+from orderedmq.embedded.store.layout import Chunk, QueueState, SegmentState
+from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header
+from orderedmq.embedded.store.segments import name_of
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.embedded.topics import put_queues
 from orderedmq.model import MessageQueue
@@ -29,9 +33,9 @@ K0 = layout.queue_key(Q0)
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """Three chunks in the first queue, one in the second, staged rows, a lock, an offset, a member, two dead letters, a batch."""
+    """Three chunks in segments in the first queue, one in LMDB in the second, a lock, an offset, a member, two dead letters, a batch."""
     with EmbeddedBroker(tmp_path / "store") as broker:
-        broker.admin.create_topic("orders", 2)
+        broker.admin.create_topic("orders", 2, compression="none")
         for _ in range(3):
             broker.log.append({Q0: rows(range(BIG))})
         broker.log.append({Q1: rows("ab", tags=["x", None])})
@@ -40,13 +44,10 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         broker.groups.commit({token: 7})
         broker.groups.heartbeat("g", me, Subscription("shared", "orders", "averagely"), "room")
         broker.groups.dead_letter(token, rows("ab"), [3, 5])
-        for number in range(2):
-            staging = broker.outbox.open(SinkBatch("s", number), 0)
-            staging.add(Q0, rows("ab"))
-            staging.add(Q1, rows("c"))
-            receipt = staging.receipt()
-            if number == 0:
-                broker.outbox.publish(SinkBatch("s", 0), [receipt])
+        staging = broker.outbox.open(SinkBatch("s", 0), 0)
+        staging.add(Q0, rows("ab"))
+        staging.add(Q1, rows("c"))
+        broker.outbox.publish(SinkBatch("s", 0), [staging.receipt()])
         [other] = locked(broker, "h", me, [Q1])
         broker.groups.park(other, [Put(Q1, 0, Ticket(0, 1, 1, 9)), Put(Q1, 1, Ticket(1, 1, 1, 9))])
         broker.groups.park(other, [Put(P1, 0, Ticket(0, 2, 2, 9))])
@@ -62,6 +63,18 @@ def test_a_sound_store_has_no_findings_also_after_deleting(broker: EmbeddedBroke
         assert check(broker) == []
 
 
+def test_files_that_no_entry_needs_are_no_damage_but_listed(broker: EmbeddedBroker):
+    staging = broker.outbox.open(SinkBatch("s", 1), 0)
+    staging.add(Q0, rows(range(BIG)))
+    receipt = staging.receipt()
+    segments = broker.path / "segments"
+    (segments / "notes.txt").write_text("mine")
+    (segments / f"{'0' * 32}.segment").write_bytes(b"not ours")
+    found = examine(broker.path)
+    assert (found.findings, found.unused) == ([], [f"{receipt.token}.segment"])
+    assert found.foreign == [f"{'0' * 32}.segment", "notes.txt"]
+
+
 def test_what_cannot_be_opened_is_not_checked(tmp_path: Path):
     with refused("STORE.MISSING"):
         check(tmp_path / "nothing")
@@ -73,7 +86,7 @@ def entry(txn: Transaction, first: int = BIG) -> Chunk:
     return Chunk.unpack(value)
 
 
-def change(**fields: int) -> Callable[[Transaction], None]:
+def change(**fields: Any) -> Callable[[Transaction], None]:
     def damage(txn: Transaction) -> None:
         txn.put("index", layout.index_key(K0, BIG), entry(txn)._replace(**fields).pack())
 
@@ -94,26 +107,53 @@ def first_of(database: str, txn: Transaction) -> tuple[bytes, bytes]:
 
 
 def flip(txn: Transaction) -> None:
-    key = layout.number(entry(txn).payload)
-    value = bytearray(txn.get("payloads", key) or b"")
+    """In the first inline payload."""
+    key, payload = first_of("payloads", txn)
+    value = bytearray(payload)
     value[len(value) // 2] ^= 4
     txn.put("payloads", key, bytes(value))
 
 
+def segment_file(txn: Transaction) -> Path:
+    return txn.segments.folder / name_of(entry(txn).segment)
+
+
+def flip_in_segment(txn: Transaction) -> None:
+    path, chunk = segment_file(txn), entry(txn)
+    content = bytearray(path.read_bytes())
+    content[chunk.position + chunk.stored_bytes // 2] ^= 4
+    path.write_bytes(content)
+
+
+def cut_segment(txn: Transaction) -> None:
+    os.truncate(segment_file(txn), entry(txn).position + 100)
+
+
+def other_header(txn: Transaction) -> None:
+    """As in a file of another store under this name."""
+    path = segment_file(txn)
+    content = path.read_bytes()
+    header = Header.unpack(content)
+    assert header is not None
+    path.write_bytes(replace(header, store_id="0" * 32).pack() + content[HEADER_BYTES:])
+
+
+def segment_entry(**fields: Any) -> Callable[[Transaction], None]:
+    def damage(txn: Transaction) -> None:
+        state = txn.get("segments", entry(txn).segment)
+        assert state is not None
+        txn.put("segments", entry(txn).segment, replace(SegmentState.unpack(state), **fields).pack())
+
+    return damage
+
+
+def more_space(txn: Transaction) -> None:
+    key, value = first_of("space", txn)
+    txn.put("space", key, layout.number(layout.to_number(value) + 1))
+
+
 def second_use(txn: Transaction) -> None:
     txn.put("index", layout.index_key(K0, 2 * BIG), entry(txn).pack())
-
-
-def lose_token(txn: Transaction) -> None:
-    txn.delete("tokens", first_of("tokens", txn)[0])
-
-
-def empty_token(txn: Transaction) -> None:
-    txn.put("tokens", b"f" * 32, b"{}")
-
-
-def gap_in_staged(txn: Transaction) -> None:
-    txn.delete("staged", first_of("staged", txn)[0])
 
 
 def group_ahead(txn: Transaction) -> None:
@@ -177,7 +217,19 @@ DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
     (change(rows=BIG - 1), f"of other length than {BIG - 1}"),
     (change(rows=0), "empty chunk"),
     (change(checksum=1), f"{BIG} to {2 * BIG - 1} of queue orders/embedded/0 fail their checksum"),
-    (change(payload=999), f"payload 999 of chunk {BIG} of queue orders/embedded/0 is missing"),
+    (change(segment=layout.INLINE, position=999), f"payload 999 of chunk {BIG} of queue orders/embedded/0 is missing"),
+    (change(segment=b"\1" * 16), f"in segment {'01' * 16} of chunk {BIG} of queue orders/embedded/0 is missing"),
+    (change(segment=b"\1" * 16), f"segment {'01' * 16} has chunks and no entry"),
+    (lambda txn: segment_file(txn).unlink(), f"of chunk {BIG} of queue orders/embedded/0 is missing"),
+    (flip_in_segment, f"{BIG} to {2 * BIG - 1} of queue orders/embedded/0 fail their checksum"),
+    (cut_segment, f"{BIG} to {2 * BIG - 1} of queue orders/embedded/0 fail their checksum"),
+    (other_header, "does not have the header of a segment of this store under its name"),
+    (segment_entry(chunks=2), "counts 2 chunks, the index has 1"),
+    (segment_entry(topics={}), "topic orders has more bytes in segments than these count"),
+    (lambda txn: txn.delete("segments", entry(txn).segment), "has chunks and no entry"),
+    (more_space, "bytes, its messages take "),
+    (lambda txn: txn.delete("space", first_of("space", txn)[0]), "of a topic has no size"),
+    (lambda txn: txn.put("space", b"F" * 16, layout.number(0)), f"incarnation {'F' * 16} of a topic has no topic"),
     (change(body_bytes=1), "other body bytes"),
     (change(columns=3), "does not have the columns of its entry"),
     (change(first_stored=1), f"store times out of order at {BIG}"),
@@ -196,9 +248,6 @@ DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
         "orders/embedded/2 has no state",
     ),
     (lambda txn: txn.put("topics", b"other", b'{"name": "orders", "queues": 2, "incarnation": "A"}'), "has the record of"),
-    (lose_token, "which does not exist"),
-    (empty_token, "has no rows"),
-    (gap_in_staged, "has rows 1 where 0 are expected"),
     (group_ahead, "is at 99 of queue orders/embedded/1, which ends at 3"),
     (group_of_nothing, "which does not exist"),
     (future_epoch, "has epoch 999"),

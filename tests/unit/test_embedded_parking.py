@@ -13,7 +13,7 @@ import lmdb
 import pyarrow as pa
 import pytest
 
-from orderedmq.embedded import index
+from orderedmq.embedded import payloads
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.integrity import seal
 from orderedmq.embedded.integrity.check import check
@@ -136,13 +136,13 @@ def test_each_chunk_is_read_once(broker: EmbeddedBroker, token: LockToken, monke
     broker.log.append({QUEUE: rows(range(BIG))})
     broker.log.append({QUEUE: rows(range(BIG))})
     read: list[int] = []
-    load = index.load
+    load = payloads.load
 
     def counted(txn: Transaction, queue: MessageQueue, first: int, chunk: layout.Chunk) -> bytes:
         read.append(first)
         return load(txn, queue, first, chunk)
 
-    monkeypatch.setattr(index, "load", counted)
+    monkeypatch.setattr(payloads, "load", counted)
     scattered = [BIG + 5, 1, BIG - 1, 7, BIG + 1]
     broker.groups.park(token, [Put(QUEUE, at, Ticket(at, 1, 1, 9)) for at in scattered])
     assert read == [0, BIG]

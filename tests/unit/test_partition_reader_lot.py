@@ -75,7 +75,7 @@ def tickets(found: list[dict[str, Any]]) -> list[LotPlace | None]:
 @pytest.fixture(autouse=True)
 def as_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     # A user's rows lose reserved properties. These are rows that a broker parked.
-    monkeypatch.setattr("orderedmq.embedded.log.normalise", lambda rows, where: rows)
+    monkeypatch.setattr("orderedmq.embedded.staging.normalise", lambda rows, where: rows)
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
-"""Checks a whole store: its pages, the seal of every entry, and the rules that hold between its databases.
+"""Checks a whole store: its pages, the seal of every entry, the rules between its databases, and its segment files.
 
 The check reads one snapshot without LMDB, which damaged pages can crash. A finding is a line of text. The check changes
-nothing, and goes on after damage. It holds all entries in memory and reads
-payloads one by one.
+nothing, and goes on after damage. It holds all entries in memory and reads payloads one by one.
 """
 
 from __future__ import annotations
@@ -10,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -20,22 +21,42 @@ from orderedmq.broker import TopicInfo
 from orderedmq.conditions import StoreCondition
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.garbage import LOOKED
 from orderedmq.embedded.integrity import seal, verify
 from orderedmq.embedded.store import formats, layout, pages
 from orderedmq.embedded.store.environment import MAP_SIZE, Store
-from orderedmq.embedded.store.layout import Chunk, QueueState
+from orderedmq.embedded.store.layout import INLINE, Chunk, QueueState, SegmentState
 from orderedmq.embedded.store.pages import Meta, Read, Snapshot, TreeEntry
+from orderedmq.embedded.store.segments import FOLDER, Segments, parse_name
 from orderedmq.embedded.store.transaction import WRITTEN
 from orderedmq.errors import StoreError
 from orderedmq.model import DEAD_LETTER_PREFIX, PARKED_PREFIX, MessageQueue
 from orderedmq.parking.rules import leader_of, origin
 
 
+class Place(NamedTuple):
+    """Where a payload is, as findings call it."""
+
+    segment: bytes
+    position: int | None = None
+
+    def __str__(self) -> str:
+        if self.segment == INLINE:
+            return f"payload {self.position}"
+        return f"{'' if self.position is None else f'payload {self.position} in '}segment {self.segment.hex()}"
+
+
 @dataclass
 class Checked:
-    """The result of a check: ``findings`` is empty if the store is sound. The numbers say how much was read."""
+    """The result of a check: ``findings`` is empty if the store is sound. The numbers say how much was read.
+
+    ``unused``: names of segment files that no entry points to. That is no damage: attempts of tasks write them, and those of killed
+    ones are deleted later. ``foreign``: names of files beside the segments that are not this store's. They are never deleted.
+    """
 
     findings: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
     entries: int = 0
     payloads: int = 0
     payload_bytes: int = 0
@@ -47,7 +68,7 @@ def check(store: Path | str | EmbeddedBroker) -> list[str]:
 
 
 def examine(path: Path) -> Checked:
-    """Check the whole store. Raises StoreError MISSING, NOT_A_STORE, NEWER_FORMAT, PERMISSION, IO."""
+    """Check the whole store. Raises StoreError MISSING, NOT_A_STORE, OTHER_FORMAT, PERMISSION, IO."""
     Store.require_there(path)
     out = Checked()
     with Store(path, MAP_SIZE).errors_mapped("check"), contextlib.ExitStack() as stack:
@@ -80,10 +101,11 @@ def _check_older(read: Read, pair: tuple[Meta, Meta] | None, meta: Meta, out: Ch
 
 
 class Contents:
-    """The undamaged entries of a snapshot, by database and key."""
+    """The undamaged entries of a snapshot, by database and key, and the payloads that they point to."""
 
     def __init__(self, path: Path, snapshot: Snapshot, meta: Meta, out: Checked) -> None:
         self._snapshot = snapshot
+        self.segments = Segments(lambda: path, "")
         self._values: dict[str, dict[bytes, bytes]] = {name: {} for name in layout.DATABASES}
         self._payloads: dict[bytes, TreeEntry] = {}
         trees = snapshot.databases()
@@ -98,8 +120,8 @@ class Contents:
         wrong = verify.wrong_signature(self.version, seal.opened("meta", WRITTEN, entries.get(WRITTEN, b"")), meta)
         if wrong is not None:
             out.findings.append(wrong)
-        elif self.version > layout.FORMAT:
-            raise formats.newer(path, self.version)
+        elif self.version != layout.FORMAT:
+            raise formats.other(path, self.version)
         for name in layout.DATABASES:
             if name not in trees:
                 out.findings.append(f"its database {name} is missing")
@@ -109,6 +131,7 @@ class Contents:
                 for entry in of_meta if name == "meta" else snapshot.entries(trees[name], name):
                     out.entries += 1
                     self._keep(name, entry, out.findings)
+        self.segments.store_id = (self.get("meta", b"store_id") or b"").decode()
 
     def _keep(self, name: str, entry: TreeEntry, findings: list[str]) -> None:
         key, value = entry.key, self._snapshot.value(entry)
@@ -131,9 +154,15 @@ class Contents:
     def get(self, database: str, key: bytes) -> bytes | None:
         return self._values[database].get(key)
 
-    def payload(self, number: int) -> bytes | None:
-        entry = self._payloads.get(layout.number(number))
-        return None if entry is None else self._snapshot.value(entry)
+    def payload(self, chunk: Chunk) -> bytes | pa.Buffer | None:
+        """Return a chunk's payload, which may be cut off; None if there is none."""
+        if chunk.segment == INLINE:
+            entry = self._payloads.get(layout.number(chunk.position))
+            return None if entry is None else self._snapshot.value(entry)
+        try:
+            return self.segments.read(chunk.segment, chunk.position, chunk.stored_bytes)
+        except FileNotFoundError:
+            return None
 
     def payload_keys(self) -> list[bytes]:
         return list(self._payloads)
@@ -145,12 +174,13 @@ def _examine(path: Path, read: Read, meta: Meta, out: Checked) -> None:
     if not contents.is_store:
         return
     snapshot.require_free()
-    used: dict[int, str] = {}
+    used: dict[Place, str] = {}
     queues = {key: QueueState.unpack(value) for key, value in contents.scan("queues")}
     out.findings.extend(_topics(contents, queues))
     out.findings.extend(_index(contents, queues, used, out))
-    out.findings.extend(_staged(contents, used, out))
     out.findings.extend(_payloads(contents, used))
+    out.findings.extend(_space(contents))
+    out.findings.extend(_files(contents, out))
     out.findings.extend(_groups(contents, queues))
     out.findings.extend(_members(contents))
     out.findings.extend(_dead(contents, queues))
@@ -175,12 +205,10 @@ def _decoded(database: str, key: bytes, value: bytes) -> object:
             return layout.member_from_json(value)
         case "dead" | "parked":
             return layout.group_of(key), layout.to_number(value)
-        case "tokens":
-            return json.loads(value)
-        case "staged":
-            return layout.from_staged(value)
         case "batches":
             return json.loads(value)
+        case "segments":
+            return SegmentState.unpack(value)
         case "meta" if key == b"store_id":
             return value.decode()
         case "meta" if key == WRITTEN:
@@ -202,7 +230,7 @@ def _topics(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str
         yield f"queue {layout.queue_of(key)} {'has no topic' if key in queues else 'has no state'}"
 
 
-def _index(contents: Contents, queues: dict[bytes, QueueState], used: dict[int, str], out: Checked) -> Iterator[str]:
+def _index(contents: Contents, queues: dict[bytes, QueueState], used: dict[Place, str], out: Checked) -> Iterator[str]:
     """Check that a queue's chunks follow each other from its min to its max offset, and that its state agrees with them."""
     ends = {key: at.min_offset for key, at in queues.items()}
     sizes = dict.fromkeys(queues, 0)
@@ -234,19 +262,20 @@ def _index(contents: Contents, queues: dict[bytes, QueueState], used: dict[int, 
 
 
 def _payload(
-    contents: Contents, name: str, queue: MessageQueue, first: int, chunk: Chunk, used: dict[int, str], out: Checked
+    contents: Contents, name: str, queue: MessageQueue, first: int, chunk: Chunk, used: dict[Place, str], out: Checked
 ) -> Iterator[str]:
     """Check that a payload belongs to one entry only, passes its checksum, and has the columns, rows and bytes of its entry."""
-    if chunk.payload in used:
-        yield f"payload {chunk.payload} belongs to {name} and to {used[chunk.payload]}"
+    place = Place(chunk.segment, chunk.position)
+    if place in used:
+        yield f"{place} belongs to {name} and to {used[place]}"
         return
-    used[chunk.payload] = name
-    value = contents.payload(chunk.payload)
+    used[place] = name
+    value = contents.payload(chunk)
     out.payloads += 1
-    out.payload_bytes += len(value or b"")
     if value is None:
-        yield f"payload {chunk.payload} of {name} is missing"
+        yield f"{place} of {name} is missing"
         return
+    out.payload_bytes += len(value)
     try:
         codec.verify(value, chunk, queue, first)
     except StoreError as error:
@@ -255,41 +284,89 @@ def _payload(
     try:
         stored = codec.decode(value, chunk, codec.STORED)
     except pa.ArrowException as error:
-        yield f"payload {chunk.payload} of {name} does not have the columns of its entry: {error}"
+        yield f"{place} of {name} does not have the columns of its entry: {error}"
         return
     wrong = {column: len(values) for column, values in stored.items() if len(values) != chunk.rows}
     if wrong or sum(1 for bit in range(len(codec.STORED)) if chunk.columns >> bit & 1) != len(stored) or "body" not in stored:
-        yield f"payload {chunk.payload} of {name} has columns {sorted(stored)}, of other length than {chunk.rows}: {wrong}"
+        yield f"{place} of {name} has columns {sorted(stored)}, of other length than {chunk.rows}: {wrong}"
     elif codec.body_bytes(stored["body"]) != chunk.body_bytes:
-        yield f"payload {chunk.payload} of {name} has other body bytes than the {chunk.body_bytes} of its entry"
+        yield f"{place} of {name} has other body bytes than the {chunk.body_bytes} of its entry"
 
 
-def _staged(contents: Contents, used: dict[int, str], out: Checked) -> Iterator[str]:
-    """Check that all staged rows have a token, and that each token has rows, in entries numbered from 0."""
-    following = {key: 0 for key, _ in contents.scan("tokens")}
-    for key, value in contents.scan("staged"):
-        token, sequence = key[:-5], int.from_bytes(key[-4:], "big")
-        queue, chunk = layout.from_staged(value)
-        if token not in following:
-            yield f"rows are staged under token {token!r}, which does not exist"
-        elif sequence != following[token]:
-            yield f"token {token!r} has rows {sequence} where {following[token]} are expected"
-        following[token] = sequence + 1
-        yield from _payload(contents, f"staged rows {sequence} of token {token!r}", queue, sequence, chunk, used, out)
-    for token, count in following.items():
-        if not count:
-            yield f"token {token!r} has no rows"
-
-
-def _payloads(contents: Contents, used: dict[int, str]) -> Iterator[str]:
+def _payloads(contents: Contents, used: dict[Place, str]) -> Iterator[str]:
+    """Check that each payload in LMDB belongs to an entry, and that each segment counts its chunks."""
     last = contents.get("meta", b"payload")
     greatest = layout.to_number(last) if last else 0
     for key in contents.payload_keys():
         number = layout.to_number(key)
-        if number not in used:
+        if Place(INLINE, number) not in used:
             yield f"payload {number} belongs to no entry"
         if number > greatest:
             yield f"payload {number} is beyond the last number given, {greatest}"
+    chunks = Counter(place.segment for place in used if place.segment != INLINE)
+    for segment, value in contents.scan("segments"):
+        said = SegmentState.unpack(value).chunks
+        if said != chunks[segment]:
+            yield f"{Place(segment)} counts {said} chunks, the index has {chunks[segment]}"
+    for segment in chunks:
+        if contents.get("segments", segment) is None:
+            yield f"{Place(segment)} has chunks and no entry"
+
+
+def _space(contents: Contents) -> Iterator[str]:
+    """Check that the bytes of each topic are those of its payloads in LMDB and its shares of segments, and no fewer than can be read."""
+    expected: Counter[str] = Counter()
+    shares: Counter[str] = Counter()
+    topics = {key.decode(): TopicInfo(**json.loads(value)).incarnation for key, value in contents.scan("topics")}
+    for key, value in contents.scan("index"):
+        chunk, incarnation = Chunk.unpack(value), topics.get(layout.queue_of(key[:-8]).topic)
+        if incarnation is None:
+            continue
+        if chunk.segment == INLINE:
+            expected[incarnation] += chunk.stored_bytes
+        else:
+            shares[incarnation] += chunk.stored_bytes
+    for _, value in contents.scan("segments"):
+        for incarnation, size in SegmentState.unpack(value).topics.items():
+            expected[incarnation] += size
+            shares[incarnation] -= size
+    said = {key.decode(): layout.to_number(value) for key, value in contents.scan("space")}
+    for incarnation in sorted(set(said) ^ set(topics.values())):
+        yield f"incarnation {incarnation} of a topic {'has no topic' if incarnation in said else 'has no size'}"
+    for topic, incarnation in topics.items():
+        if incarnation in said and said[incarnation] != expected[incarnation]:
+            yield f"topic {topic} counts {said[incarnation]} bytes, its messages take {expected[incarnation]}"
+        if shares[incarnation] > 0:
+            yield f"topic {topic} has more bytes in segments than these count"
+
+
+def _files(contents: Contents, out: Checked) -> Iterator[str]:
+    """Check the files of segments: those that are needed are this store's own. List those that are not needed."""
+    try:
+        names = contents.segments.names()
+    except FileNotFoundError:
+        yield f"folder {FOLDER} is missing"
+        return
+    for name in names:
+        found = parse_name(name)
+        if name == LOOKED:
+            continue
+        try:
+            header = contents.segments.header(name)
+        except FileNotFoundError:
+            # It was deleted meanwhile.
+            continue
+        except OSError as error:
+            yield f"file {name} cannot be read: {error}"
+            continue
+        mine = header is not None and header.store_id == contents.segments.store_id
+        if found is not None and found.complete and contents.get("segments", found.segment) is not None:
+            if header is None or not mine or bytes.fromhex(header.token) != found.segment:
+                yield f"{Place(found.segment)} does not have the header of a segment of this store under its name"
+        elif found is not None and (mine or not found.complete):
+            out.unused.append(name)
+        else:
+            out.foreign.append(name)
 
 
 def _groups(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:

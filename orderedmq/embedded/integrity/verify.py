@@ -1,10 +1,9 @@
-"""Verifies a store's file before LMDB reads it, and a payload's pages before LMDB frees them.
+"""Verifies a store's file before LMDB reads it, whenever a process opens the store.
 
 Rules: one snapshot is verified, held by a read transaction, so that its pages are not reused meanwhile. Other processes may
-write, so pages that do not fit together are read again. A store is verified whenever a process opens it, up to LIMIT pages (8
-MiB: about 40 thousand chunks, a quarter of a second); ``orderedmq check`` verifies the rest. Each of the file's two snapshots
-must have been written by the transaction that its meta page names: a changed bit there would let LMDB begin at the older one
-and lose the last write.
+write, so pages that do not fit together are read again. Each of the file's two snapshots must have been written by the
+transaction that its meta page names: a changed bit there would let LMDB begin at the older one and lose the last write. Payloads
+are not read, in LMDB or in segments: the index has their checksums.
 """
 
 from __future__ import annotations
@@ -18,13 +17,9 @@ from typing import Any, Final, NoReturn
 
 from orderedmq.embedded.integrity import seal
 from orderedmq.embedded.store import layout, pages
-from orderedmq.embedded.store.pages import Meta, OverLimitError, Read, Snapshot, Tree
+from orderedmq.embedded.store.pages import Meta, Read, Snapshot, Tree
 from orderedmq.embedded.store.transaction import WRITTEN, damaged, written
 
-#: Maximum pages of trees that are read when a store is opened.
-LIMIT: Final = 2048
-#: With more free pages than this, an opening does not check that no page is used twice, or both used and free.
-FREE_LIMIT: Final = 1 << 20
 #: How often pages that do not fit together are read again, and seconds in between: another process may be writing them.
 TRIES: Final = 20
 PAUSE: Final = 0.005
@@ -92,28 +87,26 @@ def _require_trees(path: Path, read: Read, meta: Meta) -> None:
     def report(what: str) -> NoReturn:
         raise damaged(path, what)
 
-    snapshot = Snapshot(read, meta, report, LIMIT)
-    with contextlib.suppress(OverLimitError):
-        trees = snapshot.databases()
-        if "meta" not in trees:
-            return
-        names = {entry.key: snapshot.value(entry) for entry in snapshot.entries(trees["meta"], "meta")}
-        version = names.get(seal.FORMAT_KEY)
-        if version is None:
-            return
-        mine = seal.opened("meta", WRITTEN, names.get(WRITTEN, b""))
-        wrong = wrong_signature(layout.to_number(version) if len(version) == 8 else -1, mine, meta)
-        if wrong is not None:
-            report(wrong)
-        if layout.to_number(version) > layout.FORMAT:
-            return
-        if set(trees) != set(layout.DATABASES):
-            report(f"it has databases {', '.join(sorted(trees))}")
-        # Payloads last: they are the largest database, and have checksums.
-        for name in sorted(trees, key=lambda name: name == seal.UNSEALED):
-            if name != "meta":
-                snapshot.walk(trees[name], name, heads=name != seal.UNSEALED)
-        snapshot.require_free(FREE_LIMIT)
+    snapshot = Snapshot(read, meta, report)
+    trees = snapshot.databases()
+    if "meta" not in trees:
+        return
+    names = {entry.key: snapshot.value(entry) for entry in snapshot.entries(trees["meta"], "meta")}
+    version = names.get(seal.FORMAT_KEY)
+    if version is None:
+        return
+    mine = seal.opened("meta", WRITTEN, names.get(WRITTEN, b""))
+    wrong = wrong_signature(layout.to_number(version) if len(version) == 8 else -1, mine, meta)
+    if wrong is not None:
+        report(wrong)
+    if layout.to_number(version) != layout.FORMAT:
+        return
+    if set(trees) != set(layout.DATABASES):
+        report(f"it has databases {', '.join(sorted(trees))}")
+    for name in layout.DATABASES:
+        if name != "meta":
+            snapshot.walk(trees[name], name, exact=name == seal.UNSEALED)
+    snapshot.require_free()
 
 
 def wrong_signature(version: int, mine: bytes | None, meta: Meta) -> str | None:
@@ -121,8 +114,8 @@ def wrong_signature(version: int, mine: bytes | None, meta: Meta) -> str | None:
 
     ``mine``: the value of WRITTEN, None if it is missing or fails its seal.
     """
-    if version > layout.FORMAT and mine != written(meta.transaction):
-        # A later version may write another value.
+    if version >= 0 and version != layout.FORMAT and mine != written(meta.transaction):
+        # Another version may write another value.
         return None
     if mine is None:
         return "the note of its last transaction is missing, or fails its checksum"
@@ -137,45 +130,12 @@ def wrong_writer(read: Read, meta: Meta) -> str | None:
     Nothing else of that snapshot is verified: LMDB only uses its number.
     """
     wrong: list[str] = []
-    snapshot = Snapshot(read, meta, wrong.append, LIMIT)
+    snapshot = Snapshot(read, meta, wrong.append)
     tree: Tree | None = snapshot.databases().get("meta")
     entries = snapshot.entries(tree, "meta") if tree is not None else ()
     value = next((snapshot.value(entry) for entry in entries if entry.key == WRITTEN), b"")
     said = None if wrong else seal.opened("meta", WRITTEN, value)
-    # A later version may write another format after the transaction's number.
+    # Another version may write another format after the transaction's number.
     if said is None or said[:8] == layout.number(meta.transaction):
         return None
     return f"the meta page of transaction {meta.transaction} has the entries of another one"
-
-
-class PayloadPages:
-    """Verifies the pages of payloads before a write transaction frees them: LMDB frees as many as the first page names."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._open = contextlib.ExitStack()
-        self._found: tuple[Snapshot, Tree] | None = None
-
-    def close(self) -> None:
-        self._open.close()
-
-    def require(self, key: bytes) -> None:
-        """Raises StoreError CORRUPT if the first page of the payload does not agree with its entry."""
-        if self._found is None:
-            read = self._open.enter_context(reading(self._path))
-            pair = pages.metas(read)
-            if pair is None:
-                return
-            snapshot = Snapshot(read, max(pair, key=lambda meta: meta.transaction), self._report)
-            tree = snapshot.databases().get(seal.UNSEALED)
-            if tree is None:
-                return
-            self._found = snapshot, tree
-        snapshot, tree = self._found
-        # None for a payload that this transaction itself has stored: it is not on the disk yet.
-        value = snapshot.find(tree, key)
-        if value is not None:
-            snapshot.require_run(*value, seal.UNSEALED)
-
-    def _report(self, what: str) -> NoReturn:
-        raise damaged(self._path, what)

@@ -2,8 +2,7 @@
 
 Rules: an environment is opened once per process and shared, because LMDB breaks if one is opened twice. It is never used across
 a fork: the child forgets the handle and opens its own. Errors of LMDB and the system are raised as StoreErrors. Values are
-valid only inside their transaction, so they are copied out. Everything that is written is on disk when ``write`` returns (one
-fsync per transaction).
+valid only inside their transaction, so they are copied out. Everything that is written is on disk when ``write`` returns.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ import lmdb
 from orderedmq.conditions import StoreCondition, StoreFullCondition
 from orderedmq.embedded.integrity import verify
 from orderedmq.embedded.store import formats, layout
-from orderedmq.embedded.store.filesystem import drop_pages, file_system, missing_rights, refuse_other_files
+from orderedmq.embedded.store.filesystem import file_system, make_folder, missing_rights, refuse_other_files
 from orderedmq.embedded.store.resize_lock import ResizeLock
+from orderedmq.embedded.store.segments import Segments
 from orderedmq.embedded.store.store_file import File, Whereabouts, file_at, recognised
 from orderedmq.embedded.store.transaction import Transaction, damaged
 from orderedmq.errors import StoreError, StoreFullError, map_full, no_store
@@ -49,6 +49,7 @@ _SHORT: Final = "Input/output error"
 _LITTLE: Final = 64 * 1024 * 1024
 _READ_ONLY: Final = os.strerror(errno.EROFS)
 _DENIED: Final = (os.strerror(errno.EACCES), os.strerror(errno.EPERM), _READ_ONLY)
+_NO_DESCRIPTOR: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
 #: Errors by which LMDB reports damaged pages. NotFoundError means that a database is missing.
@@ -89,8 +90,10 @@ class Store:
         self._closed = False
         self._env: Any = None
         self._handles: dict[str, Any] = {}
+        #: The store's segment files. They are known once it was opened.
+        self.segments = Segments(lambda: self.path, "")
         self._opening = threading.Lock()
-        self._unmapping = threading.Lock()
+        self._dropping = threading.Lock()
         self._resize_lock = ResizeLock()
 
     # -- opening -----------------------------------------------------------------------------------------------------------
@@ -114,7 +117,7 @@ class Store:
     def open(cls, path: Path, *, map_size: int | None = None, create: bool = False) -> Store:
         """Open the store, or share it if this process has it open. ``create`` makes a missing one.
 
-        Raises StoreError MISSING, NOT_EMPTY, PLATFORM, NETWORK_FILE_SYSTEM, PERMISSION, NEWER_FORMAT, NOT_A_STORE, CORRUPT,
+        Raises StoreError MISSING, NOT_EMPTY, PLATFORM, NETWORK_FILE_SYSTEM, PERMISSION, OTHER_FORMAT, NOT_A_STORE, CORRUPT,
         REPLACED or IO; StoreFullError.
         """
         if sys.platform == "win32":
@@ -200,7 +203,7 @@ class Store:
                 self._drop()
 
     def _drop(self) -> None:
-        with self._unmapping:
+        with self._dropping:
             env, self._env, self._handles = self._env, None, {}
             if env is not None:
                 env.close()
@@ -214,7 +217,7 @@ class Store:
     def _forget(self) -> None:
         """In a child after fork: drop the parent's environment. Closing it would end the parent's read transactions."""
         self._env, self._handles = None, {}
-        self._opening, self._unmapping, self._resize_lock = threading.Lock(), threading.Lock(), ResizeLock()
+        self._opening, self._dropping, self._resize_lock = threading.Lock(), threading.Lock(), ResizeLock()
 
     def _environment(self, *, create: bool = False) -> tuple[Any, dict[str, Any]]:
         self.require_here()
@@ -226,14 +229,15 @@ class Store:
                 raise StoreError(StoreCondition.IO, f"the connection to the store at {self.path} was closed; connect again")
             if self._env is None:
                 if create:
-                    self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    make_folder(self.path)
                 verify.require_metas(self.path)
                 before = file_at(self.path)
                 env = self._lmdb(create)
                 try:
                     env.reader_check()
                     verify.require_sound(self.path, env)
-                    handles, store_id = formats.prepare(env, self.path, create)
+                    handles, store_id = formats.prepare(env, self.path, self.segments, create)
+                    self.segments.store_id = store_id
                     file, self.identity = recognised(self.path, before, store_id, self.identity)
                     self._whereabouts = self._whereabouts or Whereabouts(self._path, file)
                 except BaseException:
@@ -279,20 +283,46 @@ class Store:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A transaction that reads one snapshot. Copy values out, and do not keep it open while rows are processed."""
+        """A transaction that reads one snapshot of the entries. Do not keep it open while rows are processed.
+
+        Reading payloads can fail because their segments were deleted meanwhile. `consult` copes with that.
+        """
         env, handles = self._environment()
         with self.errors_mapped("read"), self._transaction(env, write=False) as txn:
-            yield Transaction(txn, handles, self.path)
+            yield Transaction(txn, handles, self.path, self.segments)
+
+    def consult(self, work: Callable[[Transaction], T]) -> T:
+        """Return ``work`` of a transaction that reads. If a segment has gone meanwhile, it is called again with a newer snapshot.
+
+        Raises StoreError CORRUPT if the newest snapshot needs a segment that is missing.
+        """
+        while True:
+            with self.read() as txn:
+                number = txn.number()
+                try:
+                    return work(txn)
+                except StoreError as error:
+                    missing, raised = txn.missing, error
+            if missing is None:
+                raise raised
+            with self.read() as txn:
+                if txn.number() == number or txn.get("segments", missing) is not None:
+                    raise raised
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Transaction]:
         """A write transaction: one at a time, all or nothing, on disk at the end."""
         env, handles = self._environment()
-        payloads = verify.PayloadPages(self.path)
-        with self.errors_mapped("write"), contextlib.closing(payloads), self._transaction(env, write=True) as txn:
-            transaction = Transaction(txn, handles, self.path, payloads.require)
-            yield transaction
-            transaction.sign()
+        committed, transaction = False, None
+        try:
+            with self.errors_mapped("write"), self._transaction(env, write=True) as txn:
+                transaction = Transaction(txn, handles, self.path, self.segments)
+                yield transaction
+                transaction.sign()
+            committed = True
+        finally:
+            if transaction is not None:
+                transaction.end(committed=committed)
         # A write to a store that is gone would be lost, so it fails.
         self.require_here()
 
@@ -313,8 +343,29 @@ class Store:
     def write_deletion(self, work: Callable[[Transaction], T]) -> T:
         """Run a write that deletes. Only the second write after it can reuse what it frees, so another one follows at once."""
         out = self.write_even_if_full(work)
-        self.write_even_if_full(lambda txn: txn.take_number("freed"))
+        # What was asked for is done, whatever becomes of this.
+        with contextlib.suppress(StoreError):
+            self.write_even_if_full(lambda txn: txn.take_number("freed"))
         return out
+
+    def copy_entries(self, folder: Path, look: Callable[[Transaction], object]) -> None:
+        """Copy all entries into a new ``data.mdb`` in ``folder``, which is empty. It is on the disk when this returns.
+
+        ``look`` is called with a transaction that sees just these entries, while nobody writes.
+        """
+        env, handles = self._environment()
+        with self.errors_mapped("copy"), self._resize_lock.shared(), contextlib.ExitStack() as stack:
+            with self._transaction(env, write=True) as txn:
+                snapshot = stack.enter_context(env.begin())
+                look(Transaction(txn, handles, self.path, self.segments))
+            env.copy(str(folder), compact=True, txn=snapshot)
+            (folder / "data.mdb").chmod(0o600)
+            with contextlib.closing(lmdb.open(str(folder), map_size=self.map_size, max_dbs=len(handles), mode=0o600)) as copy:
+                names = {name: copy.open_db(name.encode(), create=False) for name in handles}
+                # The copy has other numbers of transactions, which each of its two snapshots must name (integrity/verify).
+                for _ in range(2):
+                    with copy.begin(write=True) as txn:
+                        Transaction(txn, names, folder, self.segments).sign(always=True)
 
     @contextlib.contextmanager
     def _transaction(self, env: Any, *, write: bool) -> Iterator[Any]:
@@ -337,15 +388,6 @@ class Store:
             env.reader_check()
             with self._resize_lock.exclusive():
                 env.set_mapsize(0)
-
-    def unmap(self) -> None:
-        """Give back the memory of pages that were read: the kernel counts them as this process's while they are mapped.
-
-        They stay in the system's file cache, and are mapped again when they are read.
-        """
-        with self._unmapping:
-            if self._env is not None:
-                drop_pages(self.path / "data.mdb")
 
     def last_change(self) -> int:
         """Return a number that grows with every write of any process. Reading it costs next to nothing.
@@ -386,6 +428,8 @@ class Store:
                 raise self._no_room(error) from error
             if error.errno == errno.EROFS:
                 raise _no_permission(self.path, error) from error
+            if error.errno in _NO_DESCRIPTOR:
+                raise self._failed(what, f"{error}; allow more open files (ulimit -n)") from error
             raise self._failed(what, str(error)) from error
 
     def _little_room(self) -> bool:

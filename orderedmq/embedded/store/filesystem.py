@@ -1,9 +1,8 @@
-"""A store's directory and the system: the type of file system, other files, missing rights, the pages that are mapped."""
+"""A store's directory and the system: the type of file system, folders, other files, missing rights."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pwd
 from pathlib import Path
@@ -13,10 +12,8 @@ from orderedmq.conditions import StoreCondition
 from orderedmq.errors import StoreError
 from orderedmq.options.declared import DEFAULT_DIRECTORY
 
-_MADV_DONTNEED: Final = 4
 #: Names in a store's directory (another process may be creating the store right now), and the folder that a new disk has.
-_OF_STORES: Final = frozenset(("data.mdb", "lock.mdb", "owners", "runs", "lost+found"))
-_libc: Final = ctypes.CDLL(None)
+_OF_STORES: Final = frozenset(("data.mdb", "lock.mdb", "owners", "runs", "segments", "lost+found"))
 
 
 def file_system(path: Path) -> str:
@@ -37,6 +34,7 @@ def refuse_other_files(path: Path) -> None:
     """Require an empty or missing directory, for a new store. Raises StoreError NOT_EMPTY or NOT_A_STORE, PermissionError."""
     try:
         others = sorted(set(os.listdir(path)) - _OF_STORES)
+        segments = sorted(str(file.relative_to(path)) for file in (path / "segments").glob("*.segment"))
     except FileNotFoundError:
         return
     except NotADirectoryError as error:
@@ -49,6 +47,30 @@ def refuse_other_files(path: Path) -> None:
             f"{path} has other files ({', '.join(others[:3])}{', …' if others[3:] else ''}) and no store; a store is made only in an "
             f"empty or missing directory, for example {path / DEFAULT_DIRECTORY}",
         )
+    # Another process may have made the store meanwhile.
+    if segments and not (path / "data.mdb").exists():
+        raise StoreError(
+            StoreCondition.NOT_EMPTY,
+            f"{path} has files of a store ({segments[0]}{', …' if segments[1:] else ''}) and no data.mdb: put that back or restore the store "
+            "from a copy; for a new store, give another directory",
+        )
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder survive a loss of power: those of new, renamed and deleted files."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder for this user alone, and those that are missing above it. They survive a loss of power."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in made:
+        sync_folder(folder.parent)
 
 
 def missing_rights(path: Path) -> str:
@@ -82,19 +104,3 @@ def _user(number: int) -> str:
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(number).pw_name
     return str(number)
-
-
-def drop_pages(path: Path) -> None:
-    """Unmap the pages of each read-only, shared map of ``path``. Does nothing except on Linux."""
-    try:
-        inode = os.stat(path).st_ino
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return
-    for line in maps.splitlines():
-        # begin-end permissions offset device inode path
-        fields = line.split(maxsplit=5)
-        if fields[4] == str(inode) and fields[1] == "r--s":
-            begin, end = (int(part, 16) for part in fields[0].split("-"))
-            # This drops no data: the map is shared, and lmdb writes into the file, not into the map.
-            _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)

@@ -11,14 +11,16 @@ import lmdb
 from orderedmq.conditions import StoreCondition
 from orderedmq.embedded.integrity import seal
 from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.filesystem import sync_folder
+from orderedmq.embedded.store.segments import Segments
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import StoreError
 
 
-def prepare(env: Any, path: Path, create: bool) -> tuple[dict[str, Any], str]:
+def prepare(env: Any, path: Path, segments: Segments, create: bool) -> tuple[dict[str, Any], str]:
     """Return the databases of an environment by name, and the store's id. Initialises a new store if ``create``.
 
-    Raises StoreError MISSING, NEWER_FORMAT, NOT_A_STORE, CORRUPT.
+    Raises StoreError MISSING, OTHER_FORMAT, NOT_A_STORE, CORRUPT.
     """
     # Counted first: if another process initialised the store after the lookup, its entries would look foreign.
     entries = env.stat()["entries"]
@@ -35,17 +37,17 @@ def prepare(env: Any, path: Path, create: bool) -> tuple[dict[str, Any], str]:
             raise StoreError(
                 StoreCondition.MISSING, f"the store at {path} is empty; create a topic (orderedmq topic create NAME --queues N)"
             )
-        _initialise(env, path)
-    elif layout.to_number(version) > layout.FORMAT:
-        raise newer(path, layout.to_number(version))
+        _initialise(env, path, segments)
+    elif layout.to_number(version) != layout.FORMAT:
+        raise other(path, layout.to_number(version))
     # Not inside a read transaction: lmdb resets it instead of committing it, and the handles would be lost.
     handles = {name: env.open_db(name.encode(), create=False) for name in layout.DATABASES}
     with env.begin() as txn:
-        identity = Transaction(txn, handles, path).get("meta", b"store_id")
+        identity = Transaction(txn, handles, path, segments).get("meta", b"store_id")
     return handles, (identity or b"").decode()
 
 
-def _initialise(env: Any, path: Path) -> None:
+def _initialise(env: Any, path: Path, segments: Segments) -> None:
     with env.begin(write=True) as txn:
         foreign = env.stat()["entries"] > 0
         handles = {name: env.open_db(name.encode(), txn=txn) for name in layout.DATABASES}
@@ -55,16 +57,22 @@ def _initialise(env: Any, path: Path) -> None:
         if foreign:
             raise _not_ours(path)
         txn.put(seal.FORMAT_KEY, layout.number(layout.FORMAT), db=handles["meta"])
-        made = Transaction(txn, handles, path)
+        made = Transaction(txn, handles, path, segments)
         made.put("meta", b"store_id", uuid.uuid4().hex.encode())
         made.sign()
+        segments.folder.mkdir(mode=0o700, exist_ok=True)
+        # Before the commit, so that a store that is there after a loss of power is whole.
+        sync_folder(path)
 
 
-def newer(path: Path, version: int) -> StoreError:
-    """Return the error for a store of a later version."""
+def other(path: Path, version: int) -> StoreError:
+    """Return the error for a store of another version."""
+    remedy = (
+        "upgrade orderedmq" if version > layout.FORMAT else "use the version that made it, or make a new store at another path"
+    )
     return StoreError(
-        StoreCondition.NEWER_FORMAT,
-        f"the store at {path} has format {version}, this version reads format {layout.FORMAT}: upgrade orderedmq",
+        StoreCondition.OTHER_FORMAT,
+        f"the store at {path} has format {version}, this version of orderedmq has format {layout.FORMAT}: {remedy}",
     )
 
 

@@ -7,14 +7,14 @@ Databases (key → value; integers in keys are big-endian, so that keys sort as 
     topics    topic                      → TopicInfo as JSON
     queues    queue key                  → QueueState
     index     queue key, first offset    → Chunk: makes a payload visible at these offsets
-    payloads  payload id                 → one Arrow IPC record batch (chunk_codec.py)
+    payloads  payload id                 → a payload that is not in a segment: one Arrow IPC record batch (chunk_codec.py)
+    segments  token                      → SegmentState as JSON: how many chunks are in the segment file, and whose bytes
+    space     incarnation of a topic     → bytes that its messages take, also deleted ones whose segment is still needed
     groups    group, queue key           → next offset to process
     locks     group, queue key           → QueueLock as JSON
     members   group, client id           → Member as JSON
     dead      group, queue key, offset   → offset of its dead letter
     parked    group, queue key, offset   → offset in the parking lot of the message that was parked from there
-    tokens    attempt token              → sink, batch and start time of the attempt as JSON
-    staged    attempt token, number      → queue key, Chunk
     batches   sink id, batch id          → replay record as JSON
 
 Every value ends with a seal (integrity/seal.py), except payloads and the store's format.
@@ -28,7 +28,7 @@ import functools
 import hashlib
 import json
 import struct
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Final, NamedTuple
 
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
@@ -36,8 +36,8 @@ from orderedmq.ownership.lock import Instant, QueueLock
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.rows.retention import Clocks
 
-#: No release made a store of format 1 or 2.
-FORMAT: Final = 3
+#: No release made a store of a format below this one.
+FORMAT: Final = 4
 DATABASES: Final = (
     "meta",
     "topics",
@@ -48,10 +48,10 @@ DATABASES: Final = (
     "locks",
     "members",
     "dead",
-    "tokens",
-    "staged",
     "batches",
     "parked",
+    "segments",
+    "space",
 )
 
 #: The key in ``meta`` for the machine's clocks, as retention by age has last seen them.
@@ -61,14 +61,21 @@ _KEPT: Final = 4096
 
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
-_CHUNK = struct.Struct("<QIHBQQQqqq")
+_CHUNK = struct.Struct("<16sQIHBQQQqqq")
 _QUEUE = struct.Struct("<QQQq")
 
 
-class Chunk(NamedTuple):
-    """An index entry: a payload's id, and its properties, known without reading it. Times are in µs since the epoch."""
+#: The segment of a chunk whose payload is in LMDB.
+INLINE: Final = bytes(16)
 
-    payload: int
+
+class Chunk(NamedTuple):
+    """An index entry: where a payload is, and its properties, known without reading it. Times are in µs since the epoch."""
+
+    #: The token of the segment file that has the payload, or INLINE.
+    segment: bytes
+    #: The payload's first byte in the segment; its id in ``payloads`` if it is INLINE.
+    position: int
     rows: int
     #: A bit for each stored column that the payload has (chunk_codec.STORED).
     columns: int
@@ -87,6 +94,26 @@ class Chunk(NamedTuple):
     @classmethod
     def unpack(cls, value: bytes) -> Chunk:
         return cls(*_CHUNK.unpack(value))
+
+
+@dataclass
+class SegmentState:
+    """What the index says about a segment: ``chunks`` are in it, at least one unless the file may be deleted.
+
+    ``topics``: by incarnation of a topic, the bytes of its messages that were published from this segment. They are on the disk
+    until the segment is deleted.
+    """
+
+    chunks: int
+    topics: dict[str, int]
+
+    def pack(self) -> bytes:
+        return json.dumps([self.chunks, self.topics]).encode()
+
+    @classmethod
+    def unpack(cls, value: bytes) -> SegmentState:
+        chunks, topics = json.loads(value)
+        return cls(chunks, topics)
 
 
 class QueueState(NamedTuple):
@@ -141,16 +168,12 @@ def group_of(key: bytes) -> tuple[str, MessageQueue]:
     return group.decode(), queue_of(rest)
 
 
-def staged_key(token: str, sequence: int) -> bytes:
-    return token.encode() + b"\0" + _U32.pack(sequence)
-
-
-def staged_value(queue: MessageQueue, chunk: Chunk) -> bytes:
-    return chunk.pack() + queue_key(queue)
-
-
-def from_staged(value: bytes) -> tuple[MessageQueue, Chunk]:
-    return queue_of(value[_CHUNK.size :]), Chunk.unpack(value[: _CHUNK.size])
+def sink_key(sink_id: str) -> bytes:
+    """Return the prefix of a sink's keys. A sink id that is longer than a key may be is hashed."""
+    plain = sink_id.encode()
+    if len(plain) > 200 or b"\0" in plain:
+        plain = b"#" + hashlib.blake2b(plain, digest_size=32).hexdigest().encode()
+    return plain + b"\0"
 
 
 def lock_to_json(lock: QueueLock) -> bytes:
@@ -219,10 +242,10 @@ def described(database: str, key: bytes) -> str:
             return f"the dead-letter record of group {first!r} for offset {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
         case "parked":
             return f"the record that group {first!r} parked offset {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
-        case "tokens":
-            return f"the staging token {first!r}"
-        case "staged":
-            return f"rows {int.from_bytes(rest, 'big')} staged under token {first!r}"
+        case "segments":
+            return f"the entry of segment {key.hex()}"
+        case "space":
+            return f"the size of the topic with incarnation {first!r}"
         case "batches":
             return f"batch {int.from_bytes(rest, 'big')} of sink {first!r}"
         case "meta" if rest:

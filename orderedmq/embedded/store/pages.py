@@ -41,7 +41,6 @@ _OVERFLOW_PAGE = struct.Struct("=QHHI")
 _META_HEAD = struct.Struct("=IIQQ")
 _META_TAIL = struct.Struct("=QQ")
 _TREE = struct.Struct("=IHHQQQQQ")
-_NODE = struct.Struct("=IHH")
 _NUMBER = struct.Struct("=Q")
 
 Read = Callable[[int, int], bytes]
@@ -89,10 +88,6 @@ class _Nodes(NamedTuple):
     flags: list[int]
     sizes: list[int]
     positions: list[int]
-
-
-class OverLimitError(Exception):
-    """A walk has read its maximum number of pages."""
 
 
 def metas(read: Read) -> tuple[Meta, Meta] | None:
@@ -147,16 +142,12 @@ def wrong_metas(pair: tuple[Meta, Meta]) -> str | None:
 
 
 class Snapshot:
-    """The trees of one meta page.
+    """The trees of one meta page. ``report`` gets each finding, and may raise."""
 
-    ``report`` gets each finding, and may raise. ``limit``: maximum pages to read (OverLimitError).
-    """
-
-    def __init__(self, read: Read, meta: Meta, report: Report, limit: int | None = None) -> None:
+    def __init__(self, read: Read, meta: Meta, report: Report) -> None:
         self._read = read
         self._meta = meta
         self._report = report
-        self._left = sys.maxsize if limit is None else limit
         self._size = meta.page_size
         #: Pages that belong to a tree.
         self._seen: set[int] = set()
@@ -171,29 +162,25 @@ class Snapshot:
                 out[entry.key.decode(errors="backslashreplace")] = Tree(*_TREE.unpack(entry.value))
         return out
 
-    def entries(
-        self, tree: Tree, name: str, *, numbers: bool = False, heads: bool = True, exact: bool = False
-    ) -> Iterator[TreeEntry]:
+    def entries(self, tree: Tree, name: str, *, numbers: bool = False, exact: bool = False) -> Iterator[TreeEntry]:
         """Yield the entries of a tree in order. What is damaged is reported and left out.
 
-        ``numbers``: keys are integers in the machine's byte order. ``heads``: also check the first page of each value that has
-        pages of its own. ``exact``: such a value has no more pages than it needs, because values are never overwritten.
+        ``numbers``: keys are integers in the machine's byte order. ``exact``: a value that has pages of its own has no more of them
+        than it needs, because values are never overwritten.
         """
-        for number, page, nodes, firsts in self._leaves(tree, name, numbers, heads, exact):
+        for number, page, nodes, firsts in self._leaves(tree, name, numbers, exact):
             for at, (key, flags, size, position) in enumerate(zip(*nodes)):
                 if flags != _BIG:
                     yield TreeEntry(key, page[position : position + size], size, number, flags == _TREE_VALUE)
                 elif firsts[at]:
                     yield TreeEntry(key, None, size, firsts[at], False)
 
-    def walk(self, tree: Tree, name: str, *, heads: bool) -> None:
-        """Report what is damaged, without yielding entries."""
-        for _ in self._leaves(tree, name, False, heads, False):
+    def walk(self, tree: Tree, name: str, *, exact: bool) -> None:
+        """Report what is damaged, without yielding entries. ``exact``: see `entries`."""
+        for _ in self._leaves(tree, name, False, exact):
             pass
 
-    def _leaves(
-        self, tree: Tree, name: str, numbers: bool, heads: bool, exact: bool
-    ) -> Iterator[tuple[int, bytes, _Nodes, dict[int, int]]]:
+    def _leaves(self, tree: Tree, name: str, numbers: bool, exact: bool) -> Iterator[tuple[int, bytes, _Nodes, dict[int, int]]]:
         """Yield number, content and nodes of each leaf page, and by node index the first pages of large values (0: damaged)."""
         if tree.root == NONE:
             if tree.entries or tree.depth or tree.leaves or tree.branches or tree.overflow:
@@ -231,7 +218,7 @@ class Snapshot:
             for at, flags in enumerate(nodes.flags):
                 if flags == _BIG:
                     firsts[at] = _NUMBER.unpack_from(page, nodes.positions[at])[0]
-                    pages = self._run(firsts[at], nodes.sizes[at], name, heads, exact)
+                    pages = self._run(firsts[at], nodes.sizes[at], name, exact)
                     overflow += pages
                     if not pages:
                         firsts[at] = 0
@@ -247,11 +234,8 @@ class Snapshot:
             return entry.value
         return self._read(entry.page * self._size + _HEADER, entry.size)
 
-    def require_free(self, most: int | None = None) -> None:
-        """Check that no page is used twice, or both used and free. Call it after the walks.
-
-        ``most``: with more free pages than this, the check is skipped.
-        """
+    def require_free(self) -> None:
+        """Check that no page is used twice, or both used and free. Call it after the walks."""
         free: list[np.ndarray] = []
         count = 0
         for entry in self.entries(self._meta.free, "the list of free pages", numbers=True):
@@ -269,8 +253,6 @@ class Snapshot:
                 continue
             free.append(listed)
             count += len(listed)
-            if most is not None and count > most:
-                return
         firsts = [*self._seen, *(first for first, _ in self._runs)]
         lengths = [1] * len(self._seen) + [length for _, length in self._runs]
         begins = np.concatenate([np.array(firsts, dtype=np.uint64), *free])
@@ -292,9 +274,6 @@ class Snapshot:
                 f"{name} leads to page {number}, which {'it already has' if number in self._seen else 'does not exist'}"
             )
             return None
-        self._left -= 1
-        if self._left < 0:
-            raise OverLimitError
         self._seen.add(number)
         page, size = self._read(number * self._size, self._size), self._size
         if len(page) < size:
@@ -343,50 +322,15 @@ class Snapshot:
         keys = [page[begin:end] for begin, end in zip(begins.tolist(), behind)]
         return _Nodes(keys, flags.tolist(), words.tolist(), behind)
 
-    def _run(self, first: int, size: int, name: str, heads: bool, exact: bool) -> int:
+    def _run(self, first: int, size: int, name: str, exact: bool) -> int:
         """Record the pages of a value and return their number, 0 after a report."""
-        pages = (_HEADER + size + self._size - 1) // self._size
-        if heads:
-            head = self._read(first * self._size, _HEADER) if 2 <= first <= self._meta.last_page else b""
-            pages = _pages_of_head(head, first, pages, exact)
+        head = self._read(first * self._size, _HEADER) if 2 <= first <= self._meta.last_page else b""
+        pages = _pages_of_head(head, first, (_HEADER + size + self._size - 1) // self._size, exact)
         if not pages or first < 2 or first + pages - 1 > self._meta.last_page:
             self._report(f"{name} has a value of {size} bytes on page {first}, which is not the first page of such a value")
             return 0
         self._runs.append((first, pages))
         return pages
-
-    def find(self, tree: Tree, key: bytes) -> tuple[int, int] | None:
-        """Return first page and size of the value of ``key``, None if it has no pages of its own.
-
-        It reads and checks only the pages on the path to the key.
-        """
-        number, size = tree.root, self._size
-        for level in range(1, min(tree.depth, _MAX_DEPTH) + 1):
-            page = self._read(number * size, size) if 2 <= number <= self._meta.last_page else b""
-            if len(page) < size:
-                return None
-            nodes = struct.unpack_from(f"={max(0, min(_PAGE.unpack_from(page)[3], size) - _HEADER) // 2}H", page, _HEADER)
-            leaf = level == tree.depth
-            low, high = 0 if leaf else 1, len(nodes)
-            while low < high:
-                middle = (low + high) // 2
-                if _key(page, nodes[middle]) <= key:
-                    low = middle + 1
-                else:
-                    high = middle
-            at = nodes[low - 1] if low else size
-            if at + _NODE_HEADER > size or (leaf and _key(page, at) != key):
-                return None
-            word, flags, length = _NODE.unpack_from(page, at)
-            if leaf:
-                position = at + _NODE_HEADER + length
-                return (_NUMBER.unpack_from(page, position)[0], word) if flags == _BIG and position + 8 <= size else None
-            number = word | flags << 32
-        return None
-
-    def require_run(self, first: int, size: int, name: str) -> None:
-        """Check that a value's first page agrees with its entry: LMDB frees as many pages as the first page names."""
-        self._run(first, size, name, True, True)
 
 
 def _in_order(keys: list[bytes] | list[int], low: bytes | int | None, high: bytes | int | None) -> bool:
@@ -394,12 +338,6 @@ def _in_order(keys: list[bytes] | list[int], low: bytes | int | None, high: byte
     if any(map(ge, keys, keys[1:])):
         return False
     return (low is None or low <= keys[0]) and (high is None or keys[-1] < high)  # type: ignore[operator]
-
-
-def _key(page: bytes, at: int) -> bytes:
-    if at + _NODE_HEADER > len(page):
-        return b""
-    return page[at + _NODE_HEADER : at + _NODE_HEADER + _NODE.unpack_from(page, at)[2]]
 
 
 def _pages_of_head(head: bytes, first: int, least: int, exact: bool) -> int:

@@ -1,4 +1,6 @@
-"""One transaction of a store. It seals values when writing and verifies them when reading, except payloads.
+"""One transaction of a store: its entries in LMDB, and the segment files that they point to.
+
+It seals values when writing and verifies them when reading, except payloads.
 
 A seal shows that an entry is what was written under its key. The *absence* of an entry is verified by the seals of its
 neighbours: if a changed bit in a key hides an entry, a search for the old key ends beside that entry.
@@ -6,32 +8,44 @@ neighbours: if a changed bit in a key hides an entry, a search for the old key e
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Final
+
+import pyarrow as pa
 
 from orderedmq.conditions import StoreCondition
 from orderedmq.embedded.integrity import seal
 from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.segment_file import Header, SegmentWriter
+from orderedmq.embedded.store.segments import Segments, name_of
 from orderedmq.errors import StoreError
 
 #: The key in ``meta`` for the number of the last write transaction. LMDB finds its newest snapshot by a number without a
 #: checksum.
 WRITTEN: Final = b"written"
+#: Bytes of payloads that a transaction writes into LMDB. More go to a segment, which costs it another wait for the disk.
+INLINE_BYTES: Final = 64 * 1024
 
 
 class Transaction:
-    """Gets, puts, deletes and scans. ``verify_removal`` verifies a payload's pages before they are freed."""
+    """Gets, puts, deletes and scans entries; reads and writes payloads."""
 
-    __slots__ = ("_handles", "_path", "_txn", "_verify_removal", "_wrote")
+    __slots__ = ("_emptied", "_handles", "_inline", "_path", "_signed", "_txn", "_writer", "_wrote", "missing", "segments")
 
-    def __init__(
-        self, txn: Any, handles: dict[str, Any], path: object, verify_removal: Callable[[bytes], None] | None = None
-    ) -> None:
+    def __init__(self, txn: Any, handles: dict[str, Any], path: object, segments: Segments) -> None:
         self._txn = txn
         self._handles = handles
         self._path = path
-        self._verify_removal = verify_removal
+        self.segments = segments
         self._wrote = False
+        self._inline = 0
+        self._writer: SegmentWriter | None = None
+        self._signed = False
+        #: The segment whose file was not found.
+        self.missing: bytes | None = None
+        #: Segments that nothing points to when this transaction is committed.
+        self._emptied: list[bytes] = []
 
     def get(self, database: str, key: bytes) -> bytes | None:
         """Return a value, None if there is none.
@@ -54,8 +68,6 @@ class Transaction:
 
     def delete(self, database: str, key: bytes) -> bool:
         self._wrote = True
-        if database == seal.UNSEALED and self._verify_removal is not None:
-            self._verify_removal(key)
         return bool(self._txn.delete(key, db=self._handles[database]))
 
     def scan(self, database: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
@@ -120,14 +132,68 @@ class Transaction:
         self.put("meta", key, layout.number(following))
         return following
 
-    def sign(self) -> None:
-        """Store the number of this transaction, if it has written. Call it before the commit."""
-        if self._wrote:
-            self.put("meta", WRITTEN, written(self._txn.id()))
+    def number(self) -> int:
+        """Return the number of the snapshot that it reads."""
+        return int(self._txn.id())
 
     def damaged(self, what: str) -> StoreError:
         """Return the error for damage in this store."""
         return damaged(self._path, what)
+
+    # -- payloads ------------------------------------------------------------------------------------------------------------
+
+    def payload(self, chunk: layout.Chunk) -> bytes | pa.Buffer:
+        """Return a chunk's payload, unverified: it may be cut off or missing.
+
+        Raises StoreError CORRUPT if its segment is ``missing``. `Store.consult` knows what that means.
+        """
+        if chunk.segment == layout.INLINE:
+            return self.get("payloads", layout.number(chunk.position)) or b""
+        try:
+            return self.segments.read(chunk.segment, chunk.position, chunk.stored_bytes)
+        except FileNotFoundError:
+            self.missing = chunk.segment
+            raise self.damaged(f"segment file {name_of(chunk.segment)} is missing") from None
+
+    def place(self, payload: Any) -> tuple[bytes, int]:
+        """Write a payload, and return its segment and position: it goes into LMDB, or to a segment of this transaction."""
+        size = memoryview(payload).nbytes
+        if self._inline + size <= INLINE_BYTES:
+            self._inline += size
+            number = self.take_number("payload")
+            self.put("payloads", layout.number(number), payload, append=True)
+            return layout.INLINE, number
+        if self._writer is None:
+            self._writer = self.segments.create(Header(uuid.uuid4().hex, self.segments.store_id, own=True))
+        return self._writer.segment, self._writer.append(payload)
+
+    def empty(self, segment: bytes) -> None:
+        """Forget a segment that nothing points to any more. Its file is deleted after the commit."""
+        self.delete("segments", segment)
+        self._emptied.append(segment)
+
+    # -- the end -------------------------------------------------------------------------------------------------------------
+
+    def sign(self, *, always: bool = False) -> None:
+        """Store the number of this transaction, if it has written, and sync its segment. Call it before the commit."""
+        if self._wrote or always:
+            self.put("meta", WRITTEN, written(self._txn.id()))
+        if self._writer is not None:
+            self._writer.finish()
+        self._signed = True
+
+    def end(self, *, committed: bool) -> None:
+        """Delete the files that the index does not point to. Call it after the commit, which may have failed.
+
+        Deleting them before it would lose messages with the power. When a commit fails, nobody knows whether it is on the disk, so
+        its segment stays for the garbage collection.
+        """
+        if self._writer is not None and not self._signed:
+            self._writer.abandon()
+        elif self._writer is not None:
+            self._writer.close()
+        for segment in self._emptied if committed else ():
+            self.segments.delete(segment)
 
     # -- seals ---------------------------------------------------------------------------------------------------------------
 

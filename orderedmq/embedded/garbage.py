@@ -1,0 +1,101 @@
+"""Deletes segment files that nobody needs: those of killed attempts, and of runs that can no longer publish them.
+
+Rules: a file is deleted only if it is a segment of this store, no index entry points to it, its writer has ended (the ``flock`` on
+it is free), and nobody can publish it any more. That is decided in a write transaction, in which no publish is under way. Whoever
+publishes, appends or connects looks, but once a minute for all of them: a file's time of change says when that was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from typing import Final
+
+from orderedmq.embedded.clock import Clock
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, was_begun
+from orderedmq.embedded.store.segments import SegmentName, parse_name
+from orderedmq.embedded.store.transaction import Transaction
+from orderedmq.errors import StoreError
+
+#: Seconds between two looks, and the least age of a file that has no header yet: its writer may be about to lock it.
+INTERVAL: Final = 60.0
+#: µs after which a segment of a batch without an identity is deleted: nothing else tells that its job has ended.
+FORGOTTEN: Final = 7 * 24 * 3600 * 1_000_000
+#: A file whose time of change is that of the last look. Its name is no segment's.
+LOOKED: Final = "looked"
+
+
+def collect(store: Store, clock: Clock) -> None:
+    """Delete the garbage, unless somebody looked within a minute. Raise nothing: it comes after work that was done, and again."""
+    with contextlib.suppress(StoreError, OSError):
+        if _due(store):
+            collect_now(store, clock)
+
+
+def collect_now(store: Store, clock: Clock) -> int:
+    """Delete the garbage, and return the number of files. Raises StoreError PERMISSION or IO."""
+    with store.errors_mapped("delete segments"):
+        with store.read() as txn:
+            unused = [found for found in map(parse_name, store.segments.names()) if found and not _used(txn, found)]
+        return sum(_delete(store, clock, found) for found in unused)
+
+
+def can_be_published(header: Header, boot_id: str, now: int, latest: int | None) -> bool:
+    """Whether the run that wrote a complete segment may still publish it. ``latest``: the last batch that its sink has published.
+
+    A segment of this process's own is published while its writer holds the lock. One of an earlier boot has no driver any more.
+    """
+    if header.own or header.boot != boot_id or now - header.since > FORGOTTEN:
+        return False
+    return latest is None or header.batch > latest
+
+
+def _due(store: Store) -> bool:
+    path = store.segments.folder / LOOKED
+    with contextlib.suppress(FileNotFoundError):
+        if abs(time.time() - path.stat().st_mtime) < INTERVAL:
+            return False
+    path.touch(mode=0o600)
+    return True
+
+
+def _used(txn: Transaction, found: SegmentName) -> bool:
+    return found.complete and txn.get("segments", found.segment) is not None
+
+
+def _delete(store: Store, clock: Clock, found: SegmentName) -> bool:
+    """Delete a file that was unused, if it is garbage.
+
+    The file's lock is asked for in the transaction and never waited for: a writer may wait for it while it has the transaction.
+    """
+    path = store.segments.folder / found.name
+    with store.write() as txn, contextlib.ExitStack() as stack:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except (FileNotFoundError, BlockingIOError):
+            # Its writer has given it up, or lives.
+            return False
+        head, age = os.pread(descriptor, HEADER_BYTES, 0), time.time() - os.fstat(descriptor).st_mtime
+        if _used(txn, found) or not _is_garbage(txn, store, clock, found, head, age):
+            return False
+        path.unlink(missing_ok=True)
+        return True
+
+
+def _is_garbage(txn: Transaction, store: Store, clock: Clock, found: SegmentName, head: bytes, age: float) -> bool:
+    if was_begun(head):
+        return not found.complete and age > INTERVAL
+    header = Header.unpack(head)
+    if header is None or header.store_id != store.segments.store_id or bytes.fromhex(header.token) != found.segment:
+        return False
+    if not found.complete:
+        return True
+    last = None if header.sink is None else txn.last("batches", header.sink)
+    latest = None if last is None else layout.to_number(last[-8:])
+    return not can_be_published(header, clock.instant().boot_id, clock.wall(), latest)

@@ -1,0 +1,98 @@
+"""Where the payloads of chunks lie, and what the store counts of them. The caller holds the transaction.
+
+A segment is needed as long as a chunk in the index points into it. The entry in ``segments`` counts these chunks, and the entry in
+``space`` the bytes that a topic takes on the disk. Both change in the transaction that changes the index.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from orderedmq.broker import TopicInfo
+from orderedmq.embedded import chunk_codec as codec
+from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.layout import INLINE, Chunk, SegmentState
+from orderedmq.embedded.store.transaction import Transaction
+from orderedmq.model import MessageQueue
+
+
+def place(txn: Transaction, topic: TopicInfo, payload: Any, chunk: Chunk) -> Chunk:
+    """Write the payload of a chunk of ``topic`` that the index is about to have. Return the chunk with its place."""
+    segment, position = txn.place(payload)
+    placed = chunk._replace(segment=segment, position=position)
+    hold(txn, topic, placed)
+    return placed
+
+
+def hold(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> None:
+    """Count a chunk of ``topic`` that the index is about to have, and whose payload has a place."""
+    _add_space(txn, topic.incarnation, chunk.stored_bytes)
+    if chunk.segment != INLINE:
+        state = segment_state(txn, chunk.segment) or SegmentState(0, {})
+        state.chunks += 1
+        state.topics[topic.incarnation] = state.topics.get(topic.incarnation, 0) + chunk.stored_bytes
+        txn.put("segments", chunk.segment, state.pack())
+
+
+def release(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> None:
+    """Give up the payload of a chunk that leaves the index. Its room is free at once, or when its segment has no other chunks."""
+    if chunk.segment == INLINE:
+        txn.delete("payloads", layout.number(chunk.position))
+        _add_space(txn, topic.incarnation, -chunk.stored_bytes)
+        return
+    state = segment_state(txn, chunk.segment)
+    if state is None:
+        raise txn.damaged(f"segment {chunk.segment.hex()} has chunks and no entry")
+    state.chunks -= 1
+    if state.chunks:
+        txn.put("segments", chunk.segment, state.pack())
+        return
+    txn.empty(chunk.segment)
+    for incarnation, size in state.topics.items():
+        _add_space(txn, incarnation, -size)
+
+
+def share(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> int:
+    """Return the bytes of ``topic`` that are free once the chunk's payload can be deleted: its own, or all of its segment's."""
+    if chunk.segment == INLINE:
+        return chunk.stored_bytes
+    state = segment_state(txn, chunk.segment)
+    return 0 if state is None else state.topics.get(topic.incarnation, 0)
+
+
+def load(txn: Transaction, queue: MessageQueue, first: int, chunk: Chunk) -> bytes | pa.Buffer:
+    """Return a verified payload. Raises StoreError CORRUPT; see `Store.consult`."""
+    payload = txn.payload(chunk)
+    codec.verify(payload, chunk, queue, first)
+    return payload
+
+
+def segment_state(txn: Transaction, segment: bytes) -> SegmentState | None:
+    value = txn.get("segments", segment)
+    return None if value is None else SegmentState.unpack(value)
+
+
+def space(txn: Transaction, topic: TopicInfo) -> int:
+    """Return the bytes that a topic's messages take: those that can be read, and deleted ones whose segment is still needed."""
+    value = txn.get("space", topic.incarnation.encode())
+    return 0 if value is None else layout.to_number(value)
+
+
+def forget_space(txn: Transaction, topic: TopicInfo) -> None:
+    """Stop counting the bytes of a topic, which is deleted."""
+    txn.delete("space", topic.incarnation.encode())
+
+
+def begin_space(txn: Transaction, topic: TopicInfo) -> None:
+    """Begin to count the bytes of a topic, which is new."""
+    txn.put("space", topic.incarnation.encode(), layout.number(0))
+
+
+def _add_space(txn: Transaction, incarnation: str, size: int) -> None:
+    key = incarnation.encode()
+    value = txn.get("space", key)
+    # A topic that was deleted is not counted any more.
+    if value is not None:
+        txn.put("space", key, layout.number(layout.to_number(value) + size))

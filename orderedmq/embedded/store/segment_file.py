@@ -1,0 +1,160 @@
+"""A segment file: the payloads that one attempt of a task has written, one behind another. A complete one never changes.
+
+    segments/<token>.open       it is being written; its writer holds ``flock`` on it
+    segments/<token>.segment    it is complete, and on the disk with its name
+
+It begins with a header of 512 bytes: text that says which store it belongs to and who may still publish it, and a checksum. There is
+no table of contents. The receipt of the attempt has the index entries, and nobody publishes a segment without its receipt; after
+that, the index says where each payload lies and has its checksum.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from orderedmq.embedded.store.filesystem import sync_folder
+from orderedmq.forks import BeginAnew
+
+UNFINISHED: Final = ".open"
+COMPLETE: Final = ".segment"
+HEADER_BYTES: Final = 512
+_MAGIC: Final = b"orderedmq segment\n"
+_CHECKSUM: Final = 8
+#: Bytes after which the kernel is asked to begin writing them to the disk, so that the sync at the end has little left to do.
+WRITE_BACK_BYTES: Final = 2 * 1024 * 1024
+_SYNC_FILE_RANGE_WRITE: Final = 2
+_libc: Final = ctypes.CDLL(None)
+_fdatasync: Final = getattr(os, "fdatasync", os.fsync)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a segment says about itself.
+
+    ``sink``, ``batch``: the batch that it was written for, if that has an identity. ``own``: whether it can only be published by the
+    process that writes it, which holds its lock until then. ``boot``: the boot of the machine in which it was written. ``since``: when
+    that began, in µs since the epoch.
+    """
+
+    token: str
+    store_id: str
+    own: bool
+    sink: bytes | None = None
+    batch: int = 0
+    boot: str = ""
+    since: int = 0
+
+    def pack(self) -> bytes:
+        fields = asdict(self) | {"sink": None if self.sink is None else base64.b64encode(self.sink).decode()}
+        text = _MAGIC + json.dumps(fields, separators=(",", ":")).encode()
+        text = text.ljust(HEADER_BYTES - _CHECKSUM - 1) + b"\n"
+        assert len(text) == HEADER_BYTES - _CHECKSUM, "a sink's key and all names have a greatest length"
+        return text + xxhash.xxh3_64_digest(text)
+
+    @classmethod
+    def unpack(cls, content: bytes) -> Header | None:
+        """Return the header of a file that begins with ``content``, None if it does not have one."""
+        text, checksum = content[: HEADER_BYTES - _CHECKSUM], content[HEADER_BYTES - _CHECKSUM : HEADER_BYTES]
+        if not text.startswith(_MAGIC) or xxhash.xxh3_64_digest(text) != checksum:
+            return None
+        fields = json.loads(text[len(_MAGIC) :])
+        sink = fields.pop("sink")
+        return cls(**fields, sink=None if sink is None else base64.b64decode(sink))
+
+
+def was_begun(content: bytes) -> bool:
+    """Whether a file that begins with ``content`` is a segment without a whole header.
+
+    A writer that was killed at its first step leaves an empty file. A loss of power can cut a file that was not synced off, or leave
+    zeros in it.
+    """
+    begun = content.rstrip(b"\0")[: len(_MAGIC)]
+    return _MAGIC.startswith(begun) and Header.unpack(content) is None
+
+
+class SegmentWriter:
+    """Writes one segment. Used by one thread at a time. An error leaves it unusable: `abandon` it, and write another.
+
+    It must not be tried again after a failed sync: the kernel reports such an error once, drops the pages, and lets the next sync
+    succeed.
+    """
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        self.segment = bytes.fromhex(header.token)
+        #: Bytes written.
+        self.size = HEADER_BYTES
+        self._folder = folder
+        self._path = folder / f"{header.token}{UNFINISHED}"
+        self._written_back = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._descriptor: int | None = os.open(self._path, flags, 0o600)
+        _here.add(self)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            self._write(memoryview(header.pack()), 0)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def append(self, payload: object) -> int:
+        """Write a payload behind the others, and return the position of its first byte."""
+        position = self.size
+        view = memoryview(payload)  # type: ignore[arg-type]
+        self._write(view, position)
+        self.size += view.nbytes
+        if self.size - self._written_back >= WRITE_BACK_BYTES:
+            self._begin_writing_back()
+        return position
+
+    def finish(self) -> None:
+        """Make the segment complete: when this returns, its content and its name survive a loss of power."""
+        _fdatasync(self._open)
+        complete = self._path.with_suffix(COMPLETE)
+        os.rename(self._path, complete)
+        self._path = complete
+        sync_folder(self._folder)
+
+    def close(self) -> None:
+        """Give the lock up. Others then see that this writer has ended."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def abandon(self) -> None:
+        """Delete the segment. Do nothing after `close`."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            self.close()
+
+    @property
+    def _open(self) -> int:
+        assert self._descriptor is not None, "it is not closed"
+        return self._descriptor
+
+    def _write(self, view: memoryview, position: int) -> None:
+        view = view.cast("B") if view.nbytes else view
+        while view.nbytes:
+            done = os.pwrite(self._open, view, position)
+            view, position = view[done:], position + done
+
+    def _begin_writing_back(self) -> None:
+        begin, self._written_back = self._written_back, self.size
+        # Only Linux has this call. Its result does not matter: the sync at the end writes what is left, and reports errors.
+        if hasattr(_libc, "sync_file_range"):
+            size = ctypes.c_int64(self.size - begin)
+            _libc.sync_file_range(self._open, ctypes.c_int64(begin), size, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
+
+
+#: A child after a fork closes its copy of the descriptor, which would keep the lock when its parent is dead.
+_here: Final = BeginAnew(SegmentWriter.close)

@@ -1,0 +1,91 @@
+"""The folder of a store's segment files: creating, reading and deleting them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from orderedmq.embedded.store.segment_file import COMPLETE, HEADER_BYTES, UNFINISHED, Header, SegmentWriter
+
+FOLDER: Final = "segments"
+_NAME: Final = re.compile(rf"([0-9a-f]{{32}})({re.escape(COMPLETE)}|{re.escape(UNFINISHED)})")
+
+
+class SegmentName(NamedTuple):
+    """The name of a segment file, taken apart."""
+
+    name: str
+    segment: bytes
+    complete: bool
+
+
+def parse_name(name: str) -> SegmentName | None:
+    """Return what a file's name says, None if no segment has such a name."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else SegmentName(name, bytes.fromhex(found[1]), found[2] == COMPLETE)
+
+
+def name_of(segment: bytes) -> str:
+    """Return the name of a complete segment's file."""
+    return f"{segment.hex()}{COMPLETE}"
+
+
+class Segments:
+    """The segment files of one store. Thread-safe.
+
+    A file is opened for each read: that costs some µs for a chunk, keeps no descriptor open, and finds out at once that a file is
+    gone. It is read by a system call, not through a map, so that a file that was cut off or a bad sector is an error, not a signal.
+    """
+
+    def __init__(self, store: Callable[[], Path], store_id: str) -> None:
+        self._store = store
+        self.store_id = store_id
+
+    @property
+    def folder(self) -> Path:
+        return self._store() / FOLDER
+
+    def create(self, header: Header) -> SegmentWriter:
+        return SegmentWriter(self.folder, header)
+
+    def read(self, segment: bytes, position: int, size: int) -> pa.Buffer:
+        """Return ``size`` bytes of a segment, or fewer if it ends before. Raises FileNotFoundError."""
+        buffer = pa.allocate_buffer(size)
+        view, done = memoryview(buffer), 0
+        descriptor = os.open(f"{self.folder}/{name_of(segment)}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while done < size:
+                count = os.preadv(descriptor, [view[done:]], position + done)
+                if not count:
+                    break
+                done += count
+        finally:
+            os.close(descriptor)
+        return buffer if done == size else buffer.slice(0, done)
+
+    def size(self, segment: bytes) -> int | None:
+        """Return the bytes of a complete segment's file, None if there is none."""
+        try:
+            return os.stat(self.folder / name_of(segment)).st_size
+        except FileNotFoundError:
+            return None
+
+    def header(self, name: str) -> Header | None:
+        """Return the header of a file in the folder, None if it has none. Raises OSError."""
+        with open(self.folder / name, "rb") as file:
+            return Header.unpack(file.read(HEADER_BYTES))
+
+    def delete(self, segment: bytes) -> None:
+        """Delete a complete segment, if it is there. A file that cannot be deleted is left to the garbage collection."""
+        with contextlib.suppress(OSError):
+            (self.folder / name_of(segment)).unlink()
+
+    def names(self) -> list[str]:
+        """Return the names of all files in the folder, also of those that are no segments."""
+        return sorted(os.listdir(self.folder))

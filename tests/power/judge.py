@@ -1,0 +1,98 @@
+"""Judges what a loss of power has left: what was acknowledged is there, nothing else is, and work can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from orderedmq.broker import SinkBatch
+from orderedmq.conditions import StoreCondition
+from orderedmq.embedded import garbage
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.integrity.check import examine
+from orderedmq.embedded.store.environment import Store
+from orderedmq.errors import OrderedMQError, StoreError
+from orderedmq.model import MessageQueue
+from tests.contract.support import bodies, queues_of, rows
+from tests.power.workload import LARGE, BootClock, seen
+
+State = dict[str, Any] | None
+#: Of a file that is being written, as nobody has changed it for a while.
+LONG_AGO = 3600.0
+
+
+def allowed(marks: Sequence[str], all_marks: Sequence[str]) -> list[State]:
+    """The states that may be there after ``marks``: the one that was last seen, and that after the step under way."""
+    known = [json.loads(mark) for mark in marks]
+    out = [next((mark["state"] for mark in reversed(known) if "state" in mark), None)]
+    if known and "begin" in known[-1]:
+        out.append(json.loads(all_marks[len(marks)])["state"])
+    return out
+
+
+def findings(store: Path, states: Sequence[State]) -> list[str]:
+    """What is wrong with the store: it must be in one of these states, sound, without garbage, and usable."""
+    clock = BootClock("boot-after", 1_700_001_000_000_000)
+    try:
+        with EmbeddedBroker(store, clock=clock) as broker:
+            there = seen(broker)
+            if there not in states:
+                return [_differences(there, states)]
+            if there is None:
+                broker.admin.create_topic("orders", 2, compression="none")
+            found = examine(store).findings
+            return found or [*_garbage(store, clock), *_more(broker), *examine(store).findings]
+    except StoreError as error:
+        # A store that was never acknowledged may be half made: it is refused by name.
+        return [] if states[0] is None and error.sub == StoreCondition.NOT_A_STORE else [str(error)]
+    except OrderedMQError as error:
+        return [str(error)]
+
+
+def _differences(there: State, states: Sequence[State]) -> str:
+    nearest = states[-1]
+    if there is None or nearest is None:
+        return f"the store {'has nothing' if there is None else 'is there'}"
+    return "; ".join(
+        f"{name}: {str(there.get(name))[:300]} instead of {str(nearest.get(name))[:300]}"
+        for name in sorted(set(there) | set(nearest))
+        if there.get(name) != nearest.get(name)
+    )
+
+
+def _garbage(store: Path, clock: BootClock) -> list[str]:
+    """What stays in the folder of segments that nobody needs."""
+    for name in examine(store).unused:
+        os.utime(store / "segments" / name, (LONG_AGO, LONG_AGO))
+    opened = Store.open(store)
+    try:
+        garbage.collect_now(opened, clock)
+    finally:
+        opened.close()
+    left = examine(store)
+    return [f"{name} stays" for name in (*left.unused, *left.foreign)]
+
+
+def _more(broker: EmbeddedBroker) -> list[str]:
+    """Every way to write, once more. The new messages are behind the others, and nothing else has changed."""
+    out = []
+    queues = queues_of(broker)
+    before = {queue: _bodies(broker, queue) for queue in queues}
+    broker.log.append({queue: rows([b"new", b"n" * LARGE]) for queue in queues})
+    for number, size in enumerate((10, LARGE)):
+        batch = SinkBatch("after", number)
+        staging = broker.outbox.open(batch, 0)
+        staging.add(queues[0], rows([b"s" * size]))
+        broker.outbox.publish(batch, [staging.receipt()])
+    new = {queues[0]: ["new", "n" * LARGE, "s" * 10, "s" * LARGE], queues[1]: ["new", "n" * LARGE]}
+    for queue in queues:
+        if _bodies(broker, queue) != before[queue] + new[queue]:
+            out.append(f"{queue} does not have what was written after the loss of power")
+    return out
+
+
+def _bodies(broker: EmbeddedBroker, queue: MessageQueue) -> list[str]:
+    return bodies(broker, queue, broker.log.bounds([queue])[queue].min_offset)

@@ -1,0 +1,145 @@
+"""A loss of power at any moment: what was acknowledged is there, once and in order; nothing else is; and work can go on.
+
+A workload is recorded, and the product opens the states in which a loss of power could have left its files (`crash`). ``--nightly``
+tries 10,000 states, otherwise 300; a failure names the seed of its state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from orderedmq.embedded.integrity.check import check
+from tests.power.crash import states
+from tests.power.judge import allowed, findings
+from tests.power.recorder import Event, Mark, Sync, Write, record
+from tests.power.workload import BUGS
+
+FEW, MANY = 300, 10_000
+#: Without ``--nightly``: calls that fail in turn, of each kind.
+SAMPLE = 3
+#: States that are tried of each recording with a failed sync.
+AFTER_FAILURE = 40
+#: States within which a planted bug is found.
+ENOUGH = 600
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """In memory where there is a place for it: the states are many, and nothing in them is synced."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path_factory.mktemp("power")
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        yield Path(name)
+
+
+def recorded(
+    folder: Path, name: str, *bug: str, failing: str | None = None, program: str = "tests.power.workload"
+) -> tuple[Path, list[Event]]:
+    """The store that a run of a program made, and what was done to it."""
+    if shutil.which("strace") is None:
+        why = "no strace on this machine: make tools installs it from Debian's archive, or install it yourself"
+        if os.environ.get("CI") == "true":
+            pytest.fail(why)
+        pytest.skip(why)
+    base = folder / name
+    base.mkdir()
+    command: list[str | Path] = [sys.executable, "-m", program, base, *bug]
+    events = record(command, base / "store", base / "strace.txt", failing=failing)
+    (base / "strace.txt").unlink()
+    return base / "store", events
+
+
+def tried(folder: Path, store: Path, events: Sequence[Event], seeds: Sequence[int]) -> Iterator[tuple[int, list[str]]]:
+    """Each seed with what is wrong with its state."""
+    marks = [event.text for event in events if isinstance(event, Mark)]
+    place = folder / "state"
+    for seed, random, disk, under_way in states(events, store, seeds):
+        shutil.rmtree(place, ignore_errors=True)
+        disk.after_loss(place, random, under_way)
+        yield seed, findings(place / store.name, allowed(disk.marks, marks))
+
+
+@pytest.mark.timeout(3600)
+def test_after_a_loss_of_power_there_is_what_was_acknowledged_and_nothing_else(folder: Path, nightly: bool):
+    store, events = recorded(folder, "sound")
+    wrong = {seed: found for seed, found in tried(folder, store, events, range(MANY if nightly else FEW)) if found}
+    assert not wrong, f"{len(wrong)} states, for example {list(wrong.items())[:3]}"
+
+
+def in_turn(events: Sequence[Event], kind: type[Sync | Write], call: str, nightly: bool) -> list[str]:
+    """strace's option for each call of a kind in a recording, so that it fails; without ``nightly`` for some of them."""
+    numbers = list(range(1, 1 + sum(isinstance(event, kind) for event in events)))
+    return [f"{call}:when={number}" for number in (numbers if nightly else Random(9).sample(numbers, SAMPLE))]
+
+
+def outcomes(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """What the workload said at the end of each step."""
+    marks = [json.loads(event.text) for event in events if isinstance(event, Mark)]
+    return [mark for mark in marks if "end" in mark]
+
+
+@pytest.mark.timeout(7200)
+def test_after_a_failed_sync_nothing_is_acknowledged_that_is_not_on_the_disk(folder: Path, nightly: bool):
+    """Each sync in turn reports an error once, and what it should have written is lost; the step is then tried again."""
+    _, events = recorded(folder, "before-failed-syncs")
+    for call in ("fdatasync", "fsync"):
+        kind = [event for event in events if isinstance(event, Sync) and event.data_only is (call == "fdatasync")]
+        for failing in in_turn(kind, Sync, f"{call}:error=EIO", nightly):
+            store, failed = recorded(folder, failing, failing=failing)
+            assert sum(isinstance(event, Sync) and event.failed for event in failed) == 1, failing
+            for one in outcomes(failed):
+                assert one["error"] is None or (one["error"] == "ORDEREDMQ_STORE.IO" and not one["again"]), (failing, one)
+            wrong = {seed: found for seed, found in tried(folder, store, failed, range(AFTER_FAILURE)) if found}
+            assert not wrong, f"{failing}: {len(wrong)} states, for example {list(wrong.items())[:3]}"
+            shutil.rmtree(store.parent)
+
+
+@pytest.mark.timeout(7200)
+def test_a_disk_that_is_full_at_one_write_says_so_changes_nothing_and_works_once_there_is_room(folder: Path, nightly: bool):
+    """Each write in turn finds no room; the step is then tried again."""
+    _, events = recorded(folder, "before-full-disk")
+    before: Any = None
+    for call in ("pwrite64", "writev"):
+        kind = [event for event in events if isinstance(event, Write) and event.call == call]
+        for failing in in_turn(kind, Write, f"{call}:error=ENOSPC", nightly):
+            store, full = recorded(folder, failing, failing=failing)
+            for one in outcomes(full):
+                if one["error"] is not None:
+                    assert (one["error"], one["again"], one["state"]) == ("ORDEREDMQ_STORE.FULL", False, before), (failing, one)
+                before = one["state"]
+            assert check(store) == [], failing
+            shutil.rmtree(store.parent)
+
+
+def test_a_small_micro_batch_and_a_send_are_one_commit_each(folder: Path) -> None:
+    """A commit waits twice for the disk: LMDB syncs its pages, and writes its meta page synchronously. Nothing else waits."""
+    _, events = recorded(folder, "small-batches", program="tests.power.small_batches")
+    waits: list[list[str]] = []
+    for event in events:
+        if isinstance(event, Mark):
+            waits.append([event.text])
+        elif isinstance(event, Sync):
+            waits[-1].append(f"sync of {event.path.name}") if waits else None
+        elif isinstance(event, Write) and event.synced:
+            waits[-1].append("commit") if waits else None
+    usual = ["sync of data.mdb", "commit"]
+    # The first micro-batches join the group and lock their queues.
+    assert waits[4:-1] == [[json.dumps(what), *usual] for _ in range(4) for what in ("send", "micro-batch")]
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(folder: Path, bug: str):
+    store, events = recorded(folder, bug.replace(" ", "-"), bug)
+    assert any(found for _, found in tried(folder, store, events, range(ENOUGH)))

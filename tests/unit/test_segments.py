@@ -1,0 +1,365 @@
+"""Segment files: who may delete them, what readers see when they go, what room they take."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.embedded import garbage
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.garbage import FORGOTTEN, can_be_published
+from orderedmq.embedded.integrity.check import check, examine
+from orderedmq.embedded.store import segment_file, transaction
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, SegmentWriter, was_begun
+from orderedmq.embedded.store.segments import Segments, parse_name
+from orderedmq.model import MessageQueue
+from tests.contract.support import FakeClock, bodies, pull, queues_of, refused, rows
+
+TOKEN = "0123456789abcdef" * 2
+HEADER = Header(TOKEN, "f" * 32, own=False, sink=b"sink\0", batch=7, boot="boot", since=1000)
+Q0, Q1 = (MessageQueue("orders", "embedded", number) for number in range(2))
+#: A message that is a chunk, and an append, of its own.
+LARGE = 1_100_000
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def broker(tmp_path: Path, clock: FakeClock) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tmp_path / "store", clock=clock) as broker:
+        broker.admin.create_topic("orders", 2, compression="none")
+        yield broker
+    assert check(tmp_path / "store") == []
+
+
+def files(broker: EmbeddedBroker) -> list[str]:
+    return sorted(path.suffix for path in (broker.path / "segments").iterdir() if path.suffix)
+
+
+def append(broker: EmbeddedBroker, *letters: str, queue: MessageQueue = Q0, size: int = LARGE) -> None:
+    for letter in letters:
+        broker.log.append({queue: rows([letter * size])})
+
+
+def staged(broker: EmbeddedBroker, batch: SinkBatch, size: int = LARGE) -> Receipt:
+    staging = broker.outbox.open(batch, 0)
+    staging.add(Q0, rows(["s" * size]))
+    return staging.receipt()
+
+
+def collected(broker: EmbeddedBroker, clock: FakeClock) -> int:
+    store = Store.open(broker.path)
+    try:
+        return garbage.collect_now(store, clock)
+    finally:
+        store.close()
+
+
+# -- the file -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "header", [HEADER, Header(TOKEN, "0" * 32, own=True), replace(HEADER, sink="ü€".encode() * 40 + b"\0")]
+)
+def test_a_header_says_what_was_written_and_a_changed_one_says_nothing(header: Header) -> None:
+    content = header.pack()
+    assert len(content) == HEADER_BYTES
+    assert Header.unpack(content + b"payload") == header
+    for at in range(HEADER_BYTES):
+        assert Header.unpack(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]) is None
+
+
+def test_a_header_holds_the_longest_names(broker: EmbeddedBroker) -> None:
+    receipt = staged(broker, SinkBatch("s" * 1000, 2**63 - 1))
+    [name] = [path.name for path in (broker.path / "segments").glob(f"{receipt.token}*")]
+    header = Header.unpack((broker.path / "segments" / name).read_bytes())
+    assert header is not None
+    assert header.batch == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("content", "begun"),
+    [(b"", True), (bytes(600), True), (HEADER.pack()[:300], True), (HEADER.pack()[:9] + bytes(90), True), (HEADER.pack(), False),
+     (b"somebody's", False), (HEADER.pack()[:100] + b"x" * 500, True)],
+)  # fmt: skip
+def test_what_a_loss_of_power_leaves_of_a_header_is_known(content: bytes, begun: bool) -> None:
+    assert was_begun(content) is begun
+
+
+def test_payloads_are_read_where_they_were_written_and_the_lock_shows_that_the_writer_lives(tmp_path: Path) -> None:
+    segments = Segments(lambda: tmp_path, HEADER.store_id)
+    segments.folder.mkdir()
+    writer = segments.create(HEADER)
+    places = [writer.append(payload) for payload in (b"one", b"", bytearray(b"three"))]
+    assert segments.size(writer.segment) is None, "it has no name yet"
+    writer.finish()
+    assert [bytes(segments.read(writer.segment, at, size)) for at, size in zip(places, (3, 0, 5), strict=True)] == [
+        b"one",
+        b"",
+        b"three",
+    ]
+    assert bytes(segments.read(writer.segment, places[2], 100)) == b"three", "it ends there"
+    assert segments.size(writer.segment) == HEADER_BYTES + 8
+    writer.abandon()
+    writer.abandon()
+    assert segments.names() == []
+
+
+def test_an_error_at_the_first_step_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(OSError, match="No space"):
+        SegmentWriter(tmp_path, HEADER)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["x.segment", f"{TOKEN}.segments", f"{TOKEN.upper()}.segment", TOKEN, f"{TOKEN}.open~", "looked"]
+)
+def test_other_names_are_no_segments(name: str) -> None:
+    assert parse_name(name) is None
+    assert parse_name(f"{TOKEN}.open") == (f"{TOKEN}.open", bytes.fromhex(TOKEN), False)
+
+
+# -- garbage ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "latest", "may"),
+    [
+        (HEADER, None, True),
+        (HEADER, 6, True),
+        (HEADER, 7, False),
+        (HEADER, 8, False),
+        (replace(HEADER, boot="another"), None, False),
+        (replace(HEADER, own=True), None, False),
+        (replace(HEADER, sink=None), None, True),
+        (replace(HEADER, since=1000 - FORGOTTEN - 1), None, False),
+        (replace(HEADER, since=1000 - FORGOTTEN), None, True),
+    ],
+)
+def test_who_may_still_publish_a_segment(header: Header, latest: int | None, may: bool) -> None:
+    assert can_be_published(header, "boot", 1000, latest) is may
+
+
+def test_what_a_living_task_writes_stays_and_what_a_dead_one_wrote_goes(broker: EmbeddedBroker, clock: FakeClock) -> None:
+    staging = broker.outbox.open(SinkBatch("s", 0), 0)
+    for _ in range(3):
+        staging.add(Q0, rows(["s" * 1_500_000]))
+    receipt = staging.receipt()
+    segments = Store.open(broker.path).segments
+    living = segments.create(replace(HEADER, store_id=segments.store_id))
+    assert collected(broker, clock) == 0
+    assert files(broker) == [".open", ".segment"]
+    living.close()
+    assert collected(broker, clock) == 1
+    broker.outbox.publish(SinkBatch("s", 0), [receipt])
+    assert collected(broker, clock) == 0
+    assert len(bodies(broker, Q0)) == 3
+
+
+def test_a_file_without_a_header_stays_until_its_writer_must_have_written_one(broker: EmbeddedBroker, clock: FakeClock) -> None:
+    file = broker.path / "segments" / f"{TOKEN}.open"
+    file.touch()
+    assert collected(broker, clock) == 0
+    os.utime(file, (1, 1))
+    assert collected(broker, clock) == 1
+
+
+@pytest.mark.parametrize("name", [f"{TOKEN}.segment", f"{TOKEN}.open", "notes.txt"])
+def test_a_file_that_the_store_did_not_write_is_never_deleted(broker: EmbeddedBroker, clock: FakeClock, name: str) -> None:
+    file = broker.path / "segments" / name
+    for content in (b"mine", replace(HEADER, boot="earlier").pack(), b"x" * 5000):
+        file.write_bytes(content)
+        os.utime(file, (1, 1))
+        assert collected(broker, clock) == 0
+        assert file.read_bytes() == content
+    broker.admin.trim("orders")
+    broker.admin.delete_topic("orders")
+    broker.admin.create_topic("orders", 2)
+    assert file.exists()
+    file.unlink()
+
+
+def test_a_segment_under_another_ones_name_is_never_deleted(broker: EmbeddedBroker, clock: FakeClock) -> None:
+    append(broker, "a")
+    [file] = (broker.path / "segments").glob("*.segment")
+    copied = file.with_name(f"{TOKEN}.segment")
+    shutil.copy(file, copied)
+    assert collected(broker, clock) == 0
+    assert examine(broker.path).unused == [copied.name]
+    copied.unlink()
+
+
+def test_somebody_looks_for_garbage_once_a_minute(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr(garbage, "collect_now", lambda store, clock: looks.append(store))
+    append(broker, "a", "b", size=10)
+    assert len(looks) <= 1
+    looked = broker.path / "segments" / "looked"
+    os.utime(looked, (looked.stat().st_mtime - 61,) * 2)
+    append(broker, "c", "d", size=10)
+    broker.outbox.publish(SinkBatch("s", 0), [])
+    assert len(looks) in (1, 2)
+
+
+def test_garbage_that_cannot_be_deleted_fails_no_write(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(garbage, "_due", refuse)
+    append(broker, "a", size=10)
+    assert bodies(broker, Q0) == ["a" * 10]
+
+
+def test_after_an_append_that_failed_no_segment_stays(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("orderedmq.embedded.index.retain", refuse)
+    with refused("STORE.FULL"):
+        append(broker, "a")
+    assert files(broker) == []
+    assert bodies(broker, Q0) == []
+
+
+# -- readers beside deletion --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Gives a function that is called once, when a reader has found its messages in the index and opens their segment."""
+
+    def arrange(work: Callable[[], object]) -> None:
+        read, left = Segments.read, [work]
+
+        def late(self: Segments, *place: object) -> object:
+            if left:
+                left.pop()()
+            return read(self, *place)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Segments, "read", late)
+
+    return arrange
+
+
+def test_a_reader_that_comes_too_late_is_told_that_the_messages_are_gone(broker: EmbeddedBroker, meanwhile) -> None:
+    append(broker, "a", "b")
+    meanwhile(lambda: broker.admin.trim("orders", {Q0: 1}))
+    with refused("DATA_LOSS.AGED_OUT", 0):
+        pull(broker, Q0, 0, ("body",))
+
+
+def test_a_reader_whose_segment_was_merged_away_gets_the_messages(broker: EmbeddedBroker, meanwhile) -> None:
+    broker.log.append({Q0: rows(["a" * 70_000])})
+    meanwhile(lambda: broker.log.append({Q0: rows(["b" * 70_000])}))
+    assert pull(broker, Q0, 0, ("body",)).num_rows == 2
+    assert bodies(broker, Q0) == ["a" * 70_000, "b" * 70_000]
+    assert files(broker) == [".segment"]
+
+
+@pytest.mark.parametrize("look", ["offset_at", "advance"])
+def test_a_search_whose_segment_was_merged_away_finds_the_message(
+    broker: EmbeddedBroker, clock: FakeClock, meanwhile, look: str
+) -> None:
+    for letter in "ab":
+        broker.log.append({Q0: rows([letter * 70_000])})
+        clock.pass_(10)
+    meanwhile(lambda: broker.log.append({Q0: rows(["c" * 140_000])}))
+    begin = 1_700_000_000_000_000
+    if look == "offset_at":
+        assert broker.log.offset_at(Q0, begin + 5_000_000) == 1
+    else:
+        assert broker.log.advance(Q0, 0, 2, 100_000) == 1
+
+
+def test_a_lost_segment_is_damage_and_its_neighbours_can_be_read(tmp_path: Path, clock: FakeClock) -> None:
+    with EmbeddedBroker(tmp_path / "other", clock=clock) as broker:
+        broker.admin.create_topic("orders", 2, compression="none")
+        append(broker, "a", "b")
+        first = min((broker.path / "segments").glob("*.segment"), key=lambda path: path.stat().st_mtime_ns)
+        first.unlink()
+        with refused("STORE.CORRUPT", first.name, "is missing"):
+            pull(broker, Q0, 0, ("body",))
+        assert bodies(broker, Q0, 1) == ["b" * LARGE]
+        append(broker, "c")
+        assert len(check(broker.path)) == 1
+        assert broker.admin.trim("orders", {Q0: 1}) == {Q0: 1}
+        assert check(broker.path) == []
+
+
+# -- room ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_room_is_free_when_the_last_message_of_a_segment_goes(broker: EmbeddedBroker) -> None:
+    broker.log.append({Q0: rows(["a" * LARGE]), Q1: rows(["b" * LARGE])})
+    broker.admin.trim("orders", {Q0: 1})
+    assert files(broker) == [".segment"]
+    assert LARGE < broker.admin.waiting_bytes("orders") < LARGE + 1000
+    broker.admin.trim("orders", {Q1: 1})
+    assert files(broker) == []
+    assert broker.admin.waiting_bytes("orders") == 0
+
+
+def test_retention_by_size_counts_the_room_that_deleted_messages_take(broker: EmbeddedBroker, clock: FakeClock) -> None:
+    """A small message of a queue that gets no others holds a large segment: it is the oldest, so it goes first."""
+    broker.log.append({Q0: rows(["a" * LARGE]), Q1: rows(["b"])})
+    broker.admin.trim("orders", {Q0: 1})
+    broker.admin.alter_topic("orders", retention_bytes=LARGE)
+    clock.pass_(1)
+    append(broker, "c")
+    bounds = broker.log.bounds([Q0, Q1])
+    assert (bounds[Q0].min_offset, bounds[Q1].min_offset) == (1, 1)
+    assert files(broker) == [".segment"]
+
+
+def test_retention_by_size_keeps_a_segment_that_does_not_fit_into_the_excess(broker: EmbeddedBroker) -> None:
+    broker.admin.alter_topic("orders", retention_bytes=3 * LARGE)
+    broker.log.append({Q0: rows(["a" * LARGE]), Q1: rows(["b" * LARGE])})
+    for number, letter in enumerate("cde"):
+        append(broker, letter, queue=(Q0, Q1)[number % 2])
+        bounds = broker.log.bounds([Q0, Q1])
+        expected = 1 if letter == "e" else 0
+        assert (bounds[Q0].min_offset, bounds[Q1].min_offset) == (expected, expected), letter
+
+
+def test_a_topic_that_is_made_again_does_not_count_the_room_of_the_former_one(broker: EmbeddedBroker) -> None:
+    broker.admin.create_topic("other", 1, compression="none")
+    other = queues_of(broker, "other")[0]
+    broker.log.append({Q0: rows(["a" * LARGE]), other: rows(["b" * LARGE])})
+    broker.admin.delete_topic("other")
+    broker.admin.create_topic("other", 1)
+    assert broker.admin.waiting_bytes("other") == 0
+    broker.admin.trim("orders", {Q0: 1})
+    assert (broker.admin.waiting_bytes("other"), files(broker)) == (0, [])
+
+
+def test_few_bytes_of_many_tasks_are_stored_without_a_file_up_to_a_limit(broker: EmbeddedBroker) -> None:
+    batch = SinkBatch("s", 0)
+    receipts = []
+    for partition in range(3):
+        staging = broker.outbox.open(batch, partition)
+        staging.add(Q0, rows([f"{partition}" * 40_000]))
+        receipts.append(staging.receipt())
+    assert files(broker) == []
+    broker.outbox.publish(batch, receipts[:1])
+    assert files(broker) == []
+    broker.outbox.publish(SinkBatch("s", 1), receipts[1:])
+    assert files(broker) == [".segment"]
+    assert [body[0] for body in bodies(broker, Q0)] == ["0", "1", "2"]
+
+
+def test_the_limits_are_the_documents() -> None:
+    assert (transaction.INLINE_BYTES, garbage.INTERVAL, segment_file.HEADER_BYTES) == (64 * 1024, 60.0, 512)
