@@ -2,8 +2,9 @@
 
 ``spark.readStream.format("orderedmq")`` and ``df.writeStream.format("orderedmq")`` need no import. This module has the rest:
 ``connect`` opens a connection to a broker, whose methods take ``MessageQueue`` and ``Order``; ``Producer`` writes messages from
-Python, ``prepare_spark`` sets up Java and Python for Spark, ``tuned`` also lets a session start sooner, ``register`` makes the
-format known where Spark cannot find it. ``OrderedMQError`` is the base of all errors.
+Python, ``snapshot`` copies the embedded broker's store while it is in use, ``prepare_spark`` sets up Java and Python for Spark,
+``tuned`` also lets a session start sooner, ``register`` makes the format known where Spark cannot find it. ``OrderedMQError`` is the
+base of all errors.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from orderedmq.errors import OrderedMQError
 
 if TYPE_CHECKING:
     from orderedmq.connections import connect
+    from orderedmq.embedded.snapshot import snapshot
     from orderedmq.endpoint import Credentials, TlsOptions
     from orderedmq.java import prepare_spark
     from orderedmq.model import MessageQueue
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Credentials", "MessageQueue", "Order", "OrderedMQError", "Producer", "TlsOptions", "connect", "prepare_spark", "register", "tuned",
+    "Credentials", "MessageQueue", "Order", "OrderedMQError", "Producer", "TlsOptions", "connect", "prepare_spark", "register", "snapshot",
+    "tuned",
 ]  # fmt: skip
 
 #: Names that are loaded on first use: they import pyarrow, which Spark's look-up of data sources should not load.
@@ -34,6 +37,7 @@ _HOMES = {
     "Order": "orderedmq.parking.rules",
     "Producer": "orderedmq.tools.producer",
     "prepare_spark": "orderedmq.java",
+    "snapshot": "orderedmq.embedded.snapshot",
     "tuned": "orderedmq.startup.tuning",
     "Credentials": "orderedmq.endpoint",
     "TlsOptions": "orderedmq.endpoint",

@@ -46,6 +46,7 @@ COMMANDS: Final = {
         "check",
         "Check a whole store of the embedded broker and list all damage. Exit code 0 only if it is sound.",
     ),
+    "snapshot": ("snapshot", "Copy a store of the embedded broker while it is in use."),
     "demo": (
         "demo",
         "Play a year of real flights through ordered queues, kill the job half-way, resume it, and audit the result.",

@@ -367,6 +367,21 @@ def test_how_values_look() -> None:
 # Topics.
 
 
+def test_a_store_is_copied_while_it_is_used(store: Path, run: Run, tmp_path: Path):
+    run("topic", "create", "t", "--queues", "2", "--compression", "none")
+    with orderedmq.connect(store) as broker:
+        queues = broker.log.queues("t")
+        broker.log.append({queue: pa.record_batch({"body": [b"x" * 100_000]}) for queue in queues})
+        [said] = run("snapshot", str(tmp_path / "copy"))
+        assert (said["copy"], said["segments"], said["links"]) == (str(tmp_path / "copy"), 1, 1)
+        with orderedmq.connect(tmp_path / "copy") as copy:
+            assert bodies(copy, "t") == [[(None, b"x" * 100_000)]] * 2
+        broker.admin.trim("t", {queues[0]: 1})
+    [*_, waiting] = run("topic", "describe", "t")
+    assert waiting["waiting_bytes"] > 100_000
+    assert "UNSUPPORTED" in run("--namesrv", "127.0.0.1:1", "snapshot", str(tmp_path / "other"), code=2)
+
+
 def test_a_topics_life(run: Run, text: Run, broker: Broker) -> None:
     (made,) = run(
         "topic", "create", "a", "--queues", "2", "--retention-time", "7d", "--retention-size", "10g", "--compression", "none"

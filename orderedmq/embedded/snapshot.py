@@ -1,0 +1,128 @@
+"""Copies a store that is in use: a consistent snapshot of its entries, and the segments that they need.
+
+Rules: segments never change, so the copy has hard links to them, or copies if it is on another file system. Most are taken while
+others write. Only what is left then is taken in a write transaction, together with the snapshot of the entries, so that no segment is
+deleted in between. The copy's ``data.mdb`` gets its name last: a folder without it is no store.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orderedmq.conditions import StoreCondition
+from orderedmq.embedded.store.environment import MAP_SIZE, Store
+from orderedmq.embedded.store.filesystem import make_folder, sync_folder
+from orderedmq.embedded.store.segments import FOLDER, name_of
+from orderedmq.embedded.store.transaction import Transaction, damaged
+from orderedmq.errors import StoreError
+
+#: How often segments are taken without the lock. Each time fewer are new, since the time before was shorter.
+_PASSES: Final = 5
+#: Where the entries are copied to, inside the copy.
+_UNFINISHED: Final = "unfinished"
+
+
+@dataclass(frozen=True)
+class StoreCopy:
+    """What a copy has: its number of segments, how many of them are links, and the bytes of all its files."""
+
+    segments: int
+    links: int
+    bytes: int
+
+
+def snapshot(path: str | Path, target: str | Path) -> StoreCopy:
+    """Copy the embedded broker's store at ``path`` into the folder ``target``, which is empty or missing.
+
+    Programs may use the store meanwhile; writers wait for a moment. The copy has everything that was acknowledged before the call. It
+    is a store of its own, which counts as another one: a query does not go on with it before it is started again. Where the copy can
+    have links to segments, it takes next to no room, and damage of the disk hits both: copy it to another disk.
+
+    Raises StoreError MISSING, NOT_EMPTY, CORRUPT, PERMISSION or IO; StoreFullError. Then ``target`` has no store.
+    """
+    source, copy = Path(os.path.abspath(path)), Path(os.path.abspath(target))
+    Store.require_there(source)
+    store = Store.open(source)
+    try:
+        with Store(copy, MAP_SIZE).errors_mapped("be made"):
+            if copy == source or source in copy.parents:
+                why = f"{copy} is inside the store at {source}; give another folder, which is empty or missing"
+                raise StoreError(StoreCondition.NOT_EMPTY, why)
+            if copy.exists() and any(copy.iterdir()):
+                raise StoreError(
+                    StoreCondition.NOT_EMPTY, f"{copy} is not empty; give another folder, which is empty or missing"
+                )
+            return _Copy(store, copy).make()
+    finally:
+        store.close()
+
+
+class _Copy:
+    def __init__(self, store: Store, target: Path) -> None:
+        self._store = store
+        self._target = target
+        self._segments = target / FOLDER
+        #: The segments that were taken, and whether as a link.
+        self._taken: dict[bytes, bool] = {}
+
+    def make(self) -> StoreCopy:
+        unfinished = self._target / _UNFINISHED
+        for folder in (self._target, self._segments, unfinished):
+            make_folder(folder)
+        for _ in range(_PASSES):
+            with self._store.read() as txn:
+                wanted = _wanted(txn)
+            if not self._take(wanted, needed=False):
+                break
+        try:
+            self._store.copy_entries(unfinished, lambda txn: self._finish(_wanted(txn)))
+            sync_folder(self._segments)
+            os.rename(unfinished / "data.mdb", self._target / "data.mdb")
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        sync_folder(self._target)
+        files = [self._target / "data.mdb", *self._segments.iterdir()]
+        return StoreCopy(len(self._taken), sum(self._taken.values()), sum(file.stat().st_size for file in files))
+
+    def _take(self, wanted: set[bytes], *, needed: bool) -> int:
+        """Take the segments that are new, and return their number. Unless they are ``needed``, they may be gone meanwhile."""
+        new = wanted - set(self._taken)
+        for segment in sorted(new):
+            source, target = self._store.segments.folder / name_of(segment), self._segments / name_of(segment)
+            try:
+                self._taken[segment] = _link(source, target)
+            except FileNotFoundError as error:
+                if needed:
+                    raise damaged(self._store.path, f"segment file {source.name} is missing") from error
+        return len(new)
+
+    def _finish(self, wanted: set[bytes]) -> None:
+        self._take(wanted, needed=True)
+        for segment in set(self._taken) - wanted:
+            (self._segments / name_of(segment)).unlink()
+            del self._taken[segment]
+
+
+def _wanted(txn: Transaction) -> set[bytes]:
+    return {segment for segment, _ in txn.scan("segments")}
+
+
+def _link(source: Path, target: Path) -> bool:
+    """Link a segment, or copy it where links are impossible. Return whether it is a link."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+    else:
+        return True
+    with open(source, "rb") as content, open(target, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        shutil.copyfileobj(content, file, 1 << 20)
+        file.flush()
+        os.fsync(file.fileno())
+    return False

@@ -1,0 +1,289 @@
+"""Segment files and several processes: killed tasks, copies of a store in use, many segments, few descriptors."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import resource
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import orderedmq
+from orderedmq.broker import SinkBatch
+from orderedmq.embedded import garbage, index, snapshot
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.clock import SystemClock
+from orderedmq.embedded.integrity.check import check, examine
+from orderedmq.embedded.store import transaction
+from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.segment_file import HEADER_BYTES
+from orderedmq.model import MessageQueue
+from tests.contract.support import bodies, queues_of, refused, rows
+from tests.waits import until
+
+PROCESSES = mp.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.processes.test_segment_processes"])
+QUEUE = MessageQueue("orders", "embedded", 0)
+LARGE = 100_000
+#: So many that a task writes while it goes on.
+MUCH = 2_000_000
+
+
+@pytest.fixture
+def broker(path: Path) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(path) as broker:
+        broker.admin.create_topic("orders", 2, compression="none")
+        yield broker
+
+
+def collected(path: Path) -> int:
+    store = Store.open(path)
+    try:
+        return garbage.collect_now(store, SystemClock())
+    finally:
+        store.close()
+
+
+# -- killed tasks -------------------------------------------------------------------------------------------------------------------
+
+
+def wait_for_file(path: Path, token: str) -> None:
+    """Wait until the thread of a task has begun to write."""
+    file = path / "segments" / f"{token}.open"
+    until(lambda: file.exists() and file.stat().st_size > HEADER_BYTES, "its thread writes")
+
+
+def die_as_tasks(path: Path, count: int) -> None:
+    """Fork tasks, each of which is killed when it has written, or has made its receipt."""
+    for number in range(count):
+        child = os.fork()
+        if child == 0:
+            with EmbeddedBroker(path) as broker:
+                staging = broker.outbox.open(SinkBatch("s", 0), number)
+                staging.add(QUEUE, rows([b"x" * (LARGE if number % 2 else MUCH)]))
+                if number % 2:
+                    staging.receipt()
+                else:
+                    wait_for_file(path, staging.token)
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_killed_tasks_leave_no_file(path: Path, broker: EmbeddedBroker, nightly: bool) -> None:
+    """A thousand in the long tier."""
+    count = 1000 if nightly else 100
+    child = PROCESSES.Process(target=die_as_tasks, args=(path, count))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert len(examine(path).unused) == count
+    assert collected(path) == count // 2, "those that made a receipt may be published yet"
+    staging = broker.outbox.open(SinkBatch("s", 0), 0)
+    staging.add(QUEUE, rows(["a"]))
+    broker.outbox.publish(SinkBatch("s", 0), [staging.receipt()])
+    collected(path)
+    assert examine(path).unused == check(path) == []
+    assert bodies(broker, QUEUE) == ["a"]
+
+
+def test_a_task_that_is_stopped_keeps_its_segment(path: Path, broker: EmbeddedBroker) -> None:
+    ours, theirs = PROCESSES.Pipe()
+    child = PROCESSES.Process(target=stop_in_the_middle, args=(path, theirs))
+    child.start()
+    assert ours.recv() == "written"
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGSTOP)
+    assert collected(path) == 0
+    assert len(examine(path).unused) == 1
+    os.kill(child.pid, signal.SIGCONT)
+    ours.send("go on")
+    receipt = ours.recv()
+    child.join()
+    assert broker.outbox.publish(SinkBatch("s", 0), [receipt]).ranges
+    assert bodies(broker, QUEUE) == ["x" * MUCH]
+
+
+def stop_in_the_middle(path: Path, pipe: Any) -> None:
+    with EmbeddedBroker(path) as broker:
+        staging = broker.outbox.open(SinkBatch("s", 0), 0)
+        staging.add(QUEUE, rows([b"x" * MUCH]))
+        wait_for_file(path, staging.token)
+        pipe.send("written")
+        pipe.recv()
+        pipe.send(staging.receipt())
+
+
+# -- copies -------------------------------------------------------------------------------------------------------------------------
+
+
+def write_for_ever(path: Path, pipe: Any) -> None:
+    """Appends to both queues in one call, large and small in turn, and says what was acknowledged; retention deletes."""
+    with EmbeddedBroker(path) as broker:
+        queues, number = queues_of(broker), 0
+        while not pipe.poll(0):
+            body = str(number).ljust(LARGE if number % 2 else 10)
+            broker.log.append({queue: rows([body]) for queue in queues})
+            number += 1
+            pipe.send(number)
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_copy_of_a_store_in_use_has_what_was_acknowledged_before(
+    path: Path, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
+) -> None:
+    """Both queues end at the same message in each copy; segments come and go meanwhile."""
+    if not linked:
+        monkeypatch.setattr(os, "link", elsewhere)
+    broker.admin.alter_topic("orders", retention_bytes=10 * LARGE)
+    ours, theirs = PROCESSES.Pipe()
+    child = PROCESSES.Process(target=write_for_ever, args=(path, theirs))
+    child.start()
+    acknowledged = ours.recv()
+    for number in range(20):
+        while ours.poll(0):
+            acknowledged = ours.recv()
+        copy = tmp_path / f"copy-{number}"
+        made = orderedmq.snapshot(path, copy)
+        assert made.links == (made.segments if linked else 0)
+        assert check(copy) == []
+        assert examine(copy).unused == examine(copy).foreign == []
+        with EmbeddedBroker(copy) as copied:
+            first, second = (copied.log.bounds(queues_of(copied))[queue] for queue in queues_of(copied))
+            assert first.max_offset == second.max_offset >= acknowledged
+            for queue, bounds in zip(queues_of(copied), (first, second), strict=True):
+                read = [int(body) for body in bodies(copied, queue, bounds.min_offset)]
+                assert read == list(range(bounds.min_offset, bounds.max_offset))
+            copied.log.append({QUEUE: rows(["new", "n" * LARGE])})
+        assert check(copy) == []
+    ours.send("stop")
+    child.join(30)
+    assert broker.log.bounds([QUEUE])[QUEUE].min_offset > 0
+    assert check(path) == []
+
+
+def elsewhere(*_: object) -> None:
+    raise OSError(18, "Invalid cross-device link")
+
+
+def test_a_copy_is_a_store_of_its_own_with_groups_and_progress(path: Path, broker: EmbeddedBroker, tmp_path: Path) -> None:
+    broker.log.append({QUEUE: rows(["a" * LARGE, "b"])})
+    broker.admin.seek("g", {QUEUE: 1})
+    staging = broker.outbox.open(SinkBatch("s", 3), 0)
+    staging.add(QUEUE, rows(["c"]))
+    receipt = staging.receipt()
+    broker.outbox.publish(SinkBatch("s", 3), [receipt])
+    copy = tmp_path / "below" / "copy"
+    orderedmq.snapshot(path, copy)
+    broker.admin.delete_topic("orders")
+    with EmbeddedBroker(copy) as copied:
+        assert copied.identity != broker.identity
+        assert bodies(copied, QUEUE) == ["a" * LARGE, "b", "c"]
+        assert copied.groups.offsets("g", [QUEUE]) == {QUEUE: 1}
+        assert copied.outbox.publish(SinkBatch("s", 3), [receipt]).replayed
+    assert copy.stat().st_mode & 0o777 == (copy / "segments").stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in copy.rglob("*") if file.is_file()} == {0o600}
+
+
+def test_what_cannot_be_copied_is_refused_and_leaves_no_store(path: Path, broker: EmbeddedBroker, tmp_path: Path) -> None:
+    broker.log.append({QUEUE: rows(["a" * LARGE])})
+    with refused("STORE.MISSING"):
+        orderedmq.snapshot(tmp_path / "none", tmp_path / "copy")
+    with refused("STORE.NOT_EMPTY", "inside"):
+        orderedmq.snapshot(path, path / "copy")
+    taken = tmp_path / "taken"
+    orderedmq.snapshot(path, taken)
+    with refused("STORE.NOT_EMPTY", taken):
+        orderedmq.snapshot(path, taken)
+    [segment] = (path / "segments").glob("*.segment")
+    segment.rename(tmp_path / "away")
+    with refused("STORE.CORRUPT", segment.name):
+        orderedmq.snapshot(path, tmp_path / "copy")
+    assert not (tmp_path / "copy" / "data.mdb").exists()
+    (tmp_path / "away").rename(segment)
+
+
+def test_a_copy_that_finds_no_room_says_so(
+    path: Path, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    broker.log.append({QUEUE: rows(["a" * LARGE])})
+    monkeypatch.setattr(snapshot, "_link", refuse)
+    with refused("STORE.FULL", tmp_path / "copy"):
+        orderedmq.snapshot(path, tmp_path / "copy")
+    assert not (tmp_path / "copy" / "data.mdb").exists()
+
+
+# -- many segments, few descriptors -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory where there is one."""
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=place) as name:
+        yield Path(name)
+
+
+@pytest.mark.nightly
+def test_a_store_with_ten_thousand_segments(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each append has a segment, and none are merged. Few descriptors are enough to read, copy, check and trim it."""
+    monkeypatch.setattr(transaction, "INLINE_BYTES", 0)
+    monkeypatch.setattr(index, "MERGE_BELOW", 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        with EmbeddedBroker(memory / "store") as broker:
+            broker.admin.create_topic("orders", 2, compression="none")
+            for number in range(10_000):
+                broker.log.append({QUEUE: rows([number])})
+            assert bodies(broker, QUEUE) == [str(number) for number in range(10_000)]
+            made = orderedmq.snapshot(memory / "store", memory / "copy")
+            assert made.segments == 10_000
+            assert check(memory / "store") == check(memory / "copy") == []
+            assert broker.admin.trim("orders", {QUEUE: 9_999}) == {QUEUE: 9_999}
+            assert len(list((memory / "store" / "segments").glob("*.segment"))) == 1
+            assert check(memory / "store") == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def few_descriptors(path: Path, pipe: Any) -> None:
+    """Leaves no descriptor free, and writes."""
+    with EmbeddedBroker(path) as broker:
+        broker.log.append({QUEUE: rows(["before" * LARGE])})
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        held = []
+        try:
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            pass
+        said = []
+        for work in (lambda: broker.log.append({QUEUE: rows(["x" * LARGE])}), lambda: bodies(broker, QUEUE)):
+            try:
+                work()
+            except orderedmq.OrderedMQError as error:
+                said.append((error.condition, "ulimit -n" in str(error)))
+        for descriptor in held:
+            os.close(descriptor)
+        broker.log.append({QUEUE: rows(["after"])})
+        pipe.send((said, len(bodies(broker, QUEUE))))
+
+
+def test_a_process_without_a_free_descriptor_is_told_so_and_goes_on_later(path: Path, broker: EmbeddedBroker) -> None:
+    ours, theirs = PROCESSES.Pipe()
+    child = PROCESSES.Process(target=few_descriptors, args=(path, theirs))
+    child.start()
+    said, count = ours.recv()
+    child.join()
+    assert said == [("ORDEREDMQ_STORE.IO", True)] * 2
+    assert count == 2
+    assert check(path) == []
