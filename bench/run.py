@@ -33,6 +33,7 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "size": stores.size,
     "memory": stores.memory,
     "small-batches": stores.small_batches,
+    "writers": stores.writers,
     "filters": filters.figures,
     "source": throughput.source,
     "sink": throughput.sink,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
@@ -21,8 +26,11 @@ from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.endpoint import Endpoint
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
+from orderedmq.ownership.lock import LockToken
+from orderedmq.tools.producer import Producer
 
 QUEUES = 1000
+QUEUES_OF_WRITERS = 4
 
 
 def _one_row_each(broker: Broker, queues: list[MessageQueue], number: int) -> None:
@@ -114,11 +122,99 @@ def size(bench: Bench) -> list[Figure]:
         }
 
     found = interleaved(bench.rounds, {"large": lambda: run(large), "small": lambda: run(small)})
-    label = f"{large:,} messages against {small:,}"
-    return [
-        Figure("size of the store", f"{what}, {label}", mine, "ms", found["small"][what], mine / found["small"][what])
-        for what, mine in found["large"].items()
+    case, label = "size of the store", f"{large:,} messages against {small:,}"
+    disk = sum(file.stat().st_blocks * 512 for file in stores[large].rglob("*") if file.is_file())
+    with orderedmq.connect(stores[large]) as broker:
+        payloads = sum(queue.stored_bytes for queue in broker.admin.describe_topic("t"))
+    plain = data.messages(65536).select(["body", "sharding_key"])
+    texts = large * sum(pc.sum(pc.binary_length(column)).as_py() for column in plain.columns) / plain.num_rows
+    what = f"disk space of {large:,} messages, against"
+    space = [
+        Figure(case, f"{what} their payloads", disk / 1e6, "MB", payloads / 1e6, disk / payloads, 1.05, low=True),
+        Figure(case, f"{what} the texts of bodies and keys", disk / 1e6, "MB", texts / 1e6, disk / texts, low=True),
     ]
+    return [
+        *space,
+        *(
+            Figure("size of the store", f"{what}, {label}", mine, "ms", found["small"][what], mine / found["small"][what])
+            for what, mine in found["large"].items()
+        ),
+    ]
+
+
+def writers(bench: Bench) -> list[Figure]:
+    """A message by Producer against one sync of the disk; eight processes that write beside a renewal, against two."""
+    path = bench.fresh("writers")
+    sends = 50 if bench.quick else 300
+    total = 800_000 if bench.quick else 5_760_000
+    with orderedmq.connect(path) as broker:
+        broker.admin.create_topic("t", QUEUES_OF_WRITERS, compression="none")
+        producer, one = Producer(broker.log, "t"), data.messages(1)
+        client = broker.groups.join("owner")
+        tokens = [
+            token for token in broker.groups.lock("g", client, broker.log.queues("t")).values() if isinstance(token, LockToken)
+        ]
+
+        def send() -> dict[str, float]:
+            return {"wait": median([_timed(lambda: producer.send(one)) for _ in range(sends)])}
+
+        def sync() -> dict[str, float]:
+            page = os.urandom(4096)
+            with open(path.parent / "page", "wb", buffering=0) as file:
+
+                def write_and_sync() -> None:
+                    file.write(page)
+                    os.fdatasync(file.fileno())
+
+                return {"wait": median([_timed(write_and_sync) for _ in range(sends)])}
+
+        def write(processes: int) -> dict[str, float]:
+            context = multiprocessing.get_context("spawn")
+            start = context.Barrier(processes + 1)
+            tasks = [
+                context.Process(target=_stage, args=(path, number, total // processes, start)) for number in range(processes)
+            ]
+            for task in tasks:
+                task.start()
+            start.wait()
+            begin, waits = time.perf_counter(), []
+            while any(task.is_alive() for task in tasks):
+                waits.append(_timed(lambda: broker.groups.renew(tokens)))
+                time.sleep(0.02)
+            return {"speed": total / (time.perf_counter() - begin) / 1e6, "renewal": max(waits) * 1000}
+
+        quick = interleaved(bench.rounds, {"send": send, "sync": sync})
+        found = interleaved(bench.rounds, {"eight": lambda: write(8), "two": lambda: write(2)}, warm=False)
+    mine, other = (quick[name]["wait"] * 1000 for name in ("send", "sync"))
+    eight, two = found["eight"], found["two"]
+    return [
+        Figure("writers", "a message by Producer, against a sync of 4 KiB", mine, "ms", other, mine / other, 1.5, low=True),
+        Figure(
+            "writers", "eight processes that stage rows, against two", eight["speed"], "M rows/s", two["speed"],
+            eight["speed"] / two["speed"], 0.95,
+        ),
+        Figure(
+            "writers", "longest wait of a lock's renewal beside eight", eight["renewal"], "ms", 50.0, eight["renewal"] / 50.0, 1.0, low=True,
+        ),
+    ]  # fmt: skip
+
+
+def _timed(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def _stage(path: Path, number: int, rows: int, start: Barrier) -> None:
+    """In a process of its own: write rows as a task does, and publish nothing."""
+    made = data.messages(65536, number)
+    with orderedmq.connect(path) as broker:
+        queues = broker.log.queues("t")
+        staging = broker.outbox.open(SinkBatch(None), number)
+        start.wait()
+        for step in range(0, rows, made.num_rows):
+            staging.add(queues[step // made.num_rows % len(queues)], made.slice(0, min(made.num_rows, rows - step)))
+        broker.outbox.discard([staging.receipt()])
 
 
 def small_batches(bench: Bench) -> list[Figure]:
