@@ -29,6 +29,9 @@ CODECS: Final = ("none", "lz4")
 CHUNK_ROWS: Final = 16384
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 
+#: The bytes of a payload, one piece behind another.
+Pieces = list[bytes | pa.Buffer]
+
 #: By codec number (index in CODECS). docs/performance.md has what the default costs on the demo's bodies.
 _WRITE_OPTIONS: Final = (
     pa.ipc.IpcWriteOptions(use_threads=False),
@@ -64,8 +67,11 @@ def body_bytes(body: pa.Array) -> int:
     return int(pc.sum(pc.binary_length(body)).as_py() or 0)
 
 
-def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[pa.Buffer, Chunk]:
-    """Return the payload of rows with some of the STORED columns, and its index entry (without its place and store times)."""
+def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[Pieces, Chunk]:
+    """Return the payload of rows with some of the STORED columns, and its index entry (without its place and store times).
+
+    The payload is in pieces, most of which are the memory of ``rows`` itself: to join them would copy each row once more.
+    """
     columns, arrays = 0, []
     for bit, name in enumerate(STORED):
         index = rows.schema.get_field_index(name)
@@ -75,15 +81,17 @@ def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[pa.Buffer, Chun
                 columns |= 1 << bit
                 arrays.append(column)
     batch = pa.RecordBatch.from_arrays(arrays, schema=_schema(columns))
-    payload = _to_stream(batch, codec)
-    return payload, Chunk(
+    stream = _Stream()
+    with pa.ipc.new_stream(pa.PythonFile(stream, mode="w"), batch.schema, options=_WRITE_OPTIONS[codec]) as writer:
+        writer.write_batch(batch)
+    return stream.pieces, Chunk(
         segment=INLINE,
         position=0,
         rows=rows.num_rows,
         columns=columns,
         codec=codec,
-        checksum=xxhash.xxh3_64_intdigest(payload),
-        stored_bytes=payload.size,
+        checksum=stream.checksum.intdigest(),
+        stored_bytes=stream.size,
         body_bytes=body_bytes(rows.column("body")),
         born=born,
         first_stored=0,
@@ -91,19 +99,27 @@ def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[pa.Buffer, Chun
     )
 
 
-def _to_stream(batch: pa.RecordBatch, codec: int) -> pa.Buffer:
-    if codec:
-        grown = pa.BufferOutputStream()
-        with pa.ipc.new_stream(grown, batch.schema, options=_WRITE_OPTIONS[codec]) as writer:
-            writer.write_batch(batch)
-        return grown.getvalue()
-    # A buffer of known size: a growing one would copy a large chunk several times.
-    size = batch.schema.serialize().size + pa.ipc.get_record_batch_size(batch) + 64
-    buffer = pa.allocate_buffer(size)
-    sink = pa.FixedSizeBufferWriter(buffer)
-    with pa.ipc.new_stream(sink, batch.schema, options=_WRITE_OPTIONS[0]) as writer:
-        writer.write_batch(batch)
-    return buffer.slice(0, sink.tell())
+class _Stream:
+    """A file that Arrow writes a payload to. It keeps the pieces as they come."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.pieces: Pieces = []
+        self.checksum = xxhash.xxh3_64()
+        self.size = 0
+
+    def write(self, piece: bytes | pa.Buffer) -> int:
+        self.pieces.append(piece)
+        self.checksum.update(piece)
+        self.size += len(piece)
+        return len(piece)
+
+    def flush(self) -> None:
+        """Do nothing: the pieces are there."""
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def verify(payload: bytes | pa.Buffer, chunk: Chunk, queue: MessageQueue, first: int) -> None:
@@ -191,7 +207,7 @@ def message_ids(incarnation: str, queue_id: int, first: int, count: int) -> pa.A
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(digits)])
 
 
-def merge(parts: list[tuple[bytes | pa.Buffer, Chunk]], codec: int) -> tuple[pa.Buffer, Chunk]:
+def merge(parts: list[tuple[bytes | pa.Buffer, Chunk]], codec: int) -> tuple[Pieces, Chunk]:
     """Merge consecutive chunks into one. Timestamps that differ become columns, so that none is lost."""
     kept: list[pa.RecordBatch] = []
     columns = 0

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
+
+import pyarrow as pa
 
 from orderedmq.broker import TopicInfo
 from orderedmq.embedded import chunk_codec as codec
@@ -72,7 +74,7 @@ def chunks(txn: Transaction, queue: MessageQueue, at: QueueState, offset: int) -
 
 
 def add(
-    txn: Transaction, topic: TopicInfo, queue: MessageQueue, chunk: Chunk, now: int, payload: Any | None = None
+    txn: Transaction, topic: TopicInfo, queue: MessageQueue, chunk: Chunk, now: int, payload: codec.Pieces | None = None
 ) -> OffsetRange:
     """Make a chunk visible at the end of a queue of ``topic``, and return its offsets. ``now`` is in µs since the epoch.
 
@@ -84,7 +86,7 @@ def add(
     first, after = at.max_offset, at.max_offset + chunk.rows
     chunk = chunk._replace(first_stored=stamp, last_stored=stamp)
     parts = [(first, chunk)]
-    read: list[tuple[Any, Chunk]] = []
+    read: list[tuple[bytes | pa.Buffer, Chunk]] = []
     while parts[0][0] > at.min_offset:
         size = sum(part.rows for _, part in parts)
         try:
@@ -104,7 +106,7 @@ def add(
         parts.insert(0, tail)
     held = at.stored_bytes - sum(part.stored_bytes for _, part in parts[:-1])
     if read:
-        read.append((payload if payload is not None else payloads.load(txn, queue, first, chunk), chunk))
+        read.append((b"".join(payload) if payload is not None else payloads.load(txn, queue, first, chunk), chunk))
         payload, merged = codec.merge(read, chunk.codec)
         for begin, part in parts[:-1]:
             payloads.release(txn, topic, part)

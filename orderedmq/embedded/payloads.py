@@ -6,8 +6,6 @@ A segment is needed as long as a chunk in the index points into it. The entry in
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 
 from orderedmq.broker import TopicInfo
@@ -18,7 +16,7 @@ from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.model import MessageQueue
 
 
-def place(txn: Transaction, topic: TopicInfo, payload: Any, chunk: Chunk) -> Chunk:
+def place(txn: Transaction, topic: TopicInfo, payload: codec.Pieces, chunk: Chunk) -> Chunk:
     """Write the payload of a chunk of ``topic`` that the index is about to have. Return the chunk with its place."""
     segment, position = txn.place(payload)
     placed = chunk._replace(segment=segment, position=position)

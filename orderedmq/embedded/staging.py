@@ -92,7 +92,7 @@ class EmbeddedStaging:
         if self._thread is None:
             encoded = list(self._encode(self._waiting))
             if sum(chunk.stored_bytes for _, _, chunk in encoded) <= transaction.INLINE_BYTES:
-                self._chunks = [StagedChunk(queue, chunk, bytes(payload)) for queue, payload, chunk in encoded]
+                self._chunks = [StagedChunk(queue, chunk, b"".join(payload)) for queue, payload, chunk in encoded]
             else:
                 self._write(encoded)
         else:
@@ -136,13 +136,13 @@ class EmbeddedStaging:
             except BaseException as error:  # handed to the task's thread, which raises it
                 self._error = error
 
-    def _encode(self, work: list[tuple[MessageQueue, pa.RecordBatch]]) -> Iterator[tuple[MessageQueue, pa.Buffer, Chunk]]:
+    def _encode(self, work: list[tuple[MessageQueue, pa.RecordBatch]]) -> Iterator[tuple[MessageQueue, codec.Pieces, Chunk]]:
         born = self._clock.wall()
         for queue, rows in work:
             for piece in codec.pieces(rows):
                 yield queue, *codec.encode(piece, self._codecs[queue.topic], born)
 
-    def _write(self, encoded: Iterable[tuple[MessageQueue, pa.Buffer, Chunk]]) -> None:
+    def _write(self, encoded: Iterable[tuple[MessageQueue, codec.Pieces, Chunk]]) -> None:
         with self._store.errors_mapped("write"):
             for queue, payload, chunk in encoded:
                 if self._writer is None:
@@ -185,7 +185,7 @@ def show(
                 payloads.hold(txn, topic, chunk)
         # All are held by now: a chunk that is merged at once must not empty the segment that has the next one.
         for queue, chunk, payload in staged.chunks:
-            added = index.add(txn, topics[queue.topic], queue, chunk, now, payload)
+            added = index.add(txn, topics[queue.topic], queue, chunk, now, None if payload is None else [payload])
             before = ranges.get(queue)
             ranges[queue] = OffsetRange(before.begin if before else added.begin, added.end)
     return ranges

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Receipt, SinkBatch
@@ -100,7 +101,7 @@ def test_payloads_are_read_where_they_were_written_and_the_lock_shows_that_the_w
     segments = Segments(lambda: tmp_path, HEADER.store_id)
     segments.folder.mkdir()
     writer = segments.create(HEADER)
-    places = [writer.append(payload) for payload in (b"one", b"", bytearray(b"three"))]
+    places = [writer.append(payload) for payload in ([b"o", pa.py_buffer(b"ne")], [b""], [b"three"])]
     assert segments.size(writer.segment) is None, "it has no name yet"
     writer.finish()
     assert [bytes(segments.read(writer.segment, at, size)) for at, size in zip(places, (3, 0, 5), strict=True)] == [
@@ -119,7 +120,7 @@ def test_an_error_at_the_first_step_leaves_no_file(tmp_path: Path, monkeypatch: 
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", refuse)
+    monkeypatch.setattr(os, "pwritev", refuse)
     with pytest.raises(OSError, match="No space"):
         SegmentWriter(tmp_path, HEADER)
     assert list(tmp_path.iterdir()) == []
@@ -363,3 +364,21 @@ def test_few_bytes_of_many_tasks_are_stored_without_a_file_up_to_a_limit(broker:
 
 def test_the_limits_are_the_documents() -> None:
     assert (transaction.INLINE_BYTES, garbage.INTERVAL, segment_file.HEADER_BYTES) == (64 * 1024, 60.0, 512)
+
+
+@pytest.mark.parametrize("most", [1, 7, 100])
+def test_a_system_that_writes_a_part_only_is_asked_for_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    def some(descriptor: int, views: list[memoryview], position: int) -> int:
+        return os.pwrite(descriptor, b"".join(views)[:most], position)
+
+    monkeypatch.setattr(os, "pwritev", some)
+    segments = Segments(lambda: tmp_path, HEADER.store_id)
+    segments.folder.mkdir()
+    writer = segments.create(HEADER)
+    pieces = [bytes([number]) * number for number in range(40)]
+    position = writer.append(pieces)
+    writer.finish()
+    assert bytes(segments.read(writer.segment, position, 1000)) == b"".join(pieces)
+    writer.close()

@@ -16,10 +16,12 @@ import ctypes
 import fcntl
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 import xxhash
 
 from orderedmq.embedded.store.filesystem import sync_folder
@@ -101,17 +103,15 @@ class SegmentWriter:
         _here.add(self)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            self._write(memoryview(header.pack()), 0)
+            self._write([header.pack()], 0)
         except BaseException:
             self.abandon()
             raise
 
-    def append(self, payload: object) -> int:
-        """Write a payload behind the others, and return the position of its first byte."""
+    def append(self, payload: Sequence[bytes | pa.Buffer]) -> int:
+        """Write a payload, which is in pieces, behind the others. Return the position of its first byte."""
         position = self.size
-        view = memoryview(payload)  # type: ignore[arg-type]
-        self._write(view, position)
-        self.size += view.nbytes
+        self.size = self._write(payload, position)
         if self.size - self._written_back >= WRITE_BACK_BYTES:
             self._begin_writing_back()
         return position
@@ -142,11 +142,18 @@ class SegmentWriter:
         assert self._descriptor is not None, "it is not closed"
         return self._descriptor
 
-    def _write(self, view: memoryview, position: int) -> None:
-        view = view.cast("B") if view.nbytes else view
-        while view.nbytes:
-            done = os.pwrite(self._open, view, position)
-            view, position = view[done:], position + done
+    def _write(self, pieces: Sequence[bytes | pa.Buffer], position: int) -> int:
+        """Write pieces at a position, and return the position behind them."""
+        views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+        while views:
+            done = os.pwritev(self._open, views, position)
+            position += done
+            # The system may write a part only.
+            while views and done >= views[0].nbytes:
+                done -= views.pop(0).nbytes
+            if views:
+                views[0] = views[0][done:]
+        return position
 
     def _begin_writing_back(self) -> None:
         begin, self._written_back = self._written_back, self.size

@@ -9,7 +9,7 @@ neighbours: if a changed bit in a key hides an entry, a search for the old key e
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -155,13 +155,13 @@ class Transaction:
             self.missing = chunk.segment
             raise self.damaged(f"segment file {name_of(chunk.segment)} is missing") from None
 
-    def place(self, payload: Any) -> tuple[bytes, int]:
-        """Write a payload, and return its segment and position: it goes into LMDB, or to a segment of this transaction."""
-        size = memoryview(payload).nbytes
+    def place(self, payload: Sequence[bytes | pa.Buffer]) -> tuple[bytes, int]:
+        """Write a payload, which is in pieces, into LMDB or to a segment of this transaction. Return its segment and position."""
+        size = sum(map(len, payload))
         if self._inline + size <= INLINE_BYTES:
             self._inline += size
             number = self.take_number("payload")
-            self.put("payloads", layout.number(number), payload, append=True)
+            self.put("payloads", layout.number(number), b"".join(payload), append=True)
             return layout.INLINE, number
         if self._writer is None:
             self._writer = self.segments.create(Header(uuid.uuid4().hex, self.segments.store_id, own=True))
