@@ -15,7 +15,7 @@ from typing import Final
 
 MARKS: Final = "marks"
 _CALLS: Final = (
-    "openat,close,lseek,pwrite64,pwritev,write,writev,ftruncate,fallocate,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,"
+    "openat,close,lseek,pwrite64,pwritev,pwritev2,write,writev,ftruncate,fallocate,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,"
     "rmdir,mkdir,link,linkat"
 )
 _LINE: Final = re.compile(rb"^(\d+) +(.*)$")
@@ -90,7 +90,20 @@ def record(command: Sequence[str | Path], folder: Path, output: Path, *, failing
     ``failing``: a sync that fails, as strace's option inject names it ("fdatasync:error=EIO:when=3"). It is not carried out then.
     """
     inject = [] if failing is None else ["-e", f"inject={failing}"]
-    options = ["-f", "-y", "-qq", "-xx", "-s", "100000000", "-e", f"trace={_CALLS}", "-e", "signal=none", *inject]
+    options = [
+        "-f",
+        "--seccomp-bpf",
+        "-y",
+        "-qq",
+        "-xx",
+        "-s",
+        "100000000",
+        "-e",
+        f"trace={_CALLS}",
+        "-e",
+        "signal=none",
+        *inject,
+    ]
     done = subprocess.run(["strace", *options, "-o", str(output), *map(str, command)], capture_output=True, text=True)
     if done.returncode:
         raise AssertionError(f"the workload failed: {done.stderr[-3000:]}")
@@ -154,7 +167,7 @@ class _Parser:
             path, number = Path(_decode(file[2]).decode()), int(file[1])
             if name == "lseek":
                 self._positions[number] = int(result)
-            elif name in ("write", "writev", "pwrite64", "pwritev"):
+            elif name in ("write", "writev", "pwrite64", "pwritev", "pwritev2"):
                 yield from self._write(name, path, number, b"".join(texts), arguments, int(result))
             elif name == "ftruncate" and self._inside(path):
                 yield Truncate(path, int(arguments.rsplit(b", ", 1)[1]))
@@ -166,7 +179,8 @@ class _Parser:
     def _write(self, name: str, path: Path, number: int, data: bytes, arguments: bytes, done: int) -> Iterator[Event]:
         data = data[:done]
         if name.startswith("p"):
-            position = int(arguments.rsplit(b", ", 1)[1])
+            # The last argument of pwritev2 has its flags.
+            position = int(arguments.rsplit(b", ", 2)[-2 if name == "pwritev2" else -1])
         else:
             position = self._positions.get(number, 0)
             self._positions[number] = position + done

@@ -26,9 +26,9 @@ from tests.power.workload import BUGS
 
 FEW, MANY = 300, 10_000
 #: Without ``--nightly``: calls that fail in turn, of each kind.
-SAMPLE = 3
+SAMPLE = 2
 #: States that are tried of each recording with a failed sync.
-AFTER_FAILURE = 40
+AFTER_FAILURE = 30
 #: States within which a planted bug is found.
 ENOUGH = 600
 
@@ -108,12 +108,12 @@ def test_after_a_failed_sync_nothing_is_acknowledged_that_is_not_on_the_disk(fol
 
 @pytest.mark.timeout(7200)
 def test_a_disk_that_is_full_at_one_write_says_so_changes_nothing_and_works_once_there_is_room(folder: Path, nightly: bool):
-    """Each write in turn finds no room; the step is then tried again."""
+    """Each write in turn finds no room, on the disk or in a quota; the step is then tried again."""
     _, events = recorded(folder, "before-full-disk")
     before: Any = None
-    for call in ("pwrite64", "writev"):
+    for call, error in (("pwrite64", "ENOSPC"), ("writev", "EDQUOT"), ("pwritev2", "ENOSPC")):
         kind = [event for event in events if isinstance(event, Write) and event.call == call]
-        for failing in in_turn(kind, Write, f"{call}:error=ENOSPC", nightly):
+        for failing in in_turn(kind, Write, f"{call}:error={error}", nightly):
             store, full = recorded(folder, failing, failing=failing)
             for one in outcomes(full):
                 if one["error"] is not None:

@@ -24,7 +24,7 @@ from orderedmq import Producer
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.integrity.check import check
-from orderedmq.embedded.store import layout
+from orderedmq.embedded.store import layout, transaction
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.layout import Chunk
 from orderedmq.embedded.store.segments import name_of
@@ -338,6 +338,13 @@ def everything(broker: EmbeddedBroker) -> dict[str, Any]:
         opened.close()
 
 
+@pytest.fixture
+def in_lmdb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages fill LMDB's file, as few bytes of many writes do in the end."""
+    monkeypatch.setattr(transaction, "INLINE_BYTES", 1 << 30)
+
+
+@pytest.mark.usefixtures("in_lmdb")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_store_says_so_changes_nothing_and_works_once_there_is_room(path: Path, kind: str):
     with EmbeddedBroker(path, map_size=400_000) as broker:
@@ -357,6 +364,7 @@ def test_a_full_store_says_so_changes_nothing_and_works_once_there_is_room(path:
         assert check(path) == []
 
 
+@pytest.mark.usefixtures("in_lmdb")
 @pytest.mark.parametrize("kind", ["publish", "commit", "create_topic"])
 def test_a_full_store_lets_a_query_renew_and_stop_and_a_user_delete(path: Path, kind: str):
     """Filled with what trimming cannot delete, so that there is no page left for anything."""
@@ -417,6 +425,7 @@ def test_a_process_with_a_smaller_map_follows_one_that_writes_beyond_it(path: Pa
 
 
 def fill_the_disk(broker: EmbeddedBroker, pipe: Connection, kind: str) -> None:
+    setattr(transaction, "INLINE_BYTES", 1 << 30)  # noqa: B010
     writes = Writes(broker)
     write = getattr(writes, kind)
     write()
@@ -553,6 +562,7 @@ def test_a_damaged_store_can_still_be_trimmed_and_its_topics_deleted(path: Path,
     assert check(path) == []
 
 
+@pytest.mark.usefixtures("in_lmdb")
 def test_a_registration_needs_no_room_in_the_store(path: Path):
     with EmbeddedBroker(path, map_size=400_000) as broker:
         broker.admin.create_topic("orders", 2)

@@ -248,12 +248,14 @@ WITH_RIGHTS_TAKEN = """
         broker.log.append({queue: rows(["a"])})
         me, other = broker.groups.join("me"), broker.groups.join("other")
         tokens = locked(broker, "g", me, [queue])
-        if how == "mode":
-            (path / "owners").chmod(0)
-        else:
-            run("mount", "--bind", path / "owners", path / "owners")
-            run("mount", "-o", "remount,bind,ro", path / "owners")
+        for name in ("owners", "segments"):
+            if how == "mode":
+                (path / name).chmod(0)
+            else:
+                run("mount", "--bind", path / name, path / name)
+                run("mount", "-o", "remount,bind,ro", path / name)
         call("append", lambda: broker.log.append({queue: rows(["b"])}))
+        call("large", lambda: broker.log.append({queue: rows([os.urandom(100_000).hex()])}))
         call("join", lambda: broker.groups.join("third"))
         call("locks", lambda: broker.admin.locks())
         call("leave", lambda: broker.groups.leave(other))
@@ -262,6 +264,7 @@ WITH_RIGHTS_TAKEN = """
             (path / name).chmod(0o400)
     else:
         run("umount", path / "owners")
+        run("umount", path / "segments")
         run("mount", "-o", "remount,ro", path.parent)
     with connect(path) as broker:
         call("read", lambda: bodies(broker, queue))
@@ -288,7 +291,8 @@ def test_a_store_whose_rights_are_taken_away_says_which_and_goes_on_when_they_ar
     owners = f"{path}/owners belongs to user {user} and has mode 0000; allow its owner to use it: chmod -R u+rwX {path}"
     data = f"{path}/data.mdb belongs to user {user} and has mode 0400; allow its owner to use it: chmod -R u+rwX {path}"
     assert said == [
-        "append ok", f"join {refused_} {owners}", f"locks {refused_} {owners}", "leave ok", f"read {refused_} {data}",
+        "append ok", f"large {refused_} {owners}", f"join {refused_} {owners}",
+        f"locks {refused_} {owners}", "leave ok", f"read {refused_} {data}",
         "append ok", "read ['a', 'b', 'c']", "[False]",
     ]  # fmt: skip
 
@@ -307,7 +311,7 @@ def test_a_store_on_a_read_only_file_system_says_so_and_goes_on_when_that_is_wri
     remedy = "mount it writable; if an error of the disk made it so, repair it first (see dmesg)"
     read_only = f"ORDEREDMQ_STORE.PERMISSION its file system is read-only: {remedy}"
     assert done.stdout.splitlines() == [
-        "append ok", f"join {read_only}", "locks ok", "leave ok", f"read {read_only}", f"create {read_only}",
+        "append ok", f"large {read_only}", f"join {read_only}", "locks ok", "leave ok", f"read {read_only}", f"create {read_only}",
         "append ok", "read ['a', 'b', 'c']", "[False]",
     ]  # fmt: skip
 

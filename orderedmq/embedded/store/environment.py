@@ -88,6 +88,8 @@ class Store:
         self._users = 0
         self._writes = 0
         self._closed = False
+        #: Whether LMDB failed to write a meta page, and nothing was written over it since.
+        self._meta_is_stale = False
         self._env: Any = None
         self._handles: dict[str, Any] = {}
         #: The store's segment files. They are known once it was opened.
@@ -208,6 +210,29 @@ class Store:
             if env is not None:
                 env.close()
 
+    def _drop_if_dead(self, env: Any) -> None:
+        """Give up an environment that LMDB itself has given up, as it does when the write of its meta page fails."""
+        try:
+            env.begin().abort()
+        except lmdb.PanicError:
+            self._drop()
+            self._meta_is_stale = True
+        except lmdb.Error:
+            # It was closed meanwhile, or somebody else is told what is wrong.
+            pass
+
+    def _write_over_stale_meta(self) -> None:
+        """Commit a transaction without changes, over the meta page whose write has failed.
+
+        LMDB has put the number of an earlier transaction there, beside the roots of the one that failed. It never reads them, but the
+        same would be there if a bit of the number had changed, and `verify.require_sound` refuses that.
+        """
+        with contextlib.closing(self._lmdb(False)) as env:
+            handles = {name: env.open_db(name.encode(), create=False) for name in layout.DATABASES}
+            with env.begin(write=True) as txn:
+                Transaction(txn, handles, self.path, self.segments).sign(always=True)
+        self._meta_is_stale = False
+
     @classmethod
     def _in_child(cls) -> None:
         cls._guard = threading.Lock()
@@ -231,6 +256,8 @@ class Store:
                 if create:
                     make_folder(self.path)
                 verify.require_metas(self.path)
+                if self._meta_is_stale:
+                    self._write_over_stale_meta()
                 before = file_at(self.path)
                 env = self._lmdb(create)
                 try:
@@ -323,6 +350,8 @@ class Store:
         finally:
             if transaction is not None:
                 transaction.end(committed=committed)
+            if not committed:
+                self._drop_if_dead(env)
         # A write to a store that is gone would be lost, so it fails.
         self.require_here()
 
@@ -408,6 +437,7 @@ class Store:
             raise map_full(self.path, self.map_size) from error
         except (lmdb.PanicError, lmdb.BadTxnError) as error:
             # LMDB gives up an environment after a failed write of its meta page. A new one works once the cause is gone.
+            self._meta_is_stale = self._meta_is_stale or isinstance(error, lmdb.PanicError)
             self._drop()
             raise self._failed(f"{what} and was closed", f"{error}; try again") from error
         except _DAMAGED as error:
