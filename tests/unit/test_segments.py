@@ -301,6 +301,12 @@ def test_a_lost_segment_is_damage_and_its_neighbours_can_be_read(tmp_path: Path,
         assert check(broker.path) == []
 
 
+def test_a_check_does_not_miss_what_is_deleted_while_it_is_at_work(broker: EmbeddedBroker, meanwhile) -> None:
+    append(broker, "a", "b")
+    meanwhile(lambda: broker.admin.trim("orders", {Q0: 1}))
+    assert check(broker.path) == []
+
+
 # -- room ---------------------------------------------------------------------------------------------------------------------------
 
 

@@ -71,6 +71,7 @@ def examine(path: Path) -> Checked:
     """Check the whole store. Raises StoreError MISSING, NOT_A_STORE, OTHER_FORMAT, PERMISSION, IO."""
     Store.require_there(path)
     out = Checked()
+    lost: dict[str, bytes] = {}
     with Store(path, MAP_SIZE).errors_mapped("check"), contextlib.ExitStack() as stack:
         read = stack.enter_context(verify.reading(path))
         number = None
@@ -84,9 +85,22 @@ def examine(path: Path) -> Checked:
         found = pages.metas(read)
         meta = _chosen(found, number) if found is not None else None
         if meta is not None:
-            _examine(path, read, meta, out)
+            lost = _examine(path, read, meta, out)
             _check_older(read, found, meta, out)
+    out.findings += _needed(path, lost) if not out.findings else lost
     return out
+
+
+def _needed(path: Path, lost: dict[str, bytes]) -> list[str]:
+    """Return the findings of lost segments, without those that were deleted while the check was at work. LMDB's pages are sound."""
+    if not lost:
+        return []
+    store = Store.open(path)
+    try:
+        with store.read() as txn:
+            return [finding for finding, segment in lost.items() if txn.get("segments", segment) is not None]
+    finally:
+        store.close()
 
 
 def _chosen(pair: tuple[Meta, Meta], number: int | None) -> Meta:
@@ -106,6 +120,8 @@ class Contents:
     def __init__(self, path: Path, snapshot: Snapshot, meta: Meta, out: Checked) -> None:
         self._snapshot = snapshot
         self.segments = Segments(lambda: path, "")
+        #: Findings of payloads whose segment's file is missing, and these segments.
+        self.lost: dict[str, bytes] = {}
         self._values: dict[str, dict[bytes, bytes]] = {name: {} for name in layout.DATABASES}
         self._payloads: dict[bytes, TreeEntry] = {}
         trees = snapshot.databases()
@@ -168,11 +184,12 @@ class Contents:
         return list(self._payloads)
 
 
-def _examine(path: Path, read: Read, meta: Meta, out: Checked) -> None:
+def _examine(path: Path, read: Read, meta: Meta, out: Checked) -> dict[str, bytes]:
+    """Check a snapshot. Return what is to be said of segments whose files are missing, and these segments."""
     snapshot = Snapshot(read, meta, out.findings.append)
     contents = Contents(path, snapshot, meta, out)
     if not contents.is_store:
-        return
+        return {}
     snapshot.require_free()
     used: dict[Place, str] = {}
     queues = {key: QueueState.unpack(value) for key, value in contents.scan("queues")}
@@ -186,6 +203,7 @@ def _examine(path: Path, read: Read, meta: Meta, out: Checked) -> None:
     out.findings.extend(_dead(contents, queues))
     out.findings.extend(_parked(contents, queues))
     out.findings.extend(_batches(contents))
+    return contents.lost
 
 
 def _decoded(database: str, key: bytes, value: bytes) -> object:
@@ -273,7 +291,11 @@ def _payload(
     value = contents.payload(chunk)
     out.payloads += 1
     if value is None:
-        yield f"{place} of {name} is missing"
+        finding = f"{place} of {name} is missing"
+        if chunk.segment == INLINE:
+            yield finding
+        else:
+            contents.lost[finding] = chunk.segment
         return
     out.payload_bytes += len(value)
     try:
