@@ -103,7 +103,7 @@ class Disk:
     """The files below a folder, as events change them, and what a loss of power leaves of them."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root.parent
+        self._root = root
         self._folders: dict[int, _Folder] = {0: _Folder()}
         self._files: dict[int, _File] = {}
         self._next = 1

@@ -33,6 +33,13 @@ def allowed(marks: Sequence[str], all_marks: Sequence[str]) -> list[State]:
     return out
 
 
+def allowed_copy(marks: Sequence[str], all_marks: Sequence[str]) -> list[State]:
+    """The states that the copy may be in: there is none, or it has what the store had when it was made."""
+    made = next(mark for mark in map(json.loads, all_marks) if mark.get("end") == "snapshot" and mark["error"] is None)
+    done = any(json.loads(mark) == made for mark in marks)
+    return [made["state"]] if done else [None, made["state"]]
+
+
 def findings(store: Path, states: Sequence[State]) -> list[str]:
     """What is wrong with the store: it must be in one of these states, sound, without garbage, and usable."""
     clock = BootClock("boot-after", 1_700_001_000_000_000)
@@ -46,8 +53,9 @@ def findings(store: Path, states: Sequence[State]) -> list[str]:
             found = examine(store).findings
             return found or [*_garbage(store, clock), *_more(broker), *examine(store).findings]
     except StoreError as error:
-        # A store that was never acknowledged may be half made: it is refused by name.
-        return [] if states[0] is None and error.sub == StoreCondition.NOT_A_STORE else [str(error)]
+        # What was never acknowledged may be half made: it is refused by name.
+        half_made = error.sub in (StoreCondition.NOT_A_STORE, StoreCondition.NOT_EMPTY)
+        return [] if states[0] is None and half_made else [str(error)]
     except OrderedMQError as error:
         return [str(error)]
 

@@ -1,7 +1,7 @@
 """Records what a process does to the files below a folder, with all data, in order: it runs under strace.
 
 An event is a system call that has returned without an error, and a sync also if it failed. Marks are what the process writes to a
-file named `MARKS` beside the folder: they say in the recording what the process knew at that point.
+file named `MARKS` in the folder: they say in the recording what the process knew at that point.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Final
 
 MARKS: Final = "marks"
+#: The file of the recording itself.
+_OUTPUT: Final = "strace.txt"
 _CALLS: Final = (
     "openat,close,lseek,pwrite64,pwritev,pwritev2,write,writev,ftruncate,fallocate,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,"
     "rmdir,mkdir,link,linkat"
@@ -84,12 +86,13 @@ class Mark:
 Event = Write | Truncate | Sync | Make | Rename | Link | Unlink | Mark
 
 
-def record(command: Sequence[str | Path], folder: Path, output: Path, *, failing: str | None = None) -> list[Event]:
-    """Run a command, and return what it did below ``folder``. ``output``: a file for strace.
+def record(command: Sequence[str | Path], folder: Path, *, failing: str | None = None) -> list[Event]:
+    """Run a command, and return what it did below ``folder``.
 
     ``failing``: a sync that fails, as strace's option inject names it ("fdatasync:error=EIO:when=3"). It is not carried out then.
     """
     inject = [] if failing is None else ["-e", f"inject={failing}"]
+    output = folder / _OUTPUT
     options = [
         "-f",
         "--seccomp-bpf",
@@ -107,7 +110,10 @@ def record(command: Sequence[str | Path], folder: Path, output: Path, *, failing
     done = subprocess.run(["strace", *options, "-o", str(output), *map(str, command)], capture_output=True, text=True)
     if done.returncode:
         raise AssertionError(f"the workload failed: {done.stderr[-3000:]}")
-    return list(_Parser(folder).events(output))
+    try:
+        return list(_Parser(folder).events(output))
+    finally:
+        output.unlink()
 
 
 def _decode(text: bytes) -> bytes:
@@ -119,7 +125,6 @@ class _Parser:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._marks = folder.parent / MARKS
         self._existing: set[Path] = set()
         self._synced: dict[int, bool] = {}
         self._positions: dict[int, int] = {}
@@ -141,7 +146,7 @@ class _Parser:
                     yield from self._call(call[1].decode(), call[2], call[3], call[4])
 
     def _inside(self, path: Path) -> bool:
-        return path == self._folder or self._folder in path.parents
+        return self._folder in path.parents and path.name not in (MARKS, _OUTPUT)
 
     def _call(self, name: str, arguments: bytes, result: bytes, rest: bytes) -> Iterator[Event]:
         failed = result.startswith(b"-") or result == b"?"
@@ -149,10 +154,12 @@ class _Parser:
         texts = [_decode(text) for text in _TEXT.findall(arguments)]
         if name in ("fsync", "fdatasync") and file is not None:
             path = Path(_decode(file[2]).decode())
-            if self._inside(path) or path == self._folder.parent:
+            if self._inside(path) or path == self._folder:
                 yield Sync(path, failed, name == "fdatasync")
         elif failed:
             return
+        elif name == "unlinkat" and file is not None:
+            yield from self._names(name, [Path(_decode(file[2]).decode()) / texts[0].decode()])
         elif name == "openat":
             opened = _FILE.match(result + rest)
             assert opened is not None, rest
@@ -184,7 +191,7 @@ class _Parser:
         else:
             position = self._positions.get(number, 0)
             self._positions[number] = position + done
-        if path == self._marks:
+        if path == self._folder / MARKS:
             yield Mark(data.decode().rstrip("\n"))
         elif self._inside(path):
             yield Write(path, position, data, self._synced.get(number, False), name)

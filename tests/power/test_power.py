@@ -20,9 +20,9 @@ import pytest
 
 from orderedmq.embedded.integrity.check import check
 from tests.power.crash import states
-from tests.power.judge import allowed, findings
+from tests.power.judge import allowed, allowed_copy, findings
 from tests.power.recorder import Event, Mark, Sync, Write, record
-from tests.power.workload import BUGS
+from tests.power.workload import BUGS, COPY, STORE
 
 FEW, MANY = 300, 10_000
 #: Without ``--nightly``: calls that fail in turn, of each kind.
@@ -44,10 +44,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.fixture(scope="module")
+def sound(folder: Path) -> tuple[Path, list[Event]]:
+    """A run of the workload in which nothing fails."""
+    return recorded(folder, "sound")
+
+
 def recorded(
     folder: Path, name: str, *bug: str, failing: str | None = None, program: str = "tests.power.workload"
 ) -> tuple[Path, list[Event]]:
-    """The store that a run of a program made, and what was done to it."""
+    """The folder that a run of a program filled, and what was done in it."""
     if shutil.which("strace") is None:
         why = "no strace on this machine: make tools installs it from Debian's archive, or install it yourself"
         if os.environ.get("CI") == "true":
@@ -56,25 +62,24 @@ def recorded(
     base = folder / name
     base.mkdir()
     command: list[str | Path] = [sys.executable, "-m", program, base, *bug]
-    events = record(command, base / "store", base / "strace.txt", failing=failing)
-    (base / "strace.txt").unlink()
-    return base / "store", events
+    return base, record(command, base, failing=failing)
 
 
-def tried(folder: Path, store: Path, events: Sequence[Event], seeds: Sequence[int]) -> Iterator[tuple[int, list[str]]]:
+def tried(folder: Path, base: Path, events: Sequence[Event], seeds: Sequence[int]) -> Iterator[tuple[int, list[str]]]:
     """Each seed with what is wrong with its state."""
     marks = [event.text for event in events if isinstance(event, Mark)]
     place = folder / "state"
-    for seed, random, disk, under_way in states(events, store, seeds):
+    for seed, random, disk, under_way in states(events, base, seeds):
         shutil.rmtree(place, ignore_errors=True)
         disk.after_loss(place, random, under_way)
-        yield seed, findings(place / store.name, allowed(disk.marks, marks))
+        found = findings(place / STORE, allowed(disk.marks, marks))
+        yield seed, [*found, *findings(place / COPY, allowed_copy(disk.marks, marks))]
 
 
 @pytest.mark.timeout(3600)
-def test_after_a_loss_of_power_there_is_what_was_acknowledged_and_nothing_else(folder: Path, nightly: bool):
-    store, events = recorded(folder, "sound")
-    wrong = {seed: found for seed, found in tried(folder, store, events, range(MANY if nightly else FEW)) if found}
+def test_after_a_loss_of_power_there_is_what_was_acknowledged_and_nothing_else(folder: Path, sound, nightly: bool):
+    base, events = sound
+    wrong = {seed: found for seed, found in tried(folder, base, events, range(MANY if nightly else FEW)) if found}
     assert not wrong, f"{len(wrong)} states, for example {list(wrong.items())[:3]}"
 
 
@@ -91,36 +96,38 @@ def outcomes(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(7200)
-def test_after_a_failed_sync_nothing_is_acknowledged_that_is_not_on_the_disk(folder: Path, nightly: bool):
+def test_after_a_failed_sync_nothing_is_acknowledged_that_is_not_on_the_disk(folder: Path, sound, nightly: bool):
     """Each sync in turn reports an error once, and what it should have written is lost; the step is then tried again."""
-    _, events = recorded(folder, "before-failed-syncs")
+    _, events = sound
     for call in ("fdatasync", "fsync"):
         kind = [event for event in events if isinstance(event, Sync) and event.data_only is (call == "fdatasync")]
         for failing in in_turn(kind, Sync, f"{call}:error=EIO", nightly):
-            store, failed = recorded(folder, failing, failing=failing)
+            base, failed = recorded(folder, failing, failing=failing)
             assert sum(isinstance(event, Sync) and event.failed for event in failed) == 1, failing
             for one in outcomes(failed):
                 assert one["error"] is None or (one["error"] == "ORDEREDMQ_STORE.IO" and not one["again"]), (failing, one)
-            wrong = {seed: found for seed, found in tried(folder, store, failed, range(AFTER_FAILURE)) if found}
+            wrong = {seed: found for seed, found in tried(folder, base, failed, range(AFTER_FAILURE)) if found}
             assert not wrong, f"{failing}: {len(wrong)} states, for example {list(wrong.items())[:3]}"
-            shutil.rmtree(store.parent)
+            shutil.rmtree(base)
 
 
 @pytest.mark.timeout(7200)
-def test_a_disk_that_is_full_at_one_write_says_so_changes_nothing_and_works_once_there_is_room(folder: Path, nightly: bool):
+def test_a_disk_that_is_full_at_one_write_says_so_changes_nothing_and_works_once_there_is_room(
+    folder: Path, sound, nightly: bool
+):
     """Each write in turn finds no room, on the disk or in a quota; the step is then tried again."""
-    _, events = recorded(folder, "before-full-disk")
+    _, events = sound
     before: Any = None
     for call, error in (("pwrite64", "ENOSPC"), ("writev", "EDQUOT"), ("pwritev2", "ENOSPC")):
         kind = [event for event in events if isinstance(event, Write) and event.call == call]
         for failing in in_turn(kind, Write, f"{call}:error={error}", nightly):
-            store, full = recorded(folder, failing, failing=failing)
+            base, full = recorded(folder, failing, failing=failing)
             for one in outcomes(full):
                 if one["error"] is not None:
                     assert (one["error"], one["again"], one["state"]) == ("ORDEREDMQ_STORE.FULL", False, before), (failing, one)
                 before = one["state"]
-            assert check(store) == [], failing
-            shutil.rmtree(store.parent)
+            assert check(base / STORE) == check(base / COPY) == [], failing
+            shutil.rmtree(base)
 
 
 def test_a_small_micro_batch_and_a_send_are_one_commit_each(folder: Path) -> None:
@@ -141,5 +148,5 @@ def test_a_small_micro_batch_and_a_send_are_one_commit_each(folder: Path) -> Non
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(folder: Path, bug: str):
-    store, events = recorded(folder, bug.replace(" ", "-"), bug)
-    assert any(found for _, found in tried(folder, store, events, range(ENOUGH)))
+    base, events = recorded(folder, bug.replace(" ", "-"), bug)
+    assert any(found for _, found in tried(folder, base, events, range(ENOUGH)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.conditions import StoreCondition
 from orderedmq.embedded import garbage
 from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.snapshot import snapshot
 from orderedmq.embedded.store import segment_file
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.filesystem import sync_folder
@@ -33,6 +35,8 @@ from orderedmq.parking.rules import Put, Ticket
 from tests.contract.support import locked, queues_of, rows
 from tests.power.recorder import MARKS
 
+#: The store, and a copy of it, in the folder of a run.
+STORE, COPY = "store", "copy"
 #: Bytes of a body with which an append or a task writes a segment.
 LARGE: Final = 70_000
 
@@ -80,8 +84,9 @@ def _messages(broker: EmbeddedBroker, queue: MessageQueue) -> Iterator[Any]:
 class Workload:
     """The steps, in order. A step that has several transactions leaves nothing between them that a user could see."""
 
-    def __init__(self, store: Path) -> None:
-        self.broker = EmbeddedBroker(store, clock=BootClock("boot-before"))
+    def __init__(self, folder: Path) -> None:
+        self.broker = EmbeddedBroker(folder / STORE, clock=BootClock("boot-before"))
+        self._copy = folder / COPY
         self._number = 0
 
     def body(self, size: int) -> bytes:
@@ -106,6 +111,11 @@ class Workload:
         batch = SinkBatch("sink", number)
         receipts = [self.staged(batch, partition, *sizes) for partition in range(2) for _ in range(attempts)]
         self.broker.outbox.publish(batch, receipts)
+
+    def snapshot(self) -> None:
+        # A copy that could not be made leaves files, which its user deletes.
+        shutil.rmtree(self._copy, ignore_errors=True)
+        snapshot(self.broker.path, self._copy)
 
     def steps(self) -> Iterator[tuple[str, Callable[[], object]]]:
         broker = self.broker
@@ -133,6 +143,7 @@ class Workload:
         yield "trim", lambda: broker.admin.trim("orders", {self.queue(): 3})
         yield "orphan", lambda: self.staged(SinkBatch("other", 0), 0, LARGE, 10)
         yield "garbage", lambda: garbage.collect_now(Store.open(broker.path), BootClock("boot-next"))
+        yield "snapshot", self.snapshot
         yield "batch 3", lambda: self.publish(3, 10, LARGE)
         yield "delete topic", lambda: broker.admin.delete_topic("aged")
         yield "unlock", lambda: broker.groups.unlock(tokens)
@@ -223,7 +234,7 @@ def main() -> None:
     def say(**what: Any) -> None:
         os.write(marks, json.dumps(what).encode() + b"\n")
 
-    work = Workload(folder / "store")
+    work = Workload(folder)
     for name, step in work.steps():
         # What fails because the disk does is tried again.
         for again in (False, True):
