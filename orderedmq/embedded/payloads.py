@@ -32,6 +32,7 @@ def hold(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> None:
         state.chunks += 1
         state.topics[topic.incarnation] = state.topics.get(topic.incarnation, 0) + chunk.stored_bytes
         txn.put("segments", chunk.segment, state.pack())
+        txn.keep(chunk.segment)
 
 
 def release(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> None:
@@ -47,7 +48,8 @@ def release(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> None:
     if state.chunks:
         txn.put("segments", chunk.segment, state.pack())
         return
-    txn.empty(chunk.segment)
+    txn.delete("segments", chunk.segment)
+    txn.drop(chunk.segment)
     for incarnation, size in state.topics.items():
         _add_space(txn, incarnation, -size)
 

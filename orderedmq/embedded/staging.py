@@ -192,9 +192,9 @@ def show(
 
 
 def discard(txn: Transaction, receipts: Iterable[Receipt]) -> None:
-    """Delete the segments of receipts, unless they were published. ``txn`` writes, so that no publish is under way."""
+    """Delete the segments of receipts after the commit, unless they were published. ``txn`` writes, so no publish is under way."""
     for receipt in receipts:
         staged: Any = receipt.staged
         segment = bytes.fromhex(receipt.token)
         if staged.size and txn.get("segments", segment) is None:
-            txn.segments.delete(segment)
+            txn.drop(segment)

@@ -189,13 +189,13 @@ def _published_before_sync() -> None:
 
 
 def _deleted_before_commit() -> None:
-    empty = Transaction.empty
+    drop = Transaction.drop
 
     def at_once(self: Transaction, segment: bytes) -> None:
-        empty(self, segment)
+        drop(self, segment)
         self.segments.delete(segment)
 
-    Transaction.empty = at_once  # type: ignore[method-assign]
+    Transaction.drop = at_once  # type: ignore[method-assign]
 
 
 def _merge_not_synced() -> None:

@@ -31,7 +31,7 @@ INLINE_BYTES: Final = 64 * 1024
 class Transaction:
     """Gets, puts, deletes and scans entries; reads and writes payloads."""
 
-    __slots__ = ("_emptied", "_handles", "_inline", "_path", "_signed", "_txn", "_writer", "_wrote", "missing", "segments")
+    __slots__ = ("_dropped", "_handles", "_inline", "_path", "_signed", "_txn", "_writer", "_wrote", "missing", "segments")
 
     def __init__(self, txn: Any, handles: dict[str, Any], path: object, segments: Segments) -> None:
         self._txn = txn
@@ -45,7 +45,7 @@ class Transaction:
         #: The segment whose file was not found.
         self.missing: bytes | None = None
         #: Segments that nothing points to when this transaction is committed.
-        self._emptied: list[bytes] = []
+        self._dropped: set[bytes] = set()
 
     def get(self, database: str, key: bytes) -> bytes | None:
         """Return a value, None if there is none.
@@ -167,10 +167,13 @@ class Transaction:
             self._writer = self.segments.create(Header(uuid.uuid4().hex, self.segments.store_id, own=True))
         return self._writer.segment, self._writer.append(payload)
 
-    def empty(self, segment: bytes) -> None:
-        """Forget a segment that nothing points to any more. Its file is deleted after the commit."""
-        self.delete("segments", segment)
-        self._emptied.append(segment)
+    def drop(self, segment: bytes) -> None:
+        """Have the file of a segment deleted after the commit: nothing in the index points to it."""
+        self._dropped.add(segment)
+
+    def keep(self, segment: bytes) -> None:
+        """Take `drop` back: something points to the segment again."""
+        self._dropped.discard(segment)
 
     # -- the end -------------------------------------------------------------------------------------------------------------
 
@@ -192,7 +195,7 @@ class Transaction:
             self._writer.abandon()
         elif self._writer is not None:
             self._writer.close()
-        for segment in self._emptied if committed else ():
+        for segment in self._dropped if committed else ():
             self.segments.delete(segment)
 
     # -- seals ---------------------------------------------------------------------------------------------------------------
