@@ -78,10 +78,10 @@ def _delete(store: Store, clock: Clock, found: SegmentName) -> bool:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except (FileNotFoundError, BlockingIOError):
-            # Its writer has given it up, or lives.
+            head, age = os.pread(descriptor, HEADER_BYTES, 0), time.time() - os.fstat(descriptor).st_mtime
+        except OSError:
+            # Its writer lives, has given it up, or it cannot be read. Others may be garbage all the same.
             return False
-        head, age = os.pread(descriptor, HEADER_BYTES, 0), time.time() - os.fstat(descriptor).st_mtime
         if _used(txn, found) or not _is_garbage(txn, store, clock, found, head, age):
             return False
         path.unlink(missing_ok=True)

@@ -74,15 +74,18 @@ class _Copy:
         unfinished = self._target / _UNFINISHED
         for folder in (self._target, self._segments, unfinished):
             make_folder(folder)
-        for _ in range(_PASSES):
-            with self._store.read() as txn:
-                wanted = _wanted(txn)
-            if not self._take(wanted, needed=False):
-                break
         try:
+            for _ in range(_PASSES):
+                with self._store.read() as txn:
+                    wanted = _wanted(txn)
+                if not self._take(wanted, needed=False):
+                    break
             self._store.copy_entries(unfinished, lambda txn: self._finish(_wanted(txn)))
             sync_folder(self._segments)
             os.rename(unfinished / "data.mdb", self._target / "data.mdb")
+        except BaseException:
+            shutil.rmtree(self._segments, ignore_errors=True)
+            raise
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         sync_folder(self._target)

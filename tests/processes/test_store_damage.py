@@ -340,7 +340,7 @@ def test_segments_of_another_store_or_of_each_other_give_a_named_error(in_segmen
         for file, content in zip(contents, replacements):
             file.write_bytes(content)
         assert look(path, answers)["ORDEREDMQ_STORE.CORRUPT"] > 3
-        assert any("does not have the header of a segment of this store" in finding for finding in check(path))
+        assert any("has a header that fails its checksum" in finding for finding in check(path))
         for file, content in contents.items():
             file.write_bytes(content)
 

@@ -223,7 +223,7 @@ DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
     (lambda txn: segment_file(txn).unlink(), f"of chunk {BIG} of queue orders/embedded/0 is missing"),
     (flip_in_segment, f"{BIG} to {2 * BIG - 1} of queue orders/embedded/0 fail their checksum"),
     (cut_segment, f"{BIG} to {2 * BIG - 1} of queue orders/embedded/0 fail their checksum"),
-    (other_header, "does not have the header of a segment of this store under its name"),
+    (other_header, "has a header that fails its checksum, or is not its own"),
     (segment_entry(chunks=2), "counts 2 chunks, the index has 1"),
     (segment_entry(topics={}), "topic orders has more bytes in segments than these count"),
     (lambda txn: txn.delete("segments", entry(txn).segment), "has chunks and no entry"),

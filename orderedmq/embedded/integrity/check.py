@@ -288,8 +288,12 @@ def _payload(
         yield f"{place} belongs to {name} and to {used[place]}"
         return
     used[place] = name
-    value = contents.payload(chunk)
     out.payloads += 1
+    try:
+        value = contents.payload(chunk)
+    except OSError as error:
+        yield f"{place} of {name} cannot be read: {error}"
+        return
     if value is None:
         finding = f"{place} of {name} is missing"
         if chunk.segment == INLINE:
@@ -384,7 +388,7 @@ def _files(contents: Contents, out: Checked) -> Iterator[str]:
         mine = header is not None and header.store_id == contents.segments.store_id
         if found is not None and found.complete and contents.get("segments", found.segment) is not None:
             if header is None or not mine or bytes.fromhex(header.token) != found.segment:
-                yield f"{Place(found.segment)} does not have the header of a segment of this store under its name"
+                yield f"{Place(found.segment)} has a header that fails its checksum, or is not its own"
         elif found is not None and (mine or not found.complete):
             out.unused.append(name)
         else:

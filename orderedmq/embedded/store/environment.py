@@ -383,8 +383,10 @@ class Store:
         ``look`` is called with a transaction that sees just these entries, while nobody writes.
         """
         env, handles = self._environment()
-        with self.errors_mapped("copy"), self._resize_lock.shared(), contextlib.ExitStack() as stack:
+        with self.errors_mapped("copy"), contextlib.ExitStack() as stack:
             with self._transaction(env, write=True) as txn:
+                # From here on: before, the map may have to become larger.
+                stack.enter_context(self._resize_lock.shared())
                 snapshot = stack.enter_context(env.begin())
                 look(Transaction(txn, handles, self.path, self.segments))
             env.copy(str(folder), compact=True, txn=snapshot)
