@@ -100,7 +100,7 @@ def add(
             break
         try:
             read.insert(0, (payloads.load(txn, queue, *tail), tail[1]))
-        except StoreError:
+        except (StoreError, OSError):
             # A read reports the damaged chunk. Here it must not keep new messages out.
             break
         parts.insert(0, tail)
@@ -173,20 +173,23 @@ def retain(txn: Transaction, topic: TopicInfo, clock: Clock, *, most: int | None
         for queue in queues_of(topic):
             out[queue] = retire(txn, topic, queue, older=older, most=most)
     if topic.retention_bytes is not None:
-        excess = payloads.space(txn, topic) - topic.retention_bytes
-        for queue, gone in _oldest(txn, topic, excess, most).items():
+        for queue, gone in _oldest(txn, topic, topic.retention_bytes, most).items():
             out[queue] = out.get(queue, 0) + _delete(txn, topic, queue, gone)
     return {queue: count for queue, count in out.items() if count}
 
 
-def _oldest(txn: Transaction, topic: TopicInfo, excess: int, most: int | None) -> dict[MessageQueue, list[tuple[int, Chunk]]]:
-    """Return the chunks that the topic gives up to become smaller by at most ``excess`` bytes: its oldest ones, whatever the queue.
+def _oldest(txn: Transaction, topic: TopicInfo, limit: int, most: int | None) -> dict[MessageQueue, list[tuple[int, Chunk]]]:
+    """Return the chunks that the topic gives up: its oldest ones, whatever the queue, of which at least ``limit`` bytes stay.
 
     The room of a chunk in a segment is free only when the segment is deleted. So a chunk is given up if the topic's share of the whole
-    segment fits into the excess, and with it the other chunks of that segment that are next.
+    segment fits into what its messages take on the disk above the limit, and with it the other chunks of that segment that are next.
+    Deleted messages whose segment others need count as well: more is given up for them, but never more than what can be read.
     """
     out: dict[MessageQueue, list[tuple[int, Chunk]]] = {}
-    if excess <= 0:
+    states = {queue: state(txn, queue) for queue in queues_of(topic)}
+    readable = sum(at.stored_bytes for at in states.values()) - limit
+    excess = payloads.space(txn, topic) - limit
+    if readable <= 0:
         return out
     going: set[bytes] = set()
     waiting: list[tuple[int, MessageQueue, int, Chunk, Iterator[tuple[int, Chunk]]]] = []
@@ -196,11 +199,12 @@ def _oldest(txn: Transaction, topic: TopicInfo, excess: int, most: int | None) -
         if found is not None and (most is None or len(out.get(queue, ())) < most):
             heapq.heappush(waiting, (found[1].last_stored, queue, *found, rest))
 
-    for queue in queues_of(topic):
-        at = state(txn, queue)
+    for queue, at in states.items():
         push(queue, chunks(txn, queue, at, at.min_offset))
     while waiting:
         _, queue, first, chunk, rest = heapq.heappop(waiting)
+        if chunk.stored_bytes > readable:
+            continue
         if chunk.segment not in going:
             size = payloads.share(txn, topic, chunk)
             if size > excess:
@@ -210,6 +214,7 @@ def _oldest(txn: Transaction, topic: TopicInfo, excess: int, most: int | None) -
             excess -= size
             if chunk.segment != INLINE:
                 going.add(chunk.segment)
+        readable -= chunk.stored_bytes
         out.setdefault(queue, []).append((first, chunk))
         push(queue, rest)
     return out

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Receipt, SinkBatch
-from orderedmq.embedded import garbage
+from orderedmq.embedded import garbage, index, payloads
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.garbage import FORGOTTEN, can_be_published
 from orderedmq.embedded.integrity.check import check, examine
@@ -20,6 +20,7 @@ from orderedmq.embedded.store import segment_file, transaction
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, SegmentWriter, was_begun
 from orderedmq.embedded.store.segments import Segments, parse_name
+from orderedmq.embedded.topics import topic_of
 from orderedmq.model import MessageQueue
 from tests.contract.support import FakeClock, bodies, pull, queues_of, refused, rows
 
@@ -236,6 +237,60 @@ def test_after_an_append_that_failed_no_segment_stays(broker: EmbeddedBroker, mo
     assert bodies(broker, Q0) == []
 
 
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_deleted(broker: EmbeddedBroker, clock: FakeClock) -> None:
+    names = [f"{digit * 32}.open" for digit in "0f"]
+    for name in names:
+        (broker.path / "segments" / name).write_bytes(replace(HEADER, store_id=store_id(broker), token=name[:32]).pack())
+    (broker.path / "segments" / names[0]).unlink()
+    (broker.path / "segments" / names[0]).mkdir()
+    assert collected(broker, clock) == 1
+    assert broker.admin.trim("orders") == {}
+    (broker.path / "segments" / names[0]).rmdir()
+
+
+def store_id(broker: EmbeddedBroker) -> str:
+    store = Store.open(broker.path)
+    try:
+        return store.segments.store_id
+    finally:
+        store.close()
+
+
+def test_a_segment_that_is_emptied_and_used_again_in_one_transaction_stays(broker: EmbeddedBroker) -> None:
+    append(broker, "a")
+    store = Store.open(broker.path)
+    with store.write() as txn:
+        topic = topic_of(txn, "orders")
+        first, chunk = index.holding(txn, Q0, 0)
+        payloads.release(txn, topic, chunk)
+        payloads.hold(txn, topic, chunk)
+    store.close()
+    assert bodies(broker, Q0) == ["a" * LARGE]
+    assert first == 0
+
+
+@pytest.fixture
+def bad_sector(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", refuse)
+
+
+def test_a_tail_that_cannot_be_read_keeps_no_new_message_out_and_the_check_names_it(
+    tmp_path: Path, clock: FakeClock, request: pytest.FixtureRequest
+) -> None:
+    with EmbeddedBroker(tmp_path / "other", clock=clock) as broker:
+        broker.admin.create_topic("orders", 2, compression="none")
+        broker.log.append({Q0: rows(["a" * 70_000])})
+        request.getfixturevalue("bad_sector")
+        broker.log.append({Q0: rows(["b"])})
+        assert broker.log.bounds([Q0])[Q0].max_offset == 2
+        with refused("STORE.IO", "Input/output error"):
+            bodies(broker, Q0)
+        assert any("cannot be read" in finding for finding in check(broker.path))
+
+
 # -- readers beside deletion --------------------------------------------------------------------------------------------------------
 
 
@@ -340,6 +395,21 @@ def test_retention_by_size_keeps_a_segment_that_does_not_fit_into_the_excess(bro
         bounds = broker.log.bounds([Q0, Q1])
         expected = 1 if letter == "e" else 0
         assert (bounds[Q0].min_offset, bounds[Q1].min_offset) == (expected, expected), letter
+
+
+def test_retention_by_size_keeps_its_messages_though_their_segments_hold_another_topic(
+    broker: EmbeddedBroker, clock: FakeClock
+) -> None:
+    """The other topic keeps everything, so what this one gives up is never free on the disk."""
+    broker.admin.create_topic("other", 1, compression="none")
+    other = queues_of(broker, "other")[0]
+    broker.admin.alter_topic("orders", retention_bytes=3 * LARGE)
+    for number in range(12):
+        broker.log.append({Q0: rows(["a" * LARGE]), other: rows(["b" * LARGE])})
+        clock.pass_(1)
+        at = broker.log.bounds([Q0])[Q0]
+        assert at.max_offset - at.min_offset == min(3, number + 1)
+    assert broker.log.bounds([other])[other].min_offset == 0
 
 
 def test_a_topic_that_is_made_again_does_not_count_the_room_of_the_former_one(broker: EmbeddedBroker) -> None:
