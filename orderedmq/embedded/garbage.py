@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import time
+from pathlib import Path
 from typing import Final
 
 from orderedmq.embedded.clock import Clock
@@ -55,11 +56,11 @@ def can_be_published(header: Header, boot_id: str, now: int, latest: int | None)
 
 
 def _due(store: Store) -> bool:
-    path = store.segments.folder / LOOKED
+    path = f"{store.segments.folder}/{LOOKED}"
     with contextlib.suppress(FileNotFoundError):
-        if abs(time.time() - path.stat().st_mtime) < INTERVAL:
+        if abs(time.time() - os.stat(path).st_mtime) < INTERVAL:
             return False
-    path.touch(mode=0o600)
+    Path(path).touch(mode=0o600)
     return True
 
 

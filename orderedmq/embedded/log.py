@@ -15,7 +15,7 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import garbage, index, payloads, topics
 from orderedmq.embedded.clock import Clock
-from orderedmq.embedded.staging import EmbeddedStaging, discard, show
+from orderedmq.embedded.staging import EmbeddedStaging, discard, make_visible
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.layout import Chunk
@@ -312,11 +312,8 @@ class EmbeddedLog:
             staging.abandon()
             raise
         with contextlib.closing(staging), self._published_or_gone(receipt), self._store.write() as txn:
-            written: dict[str, TopicInfo] = {}
             ends = {queue: index.state(txn, queue).max_offset for queue in rows}
-            added = show(txn, [receipt], written, self._clock.wall())
-            for topic in written.values():
-                index.retain(txn, topic, self._clock)
+            added = make_visible(txn, [receipt], self._clock)
         garbage.collect(self._store, self._clock)
         return {queue: added.get(queue, OffsetRange(end, end)) for queue, end in ends.items()}
 

@@ -1,9 +1,9 @@
 """The Outbox protocol on the store: each attempt of a task stages rows in a segment of its own, one transaction publishes them.
 
-A publish writes index entries, not messages (apart from small chunks, which it stores itself or merges). Its steps, in order: a batch that is
-already recorded is a no-op if it is the same one, else refused; a stale epoch among the sources that this run registered is
-refused; messages that another batch of the sink has published are refused; a missing segment is refused; then the rows become
-visible in (partition, row) order, the batch is recorded, and the group offsets of the run's sources move.
+A publish writes index entries, not messages (apart from small chunks, which it stores itself or merges). Its steps, in order: a
+batch that is already recorded is a no-op if it is the same one, else refused; a stale epoch among the sources that this run
+registered is refused; messages that another batch of the sink has published are refused; a missing segment is refused; then the
+rows become visible in (partition, row) order, the batch is recorded, and the group offsets of the run's sources move.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from orderedmq.broker import Published, Receipt, SinkBatch, TopicInfo
+from orderedmq.broker import Published, Receipt, SinkBatch
 from orderedmq.conditions import OptionCondition, SinkCondition
-from orderedmq.embedded import garbage, groups, index, runs
+from orderedmq.embedded import garbage, groups, runs
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.runs import Registration
-from orderedmq.embedded.staging import EmbeddedStaging, discard, show
+from orderedmq.embedded.staging import EmbeddedStaging, discard, make_visible
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.transaction import Transaction
@@ -65,7 +65,6 @@ class EmbeddedOutbox:
         with self._store.errors_mapped("publish"):
             sources = runs.registered(self._store.path, batch.run) if batch.run else []
         with self._store.write() as txn:
-            now = self._clock.wall()
             record = _record(sources, ordered)
             if batch.sink_id is not None and self._was_published(txn, batch, record, skip_differing_replay):
                 discard(txn, receipts)
@@ -75,16 +74,13 @@ class EmbeddedOutbox:
                     groups.require_current(txn, source.token, f"batch {batch.batch_id} was published")
             if batch.sink_id is not None:
                 self._require_new(txn, batch, sources)
-            written: dict[str, TopicInfo] = {}
-            ranges = show(txn, ordered, written, now)
+            ranges = make_visible(txn, ordered, self._clock)
             if batch.sink_id is not None:
                 self._remember(txn, batch, record)
             if move_offsets:
                 for source in sources:
                     if source.token is not None:
                         groups.forward(txn, source.token.group, source.queue, source.offsets.end)
-            for topic in written.values():
-                index.retain(txn, topic, self._clock)
             # What is left are other attempts of partitions that were published.
             discard(txn, receipts)
         garbage.collect(self._store, self._clock)

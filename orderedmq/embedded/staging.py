@@ -166,13 +166,13 @@ class EmbeddedStaging:
         )
 
 
-def show(
-    txn: Transaction, receipts: Iterable[Receipt], topics: dict[str, TopicInfo], now: int
-) -> dict[MessageQueue, OffsetRange]:
-    """Make the rows of receipts visible, in their order, and return their offsets. ``topics`` gets the topics that they are in.
+def make_visible(txn: Transaction, receipts: Iterable[Receipt], clock: Clock) -> dict[MessageQueue, OffsetRange]:
+    """Make the rows of receipts visible, in their order, apply the retention of their topics, and return their offsets.
 
     Raises SinkError TOKEN_GONE if a segment is not there as its receipt says, or was published before.
     """
+    now = clock.wall()
+    topics: dict[str, TopicInfo] = {}
     ranges: dict[MessageQueue, OffsetRange] = {}
     for receipt in receipts:
         staged: Staged = receipt.staged
@@ -188,6 +188,8 @@ def show(
             added = index.add(txn, topics[queue.topic], queue, chunk, now, None if payload is None else [payload])
             before = ranges.get(queue)
             ranges[queue] = OffsetRange(before.begin if before else added.begin, added.end)
+    for topic in topics.values():
+        index.retain(txn, topic, clock)
     return ranges
 
 
