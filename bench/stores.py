@@ -143,7 +143,7 @@ def size(bench: Bench) -> list[Figure]:
 
 
 def writers(bench: Bench) -> list[Figure]:
-    """A message by Producer against one sync of the disk; eight processes that write beside a renewal, against two."""
+    """Measure one `Producer.send` against one sync of the disk, and eight writing processes against two, while a lock is renewed."""
     path = bench.fresh("writers")
     sends = 50 if bench.quick else 300
     total = 800_000 if bench.quick else 5_760_000

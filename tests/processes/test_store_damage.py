@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from orderedmq.errors import StoreError
 from orderedmq.model import OffsetRange
 from orderedmq.ownership.micro_batch import SourceRun
 from tests.contract.support import refused, rows
+from tests.memory import folder_in_memory
 from tests.unit.small_store import QUEUES, READS, FixedClock, make, read_all, write_all
 
 PROCESSES = mp.get_context("forkserver")
@@ -71,14 +71,9 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """In memory where there is a place for it: an attempt waits for the disk several times."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path_factory.mktemp("damage")
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as name:
-        yield Path(name)
+def folder() -> Iterator[Path]:
+    with folder_in_memory() as path:
+        yield path
 
 
 @pytest.fixture(scope="module")
