@@ -1,20 +1,20 @@
 """Describes how a task of the source read its rows: the broker, the lock, and the plan for the parking lot.
 
 A listener needs this to check the lock, to park messages and to write dead letters. It travels as JSON in the column lock_token,
-and only this module writes or parses that JSON. It records whether an account was used but never contains the account's keys,
-because rows may be displayed, stored, or sent elsewhere.
+and only this module writes or parses that JSON. It names the files of an account and of TLS, and says whether the source used keys or a
+password. It never contains any of these, because rows may be displayed, stored, or sent elsewhere.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, NamedTuple
 
 from orderedmq.broker import Broker
 from orderedmq.conditions import LockCondition, OptionCondition
 from orderedmq.connections import kept
-from orderedmq.endpoint import Credentials, Endpoint, TlsOptions
+from orderedmq.endpoint import Credentials, CredentialsFile, Endpoint, TlsOptions
 from orderedmq.errors import LockError, OptionError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
@@ -23,12 +23,26 @@ from orderedmq.ownership.lock import LockToken
 #: listener unless it knows all the fields.
 VERSION: Final = 1
 _VERSION: Final = "version"
-#: Of the fields in the JSON, except the version and the plan of the parking lot.
+_TEXTS: Final = (
+    "group",
+    "client_id",
+    "identity",
+    "path",
+    "namesrv_addr",
+    "namespace",
+    "namespace_v2",
+    "stored_in",
+    "credentials_file",
+)
+#: Of the fields in the JSON, except the version and the nested ones.
 _TYPES: Final[dict[str, type]] = {
-    **dict.fromkeys(("group", "client_id", "identity", "path", "namesrv_addr", "namespace", "namespace_v2", "stored_in"), str),
+    **dict.fromkeys(_TEXTS, str),
     "epoch": int,
-    "account": bool,
-    "only_run": bool,
+    **dict.fromkeys(("account", "key_password", "only_run"), bool),
+}
+_TLS_TYPES: Final[dict[str, type]] = {
+    **dict.fromkeys(("ca_file", "cert_file", "key_file"), str),
+    **dict.fromkeys(("verify", "verify_hostname"), bool),
 }
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -61,7 +75,9 @@ class TaskLock(NamedTuple):
 class ReadContext:
     """The lock under which a task reads a queue, and where its broker is.
 
-    ``account``: whether the source uses an account. ``only_run``: see `LockToken`. ``lot``: None without the option parkingLot.
+    ``account``: whether the source got an account's keys as options; ``credentials_file``: the file from which it reads them instead.
+    ``tls``: None without TLS; ``key_password``: whether the source decrypts the key of ``tls`` with a password, which ``tls`` does not have.
+    ``only_run``: see `LockToken`. ``lot``: None without the option parkingLot.
     ``stored_in``: the topic that the rows were actually read from if the option retryTopic is set, otherwise None. It is needed because,
     for a message in the retry topic, the column topic holds the original topic.
     """
@@ -78,12 +94,16 @@ class ReadContext:
     only_run: bool = False
     lot: LotPlan | None = None
     stored_in: str | None = None
+    credentials_file: str | None = None
+    tls: TlsOptions | None = None
+    key_password: bool = False
 
     @classmethod
     def of(
         cls, endpoint: Endpoint, identity: str, token: LockToken, lot: LotPlan | None = None, stored_in: str | None = None
     ) -> ReadContext:
         """Return the context of a task that reads under ``token``."""
+        credentials, tls = endpoint.credentials, endpoint.tls
         return cls(
             token.epoch,
             token.group,
@@ -93,10 +113,13 @@ class ReadContext:
             endpoint.namesrv_addr,
             endpoint.namespace,
             endpoint.namespace_v2,
-            endpoint.credentials is not None,
+            isinstance(credentials, Credentials),
             token.only_run,
             lot,
             stored_in,
+            credentials.path if isinstance(credentials, CredentialsFile) else None,
+            None if tls is None else replace(tls, key_password=None),
+            tls is not None and tls.key_password is not None,
         )
 
     def to_text(self) -> str:
@@ -105,6 +128,8 @@ class ReadContext:
         given = {name: value for name, value in named.items() if value is not None and value is not False}
         if self.lot is not None:
             given["lot"] = self.lot._asdict()
+        if self.tls is not None:
+            given["tls"] = {name: value for name, value in asdict(self.tls).items() if value is not None}
         return _ENCODER.encode({_VERSION: VERSION, **given})
 
     @classmethod
@@ -112,7 +137,7 @@ class ReadContext:
         """Return the inverse of ``to_text``. Raises LockError MALFORMED for any other text."""
         try:
             given: dict[str, Any] = json.loads(text)
-            version, lot = given.pop(_VERSION), given.pop("lot", None)
+            version, lot, tls = given.pop(_VERSION), given.pop("lot", None), given.pop("tls", None)
             if type(version) is int and version != VERSION:
                 raise _malformed(
                     text,
@@ -120,10 +145,11 @@ class ReadContext:
                 )
             sound = version == VERSION and all(type(value) is _TYPES[name] for name, value in given.items())
             sound &= lot is None or all(type(number) is int for number in lot.values())
+            sound &= tls is None or all(type(value) is _TLS_TYPES[name] for name, value in tls.items())
             # Exactly one of them says where the broker is.
             sound &= ("path" in given) != ("namesrv_addr" in given)
             if sound:
-                return cls(**given, lot=None if lot is None else LotPlan(**lot))
+                return cls(**given, lot=None if lot is None else LotPlan(**lot), tls=None if tls is None else TlsOptions(**tls))
         except (ValueError, TypeError, KeyError, AttributeError):
             pass
         raise _malformed(text, "was not written by the source; leave the column as it was read")
@@ -139,18 +165,31 @@ class ReadContext:
         """Connect to the broker and return the lock that the source already holds on ``queue``.
 
         ``listener`` is the function name for error messages.
-        Raises OptionError MISSING if the source used an account and ``credentials`` is None.
+        ``credentials`` and ``tls`` are needed only if the source has secrets that rows do not carry: keys as options, or a key's password.
+        Raises OptionError MISSING without them.
         """
-        if self.account and credentials is None:
-            raise OptionError(
-                OptionCondition.MISSING,
-                f"the source reads queue {queue} with an account (accessKey), but rows do not carry its keys: give them to the listener, too: "
-                f"{listener}(..., credentials=orderedmq.Credentials(access_key, secret_key))",
-            )
+        for secret, needed, given, remedy in (
+            ("an account (accessKey)", self.account, credentials, "credentials=orderedmq.Credentials(access_key, secret_key)"),
+            (
+                "a client key with a password (tlsKeyPassword)",
+                self.key_password,
+                tls,
+                "tls=orderedmq.TlsOptions(..., key_password=...)",
+            ),
+        ):
+            if needed and given is None:
+                raise OptionError(
+                    OptionCondition.MISSING,
+                    f"the source reads queue {queue} with {secret}, but rows do not carry secrets: give it to the listener, too: "
+                    f"{listener}(..., {remedy})",
+                )
         if self.path is not None:
             endpoint = Endpoint(self.path)
         else:
-            endpoint = Endpoint(None, self.namesrv_addr, credentials, tls, self.namespace, self.namespace_v2)
+            account: Credentials | CredentialsFile | None = credentials
+            if account is None and self.credentials_file is not None:
+                account = CredentialsFile(self.credentials_file)
+            endpoint = Endpoint(None, self.namesrv_addr, account, tls or self.tls, self.namespace, self.namespace_v2)
         token = LockToken(self.group, queue, "", self.client_id, self.epoch, 0, only_run=self.only_run)
         return TaskLock(kept(endpoint, self.identity), token, self.lot)
 

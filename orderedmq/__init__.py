@@ -17,7 +17,7 @@ from orderedmq.errors import OrderedMQError
 if TYPE_CHECKING:
     from orderedmq.connections import connect
     from orderedmq.embedded.snapshot import snapshot
-    from orderedmq.endpoint import Credentials, TlsOptions
+    from orderedmq.endpoint import Credentials, CredentialsFile, TlsOptions
     from orderedmq.java import prepare_spark
     from orderedmq.model import MessageQueue
     from orderedmq.parking.rules import Order
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Credentials", "MessageQueue", "Order", "OrderedMQError", "Producer", "TlsOptions", "connect", "prepare_spark", "register", "snapshot",
-    "tuned",
+    "Credentials", "CredentialsFile", "MessageQueue", "Order", "OrderedMQError", "Producer", "TlsOptions", "connect", "prepare_spark",
+    "register", "snapshot", "tuned",
 ]  # fmt: skip
 
 #: Names that are loaded on first use: they import pyarrow, which Spark's look-up of data sources should not load.
@@ -40,6 +40,7 @@ _HOMES = {
     "snapshot": "orderedmq.embedded.snapshot",
     "tuned": "orderedmq.startup.tuning",
     "Credentials": "orderedmq.endpoint",
+    "CredentialsFile": "orderedmq.endpoint",
     "TlsOptions": "orderedmq.endpoint",
 }
 

@@ -137,6 +137,7 @@ class ProtocolCondition(StrEnum):
 
 
 class UnavailableCondition(StrEnum):
+    ACCOUNT_RENEWED = "ACCOUNT_RENEWED"
     BUSY = "BUSY"
     CONNECTION_LOST = "CONNECTION_LOST"
     GO_AWAY = "GO_AWAY"

@@ -8,7 +8,7 @@ from typing import Final
 
 from orderedmq.broker import Broker
 from orderedmq.conditions import OptionCondition
-from orderedmq.endpoint import Credentials, Endpoint, TlsOptions
+from orderedmq.endpoint import CredentialsSource, Endpoint, TlsOptions
 from orderedmq.errors import OptionError
 
 
@@ -16,7 +16,7 @@ def connect(
     path: str | Path | None = None,
     *,
     namesrv_addr: str | None = None,
-    credentials: Credentials | None = None,
+    credentials: CredentialsSource | None = None,
     tls: TlsOptions | None = None,
     identity: str | None = None,
     namespace: str | None = None,
@@ -25,7 +25,8 @@ def connect(
     """Return a connection to the embedded broker in directory ``path``, or to the RocketMQ cluster of ``namesrv_addr``.
 
     ``namesrv_addr`` is "host:port;host:port"; ``credentials``, ``tls``, ``namespace`` and ``namespace_v2`` are for a cluster, whose
-    topics and groups then are those of the namespace, under their names without it. ``identity``: the `Broker.identity` that the
+    topics and groups then are those of the namespace, under their names without it. ``credentials`` is an account, or a `CredentialsFile` or
+    a callable from which the account is read again before each connection and after a refusal. ``identity``: the `Broker.identity` that the
     caller expects; any other broker is refused (StoreError OTHER_MACHINE, RocketMQError OTHER_CLUSTER).
 
     The connection is a context manager, which closes it. A store is opened at first use: StoreError MISSING is raised there, and

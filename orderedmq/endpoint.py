@@ -6,7 +6,9 @@ Partitions and lock tokens carry it. An Endpoint is pickled to executors with it
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from orderedmq.capabilities import EMBEDDED, ROCKETMQ, Capabilities
 from orderedmq.conditions import RocketMQCondition
@@ -20,6 +22,21 @@ class Credentials:
     access_key: str
     secret_key: str = field(repr=False)
     security_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class CredentialsFile:
+    """A file with an account that may change while it is used, such as one with a temporary token.
+
+    The file is a JSON object with ``accessKey``, ``secretKey`` and, for a temporary account, ``securityToken``. It is read again before
+    each new connection and after a server has refused the account. Replace the file in one step (rename), and keep it private.
+    """
+
+    path: str
+
+
+#: An account, or where to find the one that is valid now. A callable may be called by several threads at a time.
+CredentialsSource: TypeAlias = Credentials | CredentialsFile | Callable[[], Credentials]
 
 
 @dataclass(frozen=True)
@@ -49,7 +66,7 @@ class Endpoint:
 
     path: str | None = None
     namesrv_addr: str | None = None
-    credentials: Credentials | None = None
+    credentials: Credentials | CredentialsFile | None = None
     tls: TlsOptions | None = None
     namespace: str | None = None
     namespace_v2: str | None = None

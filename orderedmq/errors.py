@@ -49,7 +49,9 @@ ACCOUNT: Final = {
 }
 #: Options for which the command has another name. Only names that are not plain words.
 _NAMES: Final = {"namesrvAddr": "--namesrv", "topicQueueNums": "--queues", **ACCOUNT}
-_NAME: Final = re.compile(rf"\b(?:options? )?({'|'.join(_NAMES)})\b")
+#: Plain words, which are a name only after "option".
+_WORDS: Final = {"path": "--path", "namespace": "--namespace"}
+_NAME: Final = re.compile(rf"\b(?:options? )?({'|'.join(_NAMES)})\b|\boption ({'|'.join(_WORDS)})\b")
 
 
 class Remedy(NamedTuple):
@@ -80,7 +82,7 @@ class OrderedMQError(Exception):
             raise AssertionError(f"{type(self).__name__} has no condition {sub!r}")
         self.sub = sub
         self.message = message if remedy is None else f"{message}; {remedy.options}"
-        said = _NAME.sub(lambda found: _NAMES[found[1]], message)
+        said = _NAME.sub(lambda found: _NAMES[found[1]] if found[1] else _WORDS[found[2]], message)
         self.typed = said if remedy is None else f"{said}; {remedy.command}"
         super().__init__(f"[{self.condition}] {self.message}")
 

@@ -55,8 +55,9 @@ def consume_orderly(
     SUCCESS, COMMIT (accepted by the call that committed), DEAD_LETTER, PARKED (``due_timestamp`` says when it comes back, if that is
     known), DROPPED (an operator dropped it from the parking lot) or REPEATED (it failed in a repeat of a micro-batch that the group's
     offset had passed). ``attempts`` is 0 where an earlier attempt of the micro-batch has settled the message, which does not come again.
-    Write the rows somewhere: the listener runs only when Spark runs the DataFrame. ``credentials`` and ``tls`` are those of the source,
-    for a cluster that requires them, because rows do not carry them. ``tracing``: see `Tracing`.
+    Write the rows somewhere: the listener runs only when Spark runs the DataFrame. A listener connects as the
+    source does, but rows carry no secrets: pass ``credentials`` if the source has the option secretKey, and ``tls`` if it has tlsKeyPassword.
+    ``tracing``: see `Tracing`.
 
     Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
     UNSUPPORTED for rows that were read without a lock, or with a parking lot where ``order`` allows none and the reverse,

@@ -50,8 +50,7 @@ def dead_letter(
     reads them (``includeProperties=true``), and its origin. The command sends it again: ``orderedmq dlq replay``.
 
     The letters are stored before the micro-batch is committed, each once, also if Spark runs the batch again (over RocketMQ, if it
-    is among the last 32,768 letters of its broker). ``credentials`` and ``tls`` are those of the source, for a cluster that requires
-    them, because rows do not carry them.
+    is among the last 32,768 letters of its broker). ``credentials`` and ``tls`` are those of `consume_orderly`.
 
     Returns a DataFrame with the columns of ``df``. A watermark belongs behind it. Raises SchemaError MISSING_COLUMN, and WRONG_TYPE if
     a column of the message has another type than the source gives it. When the query runs, a task raises OptionError UNSUPPORTED for

@@ -82,7 +82,7 @@ GIVE_TOGETHER: Final = 4096
 
 @dataclass(frozen=True)
 class Consumer:
-    """A listener with everything that its tasks need. ``credentials`` and ``tls`` are those of the source."""
+    """A listener with everything that its tasks need. ``credentials`` and ``tls``: see `consume_orderly`."""
 
     listener: Any
     settings: Settings

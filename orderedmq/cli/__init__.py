@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 import orderedmq
-from orderedmq.cli.shared_options import JsonOption, NamespaceOption, NamesrvOption, PathOption
+from orderedmq.cli.shared_options import ConnectionOption, JsonOption, NamespaceOption, NamesrvOption, PathOption, ProfileOption
 from orderedmq.cli.shell import EXIT_CODES, Shell, commands
 
 #: Groups of commands: module and help text.
@@ -101,8 +101,10 @@ def main(
     as_json: JsonOption = None,
     namesrv: NamesrvOption = None,
     namespace: NamespaceOption = None,
+    profile: ProfileOption = None,
+    option: ConnectionOption = None,
     version: Annotated[  # noqa: ARG001 (its callback does it)
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    context.obj = Shell(path, as_json, namesrv, namespace)
+    context.obj = Shell(path, as_json, namesrv, namespace, profile, option)

@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 from orderedmq.cli.shell import REFUSED, Column, Shell, command
-from orderedmq.conditions import OptionCondition
 from orderedmq.embedded.integrity.check import examine
-from orderedmq.errors import OptionError
 from orderedmq.options.declared import DEFAULT_DIRECTORY
 from orderedmq.tools.readable import number, size
 
@@ -34,12 +32,7 @@ def check(
     segment files. It reads all messages, changes nothing, and can run beside queries: it reads one snapshot. It also names segment
     files that no entry needs. They are no damage: tasks at work write them, and those of killed tasks are deleted later.
     """
-    if shell.namesrv is not None:
-        raise OptionError(
-            OptionCondition.UNSUPPORTED,
-            "check is for a store of the embedded broker, not for RocketMQ; give a directory in place of --namesrv",
-        )
-    path = store or shell.path or Path(DEFAULT_DIRECTORY)
+    path = store or shell.store("check")
     found = examine(path)
     shell.show([{"finding": finding} for finding in found.findings], (Column("finding", "finding"),), none="nothing is damaged")
     for names, what in (

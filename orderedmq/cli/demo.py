@@ -13,6 +13,7 @@ import typer
 from orderedmq.cli.shell import REFUSED, Shell, command
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
+from orderedmq.options.endpoint import to_environment
 from orderedmq.tools.readable import size
 
 if TYPE_CHECKING:
@@ -50,8 +51,11 @@ def demo(
         raise OptionError(
             OptionCondition.UNSUPPORTED, "the demo has topics of its own names, in no namespace: drop --namespace"
         )
-    cluster = None if shell.namesrv is None else replace(shell, path=None).endpoint
-    play = Demo(shell.path or Path(tempfile.mkdtemp(prefix="orderedmq-demo-")), events, queues, batches, cluster)
+    # Here --path is the demo's folder.
+    broker = replace(shell, path=None)
+    cluster = None if broker.endpoint.embedded else broker.endpoint
+    folder = shell.path or Path(tempfile.mkdtemp(prefix="orderedmq-demo-"))
+    play = Demo(folder, events, queues, batches, cluster, to_environment(broker.broker_options))
     shell.say(f"A year of flights from New York, in {play.folder}\n")
     produced = _step(shell, "producing", play.produce)
     speed = produced.events / produced.seconds

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from orderedmq.errors import ACCOUNT
 from orderedmq.options.declared import DEFAULT_DIRECTORY
+from orderedmq.options.profiles import FILE_VARIABLE
 
 PATH_HELP: Final = f"Directory of the embedded broker (default: {DEFAULT_DIRECTORY})."
 
@@ -22,8 +22,7 @@ NamesrvOption = Annotated[
     str | None,
     typer.Option(
         "--namesrv",
-        help="Nameservers of a RocketMQ cluster, host:port;host:port, in place of --path; an account is read from the variables "
-        f"{' and '.join(list(ACCOUNT.values())[:2])}.",
+        help="Nameservers of a RocketMQ cluster, host:port;host:port, in place of --path.",
         show_default=False,
         metavar="ADDR",
     ),
@@ -31,6 +30,28 @@ NamesrvOption = Annotated[
 NamespaceOption = Annotated[
     str | None,
     typer.Option("--namespace", help="With --namesrv: the namespace of topics and groups.", show_default=False, metavar="NAME"),
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        help=f"Take the broker, the account and TLS from this table of ~/.config/orderedmq/config.toml (or of the file in {FILE_VARIABLE}).",
+        show_default=False,
+        metavar="NAME",
+        envvar="ORDEREDMQ_PROFILE",
+        show_envvar=False,
+    ),
+]
+ConnectionOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        help="An option of the connection, named as in Spark, such as useTLS=true or credentialsFile=FILE. May be given several times. Secrets "
+        "belong in a profile, a credentials file or the environment.",
+        show_default=False,
+        metavar="NAME=VALUE",
+    ),
 ]
 JsonOption = Annotated[
     bool | None,

@@ -20,13 +20,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, NamedTuple
 
 import typer
 
-from orderedmq.cli.shared_options import PATH_HELP, JsonOption, NamespaceOption, NamesrvOption, path_option
+from orderedmq.cli.shared_options import (
+    PATH_HELP,
+    ConnectionOption,
+    JsonOption,
+    NamespaceOption,
+    NamesrvOption,
+    ProfileOption,
+    path_option,
+)
 from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import OptionError, OrderedMQError
-from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
-from orderedmq.options.endpoint import account, parse_endpoint
-from orderedmq.options.values import parse_path
+from orderedmq.errors import OptionError, OrderedMQError, Remedy
+from orderedmq.options.declared import BROKER_OPTIONS, DEFAULT_DIRECTORY, Given
+from orderedmq.options.endpoint import VARIABLES, from_environment, layered, parse_endpoint
+from orderedmq.options.profiles import read_profile
 from orderedmq.tools.failures import Kind, kind_of
 from orderedmq.tools.readable import CONTROL, escaped, number, shortened
 
@@ -52,6 +60,7 @@ EXIT_CODES: Final = (
 
 _CODES: Final[Mapping[Kind, int]] = {"usage": USAGE, "missing": MISSING, "refused": REFUSED}
 
+_SECRETS: Final = ("secretKey", "securityToken", "tlsKeyPassword")
 #: Where all of a value is to be seen that was cut.
 WHOLE: Final = "--full shows all"
 #: The option of commands that show messages.
@@ -80,22 +89,53 @@ class Shell:
     as_json: bool | None = None
     namesrv: str | None = None
     namespace: str | None = None
+    profile: str | None = None
+    options: Sequence[str] | None = None
 
     @property
     def json(self) -> bool:
         return not sys.stdout.isatty() if self.as_json is None else self.as_json
 
+    @functools.cached_property
+    def broker_options(self) -> dict[str, str]:
+        """The options that say which broker is meant: those of the command line, then those of the profile, then the environment's.
+
+        Raises OptionError CONFLICT, INVALID or MISSING.
+        """
+        if self.path is not None and self.namesrv is not None:
+            raise OptionError(OptionCondition.CONFLICT, "--path and --namesrv exclude each other: give one of them")
+        typed = _typed(self.options)
+        for option, name, value in (
+            ("--path", "path", None if self.path is None else str(self.path)),
+            ("--namesrv", "namesrvAddr", self.namesrv),
+            ("--namespace", "namespace", self.namespace),
+        ):
+            if value is not None and typed.setdefault(name, value) != value:
+                raise OptionError(
+                    OptionCondition.CONFLICT, f"{option} and an --option that means the same differ: give one of them"
+                )
+        profile = {} if self.profile is None else read_profile(self.profile)
+        found = layered(typed, profile)
+        if "namesrvAddr" in found:
+            # A store needs neither, so what the environment has is for another broker.
+            found = layered(found, from_environment())
+        elif self.namespace is not None:
+            raise OptionError(OptionCondition.CONFLICT, "--namespace needs --namesrv: a store has no namespaces")
+        return {"path": DEFAULT_DIRECTORY, **found} if "namesrvAddr" not in found else found
+
     @property
     def endpoint(self) -> Endpoint:
         """The broker that the options name. Raises OptionError CONFLICT, INVALID, MISSING or UNSUPPORTED."""
-        if self.namesrv is None:
-            if self.namespace is not None:
-                raise OptionError(OptionCondition.CONFLICT, "--namespace needs --namesrv: a store has no namespaces")
-            return Endpoint(parse_path(str(self.path or DEFAULT_DIRECTORY), "--path"))
-        if self.path is not None:
-            raise OptionError(OptionCondition.CONFLICT, "--path and --namesrv exclude each other: give one of them")
-        named = {} if self.namespace is None else {"namespace": self.namespace}
-        return parse_endpoint(Given({"namesrvAddr": self.namesrv, **named, **account()}, "sink"))
+        return parse_endpoint(Given(self.broker_options, "sink"))
+
+    def store(self, what: str) -> Path:
+        """Return the directory of the embedded broker's store. ``what`` is done with it. Raises OptionError UNSUPPORTED for a cluster."""
+        endpoint = self.endpoint
+        if endpoint.path is None:
+            raise OptionError(
+                OptionCondition.UNSUPPORTED, f"{what} is for a store of the embedded broker, not for RocketMQ; give --path"
+            )
+        return Path(endpoint.path)
 
     @property
     def address(self) -> str:
@@ -193,6 +233,28 @@ class Shell:
         shown = console(stderr=True)
         with Progress(*columns, console=shown, disable=typing or not shown.is_terminal, transient=True) as progress:
             yield Bar(progress, progress.add_task(what, total=total, done=""), text or number)
+
+
+def _typed(options: Sequence[str] | None) -> dict[str, str]:
+    """Return the options of ``--option NAME=VALUE``. Raises OptionError INVALID or CONFLICT."""
+    spelling = {option.name.lower(): option.name for option in BROKER_OPTIONS}
+    found: dict[str, str] = {}
+    for text in options or ():
+        given, equals, value = text.partition("=")
+        name = spelling.get(given.lower())
+        if not equals or name is None:
+            usage = f"give NAME=VALUE with one of the names {', '.join(spelling.values())}"
+            raise OptionError(
+                OptionCondition.INVALID, f"--option {given} says nothing about the connection", Remedy(usage, usage)
+            )
+        if name in _SECRETS:
+            raise OptionError(
+                OptionCondition.INVALID,
+                f"--option {name} would show a secret to everyone on this machine: set {VARIABLES[name]}, or put it into a profile",
+            )
+        if found.setdefault(name, value) != value:
+            raise OptionError(OptionCondition.CONFLICT, f"--option {name} is given twice with different values: drop one")
+    return found
 
 
 @dataclass
@@ -317,6 +379,7 @@ def command(
         def run(context: typer.Context, **arguments: Any) -> None:
             above: Shell = context.obj or Shell()
             given = {name: arguments.pop(name) for name in vars(above)}
+            given["options"] = [*(above.options or ()), *(given["options"] or ())]
             shell = replace(above, **{name: value for name, value in given.items() if value is not None})
             with exit_codes():
                 call(shell, **arguments)
@@ -333,6 +396,8 @@ def command(
                     "as_json": JsonOption,
                     "namesrv": NamesrvOption,
                     "namespace": NamespaceOption,
+                    "profile": ProfileOption,
+                    "options": ConnectionOption,
                 }.items()
             ),
         ]

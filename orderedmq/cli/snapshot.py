@@ -8,10 +8,7 @@ from typing import Annotated
 import typer
 
 from orderedmq.cli.shell import Shell, command
-from orderedmq.conditions import OptionCondition
 from orderedmq.embedded.snapshot import snapshot as copy_store
-from orderedmq.errors import OptionError
-from orderedmq.options.declared import DEFAULT_DIRECTORY
 from orderedmq.tools.readable import number, size
 
 
@@ -27,11 +24,7 @@ def snapshot(
     The copy is consistent and has everything that was acknowledged before. On the same file system it has links to the files with
     messages, so it takes next to no room; a copy of it on another disk is a backup. To restore, put a copy where the store was.
     """
-    if shell.namesrv is not None:
-        raise OptionError(
-            OptionCondition.UNSUPPORTED, "snapshot is for a store of the embedded broker, not for RocketMQ; give --path"
-        )
-    path = shell.path or Path(DEFAULT_DIRECTORY)
+    path = shell.store("snapshot")
     made = copy_store(path, target)
     shell.done(
         {"path": str(path), "copy": str(target), **vars(made)},

@@ -21,7 +21,7 @@ from typing import Any, Final
 from orderedmq.demo import IN, OUT
 from orderedmq.demo.turnaround import follow
 from orderedmq.java import prepare_spark
-from orderedmq.options.endpoint import account
+from orderedmq.options.endpoint import from_environment
 from orderedmq.startup.tuning import tuned
 
 #: The folder of Spark's own files, in the working directory: a killed Spark leaves them behind.
@@ -72,7 +72,7 @@ def main(store: str, checkpoint: str, queues: str, events_per_batch: str, start:
     java: Any = spark._jvm
     # The parent process needs this to kill the whole job.
     print(json.dumps({"jvm": java.java.lang.ProcessHandle.current().pid()}), flush=True)  # noqa: T201
-    broker = {"path": store} if os.path.isabs(store) else account() | {"namesrvAddr": store}
+    broker = {"path": store} if os.path.isabs(store) else from_environment() | {"namesrvAddr": store}
     flights = (
         spark.readStream.format("orderedmq")
         .options(**broker)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -68,7 +68,8 @@ class Ran:
 class Demo:
     """One demo in a folder of its own, where store, checkpoint and Spark's log stay.
 
-    ``cluster`` is used in place of a store. ``tuned``: whether the job starts with ``orderedmq.tuned``.
+    ``cluster`` is used in place of a store. ``variables`` are the environment variables that give the job's process the cluster's account
+    and TLS. ``tuned``: whether the job starts with ``orderedmq.tuned``.
     """
 
     folder: Path
@@ -76,6 +77,7 @@ class Demo:
     queues: int = 8
     batches: int = 10
     cluster: Endpoint | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
     tuned: bool = True
     events: int = field(default=0, init=False)
 
@@ -207,11 +209,15 @@ class _Job:
         scratch = demo.folder / "spark"
         scratch.mkdir(exist_ok=True)
         paths = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-        environment = os.environ | {
-            "TMPDIR": str(scratch),
-            "PYTHONPATH": os.pathsep.join(paths),
-            "PYTHONUNBUFFERED": "1",
-        }
+        environment = (
+            os.environ
+            | demo.variables
+            | {
+                "TMPDIR": str(scratch),
+                "PYTHONPATH": os.pathsep.join(paths),
+                "PYTHONUNBUFFERED": "1",
+            }
+        )
         start = "tuned" if demo.tuned else "plain"
         arguments = (demo.endpoint, demo.checkpoint, demo.queues, -(-demo.events // demo.batches), start)
         with open(demo.log, "ab") as log:

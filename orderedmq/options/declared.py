@@ -50,6 +50,12 @@ BROKER_OPTIONS: Final = (
     Option("accessKey", None, "with namesrvAddr: the account, where the cluster has access control"),
     Option("secretKey", None, "its secret key"),
     Option("securityToken", None, "its token, if it is a temporary one"),
+    Option(
+        "credentialsFile",
+        None,
+        "in place of accessKey: a private JSON file with accessKey, secretKey and perhaps securityToken, on each machine that runs "
+        "Spark; it is read again before each connection and after a refusal, so the account may change while a query runs",
+    ),
     Option("namespace", None, "with namesrvAddr: the namespace of topics and groups, which RocketMQ has as namespace%topic"),
     Option("namespaceV2", None, "with namesrvAddr: the namespace that each request names, for servers that know one"),
     Option("useTLS", "false", "with namesrvAddr: encrypt the connections"),

@@ -1,32 +1,64 @@
 """Parses the options that name a broker, its account and TLS. Rules: as in declared.py.
 
-The command and the demo take an account from the environment.
+The command and the demo take an account and TLS from the environment as well.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Final
 
-from orderedmq.endpoint import Credentials, Endpoint, TlsOptions, parse_nameservers
+from orderedmq.endpoint import Credentials, CredentialsFile, Endpoint, TlsOptions, parse_nameservers
 from orderedmq.errors import ACCOUNT, RocketMQError
 from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
 from orderedmq.options.values import conflict, half_given, invalid, only_for_cluster, parse_bool, parse_path
 
 _NAMESPACES: Final = ("namespace", "namespaceV2")
+_FILE: Final = "credentialsFile"
+_WHOLE: Final = (("path", "namesrvAddr"), (*ACCOUNT, _FILE))
 _TLS: Final = ("tlsTrustCertPath", "tlsCertPath", "tlsKeyPath", "tlsKeyPassword", "tlsVerify", "tlsVerifyHostname")
+#: Options that have an environment variable.
+VARIABLES: Final = {
+    **ACCOUNT,
+    _FILE: "ORDEREDMQ_CREDENTIALS_FILE",
+    "useTLS": "ORDEREDMQ_USE_TLS",
+    "tlsTrustCertPath": "ORDEREDMQ_TLS_TRUST_CERT_PATH",
+    "tlsCertPath": "ORDEREDMQ_TLS_CERT_PATH",
+    "tlsKeyPath": "ORDEREDMQ_TLS_KEY_PATH",
+    "tlsKeyPassword": "ORDEREDMQ_TLS_KEY_PASSWORD",
+    "tlsVerify": "ORDEREDMQ_TLS_VERIFY",
+    "tlsVerifyHostname": "ORDEREDMQ_TLS_VERIFY_HOSTNAME",
+}
 
 
-def account() -> dict[str, str]:
-    """Return the account's options that are set in the environment."""
-    return {name: os.environ[variable] for name, variable in ACCOUNT.items() if os.environ.get(variable)}
+def from_environment() -> dict[str, str]:
+    """Return the options of an account and of TLS that are set in the environment."""
+    return {name: os.environ[variable] for name, variable in VARIABLES.items() if os.environ.get(variable)}
+
+
+def to_environment(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables from which `from_environment` reads these options in another process. Those without a variable are left out."""
+    return {VARIABLES[name]: value for name, value in options.items() if name in VARIABLES}
+
+
+def layered(*layers: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of several layers, the first of which counts most.
+
+    An address and an account are taken from one layer as a whole, so that a key of one account never meets the secret of another.
+    """
+    found: dict[str, str] = {}
+    for layer in layers:
+        taken = {name for whole in _WHOLE if not found.keys().isdisjoint(whole) for name in whole}
+        found = {name: value for name, value in layer.items() if name not in taken} | found
+    return found
 
 
 def parse_endpoint(given: Given) -> Endpoint:
     """Return the broker that the options name. Raises OptionError."""
     if not given.has("namesrvAddr"):
-        for name in (*ACCOUNT, "useTLS", *_TLS):
+        for name in (*ACCOUNT, _FILE, "useTLS", *_TLS):
             if given.has(name):
                 raise only_for_cluster(name, "file permissions protect a store")
         for name in _NAMESPACES:
@@ -34,9 +66,6 @@ def parse_endpoint(given: Given) -> Endpoint:
                 raise only_for_cluster(name, "a store has no namespaces")
         text = given.text("path")
         return Endpoint(path=parse_path(DEFAULT_DIRECTORY if text is None else text, "path"))
-    for name, other in (("accessKey", "secretKey"), ("secretKey", "accessKey"), ("securityToken", "accessKey")):
-        if given.has(name) and not given.has(other):
-            raise half_given(name, other)
     return Endpoint(
         namesrv_addr=given.value("namesrvAddr", _addresses),
         credentials=_credentials(given),
@@ -46,7 +75,15 @@ def parse_endpoint(given: Given) -> Endpoint:
     )
 
 
-def _credentials(given: Given) -> Credentials | None:
+def _credentials(given: Given) -> Credentials | CredentialsFile | None:
+    if (path := given.optional(_FILE, parse_path)) is not None:
+        for name in ACCOUNT:
+            if given.has(name):
+                raise conflict(f"options {_FILE} and {name} exclude each other: the file has the account; drop one")
+        return CredentialsFile(path)
+    for name, other in (("accessKey", "secretKey"), ("secretKey", "accessKey"), ("securityToken", "accessKey")):
+        if given.has(name) and not given.has(other):
+            raise half_given(name, other)
     access_key, secret_key = given.optional("accessKey", _not_empty), given.optional("secretKey", _not_empty)
     if access_key is None or secret_key is None:
         return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from orderedmq.capabilities import ROCKETMQ, Capabilities
 from orderedmq.conditions import RocketMQCondition
-from orderedmq.endpoint import Credentials, TlsOptions
+from orderedmq.endpoint import CredentialsSource, TlsOptions
 from orderedmq.errors import RocketMQError
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -40,7 +40,7 @@ class RocketMQBroker:
         namesrv_addr: str,
         *,
         identity: str | None = None,
-        credentials: Credentials | None = None,
+        credentials: CredentialsSource | None = None,
         tls: TlsOptions | None = None,
         namespace: str | None = None,
         namespace_v2: str | None = None,

@@ -17,7 +17,7 @@ from orderedmq.rocketmq.wire.request import Request, ignore_answer
 from tests.waits import soon
 
 ROOT = Path(__file__).parents[2]
-_UPDATE_ACL_CONFIG, _CREATE_USER, _CREATE_ACL = 50, 3001, 3006
+_UPDATE_ACL_CONFIG, _DELETE_ACL_CONFIG, _CREATE_USER, _DELETE_USER, _CREATE_ACL = 50, 51, 3001, 3003, 3006
 
 #: Keys must have more than six characters.
 ADMIN = Credentials("administrator", "secret-of-admin")
@@ -119,9 +119,19 @@ class Accounts:
         number = next(self._numbers)
         made = Credentials(f"account-{number}", f"never-shown-{number}")
         for code, ext, body in _second(made, given) if self.cluster.version.startswith("5") else _first(made, given):
-            request = Request(cast(RequestCode, code), "making of an account", made.access_key, ignore_answer, ext, body)
-            self._client.call_address(self.cluster.broker.address, request, soon())
+            self._ask(code, made, ext, body)
         return made
+
+    def end(self, account: Credentials) -> None:
+        """Let nobody in with this account any more, as when a temporary one expires."""
+        if self.cluster.version.startswith("5"):
+            self._ask(_DELETE_USER, account, {"username": account.access_key})
+        else:
+            self._ask(_DELETE_ACL_CONFIG, account, {"accessKey": account.access_key})
+
+    def _ask(self, code: int, account: Credentials, ext: Mapping[str, str], body: bytes = b"") -> None:
+        request = Request(cast(RequestCode, code), "change of an account", account.access_key, ignore_answer, ext, body)
+        self._client.call_address(self.cluster.broker.address, request, soon())
 
 
 def _second(account: Credentials, given: Sequence[Right]) -> Iterator[tuple[int, Mapping[str, str], bytes]]:

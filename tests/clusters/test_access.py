@@ -5,10 +5,13 @@ Long because the table of rights belongs to it, and because a cluster with acces
 
 from __future__ import annotations
 
+import json
+import operator
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +47,7 @@ from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.proxy import Proxy
 from tests.rocketmq.rocketmq_proxy import ProxyServer
-from tests.waits import soon, until
+from tests.waits import first_good, soon, until
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
@@ -738,3 +741,60 @@ def test_queries_of_an_account_that_may_do_what_they_need(
     with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
         [letters] = broker.log.queues("%DLQ%billing")
         assert b"poison" in broker.log.pull(letters, 0, 100, 1 << 20, ("body",)).column(0).to_pylist()
+
+
+@pytest.mark.timeout(300)
+def test_an_account_expires_while_queries_run_and_none_of_them_notices(
+    guarded: Cluster, accounts: Accounts, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A listener between source and sink: the driver's connections and those of the workers stay open, and are refused."""
+    topics = [f"{name}-{uuid.uuid4().hex[:8]}" for name in ("in", "out")]
+    given = rights(
+        guarded.version,
+        "source of",
+        "`consume_orderly`",
+        "sink to `invoices`, `sinkGroup",
+        orders=topics[0],
+        invoices=topics[1],
+    )
+    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
+        for topic in topics:
+            broker.admin.create_topic(topic, 1)
+        [source], [target] = map(broker.log.queues, topics)
+
+        def written() -> list[bytes]:
+            return broker.log.pull(target, 0, 1000, 1 << 20, ("body",)).column(0).to_pylist()
+
+        def renew() -> Credentials:
+            account = accounts.make(given)
+            new = tmp_path / "new.json"
+            new.write_text(json.dumps({"accessKey": account.access_key, "secretKey": account.secret_key}))
+            new.chmod(0o600)
+            new.replace(tmp_path / "account.json")
+            return account
+
+        def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+            return ConsumeOrderlyStatus.SUCCESS
+
+        former = renew()
+        options = {"namesrvAddr": guarded.address, "credentialsFile": str(tmp_path / "account.json")}
+        rows = (
+            spark.readStream.format("orderedmq")
+            .options(**options, topic=topics[0], consumerGroup="billing", includeLockToken="true")
+            .load()
+        )
+        outcomes = rows.transform(consume_orderly, listener)
+        bodies = outcomes.selectExpr("'none' AS sharding_key", "CAST(CAST(begin_offset AS STRING) AS BINARY) AS body")
+        writer = bodies.writeStream.format("orderedmq").options(**options, topic=topics[1], sinkGroup="billing-out")
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        try:
+            for number in range(3):
+                broker.log.append({source: roles.row()})
+                first_good(lambda: len(written()), partial(operator.eq, number + 1), 60)
+                following = renew()
+                accounts.end(former)
+                former = following
+            assert query.exception() is None
+        finally:
+            query.stop()
+        assert written() == [b"0", b"1", b"2"]

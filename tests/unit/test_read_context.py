@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from ordered_source.read_context import LotPlan, ReadContext
 from orderedmq.connections import kept
-from orderedmq.endpoint import Credentials, Endpoint
+from orderedmq.endpoint import Credentials, CredentialsFile, Endpoint, TlsOptions
 from orderedmq.errors import LockError, OptionError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
@@ -21,11 +22,12 @@ TOKEN = LockToken("g", QUEUE, "me", "client", 7, 5)
 ACCOUNT = Endpoint(None, "ns:9876", Credentials("key", "secret"))
 
 NUMBERS = st.integers(0, 2**62)
+TLS = st.builds(TlsOptions, *[st.none() | st.text()] * 3, st.none(), st.booleans(), st.booleans())
 PLACES = st.one_of(
     st.fixed_dictionaries({"path": st.text()}),
     st.fixed_dictionaries(
-        {"namesrv_addr": st.text(), "account": st.booleans(), "only_run": st.booleans()},
-        optional={"namespace": st.text(), "namespace_v2": st.text()},
+        {"namesrv_addr": st.text(), "account": st.booleans(), "only_run": st.booleans(), "key_password": st.booleans()},
+        optional={"namespace": st.text(), "namespace_v2": st.text(), "credentials_file": st.text(), "tls": TLS},
     ),
 )
 
@@ -78,7 +80,8 @@ SOUND = json.loads(ReadContext.of(Endpoint("/s"), "id", TOKEN, LotPlan(1, 2, 3, 
             for name, value in [
                 ("epoch", "7"), ("epoch", True), ("group", 7), ("group", None), ("identity", []), ("path", 7), ("account", 1), ("more", 1),
                 ("namesrv_addr", "ns:9876"), ("stored_in", 7), ("lot", [1, 2, 3, 4]), ("lot", {"begin": 2}), ("version", "1"),
-                ("lot", {"q_begin": 1, "begin": 2, "end": 3, "room": "4"}),
+                ("lot", {"q_begin": 1, "begin": 2, "end": 3, "room": "4"}), ("credentials_file", 7), ("tls", []), ("tls", {"verify": "no"}),
+                ("tls", {"key_password": "p"}),
             ]
         ),
     ],
@@ -97,6 +100,18 @@ def test_a_source_with_an_account_needs_its_keys_at_the_listener_too() -> None:
     context = ReadContext.of(ACCOUNT, "id", TOKEN)
     with pytest.raises(OptionError, match=r"MISSING.*consume_concurrently\(\.\.\., credentials="):
         context.lock(QUEUE, listener="consume_concurrently")
+
+
+def test_a_listener_connects_as_its_source_does_but_for_secrets() -> None:
+    source = Endpoint(None, "ns:9876", CredentialsFile("/account.json"), TlsOptions(verify_hostname=False))
+    context = ReadContext.from_text(ReadContext.of(source, "id", TOKEN).to_text())
+    assert context.lock(QUEUE).broker is kept(source, "id")
+    tls = TlsOptions(key_password="hidden")
+    text = ReadContext.of(replace(source, tls=tls), "id", TOKEN).to_text()
+    assert "hidden" not in text
+    with pytest.raises(OptionError, match=r"MISSING.*tlsKeyPassword.*consume_orderly\(\.\.\., tls="):
+        ReadContext.from_text(text).lock(QUEUE)
+    assert ReadContext.from_text(text).lock(QUEUE, tls=tls).broker is kept(replace(source, tls=tls), "id")
 
 
 def test_a_namespace_is_part_of_the_address() -> None:

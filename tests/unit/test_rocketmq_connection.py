@@ -24,6 +24,7 @@ import pytest
 from orderedmq.endpoint import Credentials, TlsOptions, parse_address
 from orderedmq.errors import OptionError, OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.net.account import Account
 from orderedmq.rocketmq.net.connection import Connection, Pending
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.net.transport import connect, ssl_context
@@ -281,7 +282,7 @@ def test_requests_are_signed(serve: Callable[..., Peer], to: Callable[..., Conne
         link.offset(seen[0], 0)
         link.wait_for_end()
 
-    to(serve(script), credentials=Credentials("ak", "secret")).call(max_offset(QUEUE), soon())
+    to(serve(script), account=Account(Credentials("ak", "secret"))).call(max_offset(QUEUE), soon())
     ext = dict(seen[0].ext)
     given = ext.pop("Signature")
     assert given == signature("".join(ext[name] for name in sorted(ext)).encode(), "secret")

@@ -15,6 +15,7 @@ from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQError, Rocke
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net import endpoints
+from orderedmq.rocketmq.net.account import Account
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.lane import Answer, Lane
 from orderedmq.rocketmq.wire.acl import signed
@@ -39,7 +40,7 @@ def lane_to() -> Iterator[Callable[..., Lane]]:
 
     def made(script: Callable[[Link], None], silence: float = 60.0, credentials: Credentials | None = None) -> Lane:
         peers.append(Peer(script))
-        lane = Lane.open(peers[-1].address, soon(), credentials=credentials)
+        lane = Lane.open(peers[-1].address, soon(), account=Account(credentials))
         lane._stream._silence = silence
         lanes.append(lane)
         return lane
@@ -301,7 +302,7 @@ def test_requests_are_signed(lane_to: Callable[..., Lane]) -> None:
             link.write(found(request))
 
     lane = lane_to(script, credentials=credentials)
-    lane.ask(PullTemplate(QUEUE, "g", None, lane.credentials), RANGES[:2], soon())
+    lane.ask(PullTemplate(QUEUE, "g", None, lane.account.current), RANGES[:2], soon())
     received(lane, 2)
     assert [request.ext for request in asked] == [
         signed(TEMPLATE.request(begin, most).ext, b"", credentials) for begin, most in RANGES[:2]

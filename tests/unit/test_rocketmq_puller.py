@@ -28,6 +28,7 @@ from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.topic_anchor import position_of
 from orderedmq.rocketmq.net import lane
+from orderedmq.rocketmq.net.account import NO_ACCOUNT
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
@@ -44,7 +45,7 @@ Answer = PullResult | OrderedMQError
 class FakeLane:
     """Answers of the broker to one connection, in any order if the broker has a seed."""
 
-    credentials = None
+    account = NO_ACCOUNT
     names = NO_NAMESPACES
 
     def __init__(self, broker: FakeBroker, replica: int) -> None:

@@ -255,7 +255,9 @@ class Fetch:
                 for begin, count in failed:
                     self._failed(error, begin, count, replica)
                 return
-        assert self._template is not None
+        credentials = lane.account.current
+        if self._template is None or self._template.credentials is not credentials:
+            self._template = PullTemplate(self._queue, self._group, self._matching, credentials, lane.names)
         most = answered_together(self._answer) - lane.in_flight if lane.proxied else len(self._asks)
         if most > 0:
             asks, self._asks = self._asks[:most], self._asks[most:]
@@ -270,8 +272,6 @@ class Fetch:
         self._wanted = self._replica = replica
         if replica == MASTER_ID and not self._client.is_master(topic, name, address, deadline):
             self._replica = _STAND_IN
-        if self._template is None:
-            self._template = PullTemplate(self._queue, self._group, self._matching, lane.credentials, lane.names)
         return lane
 
     def _ask_again(self, begin: int, count: int, delay: float) -> None:

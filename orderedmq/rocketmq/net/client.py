@@ -19,12 +19,13 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from orderedmq.conditions import UnavailableCondition
-from orderedmq.endpoint import Credentials, TlsOptions, parse_nameservers
+from orderedmq.endpoint import CredentialsSource, TlsOptions, parse_nameservers
 from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.net import behind_proxy
+from orderedmq.rocketmq.net.account import Account
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
@@ -82,16 +83,15 @@ class Client:
         self,
         nameservers: str,
         *,
-        credentials: Credentials | None = None,
+        credentials: CredentialsSource | None = None,
         tls: TlsOptions | None = None,
         on_push: PushHandler | None = None,
         names: Namespaces = NO_NAMESPACES,
     ) -> None:
         """``nameservers``: "host:port", separated by ";". No I/O yet. Raises RocketMQError ADDRESS, OptionError INVALID."""
         self.nameservers = parse_nameservers(nameservers)
-        self._credentials = credentials
         context = ssl_context(tls) if tls is not None else None
-        self._endpoints = Endpoints(self.nameservers, credentials=credentials, tls=context, on_push=on_push, names=names)
+        self._endpoints = Endpoints(self.nameservers, account=Account(credentials), tls=context, on_push=on_push, names=names)
         self.names = names
         self._turn = random.randrange(len(self.nameservers))
         self._routes: dict[str, _Known] = {}
@@ -107,7 +107,8 @@ class Client:
     @property
     def account(self) -> str | None:
         """The access key of the client's account; None without an account."""
-        return self._credentials.access_key if self._credentials is not None else None
+        current = self._endpoints.account.current
+        return current.access_key if current is not None else None
 
     def __repr__(self) -> str:
         return f"<Client of {';'.join(self.nameservers)}>"
@@ -127,8 +128,9 @@ class Client:
     def another(self, on_push: PushHandler | None = None, *, names: Namespaces | None = None) -> Client:
         """Return a client with connections of its own: a broker ties a member of a group to its connection. No I/O yet."""
         names = names if names is not None else self.names
-        made = Client(";".join(self.nameservers), credentials=self._credentials, on_push=on_push, names=names)
-        made._endpoints.tls, made._proxied = self._endpoints.tls, self._proxied
+        made = Client(";".join(self.nameservers), on_push=on_push, names=names)
+        made._endpoints.account, made._endpoints.tls = self._endpoints.account, self._endpoints.tls
+        made._proxied = self._proxied
         return made
 
     def close(self) -> None:

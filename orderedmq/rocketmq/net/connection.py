@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from orderedmq.endpoint import Credentials
-from orderedmq.errors import OrderedMQError
+from orderedmq.errors import OrderedMQError, RocketMQError
 from orderedmq.forks import BeginAnew
+from orderedmq.rocketmq.net.account import NO_ACCOUNT, Account
 from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
 from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
 from orderedmq.rocketmq.wire.acl import signed
@@ -41,7 +42,18 @@ PUSH_ANSWER_TIMEOUT: Final = 1.0
 class Pending(Generic[T]):
     """A request in flight."""
 
-    __slots__ = ("_connection", "_done", "_error", "_may_be_written", "_on_done", "_response", "deadline", "opaque", "request")
+    __slots__ = (
+        "_connection",
+        "_done",
+        "_error",
+        "_may_be_written",
+        "_on_done",
+        "_response",
+        "credentials",
+        "deadline",
+        "opaque",
+        "request",
+    )
 
     def __init__(
         self,
@@ -50,8 +62,11 @@ class Pending(Generic[T]):
         opaque: int,
         deadline: float,
         on_done: Callable[[Pending[T]], None] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
+        """``credentials`` sign the request."""
         self.request = request
+        self.credentials = credentials
         self.opaque = opaque
         self.deadline = deadline
         self._connection = connection
@@ -83,7 +98,13 @@ class Pending(Generic[T]):
         if self._error is not None:
             raise self._error
         assert self._response is not None
-        return self.request.answer(self._response, self._connection.address)
+        try:
+            return self.request.answer(self._response, self._connection.address)
+        except RocketMQError as error:
+            explained = self._connection.account.explain(error, self.credentials)
+            if explained is error:
+                raise
+            raise explained from None
 
     def _finish(self, response: RemotingCommand | None, error: OrderedMQError | None) -> None:
         self._response, self._error = response, error
@@ -100,7 +121,7 @@ class Connection:
         address: str,
         transport: Transport,
         *,
-        credentials: Credentials | None = None,
+        account: Account = NO_ACCOUNT,
         on_push: PushHandler | None = None,
         silence: float = SILENCE,
         names: Namespaces = NO_NAMESPACES,
@@ -108,7 +129,7 @@ class Connection:
         self.address = address
         self._names = names
         self._transport = transport
-        self._credentials = credentials
+        self.account = account
         self._on_push = on_push
         self._stream: Stream[Pending[Any], RemotingCommand] = Stream(address, FrameDecoder(), time.monotonic(), silence)
         # Only the thread that takes a request out of here finishes it.
@@ -125,12 +146,12 @@ class Connection:
         deadline: float,
         *,
         tls: ssl.SSLContext | None = None,
-        credentials: Credentials | None = None,
+        account: Account = NO_ACCOUNT,
         on_push: PushHandler | None = None,
         names: Namespaces = NO_NAMESPACES,
     ) -> Connection:
         """Connect to "host:port". Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS or TLS."""
-        return cls(address, connect(address, deadline, tls), credentials=credentials, on_push=on_push, names=names)
+        return cls(address, connect(address, deadline, tls), account=account, on_push=on_push, names=names)
 
     def __repr__(self) -> str:
         return f"<Connection to {self.address}, {len(self._pending)} in flight{', ended' if self.closed else ''}>"
@@ -169,12 +190,13 @@ class Connection:
 
         If the write fails, some requests may have been sent whole: pass several only if they are repeatable.
         """
+        credentials = self.account.current
         numbers = self._stream.numbers(len(asked))
         made: list[Pending[T]] = []
         parts: list[Bytes] = []
         for number, (request, on_done) in zip(numbers, asked):
-            pending = Pending(self, self._names.request(request), number, deadline, on_done)
-            parts += encode_parts(self._command(pending.request, number))
+            pending = Pending(self, self._names.request(request), number, deadline, on_done, credentials)
+            parts += encode_parts(self._command(pending))
             made.append(pending)
         self._stream.add(dict(zip(numbers, made)), time.monotonic())
         # Checked only now: a cut after this check finds the requests that were added above.
@@ -191,9 +213,10 @@ class Connection:
         if threading.current_thread() is not self._reader:
             self._reader.join()
 
-    def _command(self, request: Request[Any], number: int) -> RemotingCommand:
-        ext = request.ext if self._credentials is None else signed(request.ext, request.body, self._credentials)
-        return RemotingCommand(request.code, number, 0, None, ext, request.body)
+    def _command(self, pending: Pending[Any]) -> RemotingCommand:
+        request, credentials = pending.request, pending.credentials
+        ext = request.ext if credentials is None else signed(request.ext, request.body, credentials)
+        return RemotingCommand(request.code, pending.opaque, 0, None, ext, request.body)
 
     def _write(self, parts: Sequence[Bytes], deadline: float, made: Sequence[Pending[Any]]) -> str | None:
         """Write frames; return why that failed, or None. A frame that was written in part ends the connection."""

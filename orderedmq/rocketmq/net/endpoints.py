@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Final, NoReturn, TypeVar
 
 from orderedmq.conditions import RocketMQCondition, UnavailableCondition
-from orderedmq.endpoint import Credentials
 from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError
+from orderedmq.rocketmq.net.account import NO_ACCOUNT, Account
 from orderedmq.rocketmq.net.backoff import CONNECT
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
 from orderedmq.rocketmq.net.deadline import seconds_to
@@ -73,7 +73,7 @@ class Endpoints:
         self,
         nameservers: tuple[str, ...],
         *,
-        credentials: Credentials | None = None,
+        account: Account = NO_ACCOUNT,
         tls: ssl.SSLContext | None = None,
         on_push: PushHandler | None = None,
         names: Namespaces = NO_NAMESPACES,
@@ -83,7 +83,7 @@ class Endpoints:
         self.by_address: dict[str, AddressConnections] = {}
         self.lock = threading.Lock()
         self._nameservers = nameservers
-        self._credentials = credentials
+        self.account = account
         self._on_push = on_push
         self._names = names
         self._closing = threading.Event()
@@ -94,7 +94,7 @@ class Endpoints:
 
         def opened() -> Connection:
             made = Connection.open(
-                address, deadline, tls=self.tls, credentials=self._credentials, on_push=self._on_push, names=self._names
+                address, deadline, tls=self.tls, account=self.account, on_push=self._on_push, names=self._names
             )
             old, endpoint.connection = endpoint.connection, made
             if old is not None:
@@ -108,7 +108,7 @@ class Endpoints:
         endpoint = self._endpoint(address)
 
         def opened() -> Lane:
-            return Lane.open(address, deadline, tls=self.tls, credentials=self._credentials, names=self._names, proxied=proxied)
+            return Lane.open(address, deadline, tls=self.tls, account=self.account, names=self._names, proxied=proxied)
 
         found = self._usable(address, endpoint, deadline, True, endpoint.usable_lane, opened)
         endpoint.used.add(found)
@@ -189,6 +189,7 @@ class Endpoints:
         if delay > 0:
             refused = self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
             self.pause(delay, deadline if wait else 0.0, refused)
+        self.account.renew()
         try:
             made = opened()
         except RocketMQError as error:

@@ -21,9 +21,9 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from orderedmq.endpoint import Credentials
 from orderedmq.errors import OrderedMQError
 from orderedmq.forks import BeginAnew
+from orderedmq.rocketmq.net.account import NO_ACCOUNT, Account
 from orderedmq.rocketmq.net.connection import PUSH_ANSWER_TIMEOUT
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.round_trips import RoundTrips
@@ -32,7 +32,7 @@ from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.pull_frames import Found, PullDecoder, PullTemplate
-from orderedmq.rocketmq.wire.request import Request, answer_to
+from orderedmq.rocketmq.wire.request import answer_to
 from orderedmq.rocketmq.wire.stream import SILENCE, Stream
 
 #: The outcome of a pull of at most so many messages from an offset on: (offset, number, result). After a lane's end, all that were
@@ -66,7 +66,7 @@ class Lane:
         address: str,
         transport: Transport,
         *,
-        credentials: Credentials | None = None,
+        account: Account = NO_ACCOUNT,
         silence: float = SILENCE,
         names: Namespaces = NO_NAMESPACES,
         proxied: bool = False,
@@ -75,7 +75,7 @@ class Lane:
         self.address = address
         self.proxied = proxied
         #: For the templates of what is asked over this lane.
-        self.credentials, self.names = credentials, names
+        self.account, self.names = account, names
         self._transport = transport
         self._stalled = STALLED
         self._stream: Stream[_Asked, Found | RemotingCommand] = Stream(
@@ -96,12 +96,12 @@ class Lane:
         deadline: float,
         *,
         tls: ssl.SSLContext | None = None,
-        credentials: Credentials | None = None,
+        account: Account = NO_ACCOUNT,
         names: Namespaces = NO_NAMESPACES,
         proxied: bool = False,
     ) -> Lane:
         """Connect to "host:port". Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS or TLS."""
-        return cls(address, connect(address, deadline, tls), credentials=credentials, names=names, proxied=proxied)
+        return cls(address, connect(address, deadline, tls), account=account, names=names, proxied=proxied)
 
     def __repr__(self) -> str:
         return f"<Lane to {self.address}, {self.in_flight} in flight{', ended' if self.closed else ''}>"
@@ -207,15 +207,15 @@ class Lane:
             asked = self._asked.pop(command.opaque, None)
             if asked is not None:
                 begin, most, _, template = asked
-                answers.append((begin, most, self._outcome(template.request(begin, most), command)))
+                answers.append((begin, most, self._outcome(template, begin, most, command)))
         elif (answer := answer_to(command)) is not None:
             self._transport.send([encode(answer)], Deadline.after(PUSH_ANSWER_TIMEOUT))
 
-    def _outcome(self, request: Request[PullResult], response: RemotingCommand) -> PullResult | OrderedMQError:
+    def _outcome(self, template: PullTemplate, begin: int, most: int, response: RemotingCommand) -> PullResult | OrderedMQError:
         try:
-            return request.answer(response, self.address)
+            return template.request(begin, most).answer(response, self.address)
         except OrderedMQError as error:
-            return error
+            return self.account.explain(error, template.credentials)
 
     def _expire(self, answers: list[Answer]) -> None:
         """Give up requests whose deadline has passed; end the lane if the server was silent for too long."""

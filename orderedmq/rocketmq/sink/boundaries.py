@@ -65,7 +65,7 @@ class Boundaries:
         address = self._client.address(self._queue.topic, self._queue.broker_name, deadline, any_replica=True)
         lane = self._client.lane(address, deadline)
         try:
-            template = PullTemplate(self._queue, TOOLS_GROUP, None, lane.credentials, lane.names)
+            template = PullTemplate(self._queue, TOOLS_GROUP, None, lane.account.current, lane.names)
             samples = [(offset, 1) for offset in range(begin - STRIDE, lowest, -STRIDE)]
             found = self._pull(lane, template, [(begin, 2), *samples], deadline)
             known: set[int] = set()

@@ -59,7 +59,7 @@ class PullTemplate:
         self._queue = queue
         self._group = group
         self._matching = matching
-        self._credentials = credentials
+        self.credentials = credentials
         self._names = names
         request = self.request(0, 0)
         ext = request.ext if credentials is None else signed(request.ext, request.body, credentials)
@@ -76,13 +76,13 @@ class PullTemplate:
 
     def render(self, opaque: int, offset: int, count: int) -> bytes:
         """Return the request's frame."""
-        if self._credentials is None:
+        if self.credentials is None:
             header = self._head + b',"queueOffset":"%d","maxMsgNums":"%d"},"opaque":%d}' % (offset, count, opaque)
         else:
             tail = b',"queueOffset":"%d","maxMsgNums":"%d"' % (offset, count)
             request = self.request(offset, count)
             # Base64 needs no escapes.
-            tail += b',"Signature":"%s"' % signed(request.ext, request.body, self._credentials)[SIGNATURE].encode()
+            tail += b',"Signature":"%s"' % signed(request.ext, request.body, self.credentials)[SIGNATURE].encode()
             header = self._head + tail + b'},"opaque":%d}' % opaque
         return _PREFIX.pack(4 + len(header), len(header)) + header
 

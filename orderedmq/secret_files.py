@@ -1,0 +1,60 @@
+"""Reads files with secrets: an account's credentials and the command's profiles. Other users of the machine must not be able to read them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Final
+
+from orderedmq.conditions import OptionCondition
+from orderedmq.endpoint import Credentials
+from orderedmq.errors import OptionError
+
+_FIELDS: Final = {"accessKey": "access_key", "secretKey": "secret_key", "securityToken": "security_token"}
+_EXAMPLE: Final = '{"accessKey": "...", "secretKey": "...", "securityToken": "..."}'
+
+
+def read_secret_file(path: str, what: str) -> str:
+    """Return the text of a file that only its owner and the owner's group may read.
+
+    ``what`` names the file in errors: "the credentials file". Raises OptionError MISSING or INVALID.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_mode & (stat.S_IROTH | stat.S_IWOTH):
+                raise OptionError(
+                    OptionCondition.INVALID,
+                    f"{what} {path} may be read or written by every user of this machine; make it private: chmod 600 {path} "
+                    "(Kubernetes: defaultMode: 0440 for the secret's volume)",
+                )
+            return file.read()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise OptionError(
+            OptionCondition.MISSING, f"{what} {path} cannot be read on this machine: {why}; check the path and its permissions"
+        ) from None
+
+
+def read_credentials(path: str) -> Credentials:
+    """Return the account in a credentials file: a JSON object with accessKey, secretKey and, for a temporary account, securityToken.
+
+    Raises OptionError MISSING or INVALID, which never show what the file has.
+    """
+    what = "the credentials file"
+    text = read_secret_file(path, what)
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    required = ("accessKey", "secretKey")
+    if (
+        not isinstance(found, dict)
+        or not found.keys() >= set(required)
+        or not found.keys() <= _FIELDS.keys()
+        or not all(isinstance(value, str) and value for value in found.values())
+    ):
+        raise OptionError(
+            OptionCondition.INVALID, f"{what} {path} does not have the form {_EXAMPLE}; securityToken may be left out"
+        )
+    return Credentials(**{_FIELDS[name]: value for name, value in found.items()})

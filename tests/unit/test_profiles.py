@@ -1,0 +1,136 @@
+"""Which broker and account the command uses: its options, then a profile, then the environment."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from orderedmq.cli.shell import Shell
+from orderedmq.endpoint import Credentials, CredentialsFile, Endpoint, TlsOptions
+from orderedmq.errors import OptionError
+from orderedmq.options.endpoint import VARIABLES, from_environment, to_environment
+
+PROFILES = """
+[prod]
+namesrvAddr = "prod:9876"
+useTLS = true
+tlsTrustCertPath = "/ca.pem"
+credentialsFile = "/account.json"
+
+[keys]
+NAMESRVADDR = "keys:9876"
+accessKey = "profile"
+secretKey = "of-profile"
+
+[laptop]
+path = "/laptop"
+
+[wrong]
+topic = "hidden-value"
+
+[number]
+namesrvAddr = 9876
+"""
+
+
+@pytest.fixture(autouse=True)
+def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "orderedmq" / "config.toml"
+    file.parent.mkdir()
+    file.write_text(PROFILES)
+    file.chmod(0o600)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for variable in (*VARIABLES.values(), "ORDEREDMQ_CONFIG", "ORDEREDMQ_PROFILE"):
+        monkeypatch.delenv(variable, raising=False)
+    return file
+
+
+def test_a_profile_names_broker_account_and_tls() -> None:
+    assert Shell(profile="prod").endpoint == Endpoint(
+        namesrv_addr="prod:9876", credentials=CredentialsFile("/account.json"), tls=TlsOptions(ca_file="/ca.pem")
+    )
+    assert Shell(profile="keys").endpoint.credentials == Credentials("profile", "of-profile")
+    assert Shell(profile="laptop").endpoint == Endpoint("/laptop")
+
+
+def test_options_come_before_the_profile_and_the_profile_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORDEREDMQ_ACCESS_KEY", "environment")
+    monkeypatch.setenv("ORDEREDMQ_SECRET_KEY", "of-environment")
+    monkeypatch.setenv("ORDEREDMQ_USE_TLS", "true")
+    assert Shell(namesrv="h:1").endpoint == Endpoint(
+        namesrv_addr="h:1", credentials=Credentials("environment", "of-environment"), tls=TlsOptions()
+    )
+    # An account is of one place as a whole.
+    assert Shell(profile="prod").endpoint.credentials == CredentialsFile("/account.json")
+    assert Shell(profile="keys").endpoint.credentials == Credentials("profile", "of-profile")
+    typed = Shell(profile="prod", namesrv="h:1", options=["credentialsfile=/other.json", "useTLS=false", "tlsTrustCertPath=/x"])
+    with pytest.raises(OptionError, match="tlsTrustCertPath needs useTLS=true"):
+        typed.endpoint  # noqa: B018
+    assert Shell(profile="keys", options=["credentialsfile=/other.json"]).endpoint.credentials == CredentialsFile("/other.json")
+    # An address replaces the other kind of address. A store needs no account, so that of the environment is not for it.
+    assert Shell(profile="laptop", namesrv="h:1").endpoint.namesrv_addr == "h:1"
+    assert Shell(profile="laptop").endpoint == Endpoint("/laptop")
+    with pytest.raises(OptionError, match="option credentialsFile belongs to a RocketMQ cluster"):
+        Shell(profile="prod", path=Path("/store")).endpoint  # noqa: B018
+
+
+def test_without_anything_the_store_is_in_the_working_directory() -> None:
+    assert Shell().endpoint == Endpoint(str(Path("orderedmq-data").absolute()))
+
+
+@pytest.mark.parametrize(
+    ("shell", "says"),
+    [
+        (Shell(profile="none"), r"config\.toml has no profile 'none', only prod, keys, laptop"),
+        (Shell(profile="wrong"), r"profile wrong in .*config\.toml has 'topic', which does not say how to connect"),
+        (
+            Shell(profile="number"),
+            r"profile number in .* has a value that is neither a text nor true or false; write namesrvAddr =",
+        ),
+        (Shell(options=["useTLS"]), "give NAME=VALUE"),
+        (
+            Shell(options=["topic=orders"]),
+            "--option topic says nothing about the connection; give NAME=VALUE with one of the names path, ",
+        ),
+        (Shell(options=["secretKey=hidden"]), "would show a secret to everyone on this machine: set ORDEREDMQ_SECRET_KEY"),
+        (Shell(options=["useTLS=true", "usetls=false"]), "--option useTLS is given twice"),
+        (Shell(namesrv="a:1", options=["namesrvAddr=b:1"]), "--namesrv and an --option that means the same differ"),
+        (Shell(namespace="n", profile="laptop"), "--namespace needs --namesrv"),
+        (
+            Shell(namesrv="a:1", options=["credentialsFile=/f", "accessKey=a"]),
+            "credentialsFile and ORDEREDMQ_ACCESS_KEY exclude",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(shell: Shell, says: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        shell.endpoint  # noqa: B018
+    assert re.search(says, caught.value.typed)
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_file_that_others_may_read_is_refused(profiles: Path) -> None:
+    profiles.chmod(0o644)
+    with pytest.raises(OptionError, match=r"the file of profiles .*config\.toml may be read or written by every user"):
+        Shell(profile="prod").endpoint  # noqa: B018
+
+
+def test_a_file_that_is_not_toml_says_where(profiles: Path) -> None:
+    profiles.write_text("[prod\n")
+    with pytest.raises(OptionError, match=r"config\.toml is not TOML: .*line 1"):
+        Shell(profile="prod").endpoint  # noqa: B018
+
+
+def test_another_file_is_named_by_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORDEREDMQ_CONFIG", str(tmp_path / "none.toml"))
+    with pytest.raises(OptionError, match=r"the file of profiles .*none\.toml cannot be read on this machine: No such file"):
+        Shell(profile="prod").endpoint  # noqa: B018
+
+
+def test_another_process_reads_the_same_options_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Shell(profile="prod").broker_options
+    for variable, value in to_environment(options).items():
+        monkeypatch.setenv(variable, value)
+    assert {**from_environment(), "namesrvAddr": "prod:9876"} == options
