@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-svg ui-picture rocketmq check tools budget test test-all lint docs dist simulate bench bench-rocketmq bench-kafka bench-report soak clean
+.PHONY: help setup demo demo-svg ui-picture rocketmq check tools budget test test-all lint docs reference dist simulate bench bench-rocketmq bench-kafka bench-report soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +125,9 @@ $(DIST): $(STAMP)
 	@echo "dist: installing what checks a release"
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dist]'
 	@touch $@
+
+reference: $(STAMP) ## write what docs/reference has of the code: options, conditions, the command's help
+	@$(BIN)/python docs/generate.py
 
 demo-svg: $(PREPARED) ## record the demo as docs/demo.svg, the picture in the README
 	@$(BIN)/python docs/record_demo.py

@@ -1,7 +1,10 @@
-"""Makes the parts of the site that come from the code: options, conditions, the command's help.
+"""Makes the parts of pages that come from the code: options, conditions, the command's help.
 
-MkDocs loads this module as a hook (``hooks`` in mkdocs.yml). A page has a line ``<!-- generated: NAME ARGUMENTS -->``, which becomes what
-the function of that name in `MAKERS` returns. It imports nothing of MkDocs, so that tests use it without.
+``python docs/generate.py`` writes them into the pages, between the lines ``<!-- generated: NAME ARGUMENTS -->`` and ``<!-- end of generated -->``: what the
+function of that name in `MAKERS` returns. They are committed, so that the reference can be read in the repository, and a test compares them.
+
+MkDocs loads this module as a hook (``hooks`` in mkdocs.yml), for what only the site has: a line ``<!-- include: FILE -->`` becomes a document of the
+repository's root. This module imports nothing of MkDocs, so that tests use it without.
 """
 
 from __future__ import annotations
@@ -24,13 +27,14 @@ from orderedmq.ownership.owned_queue import TRANSITIONS, Phase
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("orderedmq", "ordered_source", "ordered_sink")
 
-_MARK: Final = re.compile(r"^<!-- generated: (\w+)((?: \S+)*) -->$", re.MULTILINE)
+_PART: Final = re.compile(r"(<!-- generated: (\w+)((?: \S+)*) -->\n).*?(?=<!-- end of generated -->)", re.DOTALL)
+_INCLUDE: Final = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
 #: A row of a table in which a bar stands for itself.
 _PIPE: Final = re.compile(r"^\|.*\\\|.*$", re.MULTILINE)
 #: A condition with more messages than this shows them when asked.
 _FOLD: Final = 5
 #: Options of every command: they stand once, at the top of the page.
-_SHARED: Final = ("path", "as_json", "namesrv", "namespace")
+_SHARED: Final = ("path", "as_json", "namesrv", "namespace", "profile", "options")
 #: What stands for a value in a table of options, where the option has no word of its own.
 _WORDS: Final[Mapping[Any, str]] = {int: "NUMBER", float: "NUMBER", Path: "FILE"}
 #: Where documents at the root of the repository are in the site.
@@ -44,13 +48,13 @@ _PLACES: Final = {
 
 
 def fill(markdown: str) -> str:
-    """Return a page with its generated parts filled in. Raises KeyError for a part without a maker."""
-    return _MARK.sub(lambda found: MAKERS[found[1]](*found[2].split()), markdown)
+    """Return a page with its generated parts made again. Raises KeyError for a part without a maker."""
+    return _PART.sub(lambda found: f"{found[1]}\n{MAKERS[found[2]](*found[3].split())}\n\n", markdown)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill in a page that MkDocs has just read."""
-    return _PIPE.sub(_piped, fill(markdown))
+    """Return a page that MkDocs has just read as the site shows it."""
+    return _PIPE.sub(_piped, _INCLUDE.sub(lambda found: include(found[1]), markdown))
 
 
 def _piped(row: re.Match[str]) -> str:
@@ -398,5 +402,9 @@ MAKERS: Final[Mapping[str, Callable[..., str]]] = {
     "conditions": conditions,
     "shared_options": shared_options,
     "commands": commands,
-    "include": include,
 }
+
+
+if __name__ == "__main__":
+    for _page in sorted((ROOT / "docs" / "reference").glob("*.md")):
+        _page.write_text(fill(_page.read_text()))
