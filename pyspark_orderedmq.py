@@ -6,13 +6,28 @@ one import fails. So this module imports nothing but Spark's own classes and loa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final
 
+import pyspark
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
+
+
+_OLDEST: Final = (4, 2)
+
+
+def require_spark(version: str = pyspark.__version__) -> None:
+    """Raise RuntimeError if this release of PySpark is older than the oldest one that can run the source."""
+    found = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if found < _OLDEST:
+        raise RuntimeError(
+            f"orderedmq needs PySpark 4.2 or newer, and this is {version}: only from 4.2 on does Spark tell a streaming source in Python where "
+            "the last committed micro-batch ended and how many rows it may read (latestOffset with start and limit). Upgrade Spark and PySpark"
+        )
 
 
 class DefaultSource(DataSource):
@@ -21,6 +36,11 @@ class DefaultSource(DataSource):
     docs/reference/options.md has the options, docs/reference/columns.md the columns. Mistakes in options and schemas are
     reported while the DataFrame is built or the write is planned, each with a condition of docs/reference/conditions.md.
     """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        # Not when Spark finds this class: an error there would break every other format in Python.
+        require_spark()
+        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:

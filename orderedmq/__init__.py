@@ -50,10 +50,11 @@ def register(spark: Any) -> None:
 
     Two cases need it. A session cannot find the format if the package came as a zip or as a Spark Connect artifact. A thread
     that your code starts has no active session, in which Spark looks for Python's formats: call it in that thread, and
-    ``spark`` becomes the thread's active session.
+    ``spark`` becomes the thread's active session. Raises RuntimeError if PySpark is older than 4.2.
     """
     import pyspark_orderedmq
 
+    pyspark_orderedmq.require_spark()
     spark.dataSource.register(pyspark_orderedmq.DefaultSource)
     # Spark Connect needs no active session here: its server's threads look for formats.
     if hasattr(type(spark), "_get_j_spark_session_class"):

@@ -1,0 +1,160 @@
+"""The releases of Spark: each that is supported runs a pipeline from its own environment, and older ones say what they lack."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyspark_orderedmq import require_spark
+
+ROOT = Path(__file__).resolve().parents[2]
+#: The newest patch of each minor release; a newer one that is supported runs all other tests.
+SUPPORTED, TOO_OLD = ("4.2.1",), ("4.1.4", "4.0.5")
+#: Seconds. An environment of Spark takes minutes to install.
+_TIMEOUT = 1200
+
+_PIPELINE = """
+import orderedmq, sys
+from ordered_source import ConsumeOrderlyStatus, OrderPerKey, consume_orderly, stop_at_boundary
+from pyspark.sql import SparkSession
+import pyspark
+
+assert pyspark.__version__ == sys.argv[1]
+orderedmq.prepare_spark()
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+rows = [(f"order-{n % 5}", f"{n}") for n in range(100)]
+def write(rows):
+    made = spark.createDataFrame(rows, "sharding_key string, body string").coalesce(1)
+    made.write.format("orderedmq").mode("append").options(path="store", topic="orders", topicQueueNums=4).save()
+def listener(messages, context):
+    again = messages[0].reconsume_times == 0 and messages[0].body == b"7"
+    return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT if again else ConsumeOrderlyStatus.SUCCESS
+def copy(**options):
+    source = spark.readStream.format("orderedmq").options(path="store", topic="orders", consumerGroup="g", maxOffsetsPerTrigger=40)
+    source = source.load()
+    sink = source.select("sharding_key", "body").writeStream.format("orderedmq").options(path="store", topic="out", topicQueueNums=4)
+    return sink.option("checkpointLocation", "ck").trigger(**options).start()
+write(rows)
+copy(availableNow=True).awaitTermination()
+write([("order-1", "last")])
+query = copy(processingTime="1 second")
+query.processAllAvailable()
+assert stop_at_boundary(query)
+found = spark.read.format("orderedmq").options(path="store", topic="out").load()
+found = found.selectExpr("sharding_key", "CAST(body AS STRING) b", "queue_offset")
+of_key = {}
+for row in sorted(found.collect(), key=lambda row: row.queue_offset):
+    of_key.setdefault(row.sharding_key, []).append(row.b)
+expected = {}
+for key, body in [*rows, ("order-1", "last")]:
+    expected.setdefault(key, []).append(body)
+assert of_key == expected, of_key
+heard = spark.readStream.format("orderedmq").options(path="store", topic="orders", consumerGroup="l", parkingLot="true").load()
+outcomes = heard.transform(consume_orderly, listener, OrderPerKey())
+seen = []
+writer = outcomes.writeStream.foreachBatch(lambda batch, _: seen.extend(batch.collect())).option("checkpointLocation", "ckl")
+writer.trigger(availableNow=True).start().awaitTermination()
+assert sum(row.status == "SUCCESS" for row in seen) + sum(row.status == "PARKED" for row in seen) == 101, seen
+print("DONE")
+"""
+_REFUSED = """
+import os, sys
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+class Reader(DataSourceReader):
+    def read(self, partition):
+        yield (1,)
+class Other(DataSource):
+    @classmethod
+    def name(cls):
+        return "other"
+    def schema(self):
+        return "n int"
+    def reader(self, schema):
+        return Reader()
+spark.dataSource.register(Other)
+assert spark.read.format("other").load().collect()[0].n == 1, "a format of somebody else still works"
+try:
+    spark.readStream.format("orderedmq").options(path="store", topic="t").load()
+except Exception as error:
+    print(error)
+import orderedmq
+try:
+    orderedmq.register(spark)
+except RuntimeError as error:
+    print("REGISTER", error)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    _run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)])
+    [made] = out.iterdir()
+    return made
+
+
+def environment(folder: Path, wheel: Path, release: str) -> Path:
+    """Return the Python of a new environment with this wheel and a release of PySpark, also one that the wheel's metadata exclude."""
+    _run([sys.executable, "-m", "venv", str(folder)])
+    python = folder / "bin" / "python"
+    needs = [
+        "pyarrow",
+        "numpy",
+        "pandas<3",
+        "sortedcontainers",
+        "lmdb",
+        "xxhash",
+        "typer",
+        "rich",
+        "psutil",
+        "grpcio",
+        "protobuf",
+    ]
+    _run([str(python), "-m", "pip", "install", "-q", f"pyspark=={release}", *needs])
+    _run([str(python), "-m", "pip", "install", "-q", "--no-deps", str(wheel)])
+    return python
+
+
+def _run(command: list[str], cwd: Path | None = None) -> str:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SPARK", "PYSPARK"))}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, cwd=cwd, env=clean)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.spark
+@pytest.mark.timeout(_TIMEOUT)
+@pytest.mark.parametrize("release", SUPPORTED)
+def test_a_pipeline_runs_on_each_supported_release(release: str, wheel: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path / "venv", wheel, release)
+    assert "DONE" in _run([str(python), "-c", _PIPELINE, release], tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.spark
+@pytest.mark.timeout(_TIMEOUT)
+@pytest.mark.parametrize("release", TOO_OLD)
+def test_an_older_release_says_what_it_lacks_and_other_formats_work(release: str, wheel: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path / "venv", wheel, release)
+    said = _run([str(python), "-c", _REFUSED], tmp_path)
+    assert said.count(f"orderedmq needs PySpark 4.2 or newer, and this is {release}: only from 4.2 on") == 2, said
+    assert "REGISTER orderedmq needs" in said
+
+
+@pytest.mark.parametrize(
+    ("version", "supported"), [("4.0.0", False), ("4.1.9", False), ("4.2.0.dev1", True), ("4.10.0", True), ("5.0", True)]
+)
+def test_versions_are_compared_as_numbers(version: str, supported: bool) -> None:
+    if supported:
+        require_spark(version)
+    else:
+        with pytest.raises(RuntimeError, match=f"this is {version}"):
+            require_spark(version)
