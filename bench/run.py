@@ -17,7 +17,20 @@ from typing import Final
 
 import psutil
 
-from bench import filters, groups, kafka, kafka_small, key_order, latency, rocketmq, start, stores, throughput, web_page
+from bench import (
+    filters,
+    groups,
+    kafka,
+    kafka_small,
+    key_order,
+    latency,
+    rocketmq,
+    rollout,
+    start,
+    stores,
+    throughput,
+    web_page,
+)
 from bench.figures import QUOTED, VERSUS, Figure, Run, keep, read_runs, shown, table, versus, write_documents
 from bench.measure import Bench, Skipped
 
@@ -42,6 +55,7 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "idle": latency.idle,
     "shared": groups.shared,
     "hand-over": groups.hand_over,
+    "rollout": rollout.embedded,
     "listener": groups.listener,
     "order-per-key": key_order.figures,
     "web-page": web_page.figures,
@@ -54,6 +68,7 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "rocketmq-sink": rocketmq.sink,
     "rocketmq-trace": rocketmq.trace,
     "rocketmq-micro-batch": rocketmq.micro_batch,
+    "rocketmq-rollout": rollout.rocketmq,
     "rocketmq-queues": rocketmq.many_queues,
     "rocketmq-memory": rocketmq.memory,
     # These change a setting of the brokers.

@@ -1,10 +1,11 @@
 """Makes the parts of pages that come from the code: options, conditions, the command's help.
 
-``python docs/generate.py`` writes them into the pages, between the lines ``<!-- generated: NAME ARGUMENTS -->`` and ``<!-- end of generated -->``: what the
-function of that name in `MAKERS` returns. They are committed, so that the reference can be read in the repository, and a test compares them.
+``python docs/generate.py`` writes them into the pages, between the lines ``<!-- generated: NAME ARGUMENTS -->`` and
+``<!-- end of generated -->``: what the function of that name in `MAKERS` returns. They are committed, so that the reference can be read in
+the repository, and a test compares them.
 
-MkDocs loads this module as a hook (``hooks`` in mkdocs.yml), for what only the site has: a line ``<!-- include: FILE -->`` becomes a document of the
-repository's root. This module imports nothing of MkDocs, so that tests use it without.
+MkDocs loads this module as a hook (``hooks`` in mkdocs.yml), for what only the site has: a line ``<!-- include: FILE -->`` becomes a
+document of the repository's root. This module imports nothing of MkDocs, so that tests use it without.
 """
 
 from __future__ import annotations

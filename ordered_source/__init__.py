@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ordered_source.listener.consume import consume_concurrently, consume_orderly
     from ordered_source.listener.dead_letter import dead_letter
     from ordered_source.listener.tracing import Tracing
+    from ordered_source.stopping import stop_at_boundary, stop_on_sigterm
     from orderedmq.listening.concurrent_engine import ConcurrentSettings
     from orderedmq.listening.key_engine import OrderPerKey
     from orderedmq.listening.listener import (
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ConcurrentSettings", "ConsumeConcurrentlyContext", "ConsumeConcurrentlyStatus", "ConsumeOrderlyContext", "ConsumeOrderlyStatus",
     "LagListener", "OrderPerKey", "OrderPerQueue", "Tracing", "consume_concurrently", "consume_orderly", "dead_letter",
+    "stop_at_boundary", "stop_on_sigterm",
 ]  # fmt: skip
 
 _HOMES = {
@@ -42,6 +44,8 @@ _HOMES = {
     "consume_concurrently": "ordered_source.listener.consume",
     "consume_orderly": "ordered_source.listener.consume",
     "dead_letter": "ordered_source.listener.dead_letter",
+    "stop_at_boundary": "ordered_source.stopping",
+    "stop_on_sigterm": "ordered_source.stopping",
 }
 
 

@@ -123,6 +123,10 @@ class Session:
 
     # -- the end
 
+    def give_back(self, start: Checkpoint) -> None:
+        """Commit what is processed below ``start``, at a boundary after which no micro-batch follows, and then `stop`."""
+        self.owner.processed(start)
+
     def stop(self, *, terminated: bool) -> None:
         """Unlock the queues and leave the group. ``terminated``: a task may still process a batch in flight."""
 
@@ -361,6 +365,14 @@ class GroupSession(Session):
         return token
 
     # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def give_back(self, start: Checkpoint) -> None:
+        self._forget_lost()
+        self._commit_what_is_left()
+        commit = self.owner.processed(start)
+        if commit is not None:
+            self._commit(commit.offsets)
+        self.stop(terminated=False)
 
     def stop(self, *, terminated: bool) -> None:
         # If tasks may still run, queues in flight are unlocked after a delay.

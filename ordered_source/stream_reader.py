@@ -29,6 +29,7 @@ from ordered_source.group_session import Session
 from ordered_source.lot_planner import NO_LOTS, BatchLots, LotPlanner, require_none, without_lots
 from ordered_source.partition_reader import LotSpan, QueuePartition
 from ordered_source.positions import Positions
+from ordered_source.stop_request import StopRequest
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker
 from orderedmq.concise import concise_calls
@@ -48,6 +49,8 @@ class QueryRun:
     """The state of a running query, from its first offsets to its stop. The session changes ``owner``; everything here reads it."""
 
     def __init__(self, broker: Broker, watch: TopicWatch, options: SourceOptions, owner_id: str) -> None:
+        #: In seconds since 1970.
+        self.began = time.time()
         self.session: Session = group_session.open_session(broker, options, owner_id)
         if options.retry_topic:
             try:
@@ -83,6 +86,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._quiet: tuple[int | None, Mapping[str, Any]] | None = None
         self._quiet_until = 0.0
         self._terminated = False
+        #: Whether the query was asked to stop, and has given its queues back.
+        self._given_back = False
 
     # -- Spark's calls -----------------------------------------------------------------------------------------------------
 
@@ -108,6 +113,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._latest_offset(start, limit)
 
     def _latest_offset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        if self._stops_here(start):
+            return start
         broker, watch = self._connect()
         change = broker.log.change()
         if self._quiet == (change, start) and time.monotonic() < self._quiet_until:
@@ -138,6 +145,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         anchors = self._anchors.of(log, watch.names, known.topics, owner.following(taken), now)
         return run.session.plan(taken, anchors).to_spark()
 
+    def _stops_here(self, start: Mapping[str, Any]) -> bool:
+        """Return whether the query was asked to stop between two micro-batches; its queues are given back at the first such call."""
+        run = self._run
+        if run is None or self._given_back:
+            return self._given_back
+        request = StopRequest(run.owner.owner_id)
+        if request.is_made(run.began):
+            self._give_back(run, request, Checkpoint.from_spark(start))
+        return self._given_back
+
+    def _give_back(self, run: QueryRun, request: StopRequest, processed: Checkpoint) -> None:
+        run.session.give_back(processed)
+        self._given_back = True
+        request.answer()
+
     @staticmethod
     def _next_look(change: int | None, now: float, lots: BatchLots) -> float:
         """Return when to look again though nothing changed at the broker, in monotonic seconds."""
@@ -146,7 +168,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return float("inf") if lots.next_due is None else now + lots.next_due / 1000 - time.time()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        if self._connected is None or self._run is None:
+        if self._connected is None or self._run is None or self._given_back:
             return None
         bounds = self._connected[0].log.bounds(without_lots(self._run.owner.owned))
         latest: dict[str, Any] = {"next": offsets_to_json({queue: at.max_offset for queue, at in bounds.items()})}
@@ -215,9 +237,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._connected = None
         if connected is None:
             return
-        if run is not None:
-            run.session.stop(terminated=self._terminated)
+        if run is not None and not self._given_back:
+            self._end(run)
         connected[0].close()
+
+    def _end(self, run: QueryRun) -> None:
+        """Give the queues back as at a boundary, if the application says that Spark has committed the batch that was planned last."""
+        request = StopRequest(run.owner.owner_id)
+        processed = request.processed if request.is_made(run.began) else None
+        if processed is not None and (run.owner.is_planned(processed) or not run.owner.in_flight()):
+            self._give_back(run, request, processed)
+        else:
+            run.session.stop(terminated=self._terminated)
 
     # -- the run -----------------------------------------------------------------------------------------------------------
 

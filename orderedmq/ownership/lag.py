@@ -59,15 +59,24 @@ def is_ours(progress_source: Mapping[str, Any]) -> bool:
     return isinstance(end, Mapping) and {"v", "owner", "next"} <= end.keys()
 
 
+def checkpoint_of(progress_source: Mapping[str, Any]) -> Checkpoint | None:
+    """Return the offset up to which one source is processed; None for another kind of source, or if none has been decided yet.
+
+    Raises OffsetError for an offset that this version cannot read.
+    """
+    return Checkpoint.from_spark(_parsed(progress_source["endOffset"])) if is_ours(progress_source) else None
+
+
 def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
     """Return the lag of each queue of one source; empty for another kind of source, or if no offset has been decided yet.
 
     If Spark reports latest offsets, a queue with only one of the two is left out: without ``next``, where it begins is unknown;
     without ``latest``, it was given up or deleted. Raises OffsetError for offsets that this version cannot read.
     """
-    if not is_ours(progress_source):
+    checkpoint = checkpoint_of(progress_source)
+    if checkpoint is None:
         return {}
-    every = Checkpoint.from_spark(_parsed(progress_source["endOffset"])).next
+    every = checkpoint.next
     following = {queue: offset for queue, offset in every.items() if not is_parked(queue)}
     if progress_source.get("latestOffset") in _MISSING:
         return {queue: QueueLag(offset, None) for queue, offset in following.items()}

@@ -136,7 +136,7 @@ class Owner:
         Spark has committed everything below ``start``; ``queues`` are those that exist. Queues given up are forgotten here.
         """
         actions: list[Commit | Unlock | Lock] = []
-        commit = self._processed(start)
+        commit = self.processed(start)
         if commit is not None:
             actions.append(commit)
         wanted = set(self.strategy(queues, members))
@@ -154,7 +154,8 @@ class Owner:
         self._forget([owned.queue for owned in leaving], Step.GIVEN_UP)
         return tuple(owned.token for owned in leaving if owned.token is not None and owned.leader is None)
 
-    def _processed(self, start: Checkpoint) -> Commit | None:
+    def processed(self, start: Checkpoint) -> Commit | None:
+        """Return the commit of what Spark has processed below ``start``, at a boundary where nothing else is to be done."""
         if self._planned is None:
             return None
         # Compare the whole offset: a queue entered below the last batch's end may have been planned up to that end again.

@@ -119,6 +119,10 @@ class Driver:
     def stop(self, query: str = "q") -> dict[str, Any]:
         return self._tell({"do": "stop", "query": query})
 
+    def stop_on_sigterm(self) -> None:
+        """Have SIGTERM stop the queries at a boundary."""
+        self._tell({"do": "stop on sigterm"})
+
     def go_on(self, done: Callable[[], bool], what: str, **spec: Any) -> int:
         """Wait until ``done``. Start the query again whenever it has failed, as its users do, and return how often that was."""
         failed = 0

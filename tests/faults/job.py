@@ -17,6 +17,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from ordered_source import stop_on_sigterm
 from orderedmq.java import ensure_java
 from tests.faults.faulty import FaultySource, session_config, start
 
@@ -60,6 +61,9 @@ def main(master: str, port: str | None = None) -> None:
                     answer({})
                 except Exception as error:
                     answer({"refused": str(error)})
+            case "stop on sigterm":
+                stop_on_sigterm(spark)
+                answer({})
             case "state":
                 answer(state(queries[name]))
             case "stop":

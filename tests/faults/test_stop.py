@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql.streaming.query import StreamingQuery
+
+from ordered_source import stop_at_boundary
+from orderedmq.errors import OptionError
 from tests.faults.conftest import GROUP, World
+from tests.faults.drivers import JVM, Driver, gone, send
 from tests.waits import until
 
 
@@ -62,4 +73,96 @@ def test_another_query_waits_until_the_tasks_of_a_stopped_one_must_have_ended(wo
     # Restart the first query: the other one has processed its batch.
     world.produce(10)
     world.run()
+    world.judge()
+
+
+def _in_a_batch(world: World) -> StreamingQuery:
+    """Start a query and hold it in the middle of its second batch, at the point "write"."""
+    world.produce(10)
+    query = world.start()
+    world.wait_for(30)
+    world.points.arm("write", after=5)
+    world.produce(10)
+    world.points.wait("write")
+    return query
+
+
+def test_a_query_that_stops_at_a_boundary_finishes_its_batch_and_its_queues_are_free_at_once(world: World) -> None:
+    first = _in_a_batch(world)
+    # For another batch, which is not planned any more.
+    world.produce(10)
+    stopped: list[bool] = []
+    stopping = threading.Thread(target=lambda: stopped.append(stop_at_boundary(first)))
+    stopping.start()
+    time.sleep(0.5)
+    assert first.isActive, "its batch is not done"
+    world.points.release("write")
+    stopping.join(90)
+    assert stopped == [True]
+    assert not first.isActive
+    assert not world.held()
+    assert world.broker.groups.members(GROUP) == []
+    assert world.count() == 60
+    world.run("ck2", source={"lockTimeout": "0"})
+    world.produce(10)
+    world.run(source={"lockTimeout": "0"})
+    world.judge()
+
+
+@pytest.mark.nightly
+def test_a_query_with_a_long_trigger_need_not_wait_for_the_next_one(world: World) -> None:
+    world.produce(10)
+    first = world.start(trigger="1 hour")
+    world.wait_for(30)
+    until(lambda: first.lastProgress is not None, "the micro-batch is done")
+    assert stop_at_boundary(first, 30.0)
+    assert not world.held()
+    world.run(source={"lockTimeout": "0"})
+    world.judge()
+
+
+@pytest.mark.nightly
+def test_a_batch_that_takes_too_long_is_cut(world: World) -> None:
+    first = _in_a_batch(world)
+    assert not stop_at_boundary(first, 0.5)
+    assert not first.isActive
+    until(lambda: all(lock.remaining <= 20 for lock in world.held()), "the locks linger")
+    world.points.release("write")
+    world.run()
+    world.judge()
+
+
+def test_another_source_is_refused_by_name(world: World) -> None:
+    query = world.spark.readStream.format("rate").load().writeStream.format("noop").start()
+    try:
+        with pytest.raises(OptionError, match="stop_at_boundary needs a query that reads with the format orderedmq"):
+            stop_at_boundary(query)
+        assert query.isActive
+    finally:
+        query.stop()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("whom", ["python", "java"])
+def test_an_application_that_is_told_to_end_stops_its_queries_at_a_boundary(whom: str, world: World, tmp_path: Path) -> None:
+    driver = Driver(tmp_path / "driver")
+    try:
+        driver.stop_on_sigterm()
+        world.produce(10)
+        driver.start(**world.spec())
+        world.wait_for(30)
+        world.points.arm("write", after=5)
+        world.produce(10)
+        world.points.wait("write")
+        [process] = driver.of_kind("tests.faults.job" if whom == "python" else JVM)
+        send(process, "tests.faults.job" if whom == "python" else JVM, signal.SIGTERM)
+        time.sleep(1.0)
+        assert process.is_running(), "its batch is not done"
+        world.points.release("write")
+        until(lambda: gone(process.pid), "the program ends")
+        assert not world.held()
+        assert "was stopped between two micro-batches" in world.log() + driver.errors.read_text()
+    finally:
+        driver.close()
+    world.run(source={"lockTimeout": "0"})
     world.judge()

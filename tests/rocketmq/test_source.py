@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import orderedmq
 from ordered_source import topic_watch
 from ordered_source.columns import full_schema
+from ordered_source.stop_request import StopRequest
 from ordered_source.stream_reader import POLL_INTERVAL, StreamReader
 from orderedmq.broker import Broker
 from orderedmq.errors import DataLossError
@@ -32,6 +33,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import group_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
+from tests.micro_batches import MicroBatchLoop
 from tests.rocketmq.peers import Peers
 from tests.stopped_readers import stopped
 from tests.stored_messages import inner
@@ -503,3 +505,23 @@ def test_messages_that_were_deleted_by_age_under_a_query_are_a_named_error_or_co
         assert said is not None
         assert 20 <= int(said[1]) < rest[0]
         assert int(said[2]) == int(said[1]) - 9
+
+
+def test_a_query_that_was_asked_to_stop_commits_and_gives_its_queues_back_at_once(rig: Rig) -> None:
+    rig.topic(2)
+    rig.fill(0, 10)
+    source = {"namesrvAddr": rig.cluster.address, "topic": rig.source, "consumerGroup": rig.group, "consumeFromWhere": "first"}
+    query = MicroBatchLoop({**source, "maxOffsetsPerTrigger": 4})
+    query.advance("written")
+    request = StopRequest(query.checkpoint.end(-1)["owner"])
+    request.write()
+    try:
+        query.advance("committed")
+        assert query.advance() == "idle"
+        assert request.answered
+        assert rig.offset() == 4
+        other = MicroBatchLoop({**source, "lockTimeout": "0"}, available_now=True).process_all_available()
+        assert sum(other.rows) == 6
+    finally:
+        request.withdraw()
+        query.stop()

@@ -61,7 +61,7 @@ def letters_not_honoured() -> AbstractContextManager[Any]:
 
 def lot_not_committed_with_its_queue() -> AbstractContextManager[Any]:
     """The offset of a lot is not committed with that of its queue: the next owner finds the old one."""
-    processed = Owner._processed
+    processed = Owner.processed
 
     def without_lots(self: Owner, start: Any) -> Commit | None:
         found = processed(self, start)
@@ -70,7 +70,7 @@ def lot_not_committed_with_its_queue() -> AbstractContextManager[Any]:
         kept = {token: offset for token, offset in found.offsets.items() if not is_parked(token.queue)}
         return Commit(kept) if kept else None
 
-    return _instead(Owner, "_processed", without_lots)
+    return _instead(Owner, "processed", without_lots)
 
 
 def lot_kept_when_its_queue_is_given_up() -> AbstractContextManager[Any]:

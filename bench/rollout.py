@@ -1,0 +1,93 @@
+"""What it costs the next owner that a query stops: at a boundary, and by ``query.stop()`` in the middle of a micro-batch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+import orderedmq
+from bench.figures import Figure
+from bench.measure import Bench, median
+from bench.rocketmq_rig import rig
+from ordered_source import stop_at_boundary
+from orderedmq.broker import Broker
+
+#: Seconds between two triggers, and those that a micro-batch takes.
+TRIGGER: Final = 0.5
+WORK: Final = 1.0
+QUEUES: Final = 8
+GROUP: Final = "rollout"
+
+
+def embedded(bench: Bench) -> list[Figure]:
+    path = bench.fresh("store")
+    with orderedmq.connect(path) as broker:
+        return _figures(bench, broker, {"path": str(path)}, "rollout, embedded broker")
+
+
+def rocketmq(bench: Bench) -> list[Figure]:
+    made = rig(bench)
+    return _figures(bench, made.broker, {"namesrvAddr": made.address}, "rollout, RocketMQ")
+
+
+def _figures(bench: Bench, broker: Broker, endpoint: dict[str, str], case: str) -> list[Figure]:
+    topic = "rollout"
+    broker.admin.create_topic(topic, QUEUES)
+    queues = broker.log.queues(topic)
+
+    def start() -> StreamingQuery:
+        reader = bench.spark.readStream.format("orderedmq").options(
+            **endpoint, topic=topic, consumerGroup=GROUP, assignment="shared"
+        )
+        writer = reader.load().writeStream.foreachBatch(_work).option("checkpointLocation", str(bench.fresh("checkpoint")))
+        return writer.trigger(processingTime=f"{int(TRIGGER * 1000)} milliseconds").start()
+
+    def until_owners(count: int) -> None:
+        def owners() -> list[str]:
+            return [lock.client_id for lock in broker.admin.locks(GROUP) if lock.held]
+
+        while len(found := owners()) < QUEUES or len(set(found)) != count:
+            time.sleep(0.02)
+
+    def taken(stop: Callable[[StreamingQuery], Any]) -> float:
+        """Seconds from the moment at which one of two queries is told to stop, in a micro-batch, until the other one owns all queues."""
+        stays, goes = start(), start()
+        until_owners(2)
+        while "Processing" not in goes.status["message"]:
+            time.sleep(0.02)
+        begin = time.perf_counter()
+        stop(goes)
+        until_owners(1)
+        took = time.perf_counter() - begin
+        stop_at_boundary(stays)
+        return took
+
+    ended = threading.Event()
+
+    def send() -> None:
+        number = 0
+        while not ended.wait(0.05):
+            number += 1
+            broker.log.append({queue: pa.record_batch({"body": pa.array([str(number).encode()])}) for queue in queues})
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        boundary = median([taken(stop_at_boundary) for _ in range(1 if bench.quick else 3)])
+        cut = taken(lambda query: query.stop())
+    finally:
+        ended.set()
+        sender.join()
+    what = f"stop in a micro-batch of {WORK:g} s, triggers each {TRIGGER:g} s: {QUEUES} queues have their next owner"
+    return [Figure(case, f"{what}, stop_at_boundary against query.stop()", boundary, "s", cut, boundary / cut, 0.5, low=True)]
+
+
+def _work(rows: DataFrame, number: int) -> None:
+    del rows, number
+    time.sleep(WORK)

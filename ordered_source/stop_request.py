@@ -1,0 +1,99 @@
+"""Requests to stop a query between two micro-batches, from an application to its source's process on the same machine.
+
+A request is a file in a folder that only this user can write, named after the query's owner id. The application writes it. The source
+looks for it at each boundary, gives its queues back, and answers by writing into it. Spark offers no other way from an application to
+its source.
+
+Rules: a source ignores requests from before its own start, because an application that was killed leaves its request behind. A file is replaced
+in one step, so that nobody reads half of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from orderedmq.ownership.offsets import Checkpoint
+
+_ANSWER: Final = {"given_back": True}
+
+
+class StopRequest:
+    """The request to stop the query ``owner_id``; each side has an object of its own."""
+
+    def __init__(self, owner_id: str) -> None:
+        # An owner id is made by this package, but it comes from a checkpoint or a query's progress.
+        self._name = f"stop-{owner_id.encode().hex()[:128]}.json"
+
+    @property
+    def _path(self) -> Path:
+        return _folder() / self._name
+
+    # -- the application's side
+
+    def write(self, processed: Mapping[str, Any] | None = None) -> None:
+        """Ask the source to plan no further micro-batch. ``processed``: the source's offset up to which Spark has committed everything.
+
+        With ``processed``, the source can give its queues back when it is stopped, without another call of ``latestOffset``. An answer stays.
+        """
+        if not self.answered:
+            _replace(self._path, {"processed": processed})
+
+    @property
+    def answered(self) -> bool:
+        """Whether the source has given its queues back."""
+        return _read(self._path) == _ANSWER
+
+    def withdraw(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    # -- the source's side
+
+    def is_made(self, since: float) -> bool:
+        """Return whether the query was asked to stop after the time ``since``, in seconds since 1970."""
+        try:
+            return self._path.stat().st_mtime >= since
+        except OSError:
+            # Also if the folder is another user's: then this application cannot have made a request.
+            return False
+
+    @property
+    def processed(self) -> Checkpoint | None:
+        """The offset up to which Spark has committed everything, if the request says so."""
+        offset = (_read(self._path) or {}).get("processed")
+        return None if offset is None else Checkpoint.from_spark(offset)
+
+    def answer(self) -> None:
+        """Tell the application that the queues are given back. Without it, the application waits until its timeout."""
+        with contextlib.suppress(OSError):
+            _replace(self._path, _ANSWER)
+
+
+def _folder() -> Path:
+    """Return a folder that only this user can write. It is the same in the application and in the processes that Spark starts for it."""
+    folder = Path(tempfile.gettempdir()) / f"orderedmq-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not a folder that only this user can write; remove it, or set TMPDIR")
+    return folder
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _replace(path: Path, content: Mapping[str, Any]) -> None:
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(json.dumps(content))
+    os.replace(new, path)

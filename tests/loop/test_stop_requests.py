@@ -1,0 +1,149 @@
+"""A query that is asked to stop gives its queues back between two micro-batches, with everything committed that Spark has committed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ordered_source.stop_request import StopRequest
+from orderedmq.model import MessageQueue
+from tests.loop.conftest import LoopRig
+from tests.micro_batches import MicroBatchLoop
+
+SOURCE = {"topic": "in", "consumerGroup": "g", "assignment": "shared", "maxOffsetsPerTrigger": 4}
+
+
+@pytest.fixture
+def queues(rig: LoopRig) -> list[MessageQueue]:
+    rig.broker.admin.create_topic("in", 2)
+    rig.fill("in", 10)
+    return rig.broker.log.queues("in")
+
+
+@pytest.fixture
+def request_to(rig: LoopRig) -> Iterator[Any]:
+    """Returns the request to the query of a checkpoint that has logged a batch."""
+    made: list[StopRequest] = []
+
+    def request(checkpoint: str = "ck") -> StopRequest:
+        made.append(StopRequest(rig.checkpoints[checkpoint].end(-1)["owner"]))
+        return made[-1]
+
+    yield request
+    for one in made:
+        one.withdraw()
+
+
+def start(rig: LoopRig, **more: Any) -> MicroBatchLoop:
+    return rig.start({**SOURCE, **more}, None)
+
+
+def held(rig: LoopRig) -> list[MessageQueue]:
+    return [lock.queue for lock in rig.broker.admin.locks("g") if lock.held]
+
+
+def test_the_batch_in_flight_is_finished_and_no_other_is_planned(
+    rig: LoopRig, queues: list[MessageQueue], request_to: Any
+) -> None:
+    query = start(rig)
+    query.advance("written")
+    request = request_to()
+    request.write()
+    assert len(held(rig)) == 2
+    assert query.advance("committed") == "committed"
+    assert not request.answered
+    # There are more messages.
+    assert query.advance() == "idle"
+    assert query.advance() == "idle"
+    assert request.answered
+    assert held(rig) == []
+    assert rig.broker.groups.members("g") == []
+    assert sum(rig.broker.groups.offsets("g", queues).values()) == sum(query.rows) == 4
+    query.stop()
+    # The next owner goes on there at once.
+    other = rig.start({**SOURCE, "lockTimeout": "0"}, None, "other", available_now=True)
+    other.process_all_available()
+    assert sum(other.rows) == 6
+    # And so does the query itself, which has had another owner's offsets in between.
+    rig.fill("in", 3)
+    again = start(rig, lockTimeout="0")
+    again.advance("idle")
+    assert sum(again.rows) == 3
+
+
+def test_between_two_triggers_the_application_says_what_is_processed(
+    rig: LoopRig, queues: list[MessageQueue], request_to: Any
+) -> None:
+    query = start(rig)
+    query.advance("committed")
+    request = request_to()
+    request.write(rig.checkpoints["ck"].end(-1))
+    query.stop()
+    assert request.answered
+    assert held(rig) == []
+    assert sum(rig.broker.groups.offsets("g", queues).values()) == 4
+    again = start(rig, lockTimeout="0")
+    again.advance("idle")
+    assert sum(again.rows) == 6
+
+
+def test_an_idle_query_has_nothing_to_commit(rig: LoopRig, queues: list[MessageQueue], request_to: Any) -> None:
+    query = start(rig)
+    query.advance("idle")
+    request = request_to()
+    request.write(rig.checkpoints["ck"].end(-1))
+    query.stop()
+    assert request.answered
+    assert held(rig) == []
+    assert sum(rig.broker.groups.offsets("g", queues).values()) == 10
+
+
+@pytest.mark.parametrize("processed", [False, True], ids=["not said", "an earlier batch"])
+def test_a_batch_that_is_cut_commits_nothing_and_keeps_its_locks(
+    processed: bool, rig: LoopRig, queues: list[MessageQueue], request_to: Any
+) -> None:
+    query = start(rig)
+    query.advance("committed")
+    before = rig.checkpoints["ck"].end(-1)
+    query.advance("written")
+    request = request_to()
+    request.write(before if processed else None)
+    query.stop()
+    assert not request.answered
+    assert len(held(rig)) == 2
+    assert sum(rig.broker.groups.offsets("g", queues).values()) == 4
+
+
+def test_a_request_that_was_left_behind_does_not_stop_the_next_run(
+    rig: LoopRig, queues: list[MessageQueue], request_to: Any
+) -> None:
+    query = start(rig)
+    query.advance("committed")
+    request = request_to()
+    request.write()
+    query.kill()
+    again = start(rig)
+    again.advance("idle")
+    assert sum(again.rows) == 6
+    assert not request.answered
+
+
+def test_an_answer_stays_and_another_users_folder_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    request = StopRequest("../some/owner")
+    request.write()
+    assert request.is_made(0.0)
+    assert request.processed is None
+    assert os.listdir(tmp_path) == [f"orderedmq-{os.geteuid()}"]
+    request.answer()
+    request.write({"v": 1})
+    assert request.answered
+    folder = tmp_path / f"orderedmq-{os.geteuid()}"
+    folder.chmod(0o777)
+    assert not request.is_made(0.0)
+    with pytest.raises(PermissionError, match="is not a folder that only this user can write; remove it, or set TMPDIR"):
+        request.write()
