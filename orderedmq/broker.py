@@ -356,9 +356,12 @@ class Admin(Protocol):
 
     def create_topic(
         self, name: str, queues: int, *, retention_seconds: float | None = None, retention_bytes: int | None = None,
-        compression: str = DEFAULT_COMPRESSION,
+        compression: str = DEFAULT_COMPRESSION, message_type: str | None = None,
     ) -> TopicInfo:  # fmt: skip
-        """Create a topic. Raises TopicError EXISTS, BAD_NAME, RESERVED, QUEUE_COUNT."""
+        """Create a topic. ``message_type``: one of `model.MESSAGE_TYPES`, for RocketMQ 5 only; None: the broker's default.
+
+        Raises TopicError EXISTS, BAD_NAME, RESERVED, QUEUE_COUNT, and OptionError UNSUPPORTED or INVALID for settings.
+        """
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
         """Grow a topic to ``queues`` queues. Keys go to other queues from then on. Raises TopicError MISSING or QUEUE_COUNT."""
@@ -376,6 +379,9 @@ class Admin(Protocol):
 
     def waiting_bytes(self, name: str) -> int:
         """Return the bytes of a topic's deleted messages whose room is not free yet: they share a file with messages that stay."""
+
+    def message_type(self, name: str) -> str | None:
+        """Return the type of a topic's messages, if the broker has such types and tells."""
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
         """Delete whole chunks before the given offsets, or by the topic's retention. Return the messages deleted per queue."""

@@ -38,6 +38,8 @@ MAX_QUEUES: Final = 65536
 LAST_MS: Final = 253_402_300_799_999
 #: A topic's default compression. It halves JSON bodies, and writes wait for the disk (`make bench`).
 DEFAULT_COMPRESSION: Final = "lz4"
+#: What the messages of a topic of RocketMQ 5 may be (TopicMessageType).
+MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 #: Topics that belong to a consumer group: retry, dead-letter and parked messages. Users may read them, never write them.

@@ -72,9 +72,16 @@ class EmbeddedAdmin:
         retention_seconds: float | None = None,
         retention_bytes: int | None = None,
         compression: str = DEFAULT_COMPRESSION,
+        message_type: str | None = None,
     ) -> TopicInfo:
         check_topic(name, writing=True)
         check_queue_count(name, queues)
+        if message_type is not None:
+            raise OptionError(
+                OptionCondition.UNSUPPORTED,
+                f"topic {name!r} cannot have a type of messages ({message_type}): this belongs to RocketMQ 5, and every topic of an embedded "
+                "broker is ordered; leave it out",
+            )
         if compression not in CODECS:
             raise OptionError(
                 OptionCondition.INVALID, f"compression {compression!r} of topic {name!r} is not one of {', '.join(CODECS)}"
@@ -163,6 +170,9 @@ class EmbeddedAdmin:
         with contextlib.suppress(StoreError):
             garbage.collect_now(store, self._clock)
         return deleted
+
+    def message_type(self, name: str) -> None:
+        """Return None: topics have no type of messages here."""
 
     def waiting_bytes(self, name: str) -> int:
         with self._read() as txn:

@@ -31,6 +31,7 @@ from orderedmq.errors import (
 )
 from orderedmq.model import (
     DEFAULT_COMPRESSION,
+    MESSAGE_TYPES,
     PARKED_PROPERTIES,
     RETRY_PREFIX,
     MessageQueue,
@@ -62,10 +63,13 @@ from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.group.taken_locks import TakenLocks
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.messages.topic_changes import await_registration, delete_topic, every_master, queue_counts
+from orderedmq.rocketmq.net.behind_proxy import AT_EVERY_BROKER
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests
+from orderedmq.rocketmq.wire.admin_requests import NORMAL
+from orderedmq.rocketmq.wire.message_requests import version_of
 from orderedmq.rows.pull_settings import PullSettings
 
 #: The servers' own groups (MixAll.PREDEFINE_GROUP_SET, isSysConsumerGroup).
@@ -76,6 +80,8 @@ _SYSTEM_GROUPS: Final = frozenset(
     )
 )  # fmt: skip
 _SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
+#: V5_0_0 (MQVersion): the first broker whose topics have attributes.
+_HAS_TYPES: Final = 413
 
 
 class RocketMQAdmin:
@@ -99,8 +105,9 @@ class RocketMQAdmin:
         retention_seconds: float | None = None,
         retention_bytes: int | None = None,
         compression: str = DEFAULT_COMPRESSION,
+        message_type: str | None = None,
     ) -> TopicInfo:
-        """See `Admin.create_topic`. ``queues``: of all brokers together. Also raises OptionError UNSUPPORTED for settings."""
+        """See `Admin.create_topic`. ``queues``: of all brokers together."""
         check_topic(name, writing=True)
         check_queue_count(name, queues)
         for what, value, default in (
@@ -113,7 +120,10 @@ class RocketMQAdmin:
         there = queue_counts(self._log, name)
         if there:
             raise topic_exists(name, sum(there.values()))
-        self._resize(name, dict.fromkeys(every_master(self._client), 0), queues)
+        masters = every_master(self._client)
+        if message_type is not None:
+            self._require_types(name, message_type, masters)
+        self._resize(name, dict.fromkeys(masters, 0), queues, message_type=message_type)
         return self._log.topic(name)
 
     def alter_topic(
@@ -137,7 +147,10 @@ class RocketMQAdmin:
         total = sum(there.values())
         if queues < total:
             raise cannot_shrink(name, total, queues)
-        self._resize(name, {broker: there.get(broker, 0) for broker in every_master(self._client)}, queues, already=total)
+        counts = {broker: there.get(broker, 0) for broker in every_master(self._client)}
+        # A broker that does not have the topic yet makes it anew.
+        message_type = self.message_type(name)
+        self._resize(name, counts, queues, already=total, message_type=None if message_type == NORMAL else message_type)
         return self._log.topic(name)
 
     def delete_topic(self, name: str) -> None:
@@ -184,6 +197,33 @@ class RocketMQAdmin:
         """Return 0: brokers do not report how a queue is stored."""
         del name
         return 0
+
+    def message_type(self, name: str) -> str | None:
+        """See `Admin.message_type`. None before RocketMQ 5.0, and for an account that may not see it."""
+        broker = self._log.queues(name)[0].broker_name
+        with contextlib.suppress(RocketMQError):
+            return self._client.call(
+                admin_requests.message_type(name), Deadline.after(REQUEST_TIMEOUT), topic=name, broker_name=broker
+            )
+        return None
+
+    def _require_types(self, topic: str, message_type: str, masters: Mapping[str, str]) -> None:
+        """Raise OptionError INVALID or UNSUPPORTED if a broker would make the topic without this type of messages."""
+        if message_type not in MESSAGE_TYPES:
+            raise OptionError(
+                OptionCondition.INVALID,
+                f"{message_type!r} is not a type of messages for topic {topic!r}; give one of {', '.join(MESSAGE_TYPES)}",
+            )
+        for broker, address in masters.items():
+            # An account may lack the right to ask. The brokers that check such rights are newer than 5.0.
+            with contextlib.suppress(RocketMQError):
+                asked = version_of(MessageQueue(AT_EVERY_BROKER, broker, 0))
+                if self._client.call_address(address, asked, Deadline.after(REQUEST_TIMEOUT)) < _HAS_TYPES:
+                    raise OptionError(
+                        OptionCondition.UNSUPPORTED,
+                        f"topic {topic!r} cannot have messages of type {message_type}: broker {broker!r} is older than RocketMQ 5.0, which "
+                        "would ignore the type; leave it out",
+                    )
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:  # noqa: ARG002
         """Raises OptionError UNSUPPORTED."""
@@ -372,7 +412,9 @@ class RocketMQAdmin:
             if is_bookmark_group(name) and any(queue.topic == topic for queue in queues)
         ]
 
-    def _resize(self, name: str, counts: Mapping[str, int], queues: int, already: int = 0) -> None:
+    def _resize(
+        self, name: str, counts: Mapping[str, int], queues: int, already: int = 0, *, message_type: str | None = None
+    ) -> None:
         """Add queues to the brokers with the fewest until there are ``queues``, and wait until the nameserver knows them."""
         grown = dict(counts)
         for _ in range(queues - already):
@@ -380,9 +422,8 @@ class RocketMQAdmin:
         masters = every_master(self._client)
         for broker, count in grown.items():
             if count > counts[broker]:
-                self._client.call_address(
-                    masters[broker], admin_requests.create_topic(name, count), Deadline.after(REQUEST_TIMEOUT)
-                )
+                request = admin_requests.create_topic(name, count, message_type=message_type)
+                self._client.call_address(masters[broker], request, Deadline.after(REQUEST_TIMEOUT))
         await_registration(lambda: sum(queue_counts(self._log, name).values()) == queues, name)
 
 

@@ -67,6 +67,14 @@ def test_settings_that_make_no_sense_are_refused(broker: Broker, settings_, word
     assert [topic.name for topic in broker.log.topics()] == ["orders"]
 
 
+def test_a_type_of_messages_is_made_or_refused(broker: Broker):
+    """An embedded broker has none, and over RocketMQ not every word is one."""
+    with refused("OPTION.", "'t'", "Fifo"):
+        broker.admin.create_topic("t", 1, message_type="Fifo")
+    assert [topic.name for topic in broker.log.topics()] == ["orders"]
+    assert broker.admin.message_type("orders") in (None, "NORMAL")
+
+
 @pytest.mark.parametrize(
     "name",
     ["", ".", "..", "a/b", "a\\b", "a b", "a\0b", "ä", "\u202eabc", "a\n", "x" * (MAX_NAME_LENGTH + 1), "a.b", "a,b", "*"],

@@ -163,6 +163,32 @@ def test_a_proxy_that_refuses_a_message_for_the_topics_type_is_not_supported() -
         assert text in caught.value.message
 
 
+def test_a_proxy_names_the_type_of_a_topic_and_a_broker_does_not() -> None:
+    asked = message_requests.refused_type(QUEUE, "")
+    assert asked.ext["e"] == str(2**31 - 1), "no topic has this queue, so nothing can be stored"
+    remark = "TopicMessageType validate failed, the expected type is FIFO, but actual type is NORMAL"
+    assert answer(asked, 13, remark) == "FIFO"
+    # Of a broker: by its own code, and before 5.3.2 without one.
+    for code in (29, 1):
+        assert answer(asked, code, "request queueId[2147483647] is illegal, TopicConfig [topicName=T]") is None
+    with pytest.raises(RocketMQError) as caught:
+        answer(asked, 16, "denied")
+    assert caught.value.denied
+
+
+def test_a_brokers_version_is_in_its_answer() -> None:
+    assert answer(message_requests.version_of(QUEUE), 0, offset="3") == 409
+
+
+def test_a_topics_type_is_among_its_attributes_and_normal_by_default() -> None:
+    made = admin_requests.create_topic("T", 2, message_type="FIFO")
+    assert made.ext["attributes"] == "+message.type=FIFO"
+    assert "attributes" not in admin_requests.create_topic("T", 2).ext
+    asked = admin_requests.message_type("T")
+    assert answer(asked, 0, body=b'{"topicName":"T","attributes":{"message.type":"FIFO","x":"y"}}') == "FIFO"
+    assert answer(asked, 0, body=b'{"topicName":"T","attributes":{}}') == "NORMAL"
+
+
 def test_trap_17_a_code_that_a_server_does_not_know_has_an_error_of_its_own() -> None:
     with pytest.raises(RocketMQError) as caught:
         answer(admin_requests.create_topic("T", 4), 3)

@@ -8,17 +8,24 @@ Source: AdminBrokerProcessor, DefaultRequestProcessor (nameserver), Subscription
 from __future__ import annotations
 
 import json
+from typing import Final
 
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
+from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import DEFAULT_TOPIC, java_text
 from orderedmq.rocketmq.wire.request import Request, ignore_answer
 
+#: The attribute of a topic that says what its messages are (TopicAttributes), and its default.
+_MESSAGE_TYPE: Final = "message.type"
+NORMAL: Final = "NORMAL"
 
-def create_topic(topic: str, queues: int, *, perm: int = 6) -> Request[None]:
+
+def create_topic(topic: str, queues: int, *, perm: int = 6, message_type: str | None = None) -> Request[None]:
     """Create a topic with ``queues`` read and write queues, or change their number; send it to every master (17).
 
-    Lowering the number removes the highest queues and their messages from the route at once.
+    ``message_type``: of 5.0 and later; None: NORMAL for a new topic, and as it is for another one. Lowering the number removes
+    the highest queues and their messages from the route at once.
     """
     return Request(
         RequestCode.UPDATE_AND_CREATE_TOPIC,
@@ -34,7 +41,23 @@ def create_topic(topic: str, queues: int, *, perm: int = 6) -> Request[None]:
             "topicFilterType": "SINGLE_TAG",
             "topicSysFlag": "0",
             "order": "false",
+            **({} if message_type is None else {"attributes": f"+{_MESSAGE_TYPE}={message_type}"}),
         },
+    )
+
+
+def message_type(topic: str) -> Request[str]:
+    """Request the type of a topic's messages; send it to a broker of the topic, of 5.0 or later (351)."""
+
+    def parse(response: RemotingCommand) -> str:
+        return field(field(loads_object(response.body), "attributes", dict, {}), _MESSAGE_TYPE, str, NORMAL)
+
+    return Request(
+        RequestCode.GET_TOPIC_CONFIG,
+        f"request for the settings of topic {topic}",
+        f"topic {topic!r}",
+        parse,
+        {"topic": topic},
     )
 
 

@@ -7,8 +7,9 @@ Source: the classes *RequestHeader, SendMessageProcessor, PullMessageProcessor, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -18,7 +19,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire import route
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
-from orderedmq.rocketmq.wire.request import Request, ignore_answer, int_field
+from orderedmq.rocketmq.wire.request import Request, ignore_answer, int_field, types_in
 from orderedmq.rows.filters import ALL, Filter
 from orderedmq.rows.message_trace import REGION
 
@@ -117,6 +118,10 @@ class SendResult:
     queue_offset: int
 
 
+#: The group that a send names; brokers do not check that it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
+PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
+#: A queue's number that no topic has: the largest int of Java.
+_NO_QUEUE: Final = 2**31 - 1
 _STORED: Final = frozenset(ResponseCode(status.value) for status in SendStatus)
 
 
@@ -171,6 +176,30 @@ def send(
         body,
         _STORED,
         repeatable=False,
+    )
+
+
+def refused_type(queue: MessageQueue, properties: str) -> Request[str | None]:
+    """Ask a Proxy whether it passes messages with ``properties`` on to the topic: None, or the type that the topic's messages must have.
+
+    Nothing is stored. A Proxy that does not refuse the message passes it on to the broker, which refuses it because its queue does
+    not exist (AbstractSendMessageProcessor.msgCheck); before 5.3.2 the broker has no code for this.
+    """
+
+    def parse(response: RemotingCommand) -> str | None:
+        types = types_in(response.remark or "")
+        return types[0] if types is not None else None
+
+    asked = send(queue._replace(queue_id=_NO_QUEUE), b"\0", properties, group=PRODUCER_GROUP, born=0)
+    return Request(
+        asked.code,
+        f"request for the type of the messages of topic {queue.topic}",
+        asked.resource,
+        parse,
+        asked.ext,
+        asked.body,
+        frozenset((ResponseCode.MESSAGE_ILLEGAL, ResponseCode.INVALID_PARAMETER)),
+        re.compile("queueId"),
     )
 
 
@@ -319,6 +348,11 @@ def _queue_number(code: RequestCode, what: str, queue: MessageQueue, name: str, 
 def max_offset(queue: MessageQueue) -> Request[int]:
     """Request the offset that the next message gets (30). It lags some ms behind acknowledged sends."""
     return _queue_number(RequestCode.GET_MAX_OFFSET, "end", queue, "offset")
+
+
+def version_of(queue: MessageQueue) -> Request[int]:
+    """Request the version of a queue's broker (MQVersion), which is in each of its answers. A Proxy passes it on."""
+    return replace(max_offset(queue), parse=lambda response: response.version)
 
 
 def min_offset(queue: MessageQueue) -> Request[int]:

@@ -97,6 +97,25 @@ def int_field(response: RemotingCommand, name: str, missing: int | None = None) 
     return value
 
 
+def types_in(remark: str) -> tuple[str, str] | None:
+    """Return the topic's type and the message's type from what a Proxy says if they differ; None if it says something else."""
+    found = _TYPES.search(remark)
+    return (found[1], found[2]) if found is not None else None
+
+
+def wrong_type(resource: str, expected: str, actual: str, why: str, remedy: str = "") -> RocketMQError:
+    """Return the error for messages of the type ``actual`` that a Proxy does not pass on to a topic of another type.
+
+    ``remedy`` comes before the remedies that are always there.
+    """
+    return RocketMQError(
+        RocketMQCondition.NOT_SUPPORTED,
+        f"{resource} has messages of type {expected}, and the RocketMQ Proxy passes nothing else on to it, but {why}: {remedy}name the "
+        f"nameserver's address instead of the Proxy's (usually port 9876), or write to a topic of type {actual} or MIXED (mqadmin updateTopic "
+        "-c CLUSTER -t TOPIC -a +message.type=MIXED, where brokers have enableMixedMessageType=true)",
+    )
+
+
 def refusal(request: Request[T], response: RemotingCommand, server: str) -> OrderedMQError:
     """Return the error that an answer's code stands for."""
     remark = " ".join((response.remark or "").split())[:300]
@@ -139,13 +158,8 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
                 f"{said}; this server does not know the request: if it is a RocketMQ Proxy, name the nameserver's address instead (usually "
                 "port 9876); it may also be a VIP port",
             )
-        case ResponseCode.MESSAGE_ILLEGAL if (types := _TYPES.search(remark)) is not None:
-            return RocketMQError(
-                RocketMQCondition.NOT_SUPPORTED,
-                f"{request.resource} has messages of type {types[1]}, and the RocketMQ Proxy passes nothing else on to it, but this is sent as "
-                f"type {types[2]} (a batch is always NORMAL): name the nameserver's address instead of the Proxy's (usually port 9876), or "
-                f"write to a topic of type {types[2]} or MIXED (mqadmin updateTopic -c CLUSTER -t TOPIC -a +message.type=MIXED): {said}",
-            )
+        case ResponseCode.MESSAGE_ILLEGAL if (types := types_in(remark)) is not None:
+            return wrong_type(request.resource, *types, f"this is sent as type {types[1]} ({said})")
         case ResponseCode.MESSAGE_ILLEGAL:
             return RocketMQError(
                 RocketMQCondition.MESSAGE_ILLEGAL,

@@ -55,6 +55,7 @@ _ACTIONS: Final[Mapping[RequestCode, Mapping[Kind, Action]]] = {
     RequestCode.GET_EARLIEST_MSG_STORETIME: {"Topic": "Get"},
     RequestCode.VIEW_MESSAGE_BY_ID: {"Topic": "Get"},
     RequestCode.GET_TOPIC_STATS_INFO: {"Topic": "Get"},
+    RequestCode.GET_TOPIC_CONFIG: {"Topic": "Get"},
     RequestCode.GET_CONSUMER_CONNECTION_LIST: {"Group": "Get"},
     RequestCode.GET_CONSUMER_RUNNING_INFO: {"Group": "Get"},
     RequestCode.UPDATE_AND_CREATE_TOPIC: {"Topic": "Create"},
