@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+import orderedmq
+from orderedmq.broker import Broker
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
 from orderedmq.rocketmq.local.servers import TIME_WHEEL, Cluster
@@ -25,6 +27,7 @@ from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.outbox_world import World
 from tests.rocketmq.peers import Peers
 from tests.rocketmq.proxy import Network
+from tests.rocketmq.rocketmq_proxy import ProxyServer
 
 #: Of these fixtures each has servers.
 _CLUSTERS = ("cluster", "two_brokers", "quick_locks", "aging", "newest", "every_version")
@@ -61,6 +64,8 @@ class Clusters:
         #: How many tests still need each of _SOME.
         self._needed: Counter[str] = Counter()
         self._extra: dict[str, Cluster] = {}
+        #: Before the cluster "newest", and stops with it.
+        self._proxy: ProxyServer | None = None
         self._starts = itertools.count()
 
     def jars(self, version: str) -> None:
@@ -105,12 +110,34 @@ class Clusters:
             self._extra[name] = started.result() if started is not None else self.start(name, **more)
         return self._extra[name]
 
+    def proxy(self) -> ProxyServer:
+        """RocketMQ's own Proxy before the newest release, in cluster mode."""
+        if self._proxy is None:
+            cluster = self.newest()
+            assert self._folder is not None
+            home = self._folder / "rocketmq-proxy"
+            home.mkdir()
+            made = ProxyServer(home, cluster, {}, tls=True)
+            made.start()
+            self._proxy = made
+        return self._proxy
+
+    def newest(self) -> Cluster:
+        return self.extra("newest", version=VERSIONS[-1], brokers=2)
+
     def done(self, names: Sequence[str]) -> None:
         """A test that needed these of _SOME is over."""
         self._needed.subtract(names)
         for name in names:
             if not self._needed[name] and name in self._extra:
+                if name == "newest":
+                    self._stop_proxy()
                 self.stop(self._extra.pop(name))
+
+    def _stop_proxy(self) -> None:
+        if self._proxy is not None:
+            self._proxy.stop()
+            self._proxy = None
 
     def stop(self, cluster: Cluster) -> None:
         self._running.remove(cluster)
@@ -122,6 +149,7 @@ class Clusters:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self._stop_proxy()
         # The fixtures of the package end before `done` is called for its last test.
         self._extra.clear()
         for cluster in list(self._running):
@@ -215,7 +243,26 @@ def aging() -> Cluster:
 @pytest.fixture(scope="module")
 def newest() -> Cluster:
     """A nameserver and two brokers of the newest release."""
-    return _started(lambda: _clusters.extra("newest", version=VERSIONS[-1], brokers=2))
+    return _started(_clusters.newest)
+
+
+@pytest.fixture
+def direct(newest: Cluster) -> Iterator[Broker]:
+    with orderedmq.connect(namesrv_addr=newest.address) as broker:
+        yield broker
+
+
+@pytest.fixture
+def proxy(newest: Cluster) -> ProxyServer:
+    """RocketMQ's own Proxy before ``newest``; it takes connections with TLS, too."""
+    with jars_required():
+        return _clusters.proxy()
+
+
+@pytest.fixture
+def through(proxy: ProxyServer) -> Iterator[Broker]:
+    with orderedmq.connect(namesrv_addr=proxy.address) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="package", params=VERSIONS)

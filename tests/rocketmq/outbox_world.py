@@ -41,7 +41,7 @@ def numbered(count: int, first: int = 0, keys: str = "abc") -> list[str]:
 class World:
     """A topic of three queues, seen without any proxy; outboxes may be behind one."""
 
-    def __init__(self, cluster: Cluster, timing: LockTiming = LockTiming()) -> None:  # noqa: B008
+    def __init__(self, cluster: Cluster, timing: LockTiming = LockTiming(), message_type: str | None = None) -> None:  # noqa: B008
         self.cluster = cluster
         self.timing = timing
         self.client = Client(cluster.address)
@@ -50,7 +50,7 @@ class World:
         self.sink = f"s-{self.topic}"
         self._clients = [self.client]
         for master in self.masters():
-            self.client.call_address(master, admin_requests.create_topic(self.topic, 3), soon())
+            self.client.call_address(master, admin_requests.create_topic(self.topic, 3, message_type=message_type), soon())
         self.queues: list[MessageQueue] = until(self._queues, f"topic {self.topic} is there")
         self.queue = self.queues[0]
 

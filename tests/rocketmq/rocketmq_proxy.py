@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from orderedmq.broker import Broker
 from orderedmq.endpoint import Credentials
 from orderedmq.errors import OrderedMQError
+from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.jars import PROXY_MODULES, VERSIONS, fetch_jars
 from orderedmq.rocketmq.local.probe import HOST, ask, find_free_port
 from orderedmq.rocketmq.local.servers import Cluster, Server
@@ -17,6 +19,15 @@ from orderedmq.rocketmq.net.deadline import Deadline
 from tests.quick_spark import QUICK_SERVER
 
 _GET_ROUTE: Final = 105
+
+
+def bodies(broker: Broker, topic: str) -> dict[int, list[str]]:
+    """The bodies of each queue of all brokers, in order."""
+    out: dict[int, list[str]] = {}
+    for number, (queue, at) in enumerate(broker.log.bounds(broker.log.queues(topic)).items()):
+        pulled = pulls(broker.log, queue, at.min_offset, at.max_offset, 1000, 1 << 24, ("body",))
+        out[number] = [body.decode() for batch in pulled for body in batch.column(0).to_pylist()]
+    return out
 
 
 class ProxyServer(Server):

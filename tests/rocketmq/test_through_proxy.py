@@ -6,10 +6,8 @@ import os
 import pathlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -48,13 +46,12 @@ from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.message_trace import TracedCall, TracedMessage
 from tests.contract.support import locked, rows
-from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.outbox_world import SHORT_SENDS, World, numbered, spoil
 from tests.rocketmq.peers import Peers
 from tests.rocketmq.proxy import Connection, Path, Way
 from tests.rocketmq.proxy import Proxy as CutProxy
-from tests.rocketmq.rocketmq_proxy import ProxyServer
+from tests.rocketmq.rocketmq_proxy import ProxyServer, bodies
 from tests.rocketmq.test_spark import Rig, in_order, rigged, sender
 from tests.rocketmq.test_static_and_acting import make_static_topic
 from tests.stopped_readers import stopped
@@ -65,27 +62,6 @@ pytestmark = pytest.mark.spark
 BACKLOG = 20_000
 
 
-@pytest.fixture(scope="module")
-def proxy(newest: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyServer]:
-    made = ProxyServer(tmp_path_factory.mktemp("rocketmq-proxy"), newest, {}, tls=True)
-    with jars_required():
-        made.start()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def direct(newest: Cluster) -> Iterator[Broker]:
-    with orderedmq.connect(namesrv_addr=newest.address) as broker:
-        yield broker
-
-
-@pytest.fixture
-def through(proxy: ProxyServer) -> Iterator[Broker]:
-    with orderedmq.connect(namesrv_addr=proxy.address) as broker:
-        yield broker
-
-
 @pytest.fixture
 def rig(
     spark: SparkSession, newest: Cluster, proxy: ProxyServer, tmp_path: pathlib.Path, request: pytest.FixtureRequest
@@ -94,15 +70,6 @@ def rig(
     for made in rigged(spark, newest, tmp_path, request):
         made.address = proxy.address
         yield made
-
-
-def bodies(broker: Broker, topic: str) -> dict[int, list[str]]:
-    """The bodies of each queue of both brokers, in order."""
-    out: dict[int, list[str]] = {}
-    for number, (queue, at) in enumerate(broker.log.bounds(broker.log.queues(topic)).items()):
-        pulled = pulls(broker.log, queue, at.min_offset, at.max_offset, 1000, 1 << 24, ("body",))
-        out[number] = [body.decode() for batch in pulled for body in batch.column(0).to_pylist()]
-    return out
 
 
 def test_a_query_reads_and_writes_through_a_proxy_and_goes_on_there_after_a_restart(
@@ -327,6 +294,7 @@ def test_a_java_consumer_and_this_package_divide_the_queues_through_a_proxy(
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("message_type", [None, "FIFO"])
 @pytest.mark.parametrize(
     "path",
     [
@@ -337,11 +305,15 @@ def test_a_java_consumer_and_this_package_divide_the_queues_through_a_proxy(
     ids=["answer lost", "answer held", "request without its body"],
 )
 def test_a_send_that_is_cut_on_its_way_to_a_proxy_leaves_each_row_once(
-    newest: Cluster, proxy: ProxyServer, path: Callable[[Connection], Path], monkeypatch: pytest.MonkeyPatch
+    newest: Cluster,
+    proxy: ProxyServer,
+    path: Callable[[Connection], Path],
+    message_type: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 2000)
     names = numbered(60)
-    with World(newest, SHORT_SENDS) as world, CutProxy(proxy.address) as network:
+    with World(newest, SHORT_SENDS, message_type) as world, CutProxy(proxy.address) as network:
         network.rewrite = {proxy.address.encode(): network.address.encode()}
 
         def cut() -> None:
@@ -405,57 +377,6 @@ def refused(newest: Cluster) -> str:
     with orderedmq.connect(namesrv_addr=newest.address) as broker:
         broker.admin.create_topic("refused", 2)
     return "refused"
-
-
-def make_typed_topic(cluster: Cluster, broker: Broker, topic: str, kind: str) -> MessageQueue:
-    """A topic that is for messages of a type. Returns its first queue."""
-    made = admin_requests.create_topic(topic, 1)
-    with Client(cluster.address) as client:
-        for one in client.cluster(soon()).brokers.values():
-            typed = replace(made, ext={**made.ext, "attributes": f"+message.type={kind}"})
-            client.call_address(str(one.master), typed, soon())
-    return until(lambda: _queues(broker, topic), "the topic is there")[0]
-
-
-@pytest.mark.parametrize("kind", ["FIFO", "DELAY"])
-def test_a_topic_whose_type_a_proxy_refuses_batches_for_is_refused_by_name(
-    kind: str, newest: Cluster, direct: Broker, through: Broker
-) -> None:
-    queue = make_typed_topic(newest, direct, f"typed-{kind}", kind)
-
-    def sink(broker: Broker) -> None:
-        staging = broker.outbox.open(SinkBatch("a sink", 0, topic=queue.topic), 0)
-        staging.add(queue, rows([b"a", b"b"], sharding_key=["k", "k"]))
-        broker.outbox.publish(SinkBatch("a sink", 0, topic=queue.topic), [staging.receipt()])
-
-    def produce(broker: Broker) -> None:
-        orderedmq.Producer(broker.log, queue.topic).send(pa.record_batch({"body": [b"a"], "sharding_key": ["k"]}))
-
-    for write in (sink, produce):
-        with pytest.raises(RocketMQError) as error:
-            write(through)
-        assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
-        for text in (f"topic '{queue.topic}' ", f"type {kind}", "NORMAL", "Proxy", "nameserver", "message.type=MIXED"):
-            assert text in error.value.message
-        assert "large" not in error.value.message
-    assert all(not texts for texts in bodies(direct, queue.topic).values())
-    sink(direct)
-    assert [texts for texts in bodies(direct, queue.topic).values() if texts] == [["a", "b"]]
-
-
-def test_a_proxy_delays_messages_of_a_topic_for_them_and_refuses_them_by_name_in_others(
-    newest: Cluster, direct: Broker, through: Broker
-) -> None:
-    make_typed_topic(newest, direct, "for-delays", "DELAY")
-    orderedmq.Producer(through.log, "for-delays").send(pa.record_batch({"body": [b"a", b"b"]}), delay_time_level=1)
-    direct.admin.create_topic("of-one-type", 2)
-    with pytest.raises(RocketMQError, match=r"topic 'of-one-type'.* type DELAY .*message\.type=MIXED") as error:
-        orderedmq.Producer(through.log, "of-one-type").send(pa.record_batch({"body": [b"a"]}), delay_time_level=1)
-    assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
-    until(
-        lambda: sorted(body for found in bodies(direct, "for-delays").values() for body in found) == ["a", "b"],
-        "both have come",
-    )
 
 
 def test_a_static_topic_is_refused_by_name_though_a_proxy_does_not_tell(

@@ -14,7 +14,7 @@ from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.conditions import RocketMQCondition, UnavailableCondition
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_SCHEMA, MessageQueue
-from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rocketmq.codec.encode import Packing, SendBody
 from orderedmq.rocketmq.codec.properties import parse_properties
 from orderedmq.rocketmq.sink import commit_history, commit_report
 from orderedmq.rocketmq.sink.commit_history import Committed
@@ -132,6 +132,9 @@ class FakePort:
 
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         return self._world.read(begin, end)
+
+    def packing(self, rows: pa.RecordBatch, where: str, first: int) -> Packing:
+        return Packing.BATCH
 
     def send(self, body: SendBody) -> int:
         assert self.keep(), "sent without the lock"

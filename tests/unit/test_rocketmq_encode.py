@@ -18,14 +18,17 @@ from orderedmq.model import (
     PRODUCER_SCHEMA,
     PROPERTIES_TYPE,
     RESERVED_PROPERTIES,
+    MessageQueue,
     is_reserved,
 )
+from orderedmq.rocketmq.append.broker_port import send_request
 from orderedmq.rocketmq.codec import encode as module
-from orderedmq.rocketmq.codec.encode import SendBody, Stamp, encode
+from orderedmq.rocketmq.codec.encode import Packing, SendBody, Stamp, encode
 from orderedmq.rocketmq.codec.properties import BROKERS_SHARE, MAX_SENT_BYTES, parse_properties
 from orderedmq.rocketmq.codec.stored_message import parse_batch
 from orderedmq.rows.message_rows import normalise
 
+QUEUE = MessageQueue("t", "a", 0)
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())
 
 
@@ -309,3 +312,18 @@ def test_a_row_is_refused_before_the_rows_with_it_are_sent() -> None:
     bodies = encode(rows, unique(5), "queue q")
     with pytest.raises(MessageError):
         next(bodies)
+
+
+def test_a_fifo_batch_has_the_key_of_its_first_row_in_its_envelope_and_each_row_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_ROWS", 2)
+    rows = normalise(batch(body=[b"a", b"b", b"c"], sharding_key=["k1", "k2", "k3"]), "q")
+    bodies = list(encode(rows, unique(3), "q", packing=Packing.FIFO_BATCH))
+    assert [one.envelope for one in bodies] == ["__SHARDINGKEY\x01k1\x02", "__SHARDINGKEY\x01k3\x02"]
+    assert [properties["__SHARDINGKEY"] for _, properties in read(bodies)] == ["k1", "k2", "k3"]
+    assert [send_request(QUEUE, one, "g").ext["i"] for one in bodies] == [one.envelope for one in bodies]
+    assert [one.envelope for one in encode(rows, unique(3), "q")] == ["", ""]
+    alone = list(encode(rows, unique(3), "q", packing=Packing.ALONE))
+    assert [(one.rows, one.envelope) for one in alone] == [(1, "")] * 3
+    assert [properties["__SHARDINGKEY"] for _, properties in read(alone)] == ["k1", "k2", "k3"]

@@ -11,7 +11,7 @@ import pytest
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq.append.broker_port import send_request
 from orderedmq.rocketmq.codec import message_trace
-from orderedmq.rocketmq.codec.encode import encode
+from orderedmq.rocketmq.codec.encode import Packing, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.codec.message_trace import MAX_BODY, MAX_KEYS, Sent, Trace, of_call, of_sent, packed
 from orderedmq.rocketmq.messages import trace_dispatcher
@@ -32,7 +32,7 @@ def sent(rows: dict[str, list[Any]], *, alone: bool = False, extra: Any = None) 
     batch = normalise(pa.RecordBatch.from_pydict({"body": rows["body"], **columns}), "here")
     keys = UniqueKeys(b"\x7f\x00\x00\x01", 1, 2).take(batch.num_rows, BORN)
     out = []
-    for body in encode(batch, keys, "here", alone=alone, extra=extra):
+    for body in encode(batch, keys, "here", packing=Packing.ALONE if alone else Packing.BATCH, extra=extra):
         ids = ",".join(f"OFFSET{number}" for number in range(body.first, body.first + body.rows))
         out.append(Sent("orders", "OMQ_SINK", "DefaultRegion", "127.0.0.1:10911", body, BORN, 7, ids, True))
     return keys.to_pylist(), out

@@ -42,6 +42,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(encode, "MOST_ROWS", 3)
     for name in ("require", "refuse_hidden_static", "forget"):
         monkeypatch.setattr(RocketMQLog, name, lambda self, given: None)
+    monkeypatch.setattr(Client, "behind_proxy", lambda self, deadline: False)
     monkeypatch.setattr(BrokerPort, "end", lambda self: 0)
     monkeypatch.setattr(BrokerPort, "await_readable", lambda self, end: None)
     # An error lasts too long at once.

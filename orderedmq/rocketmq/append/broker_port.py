@@ -8,10 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from orderedmq.conditions import UnavailableCondition
-from orderedmq.errors import RocketMQUnavailableError, TopicError
+import pyarrow as pa
+
+from orderedmq.conditions import RocketMQCondition, UnavailableCondition
+from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rocketmq.append import message_type
+from orderedmq.rocketmq.codec.encode import Packing, SendBody
 from orderedmq.rocketmq.net.backoff import RETRY, Backoff
 from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
 from orderedmq.rocketmq.net.client import Client, SendTrace
@@ -19,13 +22,11 @@ from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.frame import RemotingCommand
-from orderedmq.rocketmq.wire.message_requests import SendResult
+from orderedmq.rocketmq.wire.message_requests import PRODUCER_GROUP, SendResult
 from orderedmq.rocketmq.wire.request import Request
 
 T = TypeVar("T")
 
-#: The group that a send names; brokers do not check that it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
-PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 _VISIBLE_RETRY: Final = Backoff(first=0.002, most=0.1)
 
 
@@ -62,7 +63,7 @@ def send_request(
     request = message_requests.send(
         queue,
         body.body,
-        body.properties or "",
+        body.envelope if body.properties is None else body.properties,
         group=group,
         born=born,
         batch=body.properties is None,
@@ -127,6 +128,14 @@ class BrokerPort:
         except TopicError:
             self._client.doubt(self.queue.topic)
             raise
+        except RocketMQError as error:
+            if error.sub == RocketMQCondition.NOT_SUPPORTED:
+                message_type.forget(self._client, self.queue.topic)
+            raise
+
+    def packing(self, rows: pa.RecordBatch, where: str, first: int) -> Packing:
+        """Return how rows are divided into requests. Raises as `message_type.packing_for`."""
+        return message_type.packing_for(self._client, self.queue, rows, where, self._timing.patience, first)
 
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
         now = time.monotonic()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -89,17 +90,30 @@ class Stamp(NamedTuple):
         return _fixed(out)
 
 
+class Packing(Enum):
+    """How rows are divided into requests."""
+
+    #: Rows share a batch. Its envelope has no properties.
+    BATCH = "batch"
+    #: Rows share a batch. Its envelope has the sharding key of the first one. See `append.message_type`.
+    FIFO_BATCH = "FIFO batch"
+    #: Each row has a request of its own.
+    ALONE = "alone"
+
+
 class SendBody(NamedTuple):
     """The body of one send request, with the rows [first, first + rows).
 
     ``properties`` is None for a batch (``m=true``). Otherwise the body is that of one message that is too large for a batch or
-    must be alone (``m=false``), and these are its properties for the request's header (field ``i``).
+    must be alone (``m=false``), and these are its properties for the request's header (field ``i``). ``envelope``: what a batch
+    has in that field.
     """
 
     first: int
     rows: int
     body: memoryview
     properties: str | None
+    envelope: str = ""
 
 
 def encode(
@@ -111,7 +125,7 @@ def encode(
     first: int = 0,
     stamp: Stamp | None = None,
     reserve: int = 0,
-    alone: bool = False,
+    packing: Packing = Packing.BATCH,
 ) -> Iterator[SendBody]:
     """Yield rows of one queue as the bodies of send requests of about 1 MiB, in order.
 
@@ -119,8 +133,8 @@ def encode(
     has more properties by name: a text for all rows, or an array with a string for each row (null: none). An empty tag, key or
     sharding key counts as none, as in Java's ``Message``. ``stamp``: a property with a reserved name that numbers the messages.
     Properties that only RocketMQ, a column or ``extra`` may set are left out. ``reserve``: bytes that a broker adds to the
-    properties besides its usual share. ``alone``: each row has a request of its own. ``where`` names the target in errors, which
-    count rows from ``first``.
+    properties besides its usual share. ``packing``: FIFO_BATCH needs a sharding key in each row. ``where`` names the target in
+    errors, which count rows from ``first``.
 
     Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE before it yields any of the up to 16k rows that are encoded
     together with the bad one.
@@ -133,7 +147,7 @@ def encode(
             name: value if isinstance(value, str) else value.slice(begin, count)
             for name, value in {**given, names.UNIQ_KEY: unique_keys}.items()
         }
-        yield from _encode_group(rows.slice(begin, count), part, where, first, begin, stamp, reserve, alone)
+        yield from _encode_group(rows.slice(begin, count), part, where, first, begin, stamp, reserve, packing)
 
 
 def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, pa.Array]:
@@ -164,7 +178,7 @@ def _encode_group(
     begin: int,
     stamp: Stamp | None,
     reserve: int,
-    alone: bool,
+    packing: Packing,
 ) -> Iterator[SendBody]:
     body = rows.column("body")
     more = stamp.size if stamp is not None else 0
@@ -176,6 +190,7 @@ def _encode_group(
     heads[:, 0] = _FRAME_BYTES + lengths + widths
     heads[:, 4] = lengths
     ends = np.concatenate([[0], np.cumsum(heads[:, 0].astype(np.int64))])
+    alone = packing is Packing.ALONE
     cuts = [(row, row + 1) for row in range(len(body))] if alone else list(_cuts(ends))
     parts = [_fixed(heads), body, _fixed(widths.astype(">u2").reshape(-1, 1)), *texts]
     if stamp is not None:
@@ -186,7 +201,10 @@ def _encode_group(
     for start, stop in cuts:
         size = int(ends[stop] - ends[start])
         if size <= MAX_BATCH_BYTES and not alone:
-            yield SendBody(begin + start, stop - start, data[int(ends[start]) : int(ends[stop])], None)
+            envelope = ""
+            if packing is Packing.FIFO_BATCH:
+                envelope = f"{names.SHARDING_KEY}\x01{rows.column('sharding_key')[start].as_py()}\x02"
+            yield SendBody(begin + start, stop - start, data[int(ends[start]) : int(ends[stop])], None, envelope)
         else:
             at = int(ends[start]) + _HEAD_BYTES
             behind = at + int(lengths[start]) + _FRAME_BYTES - _HEAD_BYTES

@@ -27,7 +27,7 @@ from orderedmq.errors import GroupError, OrderedMQError, RocketMQError
 from orderedmq.model import DEAD_LETTER_PREFIX, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue, OffsetRange
 from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing, await_end, send_request
 from orderedmq.rocketmq.append.once import Appender
-from orderedmq.rocketmq.codec.encode import SendBody, encode, property_columns
+from orderedmq.rocketmq.codec.encode import Packing, SendBody, encode, property_columns
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
@@ -204,18 +204,18 @@ class _Letters:
         # Without a letter the topic may not exist.
         first = len(self._waiting) if self._denied else 0 if self.end else 1
         # All are encoded, and so checked, before one is sent.
-        alone = self._encoded(0, first, alone=True)
-        for number, body in enumerate(alone + self._encoded(first, len(self._waiting), alone=False)):
+        alone = self._encoded(0, first, Packing.ALONE)
+        for number, body in enumerate(alone + self._encoded(first, len(self._waiting), Packing.BATCH)):
             self._by_retry = number < len(alone)
             yield body
 
-    def _encoded(self, begin: int, end: int, *, alone: bool) -> list[SendBody]:
+    def _encoded(self, begin: int, end: int, packing: Packing) -> list[SendBody]:
         rows = self._waiting[begin:end]
         chosen = pa.array(rows, pa.int64())
         keys = pa.array([self._keys[row] for row in rows], pa.string())
         origin = {name: column.take(chosen) for name, column in self._origin.items()}
         where = f"dead letters of queue {self._queue}"
-        return list(encode(self._rows.take(chosen), keys, where, extra=origin, first=begin, alone=alone))
+        return list(encode(self._rows.take(chosen), keys, where, extra=origin, first=begin, packing=packing))
 
     def request(self, body: SendBody) -> Request[SendResult]:
         """Return the request that sends letters to the topic, or one letter as a message that was retried too often."""

@@ -134,7 +134,7 @@ class ParkingLots:
         """Append the messages that are not in the lot yet. ``wanted`` has them by their places."""
         port = BrokerPort(self._client, lot, require_lock=require_lock)
         for deleted in (False, True):
-            copies = _Copies(self, group, queue, lot, wanted, settled)
+            copies = _Copies(self, port, group, queue, wanted, settled)
             try:
                 Appender(port, copies).run()
                 port.await_readable(copies.end)
@@ -229,17 +229,20 @@ class _Copies:
     def __init__(
         self,
         lots: ParkingLots,
+        port: BrokerPort,
         group: str,
         queue: MessageQueue,
-        lot: MessageQueue,
         wanted: Mapping[str, Put],
         settled: int,
     ) -> None:
-        """``settled``: the group's offset in the lot. A copy below it was processed, or dropped by a seek: it is not parked any more."""
+        """``port``: the lot's. ``settled``: the group's offset in the lot. A copy below it was processed, or dropped by a seek: it is
+        not parked any more.
+        """
         self._lots = lots
         self._group = group
         self._queue = queue
-        self._lot = lot
+        self._port = port
+        self._lot = port.queue
         self._wanted = wanted
         self._settled = settled
         self._log = lots._log.reading(PullSettings(group))
@@ -268,7 +271,8 @@ class _Copies:
             self._keys = pc.coalesce(property_columns(messages, [UNIQ_KEY])[UNIQ_KEY], self._log.sender.keys.take(len(puts)))
             rows = _fit(to_park(messages, puts), self._keys, puts, where)
             # All are encoded before one is sent, so that one that cannot be sent refuses the others.
-            yield from list(encode(rows, self._keys, where, extra=property_columns(rows, PARKED_PROPERTIES)))
+            packing = self._port.packing(rows, where, 0)
+            yield from list(encode(rows, self._keys, where, extra=property_columns(rows, PARKED_PROPERTIES), packing=packing))
             size = int(pc.sum(pc.binary_length(rows.column("body"))).as_py())
             count = max(1, min(_COPY_BYTES * count // max(size, 1), _MOST_COPIED))
 

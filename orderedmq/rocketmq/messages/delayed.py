@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -17,14 +16,16 @@ import pyarrow as pa
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.append.broker_port import PRODUCER_GROUP, send_request
+from orderedmq.rocketmq.append.broker_port import send_request
 from orderedmq.rocketmq.append.fresh_keys import FreshKeys
+from orderedmq.rocketmq.append.message_type import require_delayable
 from orderedmq.rocketmq.codec import properties as names
-from orderedmq.rocketmq.codec.encode import SendBody, encode
+from orderedmq.rocketmq.codec.encode import Packing, SendBody, encode
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rocketmq.wire.message_requests import PRODUCER_GROUP
 from orderedmq.rows import delays
 from orderedmq.rows.delays import DEFAULT_LEVELS, LEVEL, TIME, DelayLimits
 from orderedmq.rows.message_rows import normalise
@@ -63,9 +64,8 @@ def limits_of(client: Client, queue: MessageQueue, seconds: float = ASK_TIMEOUT)
             message_requests.broker_config(), deadline, topic=queue.topic, broker_name=queue.broker_name
         )
     except RocketMQError:
-        asked = message_requests.max_offset(queue)
-        told = replace(asked, parse=lambda response: response.version)
-        version, settings = client.call(told, deadline, topic=queue.topic, broker_name=queue.broker_name), {}
+        asked = message_requests.version_of(queue)
+        version, settings = client.call(asked, deadline, topic=queue.topic, broker_name=queue.broker_name), {}
     return limits(queue.broker_name, version, settings)
 
 
@@ -109,11 +109,13 @@ class DelayedSender:
     def encoded(self, queue: MessageQueue, batches: Sequence[pa.RecordBatch]) -> list[DelayedSend]:
         """Return the requests for rows with the columns of `rows.delays`, all checked.
 
-        Raises OptionError UNSUPPORTED, MessageError BAD_DELAY, BAD_PROPERTY, PROPERTIES_TOO_LARGE, and RocketMQUnavailableError.
+        Raises OptionError UNSUPPORTED, MessageError BAD_DELAY, BAD_PROPERTY, PROPERTIES_TOO_LARGE, RocketMQUnavailableError, and
+        RocketMQError NOT_SUPPORTED for a topic to which a Proxy passes on no delayed messages.
         """
         where = self._where(queue)
         place = queue.topic, queue.broker_name
         if place not in self._limits:
+            require_delayable(self._client, queue, self._patience)
             self._limits[place] = limits_of(self._client, queue, self._patience)
         out: list[DelayedSend] = []
         row = 0
@@ -127,7 +129,7 @@ class DelayedSender:
             }
             checked = normalise(rows, where, row)
             keys = self._keys.take(rows.num_rows)
-            bodies = encode(checked, keys, where, extra=extra, first=row, reserve=names.DELAYS_SHARE, alone=True)
+            bodies = encode(checked, keys, where, extra=extra, first=row, reserve=names.DELAYS_SHARE, packing=Packing.ALONE)
             out += [DelayedSend(queue, row + body.first, body) for body in bodies]
             row += rows.num_rows
         return out

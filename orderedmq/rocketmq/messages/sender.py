@@ -20,6 +20,7 @@ from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing
 from orderedmq.rocketmq.append.fresh_keys import FreshKeys
+from orderedmq.rocketmq.append.message_type import packing_for
 from orderedmq.rocketmq.append.once import Appender
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.messages.puller import Puller
@@ -48,10 +49,12 @@ class Sender:
         self.keys = FreshKeys()
 
     def encoded(self, queue: MessageQueue, rows: pa.RecordBatch) -> tuple[list[SendBody], pa.Array]:
-        """Return the requests for rows, all checked, and the rows' new UNIQ_KEYs. Raises MessageError."""
-        checked = normalise(rows, f"queue {queue}")
+        """Return the requests for rows, all checked, and the rows' new UNIQ_KEYs. Raises MessageError, and as `packing_for`."""
+        where = f"queue {queue}"
+        checked = normalise(rows, where)
         keys = self.keys.take(checked.num_rows)
-        return list(encode(checked, keys, f"queue {queue}")), keys
+        packing = packing_for(self._client, queue, checked, where, self.timing.patience)
+        return list(encode(checked, keys, where, packing=packing)), keys
 
     def append_encoded(
         self, queue: MessageQueue, bodies: Sequence[SendBody], keys: pa.Array, stored: Counter[MessageQueue] | None = None

@@ -23,7 +23,7 @@ from orderedmq.endpoint import CredentialsSource, TlsOptions, parse_nameservers
 from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rocketmq.codec.encode import Packing, SendBody
 from orderedmq.rocketmq.net import behind_proxy
 from orderedmq.rocketmq.net.account import Account
 from orderedmq.rocketmq.net.backoff import RETRY
@@ -102,6 +102,8 @@ class Client:
         self.trace: SendTrace | None = None
         #: Queues to which a send was given up that has not settled; see `append.broker_port`.
         self.unsettled: set[MessageQueue] = set()
+        #: By topic and broker: how rows are sent through a Proxy; see `append.message_type`.
+        self.packings: dict[tuple[str, str], Packing] = {}
         _clients.add(self)
 
     @property

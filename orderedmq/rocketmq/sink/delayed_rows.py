@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.append.message_type import require_delayable
 from orderedmq.rocketmq.messages.delayed import ASK_TIMEOUT, DelayedSend, DelayedSender, Explain, limits, limits_of
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -37,7 +38,8 @@ def require(client: Client, columns: Sequence[str], topic: str | None) -> None:
     """See `Outbox.require_delays`.
 
     A topic that is missing will be at every broker, and rows of several topics may go to any: then all brokers must refuse.
-    Those that are away or do not tell are left out.
+    Those that are away or do not tell are left out. Raises RocketMQError NOT_SUPPORTED for a topic to which a Proxy passes on no
+    delayed messages.
     """
     deadline = Deadline.after(ASK_TIMEOUT)
     found: list[DelayLimits] = []
@@ -47,6 +49,8 @@ def require(client: Client, columns: Sequence[str], topic: str | None) -> None:
         queues = ()
     except RocketMQUnavailableError:
         return
+    if queues:
+        require_delayable(client, queues[0], ASK_TIMEOUT)
     for queue in {queue.broker_name: queue for queue in queues}.values():
         with contextlib.suppress(RocketMQError):
             found.append(limits_of(client, queue))
@@ -69,6 +73,8 @@ class DelayedRows:
     """The delayed rows of one attempt of one task. Used by one thread."""
 
     def __init__(self, client: Client, batch: int, partition: int, timing: LockTiming, enter: Enter, explain: Explain) -> None:
+        self._client = client
+        self._patience = timing.patience
         self._batch = batch
         self._enter = enter
         self._sender = DelayedSender(
@@ -88,6 +94,8 @@ class DelayedRows:
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         """Hold rows with the columns of `rows.delays`. If too many are held, send all. Raises what `send` raises."""
+        if not any(known.topic == queue.topic for known in self.counts):
+            require_delayable(self._client, queue, self._patience)
         self._held.setdefault(queue, []).append(rows)
         self._bytes += rows.nbytes
         self.counts[queue] = self.counts.get(queue, 0) + rows.num_rows

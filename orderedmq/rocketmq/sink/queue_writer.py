@@ -17,7 +17,7 @@ from orderedmq.errors import OrderedMQError, RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.append.fresh_keys import FreshKeys
 from orderedmq.rocketmq.append.once import Appender, Port
-from orderedmq.rocketmq.codec.encode import SendBody, encode
+from orderedmq.rocketmq.codec.encode import Packing, SendBody, encode
 from orderedmq.rocketmq.sink.commit_report import QueueReport, pack
 from orderedmq.rocketmq.sink.lookback import Ledger, Lookback
 from orderedmq.rocketmq.sink.message_stamp import Writer, find_messages
@@ -47,6 +47,10 @@ class QueuePort(Port, Protocol):
     def end(self) -> int: ...
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield messages [begin, end) with `message_stamp.COLUMNS`; fewer if some are deleted meanwhile."""
+        ...
+
+    def packing(self, rows: pa.RecordBatch, where: str, first: int) -> Packing:
+        """Return how rows are divided into requests. ``where`` names the target in errors, which count rows from ``first``."""
         ...
 
     def release(self, end: int) -> None:
@@ -174,7 +178,8 @@ class QueueWriter:
     def _encoded(self, rows: pa.RecordBatch) -> Iterator[SendBody]:
         keys = self._keys.take(rows.num_rows)
         stamp = self._writer.stamp(self._ledger.sequence) if self._writer is not None else None
-        return encode(rows, keys, self._where, first=self._first, stamp=stamp)
+        packing = self._port.packing(rows, self._where, self._first)
+        return encode(rows, keys, self._where, first=self._first, stamp=stamp, packing=packing)
 
 
 def _is_too_large(error: OrderedMQError) -> bool:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue, check_topic
+from orderedmq.rocketmq.append.message_type import packing_for
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
@@ -84,9 +85,12 @@ class RocketMQStaging:
             if not rows.num_rows:
                 return
         backlog = self._backlogs.get(queue)
-        checked = normalise(rows, f"queue {queue}", backlog.rows if backlog is not None else 0)
+        where, first = f"queue {queue}", backlog.rows if backlog is not None else 0
+        checked = normalise(rows, where, first)
         if backlog is None:
             backlog = self._backlogs[queue] = self._make_backlog(queue)
+        # Rows that a Proxy does not pass on are refused before the others of this call are sent.
+        packing_for(self._client, queue, checked, where, self._timing.patience, first)
         with self._changed:
             self._changed.wait_for(lambda: self._waiting_bytes < WAITING_BYTES or self._error is not None)
             if self._error is not None:

@@ -1,0 +1,110 @@
+"""How rows are sent to a topic that is for messages of one type, through a RocketMQ Proxy.
+
+A topic of RocketMQ 5 may have the attribute ``message.type``. A broker stores every message, whatever the type. A Proxy refuses a
+request for another type than the topic's, unless that is MIXED (``enableTopicMessageTypeCheck``). It derives the type of a
+request from the properties in the request's header: a delay makes it DELAY, otherwise a sharding key makes it FIFO, otherwise it is
+NORMAL (TopicMessageType.parseFromMessageProperty). A batch has the properties of its messages in its body, where the Proxy does
+not look. So a batch of messages with sharding keys passes as NORMAL with an empty envelope, and as FIFO with a sharding key there.
+
+Brokers before 5.4 add the properties of the envelope to each message of the batch (MessageExtEncoder.encode), where they would
+replace the key of the message. To these, each message of a FIFO topic is sent alone.
+
+A Proxy does not tell the attributes of topics, but it compares types before it passes a message on. So a message for a queue that does
+not exist shows the type: the Proxy refuses the message and names the type, or the broker refuses it and stores nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.errors import RocketMQError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.codec import properties as names
+from orderedmq.rocketmq.codec.encode import Packing
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rocketmq.wire.request import wrong_type
+
+FIFO: Final = "FIFO"
+#: MQVersion.V5_4_0. The envelope of a batch is for the Proxy alone from this release on.
+_KEEPS_KEYS: Final = 493
+
+
+def packing_for(
+    client: Client, queue: MessageQueue, rows: pa.RecordBatch, where: str, seconds: float, first: int = 0
+) -> Packing:
+    """Return how rows for a queue are divided into requests. ``seconds``: how long the servers may take to answer.
+
+    ``where`` names the target in errors, which count rows from ``first``. Raises RocketMQError NOT_SUPPORTED for rows that a
+    Proxy does not pass on to the topic, and RocketMQUnavailableError.
+    """
+    if not client.behind_proxy(Deadline.after(seconds)):
+        return Packing.BATCH
+    place = queue.topic, queue.broker_name
+    packing = client.packings.get(place)
+    if packing is None:
+        try:
+            expected = _expected(client, queue, "", seconds)
+        except RocketMQError:
+            # For example an account without the right to write. The first send gets the same error.
+            return Packing.BATCH
+        if expected is not None and expected != FIFO:
+            raise wrong_type(_named(queue), expected, "NORMAL", "rows without a delay are sent as type NORMAL")
+        packing = Packing.BATCH if expected is None else fifo_packing(_version(client, queue, seconds))
+        client.packings[place] = packing
+    if packing is not Packing.BATCH and (row := _first_without_key(rows)) is not None:
+        why = f"row {first + row} for {where} has no sharding key"
+        raise wrong_type(_named(queue), FIFO, "NORMAL", why, "give each row a sharding key, ")
+    return packing
+
+
+def fifo_packing(version: int) -> Packing:
+    """Return how messages of type FIFO are sent through a Proxy to a broker of this version (MQVersion). Pure."""
+    return Packing.FIFO_BATCH if version >= _KEEPS_KEYS else Packing.ALONE
+
+
+def require_delayable(client: Client, queue: MessageQueue, seconds: float) -> None:
+    """Raise RocketMQError NOT_SUPPORTED if a Proxy does not pass on delayed messages to the topic; RocketMQUnavailableError."""
+    if client.behind_proxy(Deadline.after(seconds)):
+        try:
+            expected = _expected(client, queue, f"{names.DELAY}\x011\x02", seconds)
+        except RocketMQError:
+            return
+        if expected is not None:
+            raise wrong_type(_named(queue), expected, "DELAY", "rows with a delay are of type DELAY", "leave the delay out, ")
+
+
+def forget(client: Client, topic: str) -> None:
+    """Forget how rows are sent to a topic, since a Proxy has refused them: its type has changed."""
+    for place in [place for place in list(client.packings) if place[0] == topic]:
+        client.packings.pop(place, None)
+
+
+def _expected(client: Client, queue: MessageQueue, properties: str, seconds: float) -> str | None:
+    """Return the topic's type if a Proxy refuses messages with these properties; None if it passes them on."""
+    request = message_requests.refused_type(queue, properties)
+    return client.call(request, Deadline.after(seconds), topic=queue.topic, broker_name=queue.broker_name)
+
+
+def _named(queue: MessageQueue) -> str:
+    return f"topic {queue.topic!r}"
+
+
+def _version(client: Client, queue: MessageQueue, seconds: float) -> int:
+    """Return the broker's version; a Proxy passes it on with each of the broker's answers."""
+    request = message_requests.version_of(queue)
+    return client.call(request, Deadline.after(seconds), topic=queue.topic, broker_name=queue.broker_name)
+
+
+def _first_without_key(rows: pa.RecordBatch) -> int | None:
+    """Return the first row without a sharding key; an empty one counts as none."""
+    index = rows.schema.get_field_index("sharding_key")
+    if index < 0:
+        return 0 if rows.num_rows else None
+    lengths = pc.fill_null(pc.binary_length(rows.column(index)), 0)
+    row = pc.index(lengths, pa.scalar(0, lengths.type)).as_py()
+    return int(row) if row >= 0 else None

@@ -1,0 +1,308 @@
+"""Topics for messages of one type: brokers store everything in them, and RocketMQ's Proxy passes on messages of their type alone."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+import orderedmq
+from orderedmq.broker import Broker, Published, SinkBatch
+from orderedmq.cli import app
+from orderedmq.conditions import RocketMQCondition
+from orderedmq.errors import OptionError, RocketMQError
+from orderedmq.model import MessageQueue
+from orderedmq.parking.rules import Put, Ticket, parked_queue, parked_topic
+from orderedmq.pulls import pulls
+from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.wire import admin_requests, message_requests
+from orderedmq.rocketmq.wire.request import Request
+from tests.contract.support import locked, rows
+from tests.jars import jars_required
+from tests.rocketmq.peers import Peers
+from tests.rocketmq.rocketmq_proxy import ProxyServer, bodies
+from tests.rocketmq.test_spark import Rig, in_order, rigged, sender
+from tests.waits import soon, until
+
+#: Two keys, one after the other: a key of the whole request would be wrong for half of them.
+BODIES = [b"%d" % number for number in range(40)]
+KEYS = ["a", "b"] * 20
+
+
+def make(broker: Broker, topic: str, message_type: str, queues: int = 2) -> MessageQueue:
+    """Return the topic's first queue."""
+    broker.admin.create_topic(topic, queues, message_type=message_type)
+    return broker.log.queues(topic)[0]
+
+
+def messages(broker: Broker, queue: MessageQueue) -> list[tuple[bytes, Any]]:
+    end = broker.log.bounds([queue])[queue].max_offset
+    found = pulls(broker.log, queue, 0, end, 1000, 1 << 24, ("body", "sharding_key"))
+    return [pair for batch in found for pair in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist())]
+
+
+def write(broker: Broker, queue: MessageQueue, given: pa.RecordBatch, job: str = "", batch: int = 0) -> Published:
+    """Write a sink's batch."""
+    one = SinkBatch("a sink", batch, job=job, topic=queue.topic)
+    staging = broker.outbox.open(one, 0)
+    try:
+        staging.add(queue, given)
+        receipt = staging.receipt()
+    except BaseException:
+        staging.abandon()
+        raise
+    return broker.outbox.publish(one, [receipt])
+
+
+def produce(broker: Broker, queue: MessageQueue, given: pa.RecordBatch) -> None:
+    orderedmq.Producer(broker.log, queue.topic).send(given)
+
+
+def in_fifo(topic: str, direct: Broker, other: Broker) -> None:
+    """Write a new topic of type FIFO by ``other``, twice over, and read it."""
+    queue = make(direct, topic, "FIFO", 1)
+    given = rows(BODIES, sharding_key=KEYS)
+    wanted = list(zip(BODIES, KEYS))
+    assert not write(other, queue, given, "first").replayed
+    assert messages(direct, queue) == wanted
+    # Another run sends only what is missing, and one after the commit sends nothing.
+    assert write(other, queue, given, "second").replayed
+    assert messages(direct, queue) == wanted
+    staging = other.outbox.open(SinkBatch("a sink", 1, job="killed", topic=topic), 0)
+    staging.add(queue, given.slice(0, 15))
+    staging.receipt()
+    assert not write(other, queue, given, "restarted", 1).replayed
+    assert sorted(messages(direct, queue)[40:]) == sorted(wanted)
+    produce(other, queue, given.slice(0, 3))
+    assert messages(other, queue)[80:] == wanted[:3]
+
+
+@pytest.mark.parametrize("how", ["direct", "through"])
+def test_a_topic_of_type_fifo_has_each_row_once_in_order_with_its_own_key(
+    how: str, direct: Broker, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other: Broker = request.getfixturevalue(how)
+    asked: list[str] = []
+    ask = message_requests.refused_type
+
+    def counted(queue: MessageQueue, properties: str) -> Request[str | None]:
+        asked.append(queue.topic)
+        return ask(queue, properties)
+
+    monkeypatch.setattr(message_requests, "refused_type", counted)
+    in_fifo(f"fifo-{how}", direct, other)
+    assert asked == ([] if how == "direct" else ["fifo-through"]), "once for each topic, and of a Proxy alone"
+
+
+def test_java_reads_in_order_what_was_written_to_a_fifo_topic_through_a_proxy(
+    newest: Cluster, direct: Broker, through: Broker, proxy: ProxyServer, peers: Peers
+) -> None:
+    queue = make(direct, "fifo-java", "FIFO", 1)
+    write(through, queue, rows(BODIES, sharding_key=KEYS))
+    producer = peers.producer(proxy.address)
+    producer.send("fifo-java", b"40", "a")
+    java = peers.consumer(newest.address, "fifo-readers", "fifo-java")
+    received = java.wait(41)
+    assert [(one.body, one.key) for one in received] == [*zip(BODIES, KEYS), (b"40", "a")]
+    assert messages(through, queue) == [(one.body, one.key) for one in received]
+    java.stop()
+    producer.stop()
+
+
+@pytest.mark.parametrize("what", [write, produce])
+def test_a_row_without_a_key_is_refused_by_name_before_any_other_is_stored(
+    what: Callable[[Broker, MessageQueue, pa.RecordBatch], object], direct: Broker, through: Broker
+) -> None:
+    queue = make(direct, f"fifo-keyless-{what.__name__}", "FIFO", 1)
+    for key in (None, ""):
+        with pytest.raises(RocketMQError) as error:
+            what(through, queue, rows([b"a", b"b"], sharding_key=["k", key]))
+        assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
+        for text in (f"topic '{queue.topic}' ", "type FIFO", "row 1 ", "no sharding key", "give each row", "nameserver"):
+            assert text in error.value.message
+    with pytest.raises(RocketMQError, match="row 0 .* no sharding key"):
+        what(through, queue, rows([b"a"]))
+    assert messages(direct, queue) == []
+    what(direct, queue, rows([b"a"]))
+    assert messages(direct, queue) == [(b"a", None)], "a broker does not mind"
+
+
+def test_delayed_rows_for_a_fifo_topic_are_refused_by_name_before_others_are_stored(direct: Broker, through: Broker) -> None:
+    queue = make(direct, "fifo-delayed", "FIFO", 1)
+    given = rows([b"a", b"b"], sharding_key=["k", "k"])
+    delayed = given.append_column("delay_time_level", pa.array([None, 1], pa.int32()))
+    for refused in (
+        lambda: write(through, queue, delayed),
+        lambda: through.outbox.require_delays(["delay_time_level"], queue.topic),
+        lambda: orderedmq.Producer(through.log, queue.topic).send(rows([b"a"]), delay_time_level=1),
+    ):
+        with pytest.raises(RocketMQError) as error:
+            refused()
+        assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
+        for text in (f"topic '{queue.topic}' ", "type FIFO", "with a delay", "leave the delay out", "DELAY or MIXED"):
+            assert text in error.value.message
+    assert messages(direct, queue) == []
+
+
+@pytest.mark.parametrize("kind", ["DELAY", "TRANSACTION"])
+def test_a_topic_of_another_type_is_refused_by_name(kind: str, direct: Broker, through: Broker) -> None:
+    queue = make(direct, f"typed-{kind}", kind)
+    given = rows([b"a", b"b"], sharding_key=["k", "k"])
+    for refused in (write, produce):
+        with pytest.raises(RocketMQError) as error:
+            refused(through, queue, given)
+        assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
+        for text in (f"topic '{queue.topic}' ", f"type {kind}", "NORMAL", "Proxy", "nameserver", "message.type=MIXED"):
+            assert text in error.value.message
+        assert "large" not in error.value.message
+    assert all(not texts for texts in bodies(direct, queue.topic).values())
+    write(direct, queue, given)
+    assert [texts for texts in bodies(direct, queue.topic).values() if texts] == [["a", "b"]]
+
+
+def test_a_proxy_delays_messages_of_a_topic_for_them_and_refuses_them_by_name_in_others(
+    direct: Broker, through: Broker
+) -> None:
+    make(direct, "for-delays", "DELAY")
+    orderedmq.Producer(through.log, "for-delays").send(pa.record_batch({"body": [b"a", b"b"]}), delay_time_level=1)
+    direct.admin.create_topic("of-one-type", 2)
+    with pytest.raises(RocketMQError, match=r"topic 'of-one-type'.* type DELAY .*message\.type=MIXED") as error:
+        orderedmq.Producer(through.log, "of-one-type").send(pa.record_batch({"body": [b"a"]}), delay_time_level=1)
+    assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
+    until(
+        lambda: sorted(body for found in bodies(direct, "for-delays").values() for body in found) == ["a", "b"],
+        "both have come",
+    )
+
+
+def test_a_topic_whose_type_was_changed_is_written_again_after_one_refusal(
+    newest: Cluster, direct: Broker, through: Broker
+) -> None:
+    queue = make(direct, "becomes-fifo", "NORMAL", 2)
+    given = rows([b"a"], sharding_key=["k"])
+    write(through, queue, given, batch=0)
+    with Client(newest.address) as client:
+        request = admin_requests.create_topic(queue.topic, 1, message_type="FIFO")
+        client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
+        other = direct.log.queues(queue.topic)[1]
+        client.call(request, soon(), topic=other.topic, broker_name=other.broker_name)
+    refusals: list[RocketMQError] = []
+    written = 0
+
+    def is_refused() -> bool:
+        nonlocal written
+        try:
+            through.log.append({queue: given})
+            written += 1
+        except RocketMQError as error:
+            refusals.append(error)
+        return bool(refusals)
+
+    until(is_refused, "the Proxy knows the new type")
+    assert refusals[0].sub == RocketMQCondition.NOT_SUPPORTED
+    through.log.append({queue: given})
+    assert len(messages(direct, queue)) == written + 2
+
+
+def test_a_message_is_parked_through_a_proxy_in_a_lot_of_type_fifo(direct: Broker, through: Broker) -> None:
+    """An administrator has made it so."""
+    direct.admin.create_topic("parked-fifo", 2, message_type="FIFO")
+    queue = direct.log.queues("parked-fifo")[0]
+    with Client(";".join(direct.log._client.nameservers)) as client:  # type: ignore[attr-defined]
+        for one in client.cluster(soon()).brokers.values():
+            request = admin_requests.create_topic(parked_topic("parker-fifo", queue.topic), 1, message_type="FIFO")
+            client.call_address(str(one.master), request, soon())
+    write(through, queue, rows([b"a", b"b"], sharding_key=["k", "l"]))
+    lot = parked_queue("parker-fifo", queue)
+    until(lambda: lot in direct.log.queues(lot.topic), "the lot is there")
+    [token] = locked(through, "parker-fifo", through.groups.join("me"), [queue])
+    puts = [Put(queue, 0, Ticket(0, 1, 1, 0)), Put(queue, 1, Ticket(1, 1, 1, 0))]
+    assert through.groups.park(token, puts) == [True, True]
+    assert messages(direct, lot) == [(b"a", "k"), (b"b", "l")]
+
+
+def test_the_command_makes_and_describes_a_topic_of_type_fifo_which_keeps_it_when_it_grows(cluster: Cluster) -> None:
+    run, at = CliRunner(), ["--no-json", "--namesrv", cluster.address]
+    made = run.invoke(app, [*at, "topic", "create", "ordered", "--queues", "2", "--message-type", "FIFO"])
+    assert made.exit_code == 0, made.output
+    assert run.invoke(app, [*at, "topic", "add-queues", "ordered", "--queues", "3", "--yes"]).exit_code == 0
+    told = run.invoke(app, [*at, "topic", "describe", "ordered"])
+    assert "ordered: 3 queues, messages of type FIFO" in told.output, told.output
+    again = run.invoke(app, [*at, "topic", "create", "ordered", "--queues", "3", "--if-not-exists", "--message-type", "NORMAL"])
+    assert "keeps the settings that it has" in again.output, again.output
+    with orderedmq.connect(namesrv_addr=cluster.address) as broker:
+        with pytest.raises(OptionError, match=r"'Fifo' is not a type of messages for topic 'other'; give one of NORMAL, FIFO"):
+            broker.admin.create_topic("other", 1, message_type="Fifo")
+        broker.admin.create_topic("plain", 1)
+        assert broker.admin.message_type("plain") == "NORMAL"
+        assert "other" not in {topic.name for topic in broker.log.topics()}
+
+
+@pytest.mark.nightly
+def test_each_release_makes_topics_of_a_type_or_refuses_to(every_version: Cluster) -> None:
+    with orderedmq.connect(namesrv_addr=every_version.address) as broker:
+        if every_version.version.startswith("4"):
+            with pytest.raises(OptionError, match=r"topic 'typed' .* type FIFO: broker .* older than RocketMQ 5\.0"):
+                make(broker, "typed", "FIFO")
+            assert "typed" not in {topic.name for topic in broker.log.topics()}
+            broker.admin.create_topic("typed", 1)
+            assert broker.admin.message_type("typed") is None
+            return
+        make(broker, "typed", "FIFO")
+        assert broker.admin.message_type("typed") == "FIFO"
+        in_fifo("fifo-direct", broker, broker)
+
+
+@pytest.mark.nightly
+@pytest.mark.spark
+def test_brokers_before_5_4_behind_a_proxy_have_the_rows_of_a_fifo_topic_with_their_own_keys(
+    cluster: Cluster, tmp_path: pathlib.Path
+) -> None:
+    """They would give the key in a batch's envelope to each of its messages."""
+    made = ProxyServer(tmp_path, cluster, {})
+    with jars_required():
+        made.start()
+    try:
+        with (
+            orderedmq.connect(namesrv_addr=cluster.address) as direct,
+            orderedmq.connect(namesrv_addr=made.address) as through,
+        ):
+            in_fifo("fifo-old", direct, through)
+    finally:
+        made.stop()
+
+
+@pytest.mark.nightly
+@pytest.mark.spark
+def test_a_query_reads_and_writes_fifo_topics_through_a_proxy_and_goes_on_there_after_a_restart(
+    spark: SparkSession,
+    newest: Cluster,
+    direct: Broker,
+    proxy: ProxyServer,
+    peers: Peers,
+    tmp_path: pathlib.Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    for rig in rigged(spark, newest, tmp_path, request):
+        _copy_between_fifo_topics(rig, direct, proxy, peers)
+
+
+def _copy_between_fifo_topics(rig: Rig, direct: Broker, proxy: ProxyServer, peers: Peers) -> None:
+    rig.address = proxy.address
+    source, target = f"{rig.group}-in", f"{rig.group}-out"
+    for topic in (source, target):
+        make(direct, topic, "FIFO", 4)
+    # A Java producer's messages have keys, so that a Proxy passes them on.
+    send = sender(peers, proxy.address)
+    send(source, range(300))
+    rig.write(rig.stream(source), target)
+    in_order(bodies(direct, target), 300)
+    send(source, range(300, 400))
+    rig.write(rig.stream(source), target)
+    in_order(bodies(direct, target), 400)
