@@ -69,7 +69,7 @@ def test_settings_that_make_no_sense_are_refused(broker: Broker, settings_, word
 
 def test_a_type_of_messages_is_made_or_refused(broker: Broker):
     """An embedded broker has none, and over RocketMQ not every word is one."""
-    with refused("OPTION.", "'t'", "Fifo"):
+    with refused("OPTION.UNSUPPORTED" if broker.capabilities.fenced else "OPTION.INVALID", "'t'", "Fifo"):
         broker.admin.create_topic("t", 1, message_type="Fifo")
     assert [topic.name for topic in broker.log.topics()] == ["orders"]
     assert broker.admin.message_type("orders") in (None, "NORMAL")

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 
@@ -53,9 +54,9 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT / "docs")))
 def test_the_generated_parts_of_a_page_are_what_the_code_says(path: Path, generate: ModuleType) -> None:
-    """If not, ``make reference`` writes them."""
     text = path.read_text()
-    assert generate.fill(text) == text
+    stale = [now for before, now in zip_longest(text.splitlines(), generate.fill(text).splitlines()) if before != now]
+    assert stale[:3] == [], "make reference writes them"
     assert "<!-- include" not in generate.on_page_markdown(text)
 
 
