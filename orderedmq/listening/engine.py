@@ -6,7 +6,8 @@ what the listener's answer means for them. There are three: `queue_engine`, `key
 they have in common: calls in progress, the lock, writes to the parking lot and to the dead letters, and the end of the range.
 
 - The lock is checked before the first call, before any retry if the last check was more than a second ago, and at least every 30 s.
-  Once the engine knows that the lock is lost, no new call starts, and the task fails when the calls in progress have returned.
+  That holds while calls are in progress as well, however long they take. Once the engine knows that the lock is lost, no new call
+  starts, and the task fails when the calls in progress have returned; the caller may cut them off before.
 - If the broker rejects a write, the write is repeated after a pause. The listener is not called again for that.
 """
 
@@ -299,7 +300,7 @@ class Engine(ABC):
         if self._due is not None:
             return self._due
         self._resume(now)
-        if self._ask or now - self._last_lock > HOLDER_TRUST:
+        if self._ask or now - self._last_lock >= HOLDER_TRUST:
             self._due = CheckLock()
             return self._due
         if now >= self._not_before:
@@ -327,11 +328,12 @@ class Engine(ABC):
         soonest = [] if resume is None else [resume]
         if self._to_park or self._exhausted:
             soonest.append(self._not_before)
-        pause = max(0.0, min(soonest) - now) if soonest else None
         if self._in_flight:
-            return Wait(pause)
-        if pause is not None:
-            return Suspend(pause)
+            # However long the calls take, a lost lock is noticed.
+            soonest.append(self._last_lock + HOLDER_TRUST)
+            return Wait(max(0.0, min(soonest) - now))
+        if soonest:
+            return Suspend(max(0.0, min(soonest) - now))
         # Nothing is held that could be given out: even a full engine needs more, or is done.
         if not self._closed:
             return Pull()

@@ -417,6 +417,17 @@ def test_a_lost_lock_starts_no_call_and_waits_for_those_under_way() -> None:
         made.next(0.0)
 
 
+def test_the_lock_is_checked_while_calls_are_under_way() -> None:
+    made = engine("a", "b", concurrency=1)
+    made.next(0.0)
+    made.lock(True, 0.0)
+    assert isinstance(made.next(0.0), Consume)
+    assert made.next(1.0) == Wait(29.0)
+    assert made.next(30.0) == CheckLock()
+    made.lock(True, 30.0)
+    assert made.next(31.0) == Wait(29.0)
+
+
 def test_a_message_that_was_settled_before_is_not_parked_and_only_what_failed_gets_a_new_time() -> None:
     made = engine("a", "a", "b", in_batch_attempts=1)
     parked: list[Message] = []
