@@ -90,6 +90,7 @@ class SinkCondition(StrEnum):
 
 
 class ListenerCondition(StrEnum):
+    NOT_AWAITED = "NOT_AWAITED"
     UNCOMMITTED = "UNCOMMITTED"
 
 

@@ -169,7 +169,7 @@ class SinkError(ErrorOf[SinkCondition]):
 
 
 class ListenerError(ErrorOf[ListenerCondition]):
-    """An orderly listener leaves a queue's range in a state that cannot be committed."""
+    """A listener leaves a queue's range in a state that cannot be committed, or is not called as it has to be."""
 
     family = "ORDEREDMQ_LISTENER"
     conditions = ListenerCondition

@@ -1,17 +1,27 @@
-"""Calls of listeners: in threads, and of objects that a worker keeps.
+"""Calls of listeners: in the task's thread, in others, or in an event loop; and objects that a worker keeps.
 
 A thread lives as long as its Python worker. A task borrows threads, and gives them back. So each thread keeps the objects that
-were made in it, which some libraries demand of a connection to a database (sqlite3).
+were made in it, which some libraries demand of a connection to a database (sqlite3). All calls of async listeners are in one event loop,
+in a thread that the worker keeps: its objects, and the connections that belong to the loop, are kept as well.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
+from ordered_source.listener.blocking import watched
 from orderedmq import forks
+from orderedmq.listening.listener import is_async
+
+log = logging.getLogger("orderedmq")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -30,58 +40,72 @@ class _Process:
     def __init__(self) -> None:
         self.local = _Local()
         self.idle: list[_Thread] = []
+        self.loop: _Loop | None = None
 
 
 def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
     """Return the function to be called: ``listener`` itself or, if it is a class, one that calls the current thread's object.
 
-    ``around`` makes what is called in place of the function or object; it does not cover the making of the object.
+    ``around`` makes what is called in place of the function or object; it does not cover the making of the object. What is returned
+    is async if the listener is; if a call of it is cancelled, it raises an Exception (`blocking.Cancelled`).
 
     The object is made by ``listener()`` at the thread's first call, and kept until the process ends. It is known by its class: a
     class that Spark sends to a worker with each task is the same class there (cloudpickle tracks those that a program defines).
     If making it raises an exception, that is the call's, and the next call tries again.
     """
-    if not isinstance(listener, type):
-        return listener if around is None else around(listener)
-    made: type = listener
+    asynchronous = is_async(listener)
+    watch = watched(listener) if asynchronous else None
 
-    def call(messages: Any, context: Any) -> Any:
+    def made(called: Any) -> Any:
+        if watch is not None:
+            called = watch(called)
+        return called if around is None else around(called)
+
+    if not isinstance(listener, type):
+        return made(listener)
+
+    #: What is called in place of each thread's object.
+    ready: dict[int, Any] = {}
+
+    def own() -> Any:
         objects = _process.local.objects
-        one = objects.get(made)
+        one = objects.get(listener)
         if one is None:
-            one = objects[made] = made()
-        return (one if around is None else around(one))(messages, context)
+            one = objects[listener] = listener()
+        called = ready.get(id(one))
+        if called is None:
+            called = ready[id(one)] = made(one)
+        return called
+
+    if asynchronous:
+
+        @wraps(listener, updated=())
+        async def call_async(messages: Any, context: Any) -> Any:
+            return await own()(messages, context)
+
+        return call_async
+
+    @wraps(listener, updated=())
+    def call(messages: Any, context: Any) -> Any:
+        return own()(messages, context)
 
     return call
 
 
-class Calls(Generic[T, R]):
-    """The calls of one task, at most ``most`` at a time, in threads of their own. An object belongs to one thread."""
+class Calls(ABC, Generic[T, R]):
+    """The calls of one task. All methods belong to the task's thread."""
 
-    def __init__(self, function: Callable[[T], R], most: int) -> None:
-        self._function = function
-        self._most = most
-        self._todo: SimpleQueue[T | None] = SimpleQueue()
+    def __init__(self) -> None:
         self._answers: SimpleQueue[tuple[T, R | None, BaseException | None]] = SimpleQueue()
-        self._threads: list[_Thread] = []
-        self._under_way = 0
-        self._ended = False
-        #: Whether the threads find their own way back, because their calls go on.
-        self.abandoned = False
 
     @property
     def answered(self) -> bool:
         """Whether `answer` returns at once."""
         return not self._answers.empty()
 
+    @abstractmethod
     def start(self, work: T) -> None:
-        """Call the function with ``work`` in a thread."""
-        if self._under_way == len(self._threads) < self._most:
-            thread = _borrow()
-            self._threads.append(thread)
-            thread.inbox.put(self)
-        self._under_way += 1
-        self._todo.put(work)
+        """Call the function with ``work``."""
 
     def answer(self, timeout: float | None = None) -> tuple[T, R] | None:
         """Wait for a call to return. Return its work and answer; None after ``timeout`` seconds.
@@ -92,13 +116,56 @@ class Calls(Generic[T, R]):
             work, answer, raised = self._answers.get(timeout=timeout)
         except Empty:
             return None
-        self._under_way -= 1
         if raised is not None:
             raise raised
         return work, answer  # type: ignore[return-value]
 
+    def cancel(self) -> None:
+        """Cut off the calls that are under way, if that can be done. They have answers all the same. No call is to start after this."""
+
     def end(self) -> None:
-        """Let no further call start, and give the threads back. It does not wait for calls that are under way."""
+        """Let no further call start. It does not wait for calls that are under way, and cuts them off if that can be done."""
+
+
+class Inline(Calls[T, R]):
+    """Calls in the task's own thread: each has returned when `start` returns."""
+
+    def __init__(self, function: Callable[[T], R]) -> None:
+        super().__init__()
+        self._function = function
+
+    def start(self, work: T) -> None:
+        self._answers.put((work, self._function(work), None))
+
+
+class Threads(Calls[T, R]):
+    """At most ``most`` calls at a time, in threads of their own. An object belongs to one thread. A thread cannot be interrupted."""
+
+    def __init__(self, function: Callable[[T], R], most: int) -> None:
+        super().__init__()
+        self._function = function
+        self._most = most
+        self._todo: SimpleQueue[T | None] = SimpleQueue()
+        self._threads: list[_Thread] = []
+        self._under_way = 0
+        self._ended = False
+        #: Whether the threads find their own way back, because their calls go on.
+        self.abandoned = False
+
+    def start(self, work: T) -> None:
+        if self._under_way == len(self._threads) < self._most:
+            thread = _borrow()
+            self._threads.append(thread)
+            thread.inbox.put(self)
+        self._under_way += 1
+        self._todo.put(work)
+
+    def answer(self, timeout: float | None = None) -> tuple[T, R] | None:
+        returned = super().answer(timeout)
+        self._under_way -= returned is not None
+        return returned
+
+    def end(self) -> None:
         if self._ended:
             return
         self._ended = True
@@ -124,12 +191,68 @@ class Calls(Generic[T, R]):
             del work
 
 
+class Awaiting(Calls[T, R]):
+    """Calls of a function that returns coroutines, in the worker's event loop."""
+
+    def __init__(self, function: Callable[[T], Coroutine[Any, Any, R]]) -> None:
+        super().__init__()
+        self._function = function
+        self._todo: deque[T] = deque()
+        self._told = self._ended = False
+        #: The loop's thread alone uses it.
+        self._tasks: set[asyncio.Task[None]] = set()
+        if _process.loop is None:
+            _process.loop = _Loop()
+        self._loop = _process.loop.loop
+
+    def start(self, work: T) -> None:
+        self._todo.append(work)
+        # The loop is told once of all that is there until it looks.
+        if not self._told:
+            self._told = True
+            self._loop.call_soon_threadsafe(self._begin)
+
+    def cancel(self) -> None:
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def end(self) -> None:
+        self._ended = True
+        self.cancel()
+
+    # -- the loop's part
+
+    def _begin(self) -> None:
+        self._told = False
+        while self._todo and not self._ended:
+            self._tasks.add(self._loop.create_task(self._run(self._todo.popleft())))
+
+    async def _run(self, work: T) -> None:
+        try:
+            self._answers.put((work, await self._function(work), None))
+        except BaseException as raised:
+            # Also what ends a process: in a task it would end the loop.
+            self._answers.put((work, None, raised))
+        finally:
+            task = asyncio.current_task()
+            assert task is not None
+            self._tasks.discard(task)
+
+    def _cancel(self) -> None:
+        self._begin()
+        # A turn of the loop later each of them has begun, and so has an answer.
+        self._loop.call_soon(self._cancel_begun)
+
+    def _cancel_begun(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+
 class _Thread(threading.Thread):
     """A thread that makes calls for one task after another."""
 
     def __init__(self) -> None:
         super().__init__(name="orderedmq-listener", daemon=True)
-        self.inbox: SimpleQueue[Calls[Any, Any]] = SimpleQueue()
+        self.inbox: SimpleQueue[Threads[Any, Any]] = SimpleQueue()
 
     def run(self) -> None:
         while True:
@@ -149,5 +272,31 @@ def _borrow() -> _Thread:
         return thread
 
 
+class _Loop(threading.Thread):
+    """The thread of the event loop in which all async calls of this process are."""
+
+    def __init__(self) -> None:
+        super().__init__(name="orderedmq-listener-loop", daemon=True)
+        self.loop = asyncio.new_event_loop()
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                self.loop.run_forever()
+            except BaseException:
+                # A task that the listener has started, and does not wait for, wants to end the process.
+                log.exception("a task of an async listener tried to end the event loop, which goes on")
+
+
 _process: Final = _Process()
-forks.call_in_child(_process.__init__)  # type: ignore[misc]
+
+
+def _begin_anew() -> None:
+    # The loop's files are the parent's as well: if it were collected here, it would be closed.
+    _left_behind.append(_process.loop)
+    _process.__init__()  # type: ignore[misc]
+
+
+_left_behind: Final[list[_Loop | None]] = []
+forks.call_in_child(_begin_anew)

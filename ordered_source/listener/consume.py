@@ -38,7 +38,7 @@ def consume_orderly(
 
     ``df`` is a stream of the source with ``includeLockToken=true``, or with a schema that names topic, broker_name, queue_id,
     queue_offset, body and lock_token. ``messages`` is a sequence of messages with fields named like the columns; ``context`` is a
-    ConsumeOrderlyContext. ``hooks`` are called before and after each call of the listener, in its thread.
+    ConsumeOrderlyContext. ``hooks`` are called before and after each call of the listener, in its thread. They are not async.
 
     ``order`` is `OrderPerQueue` (one batch of a queue after another; ConsumeOrderlyStatus says what each status does) or `OrderPerKey`
     (several keys of a queue at once, each in order). OrderPerKey needs the column sharding_key and a source with ``parkingLot=true``,
@@ -49,6 +49,11 @@ def consume_orderly(
     Of a class, each thread that makes calls makes one object, by ``listener()`` at its first call, and calls that. A thread and its
     object stay with the Python worker for later tasks and micro-batches, so the object may have a connection to a database. It is never
     closed: the worker's process ends.
+
+    The listener may be async: an ``async def`` function, or a class or an object with ``async def __call__``. Its calls, at most
+    ``concurrency`` at a time for each task, are awaited in one event loop of the Python worker; OrderPerQueue awaits one after another. The
+    loop's thread makes the object of a class. When the queue's lock is lost, the calls that await are cancelled, and the task fails when
+    they have ended; they are cancelled as well when Spark closes the task, or it fails. A listener that blocks the loop gets a warning.
 
     Returns a DataFrame with a row per message: topic string, broker_name string, queue_id int, queue_offset long, sharding_key string,
     status string, attempts int, duration double (seconds of its batch's calls), error string, due_timestamp timestamp. The status is
@@ -62,7 +67,8 @@ def consume_orderly(
     Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
     UNSUPPORTED for rows that were read without a lock, or with a parking lot where ``order`` allows none and the reverse,
     MISSING without the ``credentials`` that the source used, LockError LOST if another owner may have the queue, ListenerError
-    UNCOMMITTED if messages are taken and not committed at the end of a range.
+    UNCOMMITTED if messages are taken and not committed at the end of a range, NOT_AWAITED if a listener that is not async returns a
+    coroutine.
     """
     if isinstance(order, OrderPerKey):
         remedy = "read with parkingLot=true, and do not drop these columns"
@@ -89,7 +95,8 @@ def consume_concurrently(
 
     ``df`` is a stream of the source with ``parkingLot=true``, or over RocketMQ with ``retryTopic=true``. If you give a schema, it
     names topic, broker_name, queue_id, queue_offset, body and lock_token, and with a retry topic reconsume_times. ``context`` is a
-    ConsumeConcurrentlyContext; messages, hooks, a class as the listener, and the rows that are returned are as with `consume_orderly`.
+    ConsumeConcurrentlyContext; messages, hooks, a class or an async function as the listener, and the rows that are returned are as with
+    `consume_orderly`.
 
     Each message that was not consumed (RECONSUME_LATER, None, an exception, or an index above ``context.ack_index``) is put
     into the group's parking lot alone. It comes back after 10 s, 30 s, 1 min … 2 h, or after the delay level that the listener
@@ -103,7 +110,8 @@ def consume_concurrently(
 
     Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
     UNSUPPORTED for rows that were read without a lock, or with neither a parking lot nor a retry topic, MISSING without the
-    ``credentials`` that the source used, LockError LOST if another owner may have the queue.
+    ``credentials`` that the source used, LockError LOST if another owner may have the queue, ListenerError NOT_AWAITED if a listener that
+    is not async returns a coroutine.
     """
     if not isinstance(settings, ConcurrentSettings):
         raise OptionError(OptionCondition.INVALID, f"settings is {settings!r}: give ConcurrentSettings()")

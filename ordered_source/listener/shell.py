@@ -1,17 +1,18 @@
 """The Spark task that runs a listener: it feeds the rows of a queue to an engine, and carries out what the engine says.
 
 Rules: a task has the rows of one queue's parking lot, if it is planned, and then those of the queue, unless the user shuffled the rows.
-The engine, the broker and the rows for Spark stay in the task's own thread; only calls of the listener may be in others (`calls`). More
-rows are asked of Spark only when the engine wants them. Delivery is at-least-once per micro-batch: when one task of the batch fails, Spark
-runs the whole batch again, including the listeners of the other tasks. A repeat must honour what an earlier attempt has parked, and what it
-has made dead letters of, so a task reads the parking lot to its end and asks for dead letters before it calls a listener.
+The engine, the broker and the rows for Spark stay in the task's own thread; only calls of the listener may be in others (`calls`), those
+of an async listener in the thread of an event loop. More rows are asked of Spark only when the engine wants them. Delivery is at-least-once
+per micro-batch: when one task of the batch fails, Spark runs the whole batch again, including the listeners of the other tasks. A repeat
+must honour what an earlier attempt has parked, and what it has made dead letters of, so a task reads the parking lot to its end and asks
+for dead letters before it calls a listener.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, groupby, repeat
 from typing import Any, Final, NamedTuple
@@ -21,7 +22,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ordered_source.columns import TICKET, LotPlace
-from ordered_source.listener.calls import Calls
+from ordered_source.listener.calls import Awaiting, Calls, Inline, Threads
 from ordered_source.listener.rows import Columns, Rows
 from ordered_source.listener.send_back import SendBack, require_retries, told
 from ordered_source.listener.settled import Settled
@@ -48,7 +49,7 @@ from orderedmq.listening.engine import (
     Suspend,
     Wait,
 )
-from orderedmq.listening.listener import Answer, ConsumeMessageHook, call
+from orderedmq.listening.listener import Answer, Caller, ConsumeMessageHook, check_hooks, is_async
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
 from orderedmq.parking.rules import BEHIND, DELAY_LEVELS, DROPPED, HELD, Put, Ticket, companion, delay
 from orderedmq.schema import TIMESTAMP_TYPE
@@ -82,7 +83,10 @@ GIVE_TOGETHER: Final = 4096
 
 @dataclass(frozen=True)
 class Consumer:
-    """A listener with everything that its tasks need. ``credentials`` and ``tls``: see `consume_orderly`."""
+    """A listener with everything that its tasks need. ``credentials`` and ``tls``: see `consume_orderly`.
+
+    Raises OptionError INVALID for hooks that are async.
+    """
 
     listener: Any
     settings: Settings
@@ -90,6 +94,9 @@ class Consumer:
     credentials: Credentials | None = None
     tls: TlsOptions | None = None
     tracing: Tracing = NO_TRACING
+
+    def __post_init__(self) -> None:
+        check_hooks(self.hooks)
 
 
 class QueueRows(NamedTuple):
@@ -138,7 +145,8 @@ class _Task:
         self._back = None
         if settings.parks and self._plan is None:
             self._back = SendBack(lock.broker, lock.token, settings.most_retries)
-        self._listener = consumer.tracing.listener(consumer.listener, lock)
+        listener = consumer.tracing.listener(consumer.listener, lock)
+        self._caller = Caller(listener, consumer.hooks, log.warning, settings.statuses)
         self._out: list[Outcome] = []
         self._warned = 0
 
@@ -150,17 +158,14 @@ class _Task:
         clock = time.monotonic
         engine = self._settings.engine(self.queue, clock(), settled.view(planned))
         feed = self._feed(rest, settled)
-        threads = Calls(self._call, self._settings.concurrency) if self._settings.concurrency > 1 else None
+        calls = self._calls()
         try:
             while True:
                 action = engine.next(clock())
                 done = type(action) is Done
                 match action:
                     case Consume(batch):
-                        if threads is None:
-                            self._out += engine.consumed(batch, self._call(batch), clock())
-                        else:
-                            threads.start(batch)
+                        calls.start(batch)
                     case Pull():
                         messages = next(feed, None)
                         if messages is None:
@@ -168,12 +173,11 @@ class _Task:
                         else:
                             engine.put(messages)
                     case Wait(seconds):
-                        assert threads is not None
-                        self._answered(engine, threads, seconds)
+                        self._answered(engine, calls, seconds)
                     case _:
-                        self._at_broker(engine, action, threads)
-                while threads is not None and threads.answered:
-                    self._answered(engine, threads, None)
+                        self._at_broker(engine, action, calls)
+                while calls.answered:
+                    self._answered(engine, calls, None)
                 if self._warned < len(engine.warnings):
                     self._warn(engine)
                 if self._out and (done or len(self._out) >= GIVE_TOGETHER):
@@ -183,30 +187,41 @@ class _Task:
                     return
         finally:
             # Also if Spark closes the task, or ends the process: no call starts after this.
-            if threads is not None:
-                threads.end()
+            calls.end()
 
     # -- calls
 
-    def _call(self, batch: Batch) -> Answer:
-        context = self._settings.context(self.queue)
-        # A copy: a listener may take messages out of its list, and they are the engine's all the same.
-        return call(self._listener, list(batch.messages), context, self._consumer.hooks, log.warning, self._settings.statuses)
+    def _calls(self) -> Calls[Batch, Answer]:
+        """Return what calls the listener. With order per queue, an async listener has one call at a time as well."""
+        if is_async(self._caller.listener):
+            return Awaiting(self._call_async)
+        many = self._settings.concurrency
+        return Threads(self._call, many) if many > 1 else Inline(self._call)
 
-    def _answered(self, engine: Engine, threads: Calls[Batch, Answer], timeout: float | None) -> None:
-        returned = threads.answer(timeout)
+    def _call(self, batch: Batch) -> Answer:
+        # A copy: a listener may take messages out of its list, and they are the engine's all the same.
+        return self._caller.call(list(batch.messages), self._settings.context(self.queue))
+
+    def _call_async(self, batch: Batch) -> Coroutine[Any, Any, Answer]:
+        return self._caller.call_async(list(batch.messages), self._settings.context(self.queue))
+
+    def _answered(self, engine: Engine, calls: Calls[Batch, Answer], timeout: float | None) -> None:
+        returned = calls.answer(timeout)
         if returned is not None:
             batch, answer = returned
             self._out += engine.consumed(batch, answer, time.monotonic())
 
     # -- the broker
 
-    def _at_broker(self, engine: Engine, action: Action, threads: Calls[Batch, Answer] | None) -> None:
+    def _at_broker(self, engine: Engine, action: Action, calls: Calls[Batch, Answer]) -> None:
         clock = time.monotonic
         try:
             match action:
                 case CheckLock():
-                    engine.lock(self._broker.groups.check(self._token), clock())
+                    held = self._broker.groups.check(self._token)
+                    engine.lock(held, clock())
+                    if not held:
+                        calls.cancel()
                 case Park(messages):
                     self._park(engine, messages)
                 case GiveUp(messages):
@@ -215,10 +230,11 @@ class _Task:
                 case Suspend(seconds):
                     time.sleep(seconds)
         except LockError:
-            # No new call starts, and those under way are waited for.
+            # No new call starts, and those under way are cut off if they are async, and waited for.
             engine.lock(False, clock())
-            while threads is not None and isinstance(waiting := _next(engine), Wait):
-                self._answered(engine, threads, waiting.seconds)
+            calls.cancel()
+            while isinstance(waiting := _next(engine), Wait):
+                self._answered(engine, calls, waiting.seconds)
             raise
 
     def _give_up(self, messages: Sequence[Message]) -> str | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -16,12 +18,15 @@ from ordered_source.read_context import TaskLock
 from orderedmq.broker import Broker
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
+from orderedmq.listening.listener import is_async
 from orderedmq.model import check_topic
 from orderedmq.rows.message_trace import TRACE_TOPIC, Ended, ReturnType, TracedCall, TracedMessage, region_of
 from orderedmq.trace_context import processing, require
 
-#: (messages, context) → status.
+#: (messages, context) → status, or of an async listener a coroutine that returns one.
 Called = Callable[[Sequence[Any], Any], Any]
+#: Takes the answer of a call.
+Answered = Callable[[Any], None]
 #: The answers that accept a batch, by name: Java's ConsumeOrderlyStatus, and ours and Java's ConsumeConcurrentlyStatus.
 _SUCCESS: Final = frozenset(("SUCCESS", "COMMIT", "CONSUME_SUCCESS"))
 
@@ -71,47 +76,67 @@ class Tracing:
             return called
         record = self.broker(lock).trace
         assert record is not None, "a traced connection records calls"
-        return _recorded(called, lock.token.group, record)
+        return _during(called, lambda messages, _: _recording(messages, lock.token.group, record))
 
 
 NO_TRACING: Final = Tracing()
+
+
+def _during(listener: Called, around: Callable[[Sequence[Any], Any], AbstractContextManager[Answered]]) -> Called:
+    """Return a listener each call of which runs inside ``around(messages, context)``, until it has returned or was awaited."""
+    if is_async(listener):
+
+        @wraps(listener)
+        async def call_async(messages: Sequence[Any], context: Any) -> Any:
+            with around(messages, context) as answered:
+                answer = await listener(messages, context)
+                answered(answer)
+                return answer
+
+        return call_async
+
+    @wraps(listener)
+    def call(messages: Sequence[Any], context: Any) -> Any:
+        with around(messages, context) as answered:
+            answer = listener(messages, context)
+            answered(answer)
+            return answer
+
+    return call
 
 
 def _in_spans(group: str) -> Callable[[Called], Called]:
     """Return what makes a listener run in a span for each call."""
     require("Tracing(trace_context=True)")
 
-    def made(listener: Called) -> Called:
-        def call(messages: Sequence[Any], context: Any) -> Any:
-            with processing(context.message_queue, group, messages) as span:
-                answer = listener(messages, context)
-                span.set_attribute("orderedmq.listener.status", getattr(answer, "name", "None"))
-                return answer
+    @contextmanager
+    def in_span(messages: Sequence[Any], context: Any) -> Iterator[Answered]:
+        with processing(context.message_queue, group, messages) as span:
+            yield lambda answer: span.set_attribute("orderedmq.listener.status", getattr(answer, "name", "None"))
 
-        return call
-
-    return made
+    return lambda listener: _during(listener, in_span)
 
 
-def _recorded(listener: Called, group: str, record: Callable[[TracedCall], None]) -> Called:
-    """Return a listener whose calls are recorded: before, and with their end."""
+@contextmanager
+def _recording(messages: Sequence[Any], group: str, record: Callable[[TracedCall], None]) -> Iterator[Answered]:
+    """Record a call: before, and with its end."""
+    began = _before(messages, group)
+    if began is None:
+        yield lambda _: None
+        return
+    record(began)
+    start, how = time.monotonic(), ReturnType.EXCEPTION
 
-    def call(messages: Sequence[Any], context: Any) -> Any:
-        began = _before(messages, group)
-        if began is None:
-            return listener(messages, context)
-        record(began)
-        start, how = time.monotonic(), ReturnType.EXCEPTION
-        try:
-            answer = listener(messages, context)
-            name = getattr(answer, "name", None)
-            how = ReturnType.RETURNNULL if answer is None else ReturnType.SUCCESS if name in _SUCCESS else ReturnType.FAILED
-            return answer
-        finally:
-            cost = int((time.monotonic() - start) * 1000) // len(messages)
-            record(began._replace(ended=Ended(cost, how)))
+    def answered(answer: Any) -> None:
+        nonlocal how
+        name = getattr(answer, "name", None)
+        how = ReturnType.RETURNNULL if answer is None else ReturnType.SUCCESS if name in _SUCCESS else ReturnType.FAILED
 
-    return call
+    try:
+        yield answered
+    finally:
+        cost = int((time.monotonic() - start) * 1000) // len(messages)
+        record(began._replace(ended=Ended(cost, how)))
 
 
 def _before(messages: Sequence[Any], group: str) -> TracedCall | None:

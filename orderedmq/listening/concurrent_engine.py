@@ -34,9 +34,9 @@ MAX_RECONSUME_TIMES: Final = 16
 class ConcurrentSettings(Settings):
     """Settings of ``consume_concurrently``.
 
-    Up to ``concurrency`` batches of a queue, of 1 to ``consume_message_batch_max_size`` messages (at most 1024), are at the listener at
-    once, in threads. A message becomes a dead letter after ``max_reconsume_times`` retries (-1: 16, as in RocketMQ). Raises OptionError
-    INVALID.
+    Up to ``concurrency`` batches of a queue (at most 1024), of 1 to ``consume_message_batch_max_size`` messages (at most 1024), are at the
+    listener at once, in threads, or awaited if it is async. A message becomes a dead letter after ``max_reconsume_times`` retries (-1: 16,
+    as in RocketMQ). Raises OptionError INVALID.
     """
 
     consume_message_batch_max_size: int = 1

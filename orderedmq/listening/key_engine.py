@@ -54,8 +54,8 @@ OnExhausted = Literal["dead_letter", "hold"]
 class OrderPerKey(Settings):
     """Settings of ``consume_orderly``: the topic's sharding key is the unit of order; a message without one is a key of its own.
 
-    Up to ``concurrency`` batches of a queue are at the listener at once, in threads, each with up to
-    ``consume_message_batch_max_size`` messages of one key. A key that fails is tried again after
+    Up to ``concurrency`` batches of a queue (at most 1024) are at the listener at once, in threads, or awaited if it is async, each with
+    up to ``consume_message_batch_max_size`` messages of one key. A key that fails is tried again after
     ``suspend_current_queue_time_millis`` (milliseconds, cut to 10 to 30,000) while others go on. After ``in_batch_attempts`` failures,
     or when the micro-batch has worked on the queue for ``max_batch_seconds``, what the range has of the key is put into the group's
     parking lot, and later messages of the key after it. It comes back by itself, before newer messages of the key, after 10 s, 30 s,

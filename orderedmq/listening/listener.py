@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
+from inspect import isawaitable, iscoroutine, iscoroutinefunction
 from typing import Any, Final, NamedTuple, Protocol
 
-from orderedmq.conditions import OptionCondition
-from orderedmq.errors import OptionError
+from orderedmq.conditions import ListenerCondition, OptionCondition
+from orderedmq.errors import ListenerError, OptionError
 from orderedmq.model import MessageQueue
 
 #: ``ack_index`` of a new context: all messages of the batch.
@@ -74,7 +76,7 @@ class ConsumeMessageHook(Protocol):
     """Called before and after every call of the listener. After it, exactly one of ``status`` and ``error`` is None.
 
     ``context`` and ``status`` are those of the listener: ConsumeOrderlyContext and ConsumeOrderlyStatus, or
-    ConsumeConcurrentlyContext and ConsumeConcurrentlyStatus.
+    ConsumeConcurrentlyContext and ConsumeConcurrentlyStatus. The methods are plain functions, also around an async listener.
     """
 
     def consume_message_before(self, messages: Sequence[Any], context: Any) -> None: ...
@@ -82,9 +84,13 @@ class ConsumeMessageHook(Protocol):
     def consume_message_after(self, messages: Sequence[Any], context: Any, status: Any, error: str | None) -> None: ...
 
 
-#: (messages, context) → status.
-OrderlyListener = Callable[[Sequence[Any], ConsumeOrderlyContext], ConsumeOrderlyStatus | None]
-ConcurrentListener = Callable[[Sequence[Any], ConsumeConcurrentlyContext], ConsumeConcurrentlyStatus | None]
+#: (messages, context) → status, or a coroutine that returns one.
+OrderlyListener = Callable[
+    [Sequence[Any], ConsumeOrderlyContext], ConsumeOrderlyStatus | Awaitable[ConsumeOrderlyStatus | None] | None
+]
+ConcurrentListener = Callable[
+    [Sequence[Any], ConsumeConcurrentlyContext], ConsumeConcurrentlyStatus | Awaitable[ConsumeConcurrentlyStatus | None] | None
+]
 
 
 class Answer(NamedTuple):
@@ -98,42 +104,102 @@ class Answer(NamedTuple):
     context: Any
 
 
-def call(
-    listener: Callable[[Sequence[Any], Any], object],
-    messages: Sequence[Any],
-    context: Any,
-    hooks: Sequence[ConsumeMessageHook],
-    warn: Callable[[str], None],
-    statuses: type[Enum],
-) -> Answer:
-    """Call the listener and its hooks. Its answer should be one of ``statuses``.
+def is_async(function: Any) -> bool:
+    """Whether a call of this function or object, or of the objects of this class, returns a coroutine."""
+    while isinstance(function, partial):
+        function = function.func
+    called = function if isinstance(function, type) else type(function)
+    return iscoroutinefunction(function) or iscoroutinefunction(getattr(called, "__call__", None))  # noqa: B004
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a listener or hook, as messages to the user have it; of a wrapper, the name of what it calls."""
+    while isinstance(function, partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, partial) else function.__wrapped__
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def check_hooks(hooks: Sequence[ConsumeMessageHook]) -> None:
+    """Check that nobody would have to await a hook. Raises OptionError INVALID."""
+    for hook in hooks:
+        for method in (hook.consume_message_before, hook.consume_message_after):
+            if is_async(method):
+                raise OptionError(
+                    OptionCondition.INVALID,
+                    f"the hook {name_of(method)} is async, and hooks are not awaited: make it a plain method (def), which may start a task "
+                    "with asyncio.create_task if the listener is async",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Calls a listener and its hooks. An answer should be one of ``statuses``.
 
     An exception of the listener is an error of the answer. One of a hook gives only a warning, as in Java.
     """
 
-    def tell(hook: Callable[..., None], *what: object) -> None:
+    listener: Callable[[Sequence[Any], Any], Any]
+    hooks: Sequence[ConsumeMessageHook]
+    warn: Callable[[str], None]
+    statuses: type[Enum]
+
+    def call(self, messages: Sequence[Any], context: Any) -> Answer:
+        """Call the listener. Raises ListenerError NOT_AWAITED if it returns a coroutine, or anything else that has to be awaited."""
+        self._before(messages, context)
+        returned, raised = None, None
+        try:
+            returned = self.listener(messages, context)
+        except Exception as error:
+            raised = error
+        return self._answer(messages, context, returned, raised)
+
+    async def call_async(self, messages: Sequence[Any], context: Any) -> Answer:
+        """As `call`, of an async listener: it is awaited between its hooks."""
+        self._before(messages, context)
+        returned, raised = None, None
+        try:
+            returned = await self.listener(messages, context)
+        except Exception as error:
+            raised = error
+        return self._answer(messages, context, returned, raised)
+
+    def _before(self, messages: Sequence[Any], context: Any) -> None:
+        for hook in self.hooks:
+            self._tell(hook.consume_message_before, messages, context)
+
+    def _answer(self, messages: Sequence[Any], context: Any, returned: object, raised: Exception | None) -> Answer:
+        status, error = None, None
+        if isinstance(returned, self.statuses):
+            status = returned
+        elif raised is not None:
+            error = f"{type(raised).__name__}: {raised}"
+        elif isawaitable(returned):
+            raise self._not_awaited(returned)
+        else:
+            error = f"the listener returned {returned!r}, not a {self.statuses.__name__}"
+        if error is not None:
+            # A Python text may have lone surrogates, an Arrow column may not.
+            error = error.encode("utf-8", "replace").decode()
+        for hook in self.hooks:
+            self._tell(hook.consume_message_after, messages, context, status, error)
+        return Answer(status, error, context)
+
+    def _not_awaited(self, returned: object) -> ListenerError:
+        if iscoroutine(returned):
+            # Otherwise Python warns that nobody awaited it.
+            returned.close()
+        return ListenerError(
+            ListenerCondition.NOT_AWAITED,
+            f"the listener {name_of(self.listener)} returned a {type(returned).__name__}, which nobody awaits, so its work was not done: "
+            "define the listener itself with async def, or a class with async def __call__, and await in it what returns such an object",
+        )
+
+    def _tell(self, hook: Callable[..., None], messages: Sequence[Any], context: Any, *what: object) -> None:
         try:
             hook(messages, context, *what)
         except Exception as raised:
-            warn(f"a hook of the listener of queue {context.message_queue} raised {type(raised).__name__}: {raised}")
-
-    for hook in hooks:
-        tell(hook.consume_message_before)
-    status, error = None, None
-    try:
-        returned = listener(messages, context)
-        if isinstance(returned, statuses):
-            status = returned
-        else:
-            error = f"the listener returned {returned!r}, not a {statuses.__name__}"
-    except Exception as raised:
-        error = f"{type(raised).__name__}: {raised}"
-    if error is not None:
-        # A Python text may have lone surrogates, an Arrow column may not.
-        error = error.encode("utf-8", "replace").decode()
-    for hook in hooks:
-        tell(hook.consume_message_after, status, error)
-    return Answer(status, error, context)
+            self.warn(f"a hook of the listener of queue {context.message_queue} raised {type(raised).__name__}: {raised}")
 
 
 def check_bounds(settings: object, bounds: Mapping[str, tuple[int, int]]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
@@ -145,6 +147,45 @@ def test_each_thread_of_a_worker_makes_one_object_of_a_class_and_keeps_it(rig: R
     assert len({thread for thread, _ in lines}) == len(made)
     workers = {thread.partition("-")[0] for thread, _ in lines}
     assert len(made) <= 3 * len(workers)
+
+
+class Awaited(Counted):
+    """A listener that is async: its calls wait for each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.under_way = 0
+        self.most = 0
+
+    async def __call__(self, messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:  # type: ignore[override]
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        while self.most < 50:
+            await asyncio.sleep(0.001)
+        self.under_way -= 1
+        with open(f"{self.folder}/heard", "a") as file:
+            file.write(f"{messages[0].sharding_key} {messages[0].queue_offset}\n")
+        return SUCCESS
+
+
+def test_an_async_listener_awaits_many_keys_at_once_with_one_object_for_each_worker(rig: Rig) -> None:
+    rig.topic("in", 1)
+    queue = rig.broker.log.queues("in")[0]
+    keys = pa.array([f"k{number % 100}" for number in range(300)])
+    rig.broker.log.append({queue: pa.record_batch({"body": keys.cast(pa.binary()), "sharding_key": keys})})
+
+    class Own(Awaited):
+        folder = str(rig.folder)
+
+    query = start(rig, consume_orderly(rows(rig), Own, OrderPerKey(concurrency=1000)), available_now=True)
+    query.awaitTermination(90)
+    assert query.exception() is None
+    offsets: dict[str, list[int]] = {}
+    for line in heard(rig):
+        key, offset = line.split()
+        offsets.setdefault(key, []).append(int(offset))
+    assert offsets == {f"k{number}": [number, number + 100, number + 200] for number in range(100)}
+    assert len(list(rig.folder.glob("made-*"))) == 1
 
 
 def test_a_query_that_is_stopped_while_listeners_are_at_work_starts_no_more(rig: Rig) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orderedmq.listening import listener as calls
-from orderedmq.listening.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus
+from orderedmq.errors import ListenerError
+from orderedmq.listening.listener import Caller, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
 from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, dead_letter_id, dead_letter_properties
 
@@ -34,7 +34,7 @@ class Hook:
 def call(listener: Any, *hooks: Hook) -> tuple[tuple[ConsumeOrderlyStatus | None, str | None], list[str]]:
     warnings: list[str] = []
     context = ConsumeOrderlyContext(QUEUE)
-    status, error, returned = calls.call(listener, ["m"], context, hooks, warnings.append, ConsumeOrderlyStatus)
+    status, error, returned = Caller(listener, hooks, warnings.append, ConsumeOrderlyStatus).call(["m"], context)
     assert returned is context
     return (status, error), warnings
 
@@ -61,6 +61,19 @@ def test_what_a_listener_raises_or_returns_by_mistake_is_its_error() -> None:
     assert log[-1] == ("after", ["m"], QUEUE, None, "KeyError: 'id'")
     assert call(lambda m, c: None) == ((None, "the listener returned None, not a ConsumeOrderlyStatus"), [])
     assert call(lambda m, c: "SUCCESS") == ((None, "the listener returned 'SUCCESS', not a ConsumeOrderlyStatus"), [])
+
+
+def test_a_coroutine_is_no_answer_and_is_closed() -> None:
+    async def book(messages: Any, context: Any) -> ConsumeOrderlyStatus:
+        return SUCCESS
+
+    def listener(messages: Any, context: Any) -> Any:
+        return book(messages, context)
+
+    log: list[Any] = []
+    with pytest.raises(ListenerError, match=r"NOT_AWAITED.*test_listener_calls\.\S*listener returned a coroutine.*async def"):
+        call(listener, Hook(log))
+    assert [one[0] for one in log] == ["before"]
 
 
 def test_being_interrupted_is_no_answer() -> None:

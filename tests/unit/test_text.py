@@ -21,7 +21,7 @@ from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.errors import SchemaError
 from orderedmq.listening.engine import Message
-from orderedmq.listening.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus, call
+from orderedmq.listening.listener import Caller, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MAX_OFFSET, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq.codec import decode
@@ -296,6 +296,6 @@ def test_an_error_of_a_listener_with_half_a_character_is_an_error_that_can_be_st
     def listener(messages: Any, context: Any) -> Any:
         raise ValueError(b"\xff".decode(errors="surrogateescape"))
 
-    status, error, _ = call(listener, [], ConsumeOrderlyContext(QUEUE), (), print, ConsumeOrderlyStatus)
+    status, error, _ = Caller(listener, (), print, ConsumeOrderlyStatus).call([], ConsumeOrderlyContext(QUEUE))
     assert (status, error) == (None, "ValueError: ?")
     assert pa.array([error]).to_pylist() == [error]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from pyspark.sql import DataFrame
 import orderedmq
 from ordered_source import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, consume_concurrently, consume_orderly
 from ordered_source.columns import full_schema
+from ordered_source.listener.blocking import Cancelled
 from ordered_source.listener.shell import Consumer
 from ordered_source.listener.tracing import Tracing
 from ordered_source.read_context import TaskLock
@@ -144,6 +146,38 @@ def test_an_exception_of_the_listener_is_in_the_span_and_goes_on(spans: InMemory
     assert [event.name for event in span.events] == ["exception"]
     assert dict(span.attributes or {})["error.type"] == "ValueError"
     assert not trace.get_current_span().get_span_context().is_valid
+
+
+def test_calls_that_await_at_once_are_each_in_their_own_span_until_they_were_awaited(spans: InMemorySpanExporter) -> None:
+    inside: list[tuple[str, str]] = []
+
+    class Listener:
+        async def __call__(self, messages: Sequence[Any], context: Any) -> Any:
+            before = trace_context.inject()["traceparent"]
+            await asyncio.sleep(0.03 if messages[0].message_id == "ID1" else 0.01)
+            if messages[0].message_id == "ID3":
+                await asyncio.Event().wait()
+            inside.append((before, trace_context.inject()["traceparent"]))
+            return SUCCESS
+
+    async def run() -> list[Any]:
+        call = Tracing(trace_context=True).listener(Listener, lock())
+        tasks = [
+            asyncio.create_task(call([message(number, text)], CONTEXT)) for number, text in ((1, PARENT), (2, OTHER), (3, None))
+        ]
+        await asyncio.sleep(0.05)
+        tasks[2].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    *answers, cut_off = asyncio.run(run())
+    assert answers == [SUCCESS, SUCCESS]
+    assert isinstance(cut_off, Cancelled)
+    second, first, third = spans.get_finished_spans()
+    assert inside == [(parent(second),) * 2, (parent(first),) * 2]
+    assert (linked(first), linked(second)) == ([f"{TRACE}-{SPAN}"], [OTHER[3:-3]])
+    assert dict(first.attributes or {})["orderedmq.listener.status"] == "SUCCESS"
+    assert dict(third.attributes or {})["error.type"] == "Cancelled"
+    assert all((span.end_time or 0) - (span.start_time or 0) > 9e6 for span in (first, second, third))
 
 
 def test_a_class_may_set_up_the_sdk_before_its_first_call(spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,6 +354,21 @@ def test_each_call_is_recorded_before_and_after(answer: object, how: ReturnType)
     assert after == before._replace(ended=after.ended)
     assert isinstance(after.ended, Ended)
     assert after.ended.how is how
+
+
+def test_the_record_of_an_async_call_has_how_long_it_was_awaited_and_what_it_returned() -> None:
+    recorder = Recorder()
+
+    async def listener(messages: Sequence[Any], context: Any) -> object:
+        await asyncio.sleep(0.02)
+        assert len(recorder.calls) == 1
+        return SUCCESS
+
+    assert asyncio.run(Tracing(True, "traces").listener(listener, lock(recorder))([message(1)], CONTEXT)) is SUCCESS
+    ended = recorder.calls[1].ended
+    assert ended is not None
+    assert ended.how is ReturnType.SUCCESS
+    assert ended.cost >= 19
 
 
 def test_a_message_whose_broker_wants_no_traces_is_left_out() -> None:

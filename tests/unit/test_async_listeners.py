@@ -1,0 +1,572 @@
+"""Async listeners in tasks on a real store: many calls that await at once, in order per key, cut off, and watched."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from random import Random
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
+
+import pytest
+from pyspark.sql import DataFrame
+
+from ordered_source import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, consume_concurrently, consume_orderly
+from ordered_source.listener import blocking, calls, shell
+from ordered_source.listener.shell import Consumer
+from orderedmq.conditions import DataLossCondition
+from orderedmq.embedded.groups import EmbeddedGroups
+from orderedmq.errors import DataLossError, ListenerError, LockError, OptionError
+from orderedmq.listening.concurrent_engine import ConcurrentSettings
+from orderedmq.listening.key_engine import OrderPerKey
+from orderedmq.listening.queue_engine import OrderPerQueue
+from tests.contract.support import locked
+from tests.unit.test_listener_shell import QUEUE, Rig, Running, rig
+from tests.waits import until
+
+__all__ = ["rig"]
+
+SUCCESS, SUSPEND = ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+DONE = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+MANY = 1000
+
+
+class Await:
+    """A listener whose calls await what a test says. It notes which keys have begun, are under way and were cut off."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.under_way: set[str] = set()
+        self.cut_off: list[str] = []
+        self.most = 0
+        self.threads: set[int] = set()
+        #: What a call does, by key; by default it awaits `go`.
+        self.acts: dict[str, Callable[[], Any]] = {}
+        self.going = threading.Event()
+
+    async def __call__(self, messages: Sequence[Any], context: Any) -> Any:
+        key = messages[0].sharding_key
+        assert key not in self.under_way
+        self.begun.append(key)
+        self.under_way.add(key)
+        self.most = max(self.most, len(self.under_way))
+        self.threads.add(threading.get_ident())
+        try:
+            if key in self.acts:
+                return await self.acts[key]()
+            while not self.going.is_set():
+                await asyncio.sleep(0.001)
+            return SUCCESS
+        except asyncio.CancelledError:
+            # What it has to put in order takes a while.
+            await asyncio.sleep(0.02)
+            self.cut_off.append(key)
+            raise
+        finally:
+            self.under_way.discard(key)
+
+
+def by_key(listener: Any, **settings: Any) -> Consumer:
+    return Consumer(listener, OrderPerKey(**{"concurrency": MANY, "suspend_current_queue_time_millis": 10, **settings}))
+
+
+# -- order ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_calls_await_at_once_in_one_thread_each_of_another_key(rig: Rig) -> None:
+    listener = Await()
+    rig.send(*(f"k{number % MANY}" for number in range(2 * MANY + 7)))
+    running = Running(rig.task(by_key(listener)))
+    until(lambda: len(listener.under_way) == MANY, "all keys are at the listener")
+    listener.going.set()
+    running.join(60)
+    assert (running.error, running.rows, listener.most) == (None, 2 * MANY + 7, MANY)
+    assert len(listener.threads) == 1
+    assert listener.threads.isdisjoint({threading.get_ident(), running.ident})
+
+
+class Storm:
+    """Listeners, one for each attempt, that await and fail at random. They hold each call against the order of its key."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.wrong: list[str] = []
+        self.under_way: dict[str, int] = {}
+        #: Of each key, the offsets in the order in which they were accepted first.
+        self.accepted: dict[str, list[int]] = defaultdict(list)
+        self.calls = self.cut_off = 0
+        #: What happens at a call, and at which.
+        self.mishap: tuple[int, Callable[[], object]] | None = None
+        self.calm = False
+        #: Seconds that calls await.
+        self.naps: Sequence[float] = ()
+
+    def attempt(self) -> Any:
+        """A listener. ``last`` is the newest message of each key that it was given."""
+        last: dict[str, int] = {}
+
+        async def listen(messages: Sequence[Any], context: Any) -> Any:
+            key, offset, end = messages[0].sharding_key, messages[0].queue_offset, messages[-1].queue_offset
+            if key in self.under_way:
+                self.wrong.append(f"{key}: {offset} began while {self.under_way[key]} was under way")
+            if offset < last.get(key, -1):
+                self.wrong.append(f"{key}: {offset} came after {last[key]}")
+            last[key] = self.under_way[key] = offset
+            try:
+                await self._work()
+                if not self.calm and self.random.random() < 0.2:
+                    if self.random.random() < 0.5:
+                        raise ValueError("it fails")
+                    return SUSPEND
+                known = self.accepted[key]
+                known += [one.queue_offset for one in messages if one.queue_offset not in known]
+                last[key] = end
+                return SUCCESS
+            except asyncio.CancelledError:
+                self.cut_off += 1
+                raise
+            finally:
+                del self.under_way[key]
+
+        return listen
+
+    async def _work(self) -> None:
+        self.calls += 1
+        if self.mishap is not None and self.calls >= self.mishap[0]:
+            happens, self.mishap = self.mishap[1], None
+            happens()
+        for _ in range(self.random.randrange(3)):
+            await asyncio.sleep(self.random.choice(self.naps))
+
+
+@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.nightly), pytest.param(4, marks=pytest.mark.nightly)])
+def test_each_key_keeps_its_order_whatever_fails_and_wherever_a_task_is_cut_off(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Micro-batches of 1,000 keys: tasks that are closed, lose their lock or meet an error of the broker, and are repeated."""
+    random = Random(seed)
+    storm = Storm(random)
+    monkeypatch.setattr("orderedmq.listening.engine.RETRY_TRUST", -1.0)
+    monkeypatch.setattr(shell, "GIVE_TOGETHER", 50)
+    park, broken = EmbeddedGroups.park, threading.Event()
+
+    def parking(self: EmbeddedGroups, *what: Any) -> list[bool]:
+        if broken.is_set():
+            broken.clear()
+            raise DataLossError(DataLossCondition.UNREADABLE, "the message is gone")
+        return park(self, *what)
+
+    monkeypatch.setattr(EmbeddedGroups, "park", parking)
+    rig.room = 10_000
+
+    def kind() -> Consumer:
+        return by_key(storm.attempt(), in_batch_attempts=2, max_reconsume_times=-1, consume_message_batch_max_size=2)
+
+    # A micro-batch is repeated on the same rows after each of its mishaps.
+    mishaps = ["closed", "lost", "broken", "lost", "closed", None, None]
+    rounds = sent = 0
+    while mishaps or rig.lying():
+        rounds += 1
+        if mishaps:
+            rig.send(*(f"k{random.randrange(MANY)}" for _ in range(1200)))
+            sent += 1200
+        storm.calm = not mishaps
+        logged = rig.ends()
+        monkeypatch.setattr(rig, "ends", lambda logged=logged: logged)
+        while mishaps:
+            mishap = mishaps.pop(0)
+            if mishap == "lost":
+                storm.mishap = storm.calls + 300, lambda: rig.broker.admin.release("g", [QUEUE], force=True)
+            elif mishap == "broken":
+                broken.set()
+            elif mishap is None:
+                break
+            # Some calls are under way whenever it happens, and would be for long enough to meet those of the next attempt.
+            storm.naps = (0, 0.001, 0.01, 0.5)
+            task = rig.task(kind(), planned=rounds > 1)
+            if mishap == "closed":
+                list(zip(range(3), task))
+                task.close()  # type: ignore[attr-defined]
+            else:
+                with pytest.raises(LockError if mishap == "lost" else DataLossError):
+                    list(task)
+            if mishap == "lost":
+                # Nothing is at work any more, and the next owner may begin.
+                assert storm.under_way == {}
+                (rig.token,) = locked(rig.broker, "g", rig.broker.groups.join("me"), [QUEUE])
+            if random.random() < 0.5:
+                break
+        rig.now += 10_000
+        storm.naps = (0, 0.001, 0.01)
+        rig.run(kind(), planned=rounds > 1)
+        monkeypatch.delattr(rig, "ends")
+    assert storm.wrong == []
+    assert storm.cut_off > 10
+    assert all(offsets == sorted(offsets) for offsets in storm.accepted.values())
+    assert sorted(offset for offsets in storm.accepted.values() for offset in offsets) == list(range(sent))
+
+
+def test_order_per_queue_awaits_one_call_after_another(rig: Rig) -> None:
+    heard: list[tuple[str, int]] = []
+
+    async def listen(messages: Sequence[Any], context: Any) -> Any:
+        heard.append(("begins", messages[0].queue_offset))
+        await asyncio.sleep(0.001)
+        heard.append(("ends", messages[0].queue_offset))
+        return SUCCESS if len(heard) > 2 else SUSPEND
+
+    rig.send("a", "b", "c")
+    assert len(rig.run(Consumer(listen, OrderPerQueue(1, 10)), lot=False)) == 3
+    assert heard == [(what, offset) for offset in (0, 0, 1, 2) for what in ("begins", "ends")]
+
+
+def test_without_order_what_fails_is_parked_alone(rig: Rig) -> None:
+    under_way: list[int] = []
+
+    async def listen(messages: Sequence[Any], context: Any) -> Any:
+        under_way.append(messages[0].queue_offset)
+        while len(under_way) < 10:
+            await asyncio.sleep(0.001)
+        context.ack_index = 0
+        if messages[0].queue_offset == 4:
+            raise ValueError("no such customer")
+        return DONE
+
+    rig.send(*"aaaaaaaaaa")
+    told = rig.run(Consumer(listen, ConcurrentSettings(concurrency=10)))
+    assert {one[:3] for one in told} == {(offset, "PARKED" if offset == 4 else "SUCCESS", 1) for offset in range(10)}
+
+
+# -- cut off -----------------------------------------------------------------------------------------------------------------
+
+
+def release(rig: Rig, listener: Await, key: str, others: int) -> None:
+    """Let the call of ``key`` take the lock away when the others are under way, and fail."""
+
+    async def lose() -> Any:
+        while len(listener.under_way) <= others:
+            await asyncio.sleep(0.001)
+        rig.broker.admin.release("g", [QUEUE], force=True)
+        return SUSPEND
+
+    listener.acts[key] = lose
+
+
+@pytest.mark.parametrize("attempts", [2, 1], ids=["noticed before a retry", "noticed when a message is parked"])
+def test_after_a_lost_lock_calls_that_await_are_cut_off_and_the_task_fails_when_they_have_ended(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, attempts: int
+) -> None:
+    monkeypatch.setattr("orderedmq.listening.engine.RETRY_TRUST", -1.0)
+    listener = Await()
+    release(rig, listener, "bad", 3)
+    rig.send("bad", *"abc", "later")
+    running = Running(rig.task(by_key(listener, concurrency=4, in_batch_attempts=attempts)))
+    running.join(60)
+    assert isinstance(running.error, LockError)
+    # A call that was handed over before may begin, and is cut off as well.
+    assert sorted(listener.cut_off) == sorted({*listener.begun} - {"bad"})
+    assert {*"abc"} <= {*listener.cut_off}
+    assert listener.under_way == set()
+    assert rig.lying() == {}
+
+
+def test_a_lost_lock_is_noticed_while_all_calls_await(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orderedmq.listening.engine.HOLDER_TRUST", 0.05)
+    listener = Await()
+    rig.send(*"abc")
+    running = Running(rig.task(by_key(listener, concurrency=3)))
+    until(lambda: len(listener.under_way) == 3, "all calls await")
+    rig.broker.admin.release("g", [QUEUE], force=True)
+    running.join(60)
+    assert isinstance(running.error, LockError)
+    assert sorted(listener.cut_off) == [*"abc"]
+
+
+def test_a_task_that_is_closed_cuts_off_its_calls_and_the_next_one_has_the_loop(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "GIVE_TOGETHER", 1)
+    listener = Await()
+
+    async def first() -> Any:
+        while len(listener.under_way) < 3:
+            await asyncio.sleep(0.001)
+        return SUCCESS
+
+    listener.acts["first"] = first
+    rig.send("first", *"abcd")
+    task = rig.task(by_key(listener, concurrency=3))
+    next(task)
+    task.close()  # type: ignore[attr-defined]
+    until(lambda: {*listener.cut_off, "first"} == {*listener.begun}, "the calls are cut off")
+    assert len(listener.begun) > 2
+    listener.going.set()
+    listener.acts.clear()
+    assert len(rig.run(by_key(listener, concurrency=3))) == 5
+
+
+def test_an_error_of_the_broker_ends_the_task_at_once_and_cuts_off_its_calls(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Await()
+
+    async def fail() -> Any:
+        while len(listener.under_way) < 3:
+            await asyncio.sleep(0.001)
+        return SUSPEND
+
+    def failing(self: EmbeddedGroups, *what: Any) -> list[bool]:
+        raise DataLossError(DataLossCondition.UNREADABLE, "the message is gone")
+
+    monkeypatch.setattr(EmbeddedGroups, "park", failing)
+    listener.acts["bad"] = fail
+    rig.send("bad", "a", "b")
+    with pytest.raises(DataLossError):
+        rig.run(by_key(listener, in_batch_attempts=1))
+    until(lambda: sorted(listener.cut_off) == ["a", "b"], "the calls are cut off")
+
+
+def test_a_call_that_is_cancelled_by_what_it_awaits_has_failed_and_is_tried_again(rig: Rig) -> None:
+    tries: list[int] = []
+
+    async def listen(messages: Sequence[Any], context: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            inner = asyncio.ensure_future(asyncio.sleep(60))
+            asyncio.get_running_loop().call_soon(inner.cancel)
+            await inner
+        return SUCCESS
+
+    rig.send("a")
+    [row] = [row for batch in rig.task(by_key(listen)) for row in batch.to_pylist()]
+    assert (row["status"], row["attempts"]) == ("SUCCESS", 2)
+    assert row["error"].startswith("Cancelled: ")
+
+
+def test_what_ends_a_process_ends_the_task_and_not_the_loop(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    async def leave(messages: Sequence[Any], context: Any) -> Any:
+        raise SystemExit(3)
+
+    async def stop(messages: Sequence[Any], context: Any) -> Any:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.001)
+        return SUCCESS
+
+    rig.send("a")
+    with pytest.raises(SystemExit):
+        rig.run(by_key(leave))
+    assert len(rig.run(by_key(stop))) == 1
+
+
+# -- objects, hooks -----------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """A listener that is a class: what it has belongs to the loop in which it was made."""
+
+    made: ClassVar[list[int]]
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.made.append(threading.get_ident())
+
+    async def __call__(self, messages: Sequence[Any], context: Any) -> Any:
+        await asyncio.sleep(0)
+        assert self.loop is asyncio.get_running_loop()
+        assert self.made == [threading.get_ident()]
+        return SUCCESS
+
+
+def test_of_a_class_the_loop_makes_one_object_and_keeps_it_for_later_tasks(rig: Rig) -> None:
+    class Own(Client):
+        made: ClassVar[list[int]] = []
+
+    for _ in range(3):
+        rig.send(*"abcdefghij")
+        told = rig.run(by_key(Own))
+        assert [one[1:3] for one in told] == [("SUCCESS", 1)] * 10
+    assert len(Own.made) == 1
+    assert threading.get_ident() not in Own.made
+
+
+def test_an_object_and_a_partial_function_are_async_if_what_they_call_is(rig: Rig) -> None:
+    class Ledger:
+        async def __call__(self, messages: Sequence[Any], context: Any) -> Any:
+            return SUCCESS
+
+        async def book(self, account: str, messages: Sequence[Any], context: Any) -> Any:
+            await asyncio.sleep(0)
+            return SUCCESS if account == "cash" else None
+
+    for listener in (Ledger(), functools.partial(Ledger().book, "cash"), Ledger().__call__):
+        rig.send("a")
+        assert [one[1:3] for one in rig.run(by_key(listener))] == [("SUCCESS", 1)]
+
+
+def test_a_child_has_a_loop_of_its_own_after_a_fork() -> None:
+    async def double(number: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * number
+
+    def answer() -> Any:
+        made: calls.Awaiting[int, int] = calls.Awaiting(double)
+        made.start(4)
+        return made.answer(30)
+
+    assert answer() == (4, 8)
+    child = os.fork()
+    if not child:
+        os._exit(0 if answer() == (4, 8) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class Hook:
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def consume_message_before(self, messages: Sequence[Any], context: Any) -> None:
+        self.told.append(("before", messages[0].sharding_key, threading.get_ident()))
+
+    def consume_message_after(self, messages: Sequence[Any], context: Any, status: Any, error: Any) -> None:
+        self.told.append(("after", messages[0].sharding_key, threading.get_ident(), status, error))
+
+
+def test_hooks_are_called_in_the_loop_before_a_call_and_when_it_was_awaited_or_cut_off(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orderedmq.listening.engine.RETRY_TRUST", -1.0)
+    listener, hook = Await(), Hook()
+    release(rig, listener, "bad", 2)
+    rig.send("bad", "a", "b")
+    with pytest.raises(LockError):
+        rig.run(Consumer(listener, OrderPerKey(concurrency=3, suspend_current_queue_time_millis=10), [hook]))
+    assert [one[:2] for one in hook.told[:4]] == [("before", "bad"), ("before", "a"), ("before", "b"), ("after", "bad")]
+    after = {one[1]: one[3:] for one in hook.told if one[0] == "after"}
+    assert after["bad"] == (SUSPEND, None)
+    assert [(status, error.partition(":")[0]) for status, error in (after["a"], after["b"])] == [(None, "Cancelled")] * 2
+    assert {one[2] for one in hook.told} == listener.threads
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "consume", [consume_orderly, functools.partial(consume_orderly, order=OrderPerKey()), consume_concurrently]
+)
+def test_a_hook_that_would_have_to_be_awaited_is_refused_at_once(consume: Any) -> None:
+    class Late(Hook):
+        async def consume_message_after(self, messages: Any, context: Any, status: Any, error: Any) -> None:  # type: ignore[override]
+            raise AssertionError
+
+    names = ["topic", "broker_name", "queue_id", "queue_offset", "body", "lock_token", "sharding_key", "ticket"]
+    df = cast(DataFrame, SimpleNamespace(columns=names, mapInArrow=lambda run, schema: pytest.fail("planned")))
+    with pytest.raises(OptionError, match=r"INVALID.*Late.consume_message_after is async, and hooks are not awaited"):
+        consume(df, Await(), hooks=[Hook(), Late()])
+
+
+async def book(messages: Sequence[Any], context: Any) -> Any:
+    return SUCCESS
+
+
+def plain(messages: Sequence[Any], context: Any) -> Any:
+    return book(messages, context)
+
+
+async def forgetful(messages: Sequence[Any], context: Any) -> Any:
+    return book(messages, context)
+
+
+class Plain:
+    def __call__(self, messages: Sequence[Any], context: Any) -> Any:
+        return book(messages, context)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize(
+    ("listener", "name"), [(plain, "plain"), (forgetful, "forgetful"), (Plain, "Plain"), (Plain(), "Plain")]
+)
+def test_a_coroutine_that_nobody_awaits_fails_the_task_by_name(rig: Rig, listener: Any, name: str, concurrency: int) -> None:
+    rig.send("a")
+    with pytest.raises(
+        ListenerError, match=rf"LISTENER.NOT_AWAITED.*test_async_listeners.{name} returned a coroutine.*async def"
+    ):
+        rig.run(by_key(listener, concurrency=concurrency))
+    assert rig.lying() == {}
+
+
+# -- what blocks the loop -----------------------------------------------------------------------------------------------------------
+
+
+def blocks(messages: Sequence[Any], context: Any) -> Any:
+    time.sleep(0.06)
+    return SUCCESS
+
+
+async def blocking_now_and_then(messages: Sequence[Any], context: Any) -> Any:
+    await asyncio.sleep(0)
+    return blocks(messages, context)
+
+
+def test_a_listener_that_blocks_the_loop_is_warned_of_once_by_name(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.send(*"abcdef")
+    assert len(rig.run(by_key(blocking_now_and_then))) == 6
+    [warned] = [record for record in caplog.records if record.name == "orderedmq"]
+    assert warned.levelno == logging.WARNING
+    text = warned.getMessage()
+    assert "test_async_listeners.blocking_now_and_then blocks its event loop" in text
+    assert "times so far, for up to" in text
+    assert "asyncio.to_thread" in text
+
+
+def test_a_plain_listener_and_one_that_awaits_are_not_warned_of(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    async def waits(messages: Sequence[Any], context: Any) -> Any:
+        await asyncio.sleep(0.06)
+        if messages[0].queue_offset % 50 == 0:
+            await asyncio.to_thread(time.sleep, 0.06)
+        return SUCCESS
+
+    # So many that a busy machine does not make one of ten slow.
+    rig.send(*map(str, range(300)))
+    assert len(rig.run(by_key(waits))) == 300
+    rig.send("a", "b")
+    assert len(rig.run(by_key(blocks, concurrency=2))) == 2
+    assert [record for record in caplog.records if record.name == "orderedmq"] == []
+
+
+def test_what_is_slow_now_and_then_is_not_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    watch = blocking._Watch(book)
+    watch.calls = 1
+    watch.blocked(5.0)
+    assert caplog.records == []
+    watch.calls = 21
+    watch.blocked(1.0)
+    assert caplog.records == []
+    watch.blocked(0.02)
+    watch.blocked(0.02)
+    [record] = caplog.records
+    assert "blocks its event loop, and with it all other calls of the task: 3 times so far, for up to 5000 ms, 6020 ms" in (
+        record.getMessage()
+    )
+
+
+def test_what_a_listener_awaits_gets_values_and_exceptions_as_without_the_watch() -> None:
+    class Odd:
+        def __await__(self) -> Any:
+            try:
+                yield from asyncio.sleep(0).__await__()
+                yield from asyncio.sleep(60).__await__()
+            except asyncio.CancelledError:
+                return SUCCESS
+
+    async def run() -> Any:
+        call = blocking.watched(book)(lambda messages, context: Odd())
+        task = asyncio.create_task(call([], None))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        return await task
+
+    assert asyncio.run(run()) is SUCCESS
