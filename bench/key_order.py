@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -51,6 +52,11 @@ def _waits(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOr
     return ConsumeOrderlyStatus.SUCCESS
 
 
+async def _awaits(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    await asyncio.sleep(WAIT)
+    return ConsumeOrderlyStatus.SUCCESS
+
+
 def _accepts(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
     return ConsumeOrderlyStatus.SUCCESS
 
@@ -65,22 +71,28 @@ def _through(
 
 
 def waiting(bench: Bench) -> list[Figure]:
-    """A listener that waits 10 ms, 1,000 keys in 4 queues."""
+    """A listener that waits 10 ms, in threads and async, 1,000 keys in 4 queues."""
     path = bench.fresh("store")
-    few, many = (400, 6_400) if bench.quick else (1_200, 19_200)
+    few, many, most = (400, 6_400, 20_000) if bench.quick else (1_200, 19_200, 120_000)
     with orderedmq.connect(path) as broker:
         _fill(broker, "few", few, 1000)
         _fill(broker, "many", many, 1000)
+        _fill(broker, "most", most, 1000)
     found = interleaved(
         bench.rounds,
         {
             "queue": partial(_through, bench, path, "few", few, _waits, OrderPerQueue()),
             "key": partial(_through, bench, path, "many", many, _waits, OrderPerKey(concurrency=16)),
+            "async": partial(_through, bench, path, "most", most, _awaits, OrderPerKey(concurrency=1000)),
         },
     )
-    mine, peer = (found[name]["rate"] for name in ("key", "queue"))
+    queue, key, awaited = (found[name]["rate"] for name in ("queue", "key", "async"))
     what = "a listener that waits 10 ms, concurrency 16, against order per queue"
-    return [Figure("order per key", what, mine, "messages/s", peer, mine / peer, 12.0)]
+    also = "an async listener that awaits 10 ms, concurrency 1,000, against 16 threads"
+    return [
+        Figure("order per key", what, key, "messages/s", queue, key / queue, 12.0),
+        Figure("order per key", also, awaited, "messages/s", key, awaited / key, 5.0),
+    ]
 
 
 def engine(bench: Bench) -> list[Figure]:
