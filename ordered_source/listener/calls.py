@@ -26,6 +26,10 @@ log = logging.getLogger("orderedmq")
 T = TypeVar("T")
 R = TypeVar("R")
 
+#: Seconds for which the calls of a task wait for cancelled calls of an earlier task to end, and seconds between two looks.
+PATIENCE: Final = 1.0
+_LOOK: Final = 0.001
+
 
 class _Local(threading.local):
     """The objects of the current thread, by their class."""
@@ -203,7 +207,9 @@ class Awaiting(Calls[T, R]):
         self._tasks: set[asyncio.Task[None]] = set()
         if _process.loop is None:
             _process.loop = _Loop()
-        self._loop = _process.loop.loop
+        self._loop, self._cancelled = _process.loop.loop, _process.loop.cancelled
+        #: When to begin although cancelled calls of an earlier task go on; None before the first look.
+        self._patience: float | None = None
 
     def start(self, work: T) -> None:
         self._todo.append(work)
@@ -223,6 +229,17 @@ class Awaiting(Calls[T, R]):
 
     def _begin(self) -> None:
         self._told = False
+        # A cancelled call of an earlier task may be one of the same key, and it ends some turns of the loop later.
+        if self._todo and any(task not in self._tasks for task in self._cancelled):
+            now = self._loop.time()
+            self._patience = self._patience or now + PATIENCE
+            if now < self._patience:
+                self._told = True
+                self._loop.call_later(_LOOK, self._begin)
+                return
+        self._begin_all()
+
+    def _begin_all(self) -> None:
         while self._todo and not self._ended:
             self._tasks.add(self._loop.create_task(self._run(self._todo.popleft())))
 
@@ -238,7 +255,10 @@ class Awaiting(Calls[T, R]):
             self._tasks.discard(task)
 
     def _cancel(self) -> None:
-        self._begin()
+        self._begin_all()
+        for task in self._tasks:
+            self._cancelled.add(task)
+            task.add_done_callback(self._cancelled.discard)
         # A turn of the loop later each of them has begun, and so has an answer.
         self._loop.call_soon(self._cancel_begun)
 
@@ -278,6 +298,8 @@ class _Loop(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="orderedmq-listener-loop", daemon=True)
         self.loop = asyncio.new_event_loop()
+        #: Calls that are to end, in the loop's thread.
+        self.cancelled: set[asyncio.Task[None]] = set()
         self.start()
 
     def run(self) -> None:
