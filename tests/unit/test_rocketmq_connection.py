@@ -115,6 +115,16 @@ def test_answers_come_in_any_order(serve: Callable[..., Peer], to: Callable[...,
     assert pending[0].result() == 0, "a result stays"
 
 
+def test_more_requests_go_in_one_call_than_the_system_takes_parts_in_one_write(
+    serve: Callable[..., Peer], to: Callable[..., Connection]
+) -> None:
+    """As when somebody asks for the ends of all queues of a large topic. A refused write ended the connection, and with it a membership."""
+    connection = to(serve(echo))
+    pending = connection.send_all([(max_offset(number(n)), None) for n in range(3000)], soon())
+    assert [one.result() for one in pending] == list(range(3000))
+    assert not connection.closed
+
+
 def test_threads_share_a_connection(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
     connection = to(serve(echo))
     wrong: list[int] = []

@@ -23,6 +23,8 @@ from orderedmq.rocketmq.wire.frame import Bytes
 #: Seconds for one attempt to connect, TLS included (Java: ``connectTimeoutMillis``).
 CONNECT_TIMEOUT: Final = 3.0
 _TLS_RECORDS: Final = 64 * 1024
+#: Parts of one write. The system refuses more than IOV_MAX of them, which is 1024 on Linux and macOS (writev(2)).
+_MOST_PARTS: Final = 1024
 
 
 def ssl_context(options: TlsOptions) -> ssl.SSLContext:
@@ -118,7 +120,7 @@ class Transport:
         whole = left = sum(len(view) for view in views)
         while left:
             try:
-                count = self._socket.sendmsg(views)
+                count = self._socket.sendmsg(views[:_MOST_PARTS])
             except BlockingIOError:
                 self._wait_writable(deadline, partial=left < whole)
                 continue
