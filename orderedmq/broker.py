@@ -7,7 +7,7 @@ lock of its queue (`parking.rules.guarding`): a broker compares that lock's epoc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -176,6 +176,9 @@ class Log(Protocol):
 
     def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
         """Return the offset of the first message stored at or after ``timestamp`` (µs since the epoch), else the queue's end."""
+
+    def stored_at(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """Return when the message at each queue's offset was stored, in µs since the epoch; a message that is not there is left out."""
 
     def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
         """Return the largest offset in [begin, end] such that the bodies of [begin, offset) take at most ``max_bytes`` bytes."""
@@ -376,6 +379,10 @@ class Admin(Protocol):
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
         """Return the state of each queue of a topic, in order. Raises TopicError MISSING."""
+
+    def kept_for(self, topics: Iterable[str]) -> dict[str, float]:
+        """Return for how many seconds messages of these topics are kept by age. A topic that is kept for ever, or of which that is not
+        known, is left out."""
 
     def waiting_bytes(self, name: str) -> int:
         """Return the bytes of a topic's deleted messages whose room is not free yet: they share a file with messages that stay."""

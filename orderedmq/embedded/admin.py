@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -173,6 +173,11 @@ class EmbeddedAdmin:
 
     def message_type(self, name: str) -> None:
         """Return None: topics have no type of messages here."""
+
+    def kept_for(self, topics: Iterable[str]) -> dict[str, float]:
+        with self._read() as txn:
+            there = {name: topic_of(txn, name) for name in topics if txn.get("topics", name.encode()) is not None}
+        return {name: topic.retention_seconds for name, topic in there.items() if topic.retention_seconds is not None}
 
     def waiting_bytes(self, name: str) -> int:
         with self._read() as txn:

@@ -31,6 +31,7 @@ from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.text import valid_rows
 
 _BODY = ("body",)
+_STORED = ("store_timestamp",)
 
 
 def append_rows(txn: Transaction, topic: TopicInfo, queue: MessageQueue, rows: pa.RecordBatch, now: int) -> OffsetRange:
@@ -159,10 +160,28 @@ class EmbeddedLog:
                     high = first
                 else:
                     payload = payloads.load(txn, queue, first, chunk)
-                    stamps = codec.decode(payload, chunk, ("store_timestamp",))["store_timestamp"]
+                    stamps = codec.decode(payload, chunk, _STORED)["store_timestamp"]
                     later = pc.greater_equal(stamps, pa.scalar(timestamp, stamps.type))
                     return first + int(pc.index(later, True).as_py())
             return max(low, at.min_offset)
+
+        return self._store.consult(find)
+
+    def stored_at(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        def find(txn: Transaction) -> dict[MessageQueue, int]:
+            found = {}
+            for queue, offset in offsets.items():
+                value = txn.get("queues", layout.queue_key(queue))
+                at = layout.QueueState.unpack(value) if value is not None else layout.QueueState(0, 0, 0, 0)
+                if not at.min_offset <= offset < at.max_offset:
+                    continue
+                first, chunk = index.holding(txn, queue, offset)
+                found[queue] = chunk.first_stored
+                # Only a chunk that was merged has several times.
+                if chunk.first_stored < chunk.last_stored and offset > first:
+                    stamps = codec.decode(payloads.load(txn, queue, first, chunk), chunk, _STORED)["store_timestamp"]
+                    found[queue] = stamps.cast(pa.int64())[offset - first].as_py()
+            return found
 
         return self._store.consult(find)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -69,7 +69,7 @@ from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from orderedmq.rocketmq.wire.admin_requests import NORMAL
-from orderedmq.rocketmq.wire.message_requests import version_of
+from orderedmq.rocketmq.wire.message_requests import broker_config, version_of
 from orderedmq.rows.pull_settings import PullSettings
 
 #: The servers' own groups (MixAll.PREDEFINE_GROUP_SET, isSysConsumerGroup).
@@ -82,6 +82,8 @@ _SYSTEM_GROUPS: Final = frozenset(
 _SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
 #: V5_0_0 (MQVersion): the first broker whose topics have attributes.
 _HAS_TYPES: Final = 413
+#: Seconds for which what brokers said of their settings is believed.
+SETTINGS_AGE: Final = 600.0
 
 
 class RocketMQAdmin:
@@ -94,6 +96,8 @@ class RocketMQAdmin:
         self._directory = Directory(client)
         self._locks = TakenLocks(client, self._directory)
         self._lots = LotTopics(client, log, self._offsets)
+        #: When the brokers were last asked for how long they keep messages, and what they said.
+        self._kept: tuple[float, float | None] | None = None
 
     # --- topics
 
@@ -234,6 +238,23 @@ class RocketMQAdmin:
             f"topic {name!r} cannot be trimmed: a RocketMQ broker deletes messages by age alone, whole files of all topics together "
             "(fileReservedTime, deleteWhen); delete the topic, or set fileReservedTime",
         )
+
+    def kept_for(self, topics: Iterable[str]) -> dict[str, float]:
+        """See `Admin.kept_for`: the shortest fileReservedTime of all brokers, which is asked for every `SETTINGS_AGE` seconds.
+
+        It is not known to an account that may not read the brokers' settings, nor through a Proxy.
+        """
+        now = time.monotonic()
+        if self._kept is None or now - self._kept[0] > SETTINGS_AGE:
+            found: list[float] = []
+            with contextlib.suppress(RocketMQError):
+                for address in self._offsets.masters().values():
+                    _, said = self._client.call_address(address, broker_config(), Deadline.after(REQUEST_TIMEOUT))
+                    if said.get("fileReservedTime", "").isdecimal():
+                        found.append(3600.0 * int(said["fileReservedTime"]))
+            self._kept = now, min(found, default=None)
+        kept = self._kept[1]
+        return {} if kept is None else dict.fromkeys(topics, kept)
 
     # --- groups
 

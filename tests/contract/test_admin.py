@@ -290,6 +290,15 @@ def test_publishing_applies_retention_too(broker: Broker, clock: FakeClock):
     assert broker.log.bounds([queue])[queue] == QueueBounds(2 * BIG, 3 * BIG)
 
 
+def test_how_long_messages_are_kept_is_told_where_it_is_known(place: Place, broker: Broker):
+    if "topic settings" in place.lacks:
+        # What the servers do by default.
+        assert broker.admin.kept_for(["orders"]) == {"orders": 72 * 3600}
+        return
+    broker.admin.create_topic("short", 1, retention_seconds=90.5)
+    assert broker.admin.kept_for(["orders", "short", "missing"]) == {"short": 90.5}
+
+
 @needs("trim")
 def test_without_retention_nothing_is_deleted(broker: Broker, clock: FakeClock):
     queue = queues_of(broker)[0]

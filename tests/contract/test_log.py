@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.model import DEFAULT_COLUMNS, MAX_BODY_BYTES, MESSAGE_SCHEMA, MessageQueue, select_schema
 from tests.contract.support import (
+    BIG,
     EVERYTHING,
     SECOND,
     FakeClock,
@@ -365,6 +366,36 @@ def test_store_times_never_go_back_when_the_clock_does(broker: Broker, clock: Fa
     for number, stamp in enumerate(stamps):
         micros = int((stamp - when(0)) / timedelta(microseconds=1))
         assert broker.log.offset_at(queue, micros) == stamps.index(stamp) <= number
+
+
+def test_messages_are_asked_for_when_they_were_stored(broker: Broker, clock: FakeClock):
+    first, second, empty = queues_of(broker)
+    broker.log.append({first: rows(["a", "b"])})
+    clock.pass_(1.0)
+    broker.log.append({first: rows(["c"]), second: rows(["d"])})
+    stamps = {
+        queue: [
+            int((row["store_timestamp"] - when(0)) / timedelta(microseconds=1))
+            for row in read(broker, queue, 0, ("store_timestamp",))
+        ]
+        for queue in (first, second)
+    }
+    assert stamps[first][0] < stamps[first][2]
+    for offset in range(3):
+        assert broker.log.stored_at({first: offset}) == {first: stamps[first][offset]}
+    assert broker.log.stored_at({first: 2, second: 0, empty: 0}) == {first: stamps[first][2], second: stamps[second][0]}
+    missing = [first._replace(queue_id=99), first._replace(topic="missing")]
+    assert broker.log.stored_at({first: 3, **dict.fromkeys(missing, 0)}) == {}
+
+
+@needs("trim")
+def test_of_a_message_that_is_gone_nobody_knows_when_it_was_stored(broker: Broker):
+    queue = queues_of(broker)[0]
+    for _ in range(2):
+        broker.log.append({queue: rows(range(BIG))})
+    broker.admin.trim("orders", {queue: BIG})
+    assert broker.log.stored_at({queue: 0}) == {}
+    assert list(broker.log.stored_at({queue: BIG})) == [queue]
 
 
 # -- against a plain model --------------------------------------------------------------------------------------------------------

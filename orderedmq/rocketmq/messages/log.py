@@ -38,7 +38,7 @@ from orderedmq.rocketmq.messages.delayed import DelayedSender
 from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.sender import Sender, sent_in_part
-from orderedmq.rocketmq.messages.topic_anchor import find_anchor, is_same_topic, parse_anchor
+from orderedmq.rocketmq.messages.topic_anchor import find_anchor, first_message, is_same_topic, parse_anchor
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
@@ -280,6 +280,19 @@ class RocketMQLog:
         """Return the store time of a message, in µs since the epoch. Raises DataLossError AGED_OUT or BEYOND_END."""
         row = next(pulls(self, queue, offset, offset + 1, 1, 0, ("store_timestamp",)))
         return int(row.column(0).cast(pa.int64())[0].as_py())
+
+    def stored_at(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """See `Log.stored_at`. Pulls all messages at once."""
+        asked = self._existing(list(offsets))
+        found = self._puller.ask_as_group(
+            lambda group: ask_queues(
+                self._client,
+                [(queue, message_requests.pull(queue, group, offsets[queue], 1)) for queue in asked],
+                Deadline.after(REQUEST_TIMEOUT),
+            )
+        )
+        first = {queue: first_message(self._client, queue, offsets[queue], result) for queue, result in zip(asked, found)}
+        return {queue: message.store_timestamp * _US_PER_MS for queue, message in first.items() if message is not None}
 
     # -- messages
 

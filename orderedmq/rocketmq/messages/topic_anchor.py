@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 from orderedmq.conditions import ProtocolCondition
 from orderedmq.errors import ProtocolError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.codec.stored_message import foreign, parse_stored
+from orderedmq.rocketmq.codec.stored_message import StoredMessage, foreign, parse_stored
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import message_requests
-from orderedmq.rocketmq.wire.message_requests import PullStatus
+from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 
 _TEXT = re.compile(r"(.+)/([0-9]{1,6})/([0-9]{1,19})@([0-9a-f]{1,16})")
 #: Stands for the position of a message behind the queue's end.
@@ -65,14 +65,22 @@ def position_of(client: Client, group: str, queue: MessageQueue, offset: int) ->
     """Return a message's position in the commit log; BEYOND if the queue ends before it, None if it was deleted."""
     request = message_requests.pull(queue, group, offset, 1)
     result = client.call(request, Deadline.after(REQUEST_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
-    if result.status is PullStatus.FOUND:
-        message, _ = parse_stored(bytes(result.body), 0)
-        stored_in = client.names.spelled_queue(queue)
-        if (message.queue_id, message.topic) != (stored_in.queue_id, stored_in.topic.encode()):
-            raise foreign(message, stored_in)
-        if message.queue_offset != offset:
-            raise ProtocolError(
-                ProtocolCondition.PROTOCOL, f"queue {queue}: a pull at offset {offset} begins with {message.queue_offset}"
-            )
+    message = first_message(client, queue, offset, result)
+    if message is not None:
         return message.physical_offset
     return None if offset < result.min_offset else BEYOND
+
+
+def first_message(client: Client, queue: MessageQueue, offset: int, result: PullResult) -> StoredMessage | None:
+    """Return the message with which the answer to a pull at ``offset`` begins, None if it has none. Raises ProtocolError for another."""
+    if result.status is not PullStatus.FOUND:
+        return None
+    message, _ = parse_stored(bytes(result.body), 0)
+    stored_in = client.names.spelled_queue(queue)
+    if (message.queue_id, message.topic) != (stored_in.queue_id, stored_in.topic.encode()):
+        raise foreign(message, stored_in)
+    if message.queue_offset != offset:
+        raise ProtocolError(
+            ProtocolCondition.PROTOCOL, f"queue {queue}: a pull at offset {offset} begins with {message.queue_offset}"
+        )
+    return message
