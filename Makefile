@@ -8,6 +8,8 @@ PREPARED := $(VENV)/.spark-prepared
 DOCS := $(VENV)/.docs
 DIST := $(VENV)/.dist
 COMPILED := $(VENV)/.compiled
+# Where Debian's package of Prometheus is unpacked for a moment.
+PROMETHEUS := $(VENV)/prometheus
 # What `make check` runs: nothing here starts Spark, a server or the command.
 LIGHT := tests/unit tests/contract tests/loop tests/sim/test_simulation.py
 # Three processes run the tests, whole scopes at a time (tests/conftest.py), since tests often wait for a broker, a lock or the
@@ -76,18 +78,27 @@ check: $(STAMP) ## lint, types and the tests that start no Spark, no server and 
 check-tests: $(COMPILED)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --hypothesis-profile quick --seeds 100 -q -m "not spark and not rocketmq" $(LIGHT) $(ARGS)
 
-# Debian's packages. Where they cannot be had, the tests that need them are skipped, but not in CI.
-tools: ## install Chromium with its driver, and strace, which tests need, if they are missing and apt-get can
+# Debian's packages. Where they cannot be had, the tests that need them are skipped, but not in CI. Of Prometheus only the program promtool
+# is taken, into .venv: the package would start a server.
+tools: ## install Chromium with its driver, strace and promtool, which tests need, if they are missing and apt-get can
 	@missing=; \
 	command -v chromedriver >/dev/null || missing="chromium chromium-driver"; \
 	command -v strace >/dev/null || missing="$$missing strace"; \
-	if [ -z "$$missing" ]; then exit 0; fi; \
+	promtool=; command -v promtool >/dev/null || [ -x $(BIN)/promtool ] || promtool=promtool; \
+	if [ -z "$$missing$$promtool" ]; then exit 0; fi; \
 	root=; if [ "$$(id -u)" != 0 ]; then root="sudo -n"; fi; \
-	echo "tools: installing $$missing"; \
-	if ! { command -v apt-get && $$root apt-get -qq update && \
+	echo "tools: installing" $$missing $$promtool; \
+	{ command -v apt-get && $$root apt-get -qq update; } >/dev/null 2>&1 || true; \
+	if [ -n "$$missing" ] && ! { \
 	  DEBIAN_FRONTEND=noninteractive $$root apt-get -qq install --no-install-recommends $$missing; } >/dev/null 2>&1; then \
 	  echo "tools: apt-get cannot install $$missing here; install it yourself, or the tests that need it are skipped" >&2; \
-	fi
+	fi; \
+	if [ -n "$$promtool" ] && ! { rm -rf $(PROMETHEUS) && mkdir -p $(PROMETHEUS) $(BIN) && \
+	  (cd $(PROMETHEUS) && apt-get -qq download prometheus && dpkg-deb -x prometheus_*.deb .) && \
+	  cp $(PROMETHEUS)/usr/bin/promtool $(BIN)/promtool; } >/dev/null 2>&1; then \
+	  echo "tools: apt-get cannot fetch promtool here; install it yourself, or the tests that need it are skipped" >&2; \
+	fi; \
+	rm -rf $(PROMETHEUS)
 
 budget: $(STAMP) ## hold the CPU time of test modules to what the last `make test` needed, or to RUNS="CLONE/.pytest_cache/v/cpu ..."
 	@$(BIN)/python -m tests.budget $(RUNS)

@@ -38,6 +38,10 @@ COMMANDS: Final = {
         "ui",
         "Serve a web page that shows groups, topics, messages, parked messages and dead letters. Ends with Ctrl-C.",
     ),
+    "exporter": (
+        "exporter",
+        "Serve metrics of all groups for Prometheus: lag in messages and seconds, locks, parked messages. Ends with Ctrl-C.",
+    ),
     "audit": (
         "audit",
         "Compare two topics, or a topic and a table, per sharding key. Exit code 1 if anything is lost, duplicated or out of order.",

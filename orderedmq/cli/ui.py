@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
-from importlib import import_module
 from typing import Annotated, Final
 
 import typer
 
+from orderedmq.cli.serving import LEAST_TOKEN, METRICS_TOKEN, MetricsToken, check_token, require_packages
 from orderedmq.cli.shell import Shell, command
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 
-#: The environment variable of the token, and its least length.
+#: The environment variable of the token.
 TOKEN: Final = "ORDEREDMQ_UI_TOKEN"
-_LEAST_TOKEN: Final = 16
-_PACKAGES: Final = ("jinja2", "starlette", "uvicorn")
+_PACKAGES: Final = ("jinja2", "starlette", "uvicorn", "prometheus_client")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -35,37 +34,42 @@ def ui(
     token: Annotated[
         str | None,
         typer.Option(
-            help=f"What a user of the page has to know, at least {_LEAST_TOKEN} characters. Set the variable {TOKEN} instead: everyone on a "
+            help=f"What a user of the page has to know, at least {LEAST_TOKEN} characters. Set the variable {TOKEN} instead: everyone on a "
             "machine sees arguments.",
             show_default=False,
             envvar=TOKEN,
             show_envvar=False,
         ),
     ] = None,
+    metrics_token: MetricsToken = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the page in a browser.")] = False,
 ) -> None:
     """Serve a web page that shows groups, topics, messages, parked messages and dead letters. Ends with Ctrl-C.
 
     The page shows lag, owners and locks as they change, and finds messages by queue, offset, time and key. With --allow-changes it
     also replays dead letters, gives orders for parked keys and sets offsets. It is served on loopback unless --host says otherwise.
-    Anyone who reaches it sees all messages, so another address needs a token.
+    Anyone who reaches it sees all messages, so another address needs a token. Metrics for Prometheus are at /metrics.
     """
-    _require_packages()
+    require_packages("ui", _PACKAGES, "ui")
     from orderedmq.ui.app import make_app
     from orderedmq.ui.guard import LOOPBACK, Rules
-    from orderedmq.ui.server import listen, server, url_of
+    from orderedmq.ui.server import listen, serve, url_of
 
     local = host.strip("[]").lower() in LOOPBACK
     if token is None and not local:
         raise OptionError(
             OptionCondition.MISSING,
-            f"--host {host} lets other machines reach the page, and so all messages: set {TOKEN} to a secret of {_LEAST_TOKEN} characters or "
+            f"--host {host} lets other machines reach the page, and so all messages: set {TOKEN} to a secret of {LEAST_TOKEN} characters or "
             "more, or leave --host out and come through ssh -L",
         )
     if token is not None:
-        _check_token(token)
+        check_token(token, TOKEN)
+    if metrics_token is not None:
+        check_token(metrics_token, METRICS_TOKEN)
     # Whoever comes under another name has no cookie for it.
-    rules = Rules(hosts=LOOPBACK if token is None else None, token=token, allow_changes=allow_changes)
+    rules = Rules(
+        hosts=LOOPBACK if token is None else None, token=token, scrape_token=metrics_token, allow_changes=allow_changes
+    )
     with shell.broker() as broker, listen(host, port) as listening:
         # Fails here if there is no such broker.
         broker.log.topics()
@@ -77,39 +81,7 @@ def ui(
         if not no_open and sys.stdout.isatty() and _has_screen():
             # It waits in the socket's queue until the server answers.
             webbrowser.open(url)
-        try:
-            server(app).run(sockets=[listening])
-        except KeyboardInterrupt:
-            # The usual end.
-            return
-
-
-def _check_token(token: str) -> None:
-    """Raises OptionError INVALID if a token is no secret, or if a browser could not send it as it is."""
-    if token != token.strip():
-        why = "begins or ends with blanks or line ends" if token.strip() else "has nothing but blanks"
-    elif not token.isprintable():
-        why = "has characters that cannot be typed into a field"
-    elif len(token) < _LEAST_TOKEN:
-        why = "is too short to be a secret"
-    else:
-        return
-    raise OptionError(
-        OptionCondition.INVALID,
-        f"the token {why}; set {TOKEN} to {_LEAST_TOKEN} characters or more, without blanks at its ends",
-    )
-
-
-def _require_packages() -> None:
-    """Raises OptionError MISSING if the packages of the page are not installed."""
-    try:
-        for name in _PACKAGES:
-            import_module(name)
-    except ImportError as error:
-        raise OptionError(
-            OptionCondition.MISSING,
-            f"orderedmq ui needs the package {error.name}: pip install 'orderedmq[ui]'; the other commands work without it",
-        ) from error
+        serve(app, listening)
 
 
 def _has_screen() -> bool:

@@ -83,10 +83,11 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class LetterCount:
-    """The dead letters of a group: those that are stored, and those that a replay of all would send."""
+    """The dead letters of a group: those that are stored, those that a replay of all would send, and all that were ever written."""
 
     stored: int
     waiting: int
+    written: int
 
 
 @dataclass
@@ -159,11 +160,11 @@ def count(broker: Broker, group: str) -> LetterCount | None:
     try:
         queue = broker.log.queues(DEAD_LETTER_PREFIX + group)[0]
         at = broker.log.bounds([queue])[queue]
-        return LetterCount(at.max_offset - at.min_offset, at.max_offset - replayed_to(broker, queue))
+        return LetterCount(at.max_offset - at.min_offset, at.max_offset - replayed_to(broker, queue), at.max_offset)
     except TopicError as error:
         if error.sub != TopicCondition.MISSING:
             raise
-        return LetterCount(0, 0)
+        return LetterCount(0, 0, 0)
     except RocketMQError as error:
         if not error.denied:
             raise

@@ -36,6 +36,11 @@ class GroupQueue:
     def gone(self) -> int:
         return 0 if self.offset is None else max(0, self.begin - self.offset)
 
+    @property
+    def following(self) -> int:
+        """The offset of the first message that is there and was not processed, the queue's end if there is none."""
+        return self.end - self.lag
+
 
 def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) -> list[GroupQueue]:
     """Return the state of each queue in which the group has an offset or a lock, and of ``also``. Raises GroupError MISSING.

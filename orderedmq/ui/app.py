@@ -19,8 +19,9 @@ from orderedmq.conditions import GroupCondition, TopicCondition
 from orderedmq.errors import OrderedMQError
 from orderedmq.tools.failures import Kind, kind_of
 from orderedmq.tools.readable import escaped
-from orderedmq.ui.guard import LIVE, LOGIN, Guard, Rules, log_in
+from orderedmq.ui.guard import LIVE, LOGIN, METRICS_PATH, Guard, Rules, log_in
 from orderedmq.ui.messages import Browser
+from orderedmq.ui.metrics import BrokerCollector, Metrics
 from orderedmq.ui.pages import Pages
 from orderedmq.ui.rendering import HERE
 from orderedmq.ui.repairs import Repairs
@@ -75,6 +76,7 @@ def make_app(broker: Broker, address: str, rules: Rules, say: Callable[[str], No
             Route("/groups/{group}/dead/replay", repairs.change(repairs.replay), methods=["POST"]),
             Route("/groups/{group}/parked/order", repairs.change(repairs.order), methods=["POST"]),
             Route("/groups/{group}/seek", repairs.change(repairs.set_offsets), methods=["POST"]),
+            Route(METRICS_PATH, Metrics(BrokerCollector(lambda: site.watches)).page),
             Route(LOGIN, login, methods=["GET", "POST"]),
             Mount("/static", StaticFiles(directory=HERE / "static")),
         ],

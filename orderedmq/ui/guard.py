@@ -3,6 +3,9 @@
 Rules: without a token the Host header must name this machine, or a page of another site could reach us under a name of its own (DNS
 rebinding). With a token, every request but those for the login and its style needs the cookie that the login sets. A request that
 changes something must come from a page of ours: its Origin is our host, and its form has our mark. Nothing here is secret in a URL.
+
+A scraper of the metrics has a token of its own, which it sends as ``Authorization: Bearer``. It opens nothing but the metrics: they name
+groups, topics and queries, but show no message, and Prometheus's configuration is read by more people than may see messages.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ LOGIN: Final = "/login"
 STATIC: Final = "/static/"
 #: Paths of parts that the script fetches; an answer there is no page to be sent elsewhere from.
 LIVE: Final = "/live/"
+#: Where Prometheus scrapes.
+METRICS_PATH: Final = "/metrics"
 #: The form field of our mark.
 MARK: Final = "mark"
 _COOKIE: Final = "orderedmq-ui"
@@ -51,10 +56,14 @@ _HEADERS: Final = {
 
 @dataclass(frozen=True)
 class Rules:
-    """Who may come and what they may do. ``hosts`` None: any host name; ``token`` None: no token is asked for."""
+    """Who may come and what they may do. ``hosts`` None: any host name; ``token`` None: no token is asked for.
+
+    ``scrape_token`` opens the metrics. Without one they are open to whom the pages are open.
+    """
 
     hosts: frozenset[str] | None = LOOPBACK
     token: str | None = field(default=None, repr=False)
+    scrape_token: str | None = field(default=None, repr=False)
     allow_changes: bool = False
     mark: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     #: Held while a login is looked at.
@@ -71,6 +80,13 @@ class Rules:
             return True
         found = Request({"type": "http", "headers": headers.raw}).cookies.get(_COOKIE, "")
         return hmac.compare_digest(found.encode(), self.cookie.encode())
+
+    def may_scrape(self, headers: Headers) -> bool:
+        """Whether a request may read the metrics."""
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if self.scrape_token is not None and kind.lower() == "bearer":
+            return hmac.compare_digest(given.strip().encode("latin-1"), self.scrape_token.encode())
+        return (self.scrape_token is None or self.token is not None) and self.knows(headers)
 
 
 class Guard:
@@ -92,8 +108,12 @@ class Guard:
                 headers.setdefault("cache-control", "no-cache" if path.startswith(STATIC) else "no-store")
             await send(message)
 
-        app = self._refusal(Headers(scope=scope), scope["method"], path) or self.app
-        await app(scope, receive, answer)
+        headers = Headers(scope=scope)
+        refusal = self._refusal(headers, scope["method"], path)
+        if refusal is not None and path == METRICS_PATH and "authorization" in headers:
+            async with self._rules.login:
+                await asyncio.sleep(_WRONG_TOKEN)
+        await (refusal or self.app)(scope, receive, answer)
 
     def _refusal(self, headers: Headers, method: str, path: str) -> Response | None:
         host = headers.get("host", "")
@@ -101,11 +121,22 @@ class Guard:
             return PlainTextResponse(f"This page is not served under the name {_name(host)[:100]!r}.\n", 421)
         if method not in ("GET", "HEAD") and not _from_our_page(headers, host):
             return PlainTextResponse("Refused: the request comes from a page of another site.\n", 403)
+        if path == METRICS_PATH:
+            return None if self._rules.may_scrape(headers) else _no_scraper(self._rules)
         if path == LOGIN or path.startswith(STATIC) or self._rules.knows(headers):
             return None
         if method in ("GET", "HEAD") and not path.startswith(LIVE):
             return RedirectResponse(LOGIN, 303)
         return PlainTextResponse("Log in first.\n", 401)
+
+
+def _no_scraper(rules: Rules) -> Response:
+    how = (
+        "send the token of the metrics" if rules.scrape_token is not None else "start the command with ORDEREDMQ_METRICS_TOKEN"
+    )
+    return PlainTextResponse(
+        f"The metrics need a token: {how} (Authorization: Bearer ...).\n", 401, headers={"www-authenticate": "Bearer"}
+    )
 
 
 def _name(host: str) -> str:

@@ -1,4 +1,4 @@
-"""The lag of a group's queues over the last minutes, and hand-overs of queues, from looks at several times. Pure."""
+"""What looks at several times tell of a group's queues: their lag over the last minutes, hand-overs, the last commits. Pure."""
 
 from __future__ import annotations
 
@@ -70,14 +70,21 @@ class HandOver:
 
 @dataclass
 class Owners:
-    """Who owned each queue at the last look, and the hand-overs that looks have seen, the last one first."""
+    """Who owned each queue at the last look, and the hand-overs that looks have seen, the last one first.
+
+    ``handed_over``: how often a look found a queue with another owner than the last one that it had.
+    """
 
     seen: dict[MessageQueue, str] | None = None
     hand_overs: deque[HandOver] = field(default_factory=lambda: deque(maxlen=MOST_HAND_OVERS))
+    handed_over: int = 0
+    _last: dict[MessageQueue, str] = field(default_factory=dict)
 
     def see(self, when: float, owners: Mapping[MessageQueue, str]) -> None:
         """Note the owners that a look found; a queue without an owner is left out. The first look sees no hand-over."""
         former, self.seen = self.seen, dict(owners)
+        self.handed_over += sum(self._last.get(queue, owner) != owner for queue, owner in owners.items())
+        self._last |= owners
         if former is None or former == self.seen:
             return
         moved: dict[tuple[str | None, str | None], list[MessageQueue]] = {}
@@ -87,3 +94,18 @@ class Owners:
                 moved.setdefault(change, []).append(queue)
         for (before, after), queues in moved.items():
             self.hand_overs.appendleft(HandOver(when, before, after, tuple(queues)))
+
+
+class CommitTimes:
+    """When the group's offset of each queue was last seen to move. Brokers do not keep when an offset was committed."""
+
+    def __init__(self) -> None:
+        self._seen: dict[MessageQueue, tuple[int | None, float]] = {}
+
+    def see(self, when: float, offsets: Mapping[MessageQueue, int | None]) -> dict[MessageQueue, float]:
+        """Note the offsets that a look found. Return when each last moved, or was first seen if it has not moved since."""
+        known, self._seen = self._seen, {}
+        for queue, offset in offsets.items():
+            former = known.get(queue)
+            self._seen[queue] = former if former is not None and former[0] == offset else (offset, when)
+        return {queue: at for queue, (_, at) in self._seen.items()}

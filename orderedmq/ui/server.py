@@ -63,3 +63,11 @@ def server(app: ASGIApp, limits: ConnectionLimits | None = None) -> uvicorn.Serv
             timeout_graceful_shutdown=_LAST_REQUESTS,
         )
     )
+
+
+def serve(app: ASGIApp, listening: socket.socket) -> None:
+    """Serve the application until Ctrl-C, which is the usual end."""
+    try:
+        server(app).run(sockets=[listening])
+    except KeyboardInterrupt:
+        return

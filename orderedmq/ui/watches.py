@@ -1,4 +1,4 @@
-"""What pages watch: all groups, one group, all topics, one topic. Each is looked at once for all who watch it."""
+"""What pages and scrapers watch: all groups, one group, all topics, one topic. Each is looked at once for all who watch it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from functools import cached_property
 from typing import Any, Final, TypeVar
 
 from orderedmq.broker import Broker, MemberInfo, QueueInfo, TopicInfo
-from orderedmq.errors import GroupError
+from orderedmq.conditions import GroupCondition
+from orderedmq.errors import DataLossError, GroupError, OrderedMQError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, check_group
 from orderedmq.parking.lot import Lot
 from orderedmq.tools import dead_letters
 from orderedmq.tools.dead_letters import REPLAY_GROUP, LetterCount
 from orderedmq.tools.group_state import GroupQueue, Rates, group_queues
 from orderedmq.tools.parked import LotReader, ParkedKey, due_in, parked_keys
-from orderedmq.ui.lag_history import HandOver, LagHistory, Owners
+from orderedmq.tools.store_times import Place, StoreTimes
+from orderedmq.ui.lag_history import CommitTimes, HandOver, LagHistory, Owners
 from orderedmq.ui.shared_look import SharedLook
 
 T = TypeVar("T")
@@ -55,6 +57,10 @@ class GroupNow:
     #: The query names of clients, as far as they are known, those of former owners too.
     names: Mapping[str, str | None] = field(default_factory=dict)
     since: float = 0.0
+    #: When the group's offset of each queue last moved, or was first seen, in seconds since 1970.
+    committed: Mapping[MessageQueue, float] = field(default_factory=dict)
+    #: How often a queue was found with another owner than the last one that it had.
+    handed_over: int = 0
 
     @cached_property
     def lag(self) -> int:
@@ -120,6 +126,7 @@ class GroupWatch:
         self._lots = LotReader(broker)
         self._rates = Rates()
         self._owners = Owners()
+        self._commits = CommitTimes()
         self._names: dict[str, str | None] = {}
         self._since = time.time()
         self.lags = LagHistory()
@@ -134,6 +141,7 @@ class GroupWatch:
         self.lags.see(now, {one.queue: one.lag for one in found})
         self._owners.see(now, {one.queue: one.lock.client_id for one in found if one.lock is not None})
         rates = self._rates.see(time.monotonic(), {one.queue: one.offset for one in found})
+        committed = self._commits.see(now, {one.queue: one.offset for one in found})
         queues = [QueueNow(one, lots.get(one.queue), rates.get(one.queue)) for one in found]
         events = tuple(self._owners.hand_overs)
         former = {name: self._names.get(name) for event in events for name in (event.before, event.after) if name is not None}
@@ -141,7 +149,8 @@ class GroupWatch:
         owners = {one.lock.client_id: one.lock.name for one in found if one.lock is not None}
         # Who is gone cannot be asked for its name any more.
         self._names = former | there | owners
-        return GroupNow(self._group, now, queues, letters, members, events, self._names, self._since)
+        handed_over = self._owners.handed_over
+        return GroupNow(self._group, now, queues, letters, members, events, self._names, self._since, committed, handed_over)
 
 
 @dataclass(frozen=True)
@@ -152,11 +161,29 @@ class ParkedNow:
     keys: Sequence[ParkedKey]
 
 
+@dataclass(frozen=True)
+class BrokerNow:
+    """All groups but the one in which dead letters are replayed, as of one look at ``when`` (seconds since 1970).
+
+    ``stored``: when the first unprocessed message of a group's queue was stored, as far as it is known. ``kept_for``: for how many
+    seconds messages of a topic are kept, for topics of which that is known. ``refused``: the errors of groups that are left out.
+    """
+
+    when: float
+    groups: Sequence[GroupNow]
+    stored: Mapping[Place, float]
+    kept_for: Mapping[str, float]
+    refused: Mapping[str, OrderedMQError]
+
+
 class Watches:
-    """All watches of a broker's pages, each made when it is first asked for."""
+    """All watches of a broker's pages and metrics, each made when it is first asked for."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._times = StoreTimes(broker)
+        #: Groups that are exported: more of them may be watched than people can look at.
+        self._exported = 0
         self._lots = LotReader(broker)
         self._guard = threading.Lock()
         self._looks: dict[tuple[str, str], SharedLook[Any]] = {}
@@ -174,6 +201,10 @@ class Watches:
             look = self._kept("group", name, watch.look)
             self._groups[name] = watch
         return look, watch.lags
+
+    def everything(self) -> SharedLook[BrokerNow]:
+        """What is exported of all groups. Each is looked at as on its page, so viewers of that and scrapers share one look."""
+        return self._shared("everything", "", self._look_at_everything)
 
     def parked(self, group: str) -> SharedLook[ParkedNow]:
         """The parked keys of a group. Raises GroupError BAD_NAME."""
@@ -209,9 +240,28 @@ class Watches:
         oldest = sorted(self._looks, key=lambda key: self._looks[key].asked)
         late = time.monotonic() - FORGOTTEN
         for place, key in enumerate(oldest):
-            if self._looks[key].asked < late or place < len(oldest) - MOST:
+            if self._looks[key].asked < late or place < len(oldest) - MOST - self._exported:
                 del self._looks[key]
         self._groups = {name: watch for name, watch in self._groups.items() if ("group", name) in self._looks}
+
+    def _look_at_everything(self) -> BrokerNow:
+        names = [name for name in self._broker.admin.groups() if name != REPLAY_GROUP]
+        self._exported = len(names)
+        found, refused = [], {}
+        for name in names:
+            try:
+                found.append(self.group(name)[0].get())
+            except (GroupError, TopicError, DataLossError, RocketMQError) as error:
+                if error.retriable:
+                    # The broker is away, and asking for the other groups would take as long.
+                    raise
+                # A group that was deleted a moment ago is no failure.
+                if error.sub != GroupCondition.MISSING:
+                    refused[name] = error
+        states = [one.state for group in found for one in group.queues]
+        stored = self._times.look(time.monotonic(), states)
+        kept_for = self._broker.admin.kept_for({one.queue.topic for one in states})
+        return BrokerNow(time.time(), found, stored, kept_for, refused)
 
     def _look_at_groups(self) -> list[GroupNow]:
         return list(self._each_group(self._broker.admin.groups()))

@@ -245,7 +245,7 @@ def test_no_wing_of_rocketmq_imports_a_later_one() -> None:
 def test_only_the_command_knows_the_web_page_and_only_that_knows_a_server() -> None:
     assert [
         name for name, found in imported().items() if any(inside(one, [PAGE]) for one in found) and not inside(name, [PAGE])
-    ] == ["orderedmq.cli.ui"]
+    ] == ["orderedmq.cli.exporter", "orderedmq.cli.ui"]
     assert [name for name, found in imported().items() if roots(found) & WEB and not inside(name, [PAGE])] == []
 
 

@@ -1,0 +1,206 @@
+"""Metrics for Prometheus under one address: a look at the broker for all scrapers, which outlives a broker that goes away.
+
+Rules: a scrape reads one look, and renders it at most once. It waits for a look for at most `PATIENCE` seconds, because Prometheus gives up
+after 10; a look that takes longer ends by itself and is there for a later scrape. While the last look has failed, or is older than
+`STALE` seconds, there are no samples of groups and ``orderedmq_up`` is 0: old values would look like a broker at rest.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from orderedmq.broker import Broker
+from orderedmq.errors import OrderedMQError
+from orderedmq.ui.guard import METRICS_PATH, Guard, Rules
+from orderedmq.ui.metric_samples import FAILURES, LOOK_SECONDS, LOOK_TIME, UP, MetricKind, MetricSample, samples
+from orderedmq.ui.shared_look import SharedLook
+from orderedmq.ui.watches import BrokerNow, Watches
+
+#: Seconds that a scrape waits for a look.
+PATIENCE: Final = 5.0
+#: Seconds after which a look is no longer shown.
+STALE: Final = 60.0
+
+
+class Reached:
+    """The watches of a broker, over a connection that is made anew after an error that another try would not mend.
+
+    A client of RocketMQ finds its servers again by itself. A store that was deleted, moved or replaced has to be opened again.
+    """
+
+    def __init__(self, reach: Callable[[], Broker]) -> None:
+        self._reach = reach
+        self._broker: Broker | None = None
+        self._watches: Watches | None = None
+
+    def watches(self) -> Watches:
+        """Raises the errors of ``reach``."""
+        if self._watches is None:
+            self._broker = self._reach()
+            self._watches = Watches(self._broker)
+        return self._watches
+
+    def close(self) -> None:
+        broker, self._broker, self._watches = self._broker, None, None
+        if broker is not None:
+            broker.close()
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The outcome of a look, which was asked for at ``when`` (monotonic seconds) the last time. ``found`` None: it failed."""
+
+    when: float
+    seconds: float
+    found: BrokerNow | None
+    look: SharedLook[BrokerNow] | None = None
+
+
+class BrokerCollector(Collector):
+    """Collects the metrics of a broker for a registry of prometheus-client.
+
+    ``watches`` returns the broker's watches; ``lost`` is called after an error that another try would not mend. ``say`` is told when the
+    broker cannot be reached, and when it can again.
+    """
+
+    def __init__(
+        self,
+        watches: Callable[[], Watches],
+        lost: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._watches = watches
+        self._lost = lost
+        self._say = say
+        self._guard = threading.Lock()
+        self._looking: threading.Thread | None = None
+        self._last: Looked | None = None
+        self._failures: Counter[str] = Counter()
+        #: The error that was counted last: several scrapes may be given the same one.
+        self._counted: OrderedMQError | None = None
+
+    def latest(self) -> Looked | None:
+        """Return the last look, after a new one if that is due and ends in time; None if there was none in `STALE` seconds."""
+        with self._guard:
+            if self._looking is None or not self._looking.is_alive():
+                self._looking = threading.Thread(target=self._look, name="orderedmq-metrics", daemon=True)
+                self._looking.start()
+            looking = self._looking
+        looking.join(PATIENCE)
+        last = self._last
+        return last if last is not None and time.monotonic() - last.when <= STALE else None
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self.metrics(self.latest())
+
+    def metrics(self, last: Looked | None) -> Iterator[Metric]:
+        """Yield the metrics that a look makes."""
+        found = last.found if last is not None else None
+        yield _family(UP, [MetricSample({}, float(found is not None))])
+        counts = sorted(self._failures.items())
+        yield _family(FAILURES, [MetricSample({"condition": condition}, count) for condition, count in counts])
+        if last is not None and found is not None:
+            now = time.time()
+            yield _family(LOOK_SECONDS, [MetricSample({}, last.seconds)])
+            yield _family(LOOK_TIME, [MetricSample({}, found.when)])
+            for kind, some in samples(found, now).items():
+                yield _family(kind, some)
+
+    def _look(self) -> None:
+        before, begun = self._last, time.monotonic()
+        try:
+            look = self._watches().everything()
+            found = look.get()
+        except OrderedMQError as error:
+            if error is not self._counted:
+                self._counted = error
+                self._failures[error.condition] += 1
+            if before is None or before.found is not None:
+                self._say(f"the broker cannot be reached, and is asked again at each scrape: [{error.condition}] {error.typed}")
+            if not error.retriable:
+                self._lost()
+            ended = time.monotonic()
+            self._last = Looked(ended, ended - begun, None)
+            return
+        if before is not None and before.found is None:
+            self._say("the broker is reached again")
+        ended = time.monotonic()
+        if before is not None and before.found is found:
+            # The next look was not due yet.
+            self._last = replace(before, when=ended)
+            return
+        self._failures.update(error.condition for error in found.refused.values())
+        self._last = Looked(ended, ended - begun, found, look)
+
+
+class Metrics:
+    """The page of metrics. What a look found is rendered once for all who scrape it."""
+
+    def __init__(self, collector: BrokerCollector) -> None:
+        self._collector = collector
+        self._guard = threading.Lock()
+        #: By type of content: what a look found, and how it was rendered.
+        self._rendered: dict[str, tuple[BrokerNow, bytes]] = {}
+
+    def page(self, request: Request) -> Response:
+        encoder, kind = choose_encoder(request.headers.get("accept", ""))
+        last = self._collector.latest()
+        with self._guard:
+            known = self._rendered.get(kind)
+            if known is not None and last is not None and known[0] is last.found:
+                return Response(known[1], headers={"content-type": kind})
+            spent = time.thread_time()
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(_Once(self._collector, last))
+            text = encoder(registry)
+            if last is not None and last.found is not None and last.look is not None:
+                last.look.spend(time.thread_time() - spent)
+                self._rendered[kind] = last.found, text
+            return Response(text, headers={"content-type": kind})
+
+
+class _Once(Collector):
+    """The metrics of one look."""
+
+    def __init__(self, collector: BrokerCollector, last: Looked | None) -> None:
+        self._collector = collector
+        self._last = last
+
+    def collect(self) -> Iterator[Metric]:
+        return self._collector.metrics(self._last)
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: the registry of one rendering needs no names."""
+        return []
+
+
+def _family(kind: MetricKind, some: list[MetricSample]) -> Metric:
+    family = Metric(kind.name.removesuffix("_total"), kind.meaning, kind.type)
+    family.samples = [Sample(kind.name, dict(one.labels), one.value) for one in some]
+    return family
+
+
+def exporter_app(collector: BrokerCollector, rules: Rules) -> ASGIApp:
+    """Return the application of ``orderedmq exporter``, which has no page but that of the metrics."""
+
+    def root(_: Request) -> Response:
+        return PlainTextResponse(f"orderedmq exporter: metrics for Prometheus are at {METRICS_PATH}\n")
+
+    metrics = Metrics(collector)
+    return Guard(Starlette(routes=[Route("/", root), Route(METRICS_PATH, metrics.page)]), rules)

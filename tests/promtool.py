@@ -1,0 +1,22 @@
+"""Runs promtool, the program of Prometheus that checks rules and metrics."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def promtool(*arguments: str | Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run it with these arguments and ``given`` as its input. Without the program the test is skipped, but not in CI."""
+    found = shutil.which("promtool") or shutil.which("promtool", path=str(Path(sys.executable).parent))
+    if found is None:
+        why = "no promtool on this machine: make tools takes it from Debian's archive, or install it yourself"
+        if os.environ.get("CI") == "true":
+            pytest.fail(why)
+        pytest.skip(why)
+    return subprocess.run([found, *arguments], input=given, capture_output=True, text=True, timeout=60)

@@ -1,0 +1,357 @@
+"""The metrics of a broker: the samples that a look makes, who may scrape them, and a broker that goes away and comes back."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import orderedmq
+from orderedmq.broker import LockInfo, MemberInfo
+from orderedmq.connections import reach
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.endpoint import Endpoint
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue
+from orderedmq.ownership.lock import Instant, LockToken
+from orderedmq.ownership.membership import Member, Subscription
+from orderedmq.parking.lot import Lot, Parked
+from orderedmq.parking.rules import HELD
+from orderedmq.tools import store_times
+from orderedmq.tools.dead_letters import LetterCount
+from orderedmq.tools.group_state import GroupQueue, group_queues
+from orderedmq.tools.store_times import StoreTimes
+from orderedmq.ui import metrics
+from orderedmq.ui.guard import Rules
+from orderedmq.ui.lag_history import CommitTimes, Owners
+from orderedmq.ui.metric_samples import METRICS, samples
+from orderedmq.ui.metrics import BrokerCollector, Reached, exporter_app
+from orderedmq.ui.server import listen, server
+from orderedmq.ui.watches import BrokerNow, GroupNow, QueueNow, Watches
+from tests.contract.support import FakeClock
+from tests.ui_site import GROUP, Served, Shop, rows, served
+from tests.waits import until
+
+A, B, C = (MessageQueue("orders", EMBEDDED_BROKER, number) for number in range(3))
+NOW = 1_800_000_000.0
+Found = dict[str, dict[tuple[str, ...], float]]
+
+
+def told(look: BrokerNow, now: float) -> Found:
+    """The samples by metric and the values of its labels."""
+    return {
+        kind.name: {tuple(one.labels[label] for label in kind.labels): one.value for one in some}
+        for kind, some in samples(look, now).items()
+    }
+
+
+def lock(queue: MessageQueue, *, alive: bool | None = True, name: str | None = "billing") -> LockInfo:
+    return LockInfo("g", queue, "query-1", "query-1@host-1-00000000", 3, 3, True, alive, 5.0, 55.0, name)
+
+
+def state(queue: MessageQueue, offset: int | None, begin: int, end: int, owner: LockInfo | None = None) -> GroupQueue:
+    return GroupQueue("g", queue, offset, begin, end, end - max(offset or 0, begin), owner)
+
+
+def group(*queues: GroupQueue, **more: object) -> GroupNow:
+    return replace(GroupNow("g", NOW, [QueueNow(one, None, None) for one in queues], None), **more)  # type: ignore[arg-type]
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_look_says_how_far_each_queue_is_behind_and_until_when_its_messages_are_kept() -> None:
+    look = BrokerNow(
+        NOW,
+        [group(state(A, 4, 0, 10), state(B, 7, 0, 7), state(C, 2, 5, 9), committed={A: NOW - 30, B: NOW - 900, C: NOW})],
+        {("g", A): NOW - 100},
+        {"orders": 600.0},
+        {},
+    )
+    found = told(look, NOW + 10)
+    a, b, c = (("g", "orders", "embedded", number) for number in "012")
+    assert found["orderedmq_group_lag_messages"] == {a: 6, b: 0, c: 4}
+    # Of the third queue's first message the time is not known, so nothing is said of it.
+    assert found["orderedmq_group_lag_seconds"] == {a: 110, b: 0}
+    assert found["orderedmq_group_retention_horizon_seconds"] == {a: 490}
+    assert found["orderedmq_group_next_offset"] == {a: 4, b: 7, c: 2}
+    assert found["orderedmq_group_last_commit_age_seconds"] == {a: 40, b: 910, c: 10}
+    assert found["orderedmq_group_deleted_messages"] == {a: 0, b: 0, c: 3}
+    assert told(look, NOW + 1000)["orderedmq_group_retention_horizon_seconds"] == {a: -500}
+    # A broker whose clock is ahead has no messages of the future.
+    assert told(look, NOW - 200)["orderedmq_group_lag_seconds"][a] == 0
+
+
+def test_a_group_without_an_offset_has_the_whole_queue_to_process_and_no_next_offset() -> None:
+    found = told(BrokerNow(NOW, [group(state(A, None, 3, 9))], {}, {}, {}), NOW)
+    assert list(found["orderedmq_group_lag_messages"].values()) == [6]
+    assert found["orderedmq_group_next_offset"] == {}
+
+
+def test_a_lock_is_told_with_its_owners_name_and_is_over_if_the_owner_is_dead() -> None:
+    queues = [state(A, 0, 0, 0, lock(A)), state(B, 0, 0, 0, lock(B, alive=False)), state(C, 0, 0, 0)]
+    found = told(BrokerNow(NOW, [group(*queues)], {}, {}, {}), NOW + 5)
+    assert found["orderedmq_group_lock_remaining_seconds"] == {
+        ("g", "orders", "embedded", "0", "billing"): 50,
+        ("g", "orders", "embedded", "1", "billing"): 0,
+    }
+    unnamed = group(state(A, 0, 0, 0, lock(A, name=None, alive=None)))
+    found = told(BrokerNow(NOW, [unnamed], {}, {}, {}), NOW + 500)
+    assert found["orderedmq_group_lock_remaining_seconds"] == {("g", "orders", "embedded", "0", "query-1"): 0}
+
+
+def test_members_hand_overs_letters_and_parked_keys_are_counted() -> None:
+    lot = Lot(0)
+    lot.keys = {"x": Parked(5, 0, [1, 2]), "y": Parked(HELD, 1, [3])}
+    lot.places = {1: 0, 2: 1, 3: 2}
+    lot.oldest = int((NOW - 50) * 1e6)
+    member = MemberInfo(Member("q", "c", Subscription("shared", "orders"), 1, Instant("", 0.0), None, 60.0), 1.0)
+    now = group(state(A, 4, 0, 4), members=[member], handed_over=3, letters=LetterCount(2, 1, 9))
+    found = told(BrokerNow(NOW, [replace(now, queues=[replace(now.queues[0], lot=lot)])], {}, {}, {}), NOW)
+    each = {name.removeprefix("orderedmq_group_"): list(values.values()) for name, values in found.items()}
+    assert (each["members"], each["handovers_total"]) == ([1], [3])
+    assert (each["dead_letters_total"], each["dead_letters_waiting"]) == ([9], [1])
+    assert (each["parked_messages"], each["parked_keys"], each["held_keys"]) == ([3], [2], [1])
+    assert each["parked_oldest_age_seconds"] == [pytest.approx(50)]
+    denied = told(BrokerNow(NOW, [group(state(A, 4, 0, 4))], {}, {}, {}), NOW)
+    assert denied["orderedmq_group_dead_letters_total"] == {}, "an account may not see them"
+    assert denied["orderedmq_group_parked_oldest_age_seconds"] == {}
+
+
+def test_names_follow_the_conventions_and_labels_are_few() -> None:
+    assert len({kind.name for kind in METRICS}) == len(METRICS)
+    for kind in METRICS:
+        assert kind.name == "orderedmq_up" or kind.name.startswith(("orderedmq_group_", "orderedmq_exporter_"))
+        assert set(kind.labels) <= {"group", "topic", "broker", "queue", "owner", "condition"}
+        assert ("group" in kind.labels) == kind.name.startswith("orderedmq_group_")
+
+
+def test_a_queue_is_handed_over_when_it_comes_to_another_owner_than_its_last_one() -> None:
+    owners = Owners()
+    for when, found in enumerate([{A: "one", B: "one"}, {B: "one"}, {A: "one", B: "two"}, {}, {A: "two", B: "two"}]):
+        owners.see(when, found)
+    assert owners.handed_over == 2
+
+
+def test_the_time_of_a_commit_is_when_the_offset_was_seen_to_move() -> None:
+    times = CommitTimes()
+    assert times.see(1.0, {A: 5, B: None}) == {A: 1.0, B: 1.0}
+    assert times.see(2.0, {A: 5, B: 3, C: 1}) == {A: 1.0, B: 2.0, C: 2.0}
+    assert times.see(3.0, {A: 4, C: 1}) == {A: 3.0, C: 2.0}, "a seek moves it as well"
+    assert times.see(4.0, {B: 3}) == {B: 4.0}
+
+
+# -- when messages were stored ----------------------------------------------------------------------------------------------------
+
+
+def test_a_look_asks_for_few_messages_and_until_its_turn_a_queue_has_the_time_of_its_former_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_times, "MOST", 2)
+    clock = FakeClock()
+    with EmbeddedBroker(path, clock=clock) as broker:
+        broker.admin.create_topic("orders", 3)
+        queues = broker.log.queues("orders")
+        begun = clock.micros / 1e6
+        for _ in range(3):
+            broker.log.append(dict.fromkeys(queues, rows([b"x"], "k")))
+            clock.pass_(100)
+        found = broker.groups.lock("g", broker.groups.join("me"), queues)
+        tokens = {queue: token for queue, token in found.items() if isinstance(token, LockToken)}
+        broker.groups.commit(dict.fromkeys(tokens.values(), 0))
+        times = StoreTimes(broker)
+
+        def look(now: float) -> list[float | None]:
+            stored = times.look(now, group_queues(broker, "g"))
+            return [None if ("g", queue) not in stored else stored["g", queue] - begun for queue in queues]
+
+        assert look(0) == [0, 0, None]
+        assert look(1) == [0, 0, 0]
+        broker.groups.commit(dict.fromkeys(tokens.values(), 1))
+        # The two that were asked for longest ago come first.
+        assert look(2) == [100, 100, 0]
+        assert look(3) == [100, 100, 100]
+        broker.groups.commit({tokens[queues[0]]: 3})
+        assert look(4) == [None, 100, 100], "it has no message to process"
+
+
+# -- serving ----------------------------------------------------------------------------------------------------------------------
+
+
+def _by_name(text: str) -> Found:
+    found: Found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+def scraped(site: Served, **headers: str) -> Found:
+    answer = site.get("/metrics", **headers)
+    assert answer.status == 200, answer.text
+    return _by_name(answer.text)
+
+
+def up(site: Served) -> float:
+    return scraped(site)["orderedmq_up"][()]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(tmp_path / "store")
+    with made.broker:
+        yield made
+
+
+@contextmanager
+def exporting(path: Path, told: list[str] | None = None, **rules: object) -> Iterator[Served]:
+    """The exporter of the store at ``path``, as the command serves it."""
+    with (
+        listen("127.0.0.1", 0) as listening,
+        closing(Reached(lambda: reach(Endpoint(str(path))))) as reached,
+    ):
+        site = Served("127.0.0.1", listening.getsockname()[1], Rules(**rules))  # type: ignore[arg-type]
+        collector = BrokerCollector(reached.watches, reached.close, ([] if told is None else told).append)
+        running = server(exporter_app(collector, site.rules))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        until(lambda: running.started)
+        try:
+            yield site
+        finally:
+            running.should_exit = True
+            thread.join(30)
+
+
+def test_page_and_exporter_serve_what_the_broker_has(shop: Shop) -> None:
+    shop.park(0, 3)
+    shop.give_up(0, 1, "y")
+    with served(shop.broker) as page, exporting(shop.store) as exporter:
+        of_page, of_exporter = scraped(page), scraped(exporter)
+        assert page.get("/metrics").headers["content-type"].startswith("text/plain; version=")
+        assert "/metrics" in exporter.get("/").text
+        assert exporter.get("/groups/billing").status == 404
+    for found in (of_page, of_exporter):
+        assert found["orderedmq_up"] == {(): 1}
+        assert sum(found["orderedmq_group_lag_messages"].values()) == 22
+        assert found["orderedmq_group_members"] == {(GROUP,): 1}
+        assert found["orderedmq_group_dead_letters_waiting"] == {(GROUP,): 1}
+        assert found["orderedmq_group_parked_keys"] == {(GROUP, "orders"): 1}
+        assert len(found["orderedmq_group_lock_remaining_seconds"]) == 4
+        assert all(0 < value <= 60 for value in found["orderedmq_group_lock_remaining_seconds"].values())
+        assert all(0 <= value < 60 for value in found["orderedmq_group_lag_seconds"].values())
+        assert all(7 * 86400 - 60 < value <= 7 * 86400 for value in found["orderedmq_group_retention_horizon_seconds"].values())
+        assert list(found["orderedmq_group_handovers_total"]) == [(GROUP,)], "replays are no group that somebody watches"
+
+
+def test_a_query_that_hangs_with_nothing_left_to_do_is_seen_when_messages_come(shop: Shop) -> None:
+    """Its own listener goes on exporting a lag of 0, and its locks are renewed."""
+    watches = Watches(shop.broker)
+    shop.broker.groups.commit(dict.fromkeys(shop.tokens.values(), 6))
+    first = watches.everything().get()
+    assert set(told(first, first.when)["orderedmq_group_lag_seconds"].values()) == {0}
+    shop.broker.log.append({shop.queues[0]: rows([b"late"], "x")})
+    look = until(lambda: (found := watches.everything().get()) is not first and found)
+    later = told(look, look.when + 400)
+    place = (GROUP, "orders", "embedded", "0")
+    assert later["orderedmq_group_lag_messages"][place] == 1
+    assert later["orderedmq_group_lag_seconds"][place] >= 400
+    assert later["orderedmq_group_last_commit_age_seconds"][place] >= 400
+
+
+def test_scrapers_share_a_look_and_its_rendering(shop: Shop) -> None:
+    with exporting(shop.store) as site:
+        scraped(site)
+        # Modules were loaded the first time.
+        until(lambda: scraped(site) and site.get("/metrics").text == site.get("/metrics").text)
+        both = site.get("/metrics", accept="application/openmetrics-text; version=1.0.0")
+        assert both.headers["content-type"].startswith("application/openmetrics-text")
+        assert both.text.endswith("# EOF\n")
+
+
+def test_a_broker_that_goes_away_and_comes_back_is_said_and_ends_nothing(shop: Shop) -> None:
+    told: list[str] = []
+    with exporting(shop.store, told) as site:
+        assert up(site) == 1
+        away = shop.store.rename(shop.store.with_name("away"))
+        gone = until(lambda: (found := scraped(site))["orderedmq_up"][()] == 0 and found)
+        assert "orderedmq_group_lag_messages" not in gone, "old values would look like a broker at rest"
+        assert gone["orderedmq_exporter_failures_total"][("ORDEREDMQ_STORE.MISSING",)] >= 1
+        assert len(told) == 1
+        assert "the broker cannot be reached" in told[0]
+        away.rename(shop.store)
+        back = until(lambda: (found := scraped(site))["orderedmq_up"][()] == 1 and found)
+        assert sum(back["orderedmq_group_lag_messages"].values()) == 22
+        assert told[1:] == ["the broker is reached again"]
+
+
+def test_a_store_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with exporting(path) as site:
+        assert up(site) == 0, "there is none yet, and the exporter runs all the same"
+        for name in ("first", "second"):
+            shutil.rmtree(path, ignore_errors=True)
+            with orderedmq.connect(path) as broker:
+                broker.admin.create_topic(name, 1)
+                client = broker.groups.join("me")
+                broker.groups.heartbeat("g", client, Subscription("shared", name, "averagely"))
+                broker.groups.lock("g", client, broker.log.queues(name))
+                place = ("embedded", "g", "0", name)
+                until(lambda: place in scraped(site).get("orderedmq_group_lag_messages", {}))  # noqa: B023
+
+
+def test_a_scrape_does_not_wait_for_a_look_that_takes_long(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "PATIENCE", 0.0)
+    with exporting(shop.store) as site:
+        begun = time.monotonic()
+        seen = [up(site)]
+        until(lambda: seen.append(up(site)) or seen[-1])
+        assert seen[0] == 0, "the first look had not ended"
+        assert time.monotonic() < begun + 60
+        monkeypatch.setattr(metrics, "STALE", -1.0)
+        assert up(site) == 0, "what is too old is not shown"
+
+
+# -- who may scrape ---------------------------------------------------------------------------------------------------------------
+
+TOKEN, SCRAPER = "a-secret-of-this-test", "another-secret-of-it"
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def test_a_scrapers_token_opens_the_metrics_and_no_page(shop: Shop) -> None:
+    with served(shop.broker, token=TOKEN, scrape_token=SCRAPER, hosts=None) as site:
+        refused = site.get("/metrics")
+        assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
+        for wrong in (TOKEN, SCRAPER[:-1], f"{SCRAPER}x", "", "é" * 20):
+            assert site.get("/metrics", **bearer(wrong)).status == 401
+        assert site.get("/metrics", authorization=f"Basic {SCRAPER}").status == 401
+        assert scraped(site, **bearer(SCRAPER))["orderedmq_up"] == {(): 1}
+        assert site.get("/groups/billing", **bearer(SCRAPER)).status == 303
+        assert site.get("/live/groups/billing", **bearer(SCRAPER)).status == 401
+        assert site.post("/login", [("token", SCRAPER)], mark=False).status == 403
+        cookie = site.post("/login", [("token", TOKEN)], mark=False).headers["set-cookie"].partition(";")[0]
+        assert scraped(site, cookie=cookie)["orderedmq_up"] == {(): 1}, "who may see the page may see its metrics"
+
+
+def test_a_page_with_a_token_and_none_for_scrapers_says_what_to_set(shop: Shop) -> None:
+    with served(shop.broker, token=TOKEN, hosts=None) as site:
+        refused = site.get("/metrics", **bearer(TOKEN))
+        assert refused.status == 401
+        assert "ORDEREDMQ_METRICS_TOKEN" in refused.text
+
+
+def test_without_a_token_the_metrics_are_for_this_machine(shop: Shop) -> None:
+    with exporting(shop.store) as site:
+        assert site.get("/metrics", host="evil.example").status == 421
+    with exporting(shop.store, scrape_token=SCRAPER, hosts=None) as site:
+        assert site.get("/metrics").status == 401
+        assert scraped(site, host="metrics.example", **bearer(SCRAPER))["orderedmq_up"] == {(): 1}
