@@ -26,6 +26,7 @@ from orderedmq.cli import COMMANDS, GROUPS, app, load
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.model import MESSAGE_SCHEMA
 from orderedmq.options.declared import option_table
+from orderedmq.ui.metric_samples import METRICS
 from tests.snippets import snippets
 
 ROOT = Path(__file__).parents[2]
@@ -228,7 +229,12 @@ def test_no_document_names_a_folder_of_its_authors_machine() -> None:
 
 
 def test_the_page_of_monitoring_has_every_metric() -> None:
+    text = page("guides/monitoring.md")
+    of_exporter = text.partition("## Metrics of the exporter\n")[2].partition("\n## ")[0]
+    told = re.findall(r"^\| `(orderedmq_\w+)` \| ([^|]*) \|", of_exporter, re.MULTILINE)
+    assert told == [(kind.name, ", ".join(kind.labels) or "none") for kind in METRICS]
     registry = CollectorRegistry()
     LagListener(registry=registry)
     exported = {metric.name + ("_total" if metric.type == "counter" else "") for metric in registry.collect()}
-    assert set(re.findall(r"^\| `(orderedmq_\w+)` \|", page("guides/monitoring.md"), re.MULTILINE)) == exported
+    of_queries = text.partition("## Metrics of running queries\n")[2]
+    assert set(re.findall(r"^\| `(orderedmq_\w+)` \|", of_queries, re.MULTILINE)) == exported
