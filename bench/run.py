@@ -18,6 +18,7 @@ from typing import Final
 import psutil
 
 from bench import (
+    exporter,
     filters,
     groups,
     kafka,
@@ -59,6 +60,7 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "listener": groups.listener,
     "order-per-key": key_order.figures,
     "web-page": web_page.figures,
+    "exporter": exporter.figures,
     "start": start.figures,
     "rocketmq-pull": rocketmq.pull,
     "rocketmq-pull-mixed": rocketmq.pull_mixed,

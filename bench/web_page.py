@@ -51,7 +51,7 @@ def figures(bench: Bench) -> list[Figure]:
     with orderedmq.connect(path) as broker:
         broker.admin.create_topic("orders", QUEUES)
     seconds = 8.0 if bench.quick else 40.0
-    with _started([sys.executable, "-c", AT_WORK, str(path)]):
+    with started([sys.executable, "-c", AT_WORK, str(path)]):
         return [
             Figure("web page", f"{QUEUES:,} queues at work, {what}", share, "% of a core", None, share, aim, low=True)
             for what, page, viewers, aim in (
@@ -66,7 +66,7 @@ def figures(bench: Bench) -> list[Figure]:
 def _share(path: Path, page: str, viewers: int, seconds: float) -> float:
     """Return the percentage of a core that the server takes while these look at a page as its script does."""
     command = [sys.executable, "-m", "orderedmq", "ui", "--no-open", "--port", "0", "--path", str(path), "--json"]
-    with _started(command) as (process, line):
+    with started(command) as (process, line):
         port = int(json.loads(line)["url"].rstrip("/").rpartition(":")[2])
         stop = threading.Event()
         looking = [threading.Thread(target=_look, args=(port, page, stop), daemon=True) for _ in range(viewers)]
@@ -98,7 +98,7 @@ def _look(port: int, page: str, stop: threading.Event) -> None:
 
 
 @contextmanager
-def _started(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start a program, and yield it with the first line that it says, until which it is waited for."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
