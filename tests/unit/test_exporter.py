@@ -159,7 +159,7 @@ def test_a_look_asks_for_few_messages_and_until_its_turn_a_queue_has_the_time_of
         broker.admin.create_topic("orders", 3)
         queues = broker.log.queues("orders")
         begun = clock.micros / 1e6
-        for _ in range(3):
+        for _ in range(4):
             broker.log.append(dict.fromkeys(queues, rows([b"x"], "k")))
             clock.pass_(100)
         found = broker.groups.lock("g", broker.groups.join("me"), queues)
@@ -174,11 +174,15 @@ def test_a_look_asks_for_few_messages_and_until_its_turn_a_queue_has_the_time_of
         assert look(0) == [0, 0, None]
         assert look(1) == [0, 0, 0]
         broker.groups.commit(dict.fromkeys(tokens.values(), 1))
-        # The two that were asked for longest ago come first.
         assert look(2) == [100, 100, 0]
         assert look(3) == [100, 100, 100]
-        broker.groups.commit({tokens[queues[0]]: 3})
-        assert look(4) == [None, 100, 100], "it has no message to process"
+        broker.groups.commit({tokens[queues[0]]: 2})
+        assert look(4) == [200, 100, 100]
+        broker.groups.commit({tokens[queue]: 3 - bool(queue.queue_id) for queue in queues})
+        assert look(5) == [200, 200, 200], "those that were asked for longest ago come first"
+        assert look(6) == [300, 200, 200]
+        broker.groups.commit({tokens[queues[0]]: 4})
+        assert look(7) == [None, 200, 200], "it has no message to process"
 
 
 # -- serving ----------------------------------------------------------------------------------------------------------------------
