@@ -17,11 +17,12 @@ from functools import partial
 from typing import Final
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueInfo, TopicInfo
-from orderedmq.conditions import LockCondition, OptionCondition
+from orderedmq.conditions import LockCondition, OptionCondition, UnavailableCondition
 from orderedmq.errors import (
     LockError,
     OptionError,
     RocketMQError,
+    RocketMQUnavailableError,
     TopicError,
     cannot_shrink,
     in_use,
@@ -267,7 +268,14 @@ class RocketMQAdmin:
 
     def _every_group(self) -> list[str]:
         found: set[str] = set()
-        for address in self._offsets.masters().values():
+        masters = self._offsets.masters()
+        if not masters:
+            # Otherwise a cluster whose brokers are all away would look like one without groups.
+            raise RocketMQUnavailableError(
+                UnavailableCondition.NO_BROKER,
+                "the nameserver knows no broker with a master, so nobody can tell the cluster's groups: all are down, or starting",
+            )
+        for address in masters.values():
             configured = self._client.call_address(address, admin_requests.groups(), Deadline.after(GROUP_TIMEOUT))
             found.update(configured)
             # Before 5.3 a group can have offsets without settings. An account that may not read all offsets does without them.
