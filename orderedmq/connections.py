@@ -69,7 +69,10 @@ def reach(endpoint: Endpoint, *, identity: str | None = None, seen_here: bool = 
     )
 
 
+#: The one that was used last is at the end.
 _kept: dict[tuple[Endpoint, str], tuple[int, Broker]] = {}
+#: A store maps 1 TiB of address space, of which a process has about 120. A worker outlives the tests of a session, each with a store.
+_MOST_STORES: Final = 16
 #: The identity of the store that each of the last runs of queries wrote to.
 _written: dict[tuple[Endpoint, str], str] = {}
 _MOST_RUNS: Final = 100
@@ -79,21 +82,32 @@ def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
     """Return a connection that stays open for the life of this process, because an executor's worker runs many short tasks.
 
     A process gets a new one after a fork. If the store is replaced, its connection raises StoreError when it is used, until a
-    query opens the new store. ``run``: a query's run that writes; it is refused (StoreError REPLACED) if it wrote to another
-    store before.
+    query opens the new store. At most 16 stores stay open: the one that was not used for the longest time is closed. ``run``: a query's
+    run that writes; it is refused (StoreError REPLACED) if it wrote to another store before.
     """
     if run and endpoint.path is not None and _remembered(endpoint, run, identity) != identity:
         from orderedmq.embedded.store.store_file import not_the_same
 
         raise not_the_same(endpoint.path)
-    known = _kept.get((endpoint, identity))
+    known = _kept.pop((endpoint, identity), None)
     if known is not None and known[0] == os.getpid():
+        # It is the last one again.
+        _kept[(endpoint, identity)] = known
         return known[1]
     broker = reach(endpoint, identity=identity)
-    if endpoint.path is not None and broker.identity:
-        _close_former(endpoint)
+    if endpoint.path is not None:
+        if broker.identity:
+            _close_former(endpoint)
+        _close_oldest()
     _kept[(endpoint, identity)] = (os.getpid(), broker)
     return broker
+
+
+def _close_oldest() -> None:
+    """Make room for one more store."""
+    stores = [key for key, (pid, _) in _kept.items() if key[0].path is not None and pid == os.getpid()]
+    for key in stores[: max(0, len(stores) - _MOST_STORES + 1)]:
+        _kept.pop(key)[1].close()
 
 
 def _close_former(endpoint: Endpoint) -> None:

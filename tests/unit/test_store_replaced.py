@@ -227,6 +227,25 @@ def test_a_kept_connection_is_not_handed_out_for_the_store_that_stands_there_now
     assert bodies(kept(endpoint, after), QUEUE) == ["a", "b", "c"]
 
 
+def test_a_process_keeps_the_16_stores_open_that_it_used_last(tmp_path: Path) -> None:
+    """A worker of a session of tests comes to have many stores, of 1 TiB of address space each."""
+    stores: list[tuple[Endpoint, str]] = []
+    for number in range(20):
+        with connect(tmp_path / str(number)) as broker:
+            broker.admin.create_topic("orders", 1)
+            stores.append((Endpoint(str(tmp_path / str(number))), broker.identity))
+    open_before = len(Store._shared)
+    first = kept(*stores[0])
+    second = kept(*stores[1])
+    for endpoint, identity in stores[2:]:
+        assert bodies(kept(endpoint, identity), QUEUE) == []
+        assert kept(*stores[0]) is first
+    assert len(Store._shared) - open_before <= 16
+    assert bodies(first, QUEUE) == []
+    assert kept(*stores[1]) is not second
+    assert bodies(kept(*stores[1]), QUEUE) == []
+
+
 def test_a_kept_connection_to_a_store_that_is_gone_says_so_again_and_again(path: Path, broker: Broker) -> None:
     endpoint, identity = Endpoint(path=str(path)), broker.identity
     bodies(kept(endpoint, identity), QUEUE)
