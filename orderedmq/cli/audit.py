@@ -113,15 +113,10 @@ def show(shell: Shell, found: Audit) -> None:
             Column("split_keys", "keys in several queues", number, right=True),
         ),
     )
-    rows = [
-        ("lost", found.lost, f"{found.gaps:,} gaps, {found.lost_at_end:,} at the end of their key"),
-        ("duplicated", found.duplicated, ""),
-        ("out of order", found.out_of_order, ""),
-        ("under another key", found.moved, ""),
-        ("unexpected", found.extra, ""),
-    ]
-    findings = [{"finding": name, "count": count, "note": note if count else ""} for name, count, note in rows]
-    shell.show(findings, (Column("finding", "finding"), Column("count", "messages", number, right=True), Column("note", "")))
+    shell.show(
+        [finding._asdict() for finding in found.findings],
+        (Column("name", "finding"), Column("messages", "messages", number, right=True), Column("note", "")),
+    )
     if found.examples:
         shell.show(
             [vars(example) for example in found.examples],
@@ -138,9 +133,4 @@ def show(shell: Shell, found: Audit) -> None:
         shell.say(
             f"{found.expected.repeated:,} messages of {found.expected.name} are the same as an earlier one of their key; each is matched once."
         )
-    if found.ok:
-        shell.say(f"{found.actual.name} has every message of {found.expected.name}, once and in the order of its key.")
-    elif not any((found.lost, found.duplicated, found.out_of_order, found.moved, found.extra)):
-        shell.say(f"{found.actual.split_keys:,} keys lie in several queues of {found.actual.name}, where they have no order.")
-    else:
-        shell.say(f"{found.keys_affected:,} of {max(found.expected.keys, found.actual.keys):,} keys are affected.")
+    shell.say(found.verdict)

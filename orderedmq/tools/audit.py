@@ -90,6 +90,15 @@ class Example:
     id: str
 
 
+class Finding(NamedTuple):
+    """A kind of difference as people read it, how many messages have it, and more about it, "" if there is nothing to add."""
+
+    kind: str
+    name: str
+    messages: int
+    note: str = ""
+
+
 @dataclass
 class Audit:
     """The findings, counted in messages.
@@ -115,7 +124,28 @@ class Audit:
     @property
     def ok(self) -> bool:
         """Whether the messages of EXPECTED, and no others, arrived once, in their keys' order, each key in one queue."""
-        return not any(getattr(self, kind) for kind in KINDS) and not self.actual.split_keys
+        return not any(finding.messages for finding in self.findings) and not self.actual.split_keys
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Every kind of difference, also those that no message has."""
+        note = f"{self.gaps:,} gaps, {self.lost_at_end:,} at the end of their key" if self.lost else ""
+        return [
+            Finding("lost", "lost", self.lost, note),
+            Finding("duplicated", "duplicated", self.duplicated),
+            Finding("out_of_order", "out of order", self.out_of_order),
+            Finding("moved", "under another key", self.moved),
+            Finding("extra", "unexpected", self.extra),
+        ]
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence."""
+        if self.ok:
+            return f"{self.actual.name} has every message of {self.expected.name}, once and in the order of its key."
+        if not any(finding.messages for finding in self.findings):
+            return f"{self.actual.split_keys:,} keys lie in several queues of {self.actual.name}, where they have no order."
+        return f"{self.keys_affected:,} of {max(self.expected.keys, self.actual.keys):,} keys are affected."
 
     def to_dict(self) -> dict[str, Any]:
         return {"ok": self.ok, **asdict(self)}

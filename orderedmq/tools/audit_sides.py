@@ -1,4 +1,4 @@
-"""The sides that an audit can compare, as columns: a topic, or a table in Parquet files."""
+"""The sides that an audit can compare, as columns: a topic, a table in Parquet files, or rows in memory."""
 
 from __future__ import annotations
 
@@ -166,6 +166,46 @@ class TableSide:
                 f"column {self._order!r} of {self.name} is {kind}, give a whole number or a time to order by",
             )
         return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+class RowsSide:
+    """Rows in memory, in their order, with the columns sharding_key (none: no keys) and body.
+
+    ``id_field``: the field of JSON bodies that identifies a message; None: the whole body identifies it.
+    """
+
+    def __init__(self, name: str, batches: Sequence[pa.RecordBatch], id_field: str | None = None) -> None:
+        self.name = name
+        self._field = id_field
+        self._batches = [batch for batch in batches if batch.num_rows]
+        #: The number of each batch's first row.
+        self._begins = np.cumsum([0, *(batch.num_rows for batch in self._batches)]).tolist()
+
+    @property
+    def messages(self) -> int:
+        return int(self._begins[-1])
+
+    def rows(self) -> Iterator[Rows]:
+        """Yield all rows. Raises OptionError INVALID for a body without the field."""
+        for batch, begin in zip(self._batches, self._begins[:-1], strict=True):
+            yield _rows(self._keys(batch), self._ids(batch, begin), begin, lane=0)
+
+    def locate(self, rows: Sequence[int]) -> list[Location]:
+        out = []
+        for number in rows:
+            index = bisect_right(self._begins, number) - 1
+            batch = self._batches[index].slice(number - self._begins[index], 1)
+            found = self._ids(batch, number).cast(pa.binary())[0].as_py()
+            out.append(Location(f"row {number}", self._keys(batch)[0].as_py(), shown(found)))
+        return out
+
+    def _keys(self, batch: pa.RecordBatch) -> pa.Array:
+        if "sharding_key" not in batch.schema.names:
+            return pa.nulls(batch.num_rows, pa.string())
+        return batch["sharding_key"].cast(pa.string())
+
+    def _ids(self, batch: pa.RecordBatch, first: int) -> pa.Array:
+        return _field(batch["body"], self._field, self.name, "row", first)
 
 
 def _texts(keys: pa.Array) -> pa.Array:
