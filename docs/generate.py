@@ -196,7 +196,8 @@ def families() -> list[tuple[str, str, list[Condition]]]:
 
 
 def _classes() -> dict[str, type[OrderedMQError]]:
-    import_module("orderedmq.demo.play")  # has an error of its own
+    for module in ("orderedmq.demo.play", "orderedmq.testing.problems"):
+        import_module(module)  # has an error of its own
     found: dict[str, type[OrderedMQError]] = {}
     waiting = [OrderedMQError]
     while waiting:

@@ -159,3 +159,10 @@ class ServersCondition(StrEnum):
 class DemoCondition(StrEnum):
     FOLDER_IN_USE = "FOLDER_IN_USE"
     JOB_FAILED = "JOB_FAILED"
+
+
+class QueryTestCondition(StrEnum):
+    NOT_A_QUERY = "NOT_A_QUERY"
+    NOT_KILLED = "NOT_KILLED"
+    FAILED = "FAILED"
+    TIMED_OUT = "TIMED_OUT"

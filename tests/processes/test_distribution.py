@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import subprocess
 import sys
 import tarfile
@@ -56,7 +57,7 @@ def test_the_wheel_of_the_sdist_is_the_wheel_of_the_sources(wheel: Path, tmp_pat
 def test_the_wheel_has_what_users_need_and_nothing_else(wheel: Path) -> None:
     names = list(contents(wheel))
     top = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
-    assert top == {"orderedmq", "ordered_source", "ordered_sink", "pyspark_orderedmq.py"}
+    assert top == {"orderedmq", "ordered_source", "ordered_sink", "pyspark_orderedmq.py", "pytest_orderedmq.py"}
     for package in ("orderedmq", "ordered_source", "ordered_sink"):
         assert f"{package}/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
@@ -64,6 +65,15 @@ def test_the_wheel_has_what_users_need_and_nothing_else(wheel: Path) -> None:
     page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "orderedmq" / "ui").rglob("*.*") if path.suffix != ".pyc"}
     assert {Path(name).suffix for name in page} == {".py", ".html", ".css", ".js", ".svg"}
     assert page - set(names) == set()
+
+
+def test_the_wheel_says_where_its_command_and_its_plugin_are(wheel: Path) -> None:
+    entries = configparser.ConfigParser()
+    entries.read_string(contents(wheel)[f"{NAME}.dist-info/entry_points.txt"].decode())
+    assert {group: dict(entries[group]) for group in entries.sections()} == {
+        "console_scripts": {"orderedmq": "orderedmq.cli:app"},
+        "pytest11": {"orderedmq": "pytest_orderedmq"},
+    }
 
 
 def test_the_sdist_has_every_file_of_the_repository_but_those_of_its_host(release: tuple[Path, str]) -> None:

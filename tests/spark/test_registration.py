@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import venv
+from collections.abc import Iterable
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.quick_spark import QUICK_JVM
+from tests.snippets import snippets
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -114,11 +116,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder / "omq", symlinks=True, with_pip=False)
     (packages,) = (folder / "omq").glob("lib/python*/site-packages")
-    for name in dependencies("orderedmq", "java") - {"orderedmq"}:
-        # Links instead of a download; pyspark alone has some 500 MB.
-        for file in distribution(name).files or ():
-            if ".." not in file.parts and file.parts[0] != "__pycache__" and not (packages / file.parts[0]).exists():
-                (packages / file.parts[0]).symlink_to(Path(str(distribution(name).locate_file(file.parts[0]))))
+    link(dependencies("orderedmq", "java") - {"orderedmq"}, packages)
     install: list[str | Path] = [
         sys.executable,
         "-m",
@@ -133,6 +131,27 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     subprocess.run(install, cwd=folder, env=environment(), check=True)
     return folder
+
+
+def link(names: Iterable[str], packages: Path) -> None:
+    """Put installed packages into a folder, as links instead of a download; pyspark alone has some 500 MB."""
+    for name in names:
+        for file in distribution(name).files or ():
+            if ".." not in file.parts and file.parts[0] != "__pycache__" and not (packages / file.parts[0]).exists():
+                (packages / file.parts[0]).symlink_to(Path(str(distribution(name).locate_file(file.parts[0]))))
+
+
+@pytest.fixture(scope="module")
+def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a user on a system without Java, and without a Python that has the package."""
+    home = tmp_path_factory.mktemp("home")
+    programs = home / "bin"
+    programs.mkdir()
+    for folder in ("/bin", "/usr/bin"):
+        for program in Path(folder).iterdir():
+            if program.name != "java" and not (programs / program.name).is_symlink():
+                (programs / program.name).symlink_to(program)
+    return {"PATH": str(programs), "HOME": str(home), "LANG": "C.UTF-8"}
 
 
 def dependencies(name: str, extra: str = "") -> set[str]:
@@ -153,23 +172,17 @@ def dependencies(name: str, extra: str = "") -> set[str]:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
-def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_settings(bare: Path, tmp_path: Path) -> None:
+def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_settings(
+    bare: Path, bare_machine: dict[str, str]
+) -> None:
     text = (ROOT / "docs" / "index.md").read_text().partition("<!-- quickstart -->")[2].partition("<!-- /quickstart -->")[0]
     blocks = re.findall(r"```(python|bash)\n(.*?)```", text, re.DOTALL)
     (script,) = (block for kind, block in blocks if kind == "python")
     (bare / "invoices.py").write_text(script)
     install, *commands = "".join(block for kind, block in blocks if kind == "bash").splitlines()
     assert "pip install '.[java]'" in install
-    # The programs of a system without Java, and without a Python that has the package.
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for folder in ("/bin", "/usr/bin"):
-        for program in Path(folder).iterdir():
-            if program.name != "java" and not (programs / program.name).is_symlink():
-                (programs / program.name).symlink_to(program)
-    env = {"PATH": str(programs), "HOME": str(tmp_path), "SPARK_LOCAL_IP": "127.0.0.1", "LANG": "C.UTF-8"}
     # No setting of Spark's: a JVM that lives for seconds compiles quickly rather than well.
-    env["JDK_JAVA_OPTIONS"] = " ".join(QUICK_JVM)
+    env = bare_machine | {"SPARK_LOCAL_IP": "127.0.0.1", "JDK_JAVA_OPTIONS": " ".join(QUICK_JVM)}
     said = ""
     for command in commands:
         done = subprocess.run(["sh", "-c", command], cwd=bare, env=env, capture_output=True, text=True, timeout=150)
@@ -182,6 +195,35 @@ def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_set
     assert "No module named 'pytest'" in packages.stderr
     # What Spark has found is in the wheel.
     assert [Path(origin).is_relative_to(bare / "omq") for origin in packages.stdout.split()] == [True, True], packages.stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_the_tests_of_the_guide_pass_in_a_folder_of_their_own_without_java_and_settings(
+    bare: Path, bare_machine: dict[str, str], tmp_path: Path
+) -> None:
+    """This is also the test of the pytest plugin: pytest finds it by the entry point of the wheel."""
+    tools, project = tmp_path / "tools", tmp_path / "project"
+    for folder in (tools, project):
+        folder.mkdir()
+    link(dependencies("pytest"), tools)
+    for one in snippets(ROOT / "docs" / "guides" / "testing.md"):
+        file = one.code.partition("\n")[0].removeprefix("# ")
+        assert file.endswith(".py"), one.line
+        (project / file).write_text(one.code)
+    done = subprocess.run(
+        [bare / "omq/bin/python", "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--basetemp", tmp_path / "stores"],
+        cwd=project,
+        env=bare_machine | {"PYTHONPATH": str(tools)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert re.findall(r"^PASSED (test_\w+\.py)::", done.stdout, re.MULTILINE) == [
+        "test_entry.py", "test_invoices.py", "test_ledger.py", "test_restart.py",
+    ]  # fmt: skip
+    assert "warning" not in done.stdout.lower(), done.stdout
 
 
 @pytest.mark.nightly

@@ -194,6 +194,14 @@ def test_a_snippet_is_python_and_is_run_by_a_test(path: Path) -> None:
             assert f"def {test}(" in (ROOT / file).read_text(), one.tested
 
 
+def test_the_guide_of_tests_installs_and_runs_in_ci_what_it_has_said() -> None:
+    text = page("guides/testing.md")
+    (workflow,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert re.findall(r"^ +- run: (.*)$", workflow, re.MULTILINE) == ["pip install -r requirements.txt", "pytest"]
+    assert re.search(r"^ +container: python:3\.", workflow, re.MULTILINE)
+    assert f"\n./wheels/orderedmq-{orderedmq.__version__}-py3-none-any.whl[java]\npytest\n" in text
+
+
 def user_code() -> Iterator[tuple[str, str]]:
     """What users copy: the snippets of the documents, the cells of the notebooks, the examples; each with its place."""
     for path in DOCUMENTS:

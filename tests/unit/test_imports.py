@@ -61,10 +61,15 @@ EXCEPTIONS: Final = {
 }
 
 SPARK: Final = {"pyspark", "py4j"}
-#: Programs of their own, which nothing imports: the demo's job, and the driver that makes the archive of Spark's classes.
-PROGRAMS: Final = ("orderedmq.demo.job", "orderedmq.startup.training")
+#: Programs of their own, which nothing imports: the demo's job, the driver that makes the archive of Spark's classes, and the query that
+#: a user's test kills.
+PROGRAMS: Final = ("orderedmq.demo.job", "orderedmq.startup.training", "orderedmq.testing.killed_run")
+#: What users' tests are made of, and its modules that take a session, or make one when they are called.
+TESTING: Final = "orderedmq.testing"
+PLUGIN: Final = "pytest_orderedmq"
+TESTING_WITH_SPARK: Final = (f"{TESTING}.queries", f"{TESTING}.session", f"{TESTING}.store", PLUGIN)
 #: Everything else is usable, and tested, without Spark.
-WITH_SPARK: Final = ("ordered_source", "ordered_sink", "pyspark_orderedmq", *PROGRAMS)
+WITH_SPARK: Final = ("ordered_source", "ordered_sink", "pyspark_orderedmq", *PROGRAMS, *TESTING_WITH_SPARK)
 
 #: The wings of orderedmq/rocketmq. Each knows only itself and those before it; the modules beside them are above all.
 WINGS: Final = ("wire", "codec", "net", "append", "messages", "group", "sink")
@@ -84,6 +89,7 @@ def name_of(path: Path) -> str:
 FILES: Final = [
     *(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))),
     ROOT / "pyspark_orderedmq.py",
+    ROOT / "pytest_orderedmq.py",
 ]
 MODULES: Final = {name_of(path): path for path in FILES}
 
@@ -187,7 +193,7 @@ def test_no_two_classes_have_one_name() -> None:
 # -- Spark, source and sink -------------------------------------------------------------------------------------------------------
 
 
-def test_spark_is_imported_by_source_sink_and_two_programs_alone() -> None:
+def test_spark_is_imported_by_source_sink_three_programs_and_the_room_of_users_tests_alone() -> None:
     assert [name for name, found in imported().items() if roots(found) & SPARK and not inside(name, WITH_SPARK)] == []
     assert [name for name, found in imported().items() if found & set(PROGRAMS)] == []
     # `orderedmq.register` names the module that Spark discovers, when it is called.
@@ -237,6 +243,27 @@ def test_no_wing_of_rocketmq_imports_a_later_one() -> None:
             assert [other for other, theirs in known.items() if theirs not in earlier] == [], name
         else:
             assert LOCAL not in known.values() or inside(name, ["orderedmq.cli"]), name
+
+
+# -- users' tests ----------------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_plugin_knows_the_room_of_users_tests_and_only_the_plugin_knows_pytest() -> None:
+    assert [
+        name
+        for name, found in imported().items()
+        if any(inside(one, [TESTING]) for one in found) and not inside(name, [TESTING])
+    ] == [PLUGIN]
+    assert [name for name, found in imported().items() if "pytest" in roots(found)] == [PLUGIN]
+    assert [name for name, found in imported().items() if PLUGIN in found] == []
+
+
+def test_the_room_of_users_tests_knows_neither_the_command_nor_a_kind_of_broker() -> None:
+    for name, found in imported().items():
+        if inside(name, [TESTING]):
+            assert [
+                one for one in found if inside(one, ["orderedmq.cli", PAGE, "orderedmq.embedded", "orderedmq.rocketmq"])
+            ] == [], name
 
 
 # -- the web page ----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,29 @@
+"""Tests of pipelines: a temporary store, queries that run to their end or are killed in a micro-batch, and calls that fail once.
+
+pytest users get a `TemporaryStore` from the fixture ``orderedmq_store`` and a Spark session from ``orderedmq_spark``
+(pytest_orderedmq.py); docs/guides/testing.md is the guide. Nothing else in the package imports this room.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orderedmq.testing.failures import FailedOnce
+    from orderedmq.testing.problems import QueryTestError
+    from orderedmq.testing.store import TemporaryStore
+
+__all__ = ["FailedOnce", "QueryTestError", "TemporaryStore"]
+
+_HOMES = {
+    "FailedOnce": "orderedmq.testing.failures",
+    "QueryTestError": "orderedmq.testing.problems",
+    "TemporaryStore": "orderedmq.testing.store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

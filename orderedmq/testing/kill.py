@@ -1,0 +1,146 @@
+"""Runs a query in a process of its own and kills it, with its JVM and all that it has started, as the loss of its machine would."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from orderedmq.conditions import QueryTestCondition
+from orderedmq.testing.problems import QueryTestError
+from orderedmq.testing.queries import batches_in
+from orderedmq.testing.session import modules_for_workers
+
+#: Where in a micro-batch a query is killed: its offsets are logged; a task has ended; all is written, only Spark has not logged it.
+After = Literal["planned", "task", "written"]
+
+#: Maximum seconds that killed processes take to be gone, and how often to look.
+_GONE: Final = 30.0
+_LOOK_EVERY: Final = 0.01
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the process needs to know. ``query``: pickled. ``batch``: its number in the checkpoint."""
+
+    query: bytes
+    name: str
+    options: dict[str, str]
+    checkpoint: Path
+    config: dict[str, str]
+    batch: int
+    after: After
+
+
+def run_and_kill(spec: Spec, folder: Path, timeout: float) -> None:
+    """Run the query from its checkpoint, and kill all its processes when it has come to its point.
+
+    ``folder``: for the log of the process. Raises QueryTestError NOT_KILLED if the query ends before, FAILED if it fails before,
+    TIMED_OUT.
+    """
+    file, log = folder / "killed.spec", folder / "killed.log"
+    file.write_bytes(pickle.dumps(spec))
+    read, write = os.pipe()
+    try:
+        with modules_for_workers(), log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "orderedmq.testing.killed_run", str(file), str(write)],
+                pass_fds=(write,),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # Ctrl-C in the terminal reaches only this process, which then kills that one.
+                start_new_session=True,
+            )
+        os.close(write)
+        try:
+            answered = select.select([read], [], [], timeout)[0]
+            said = os.read(read, 4096) if answered else b""
+            reached = said == b"."
+            if answered and not reached:
+                _explain(spec, said.decode(errors="replace"), process.wait(), log)
+        finally:
+            kill_all(process)
+    finally:
+        os.close(read)
+    if not reached:
+        raise QueryTestError(
+            QueryTestCondition.TIMED_OUT,
+            f"the query {spec.name} had not come to micro-batch {spec.batch} after {timeout:g} s, and was killed; pass a longer timeout, or "
+            f"see {log}",
+        )
+    if spec.batch not in batches_in(spec.checkpoint, "offsets") - batches_in(spec.checkpoint, "commits"):
+        raise AssertionError(f"the query {spec.name} was killed outside of micro-batch {spec.batch}")
+
+
+def _explain(spec: Spec, said: str, code: int, log: Path) -> None:
+    """Raise the error of a process that has ended by itself, with what it ``said``."""
+    if said or code:
+        why = said or f"its process ended with exit code {code}"
+        raise QueryTestError(
+            QueryTestCondition.FAILED,
+            f"the query {spec.name} failed before it could be killed in micro-batch {spec.batch}: {why} (see {log})",
+        )
+    raise QueryTestError(
+        QueryTestCondition.NOT_KILLED,
+        f"the query {spec.name} ended before micro-batch {spec.batch}, so it was not killed: produce messages that are not processed yet, or "
+        "set maxOffsetsPerTrigger so that they take several micro-batches",
+    )
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child and all its descendants. Each is stopped before the first is killed, so that none notices the end of another."""
+    stopped: set[int] = set()
+    if process.poll() is None:
+        # A stopped process starts no other, so there is a look that finds nothing new.
+        while fresh := _family(process.pid) - stopped:
+            for pid in fresh:
+                _signal(pid, signal.SIGSTOP)
+            stopped |= fresh
+    for pid in stopped:
+        _signal(pid, signal.SIGKILL)
+    process.wait()
+    # A killed process closes its files, which are its locks, when it is next scheduled.
+    until = time.monotonic() + _GONE
+    while stopped & _processes().keys() and time.monotonic() < until:
+        time.sleep(_LOOK_EVERY)
+
+
+def _signal(pid: int, which: signal.Signals) -> None:
+    # It may have ended meanwhile.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, which)
+
+
+def _family(pid: int) -> set[int]:
+    """Return a process and all its descendants."""
+    parents = _processes()
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found & parents.keys()
+
+
+def _processes() -> dict[int, int]:
+    """Return the parent of each process of this machine, without those that have ended and wait for their parent to notice."""
+    if Path("/proc/self/stat").exists():
+        found = {}
+        for entry in os.scandir("/proc"):
+            if entry.name.isdigit():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    # The name of a program, in parentheses, may have spaces and parentheses itself.
+                    state, parent = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+                    if state not in "ZX":
+                        found[int(entry.name)] = int(parent)
+        return found
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
+    rows = (line.split(None, 2) for line in listed.splitlines())
+    return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}

@@ -1,0 +1,77 @@
+"""Rows as a test writes them, as the columns of a `Producer`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from orderedmq.conditions import SchemaCondition
+from orderedmq.errors import SchemaError
+
+#: A message's key and body; its columns by their names; or many messages as columns.
+Row: TypeAlias = tuple[Any, Any] | Mapping[str, Any] | pa.RecordBatch | pa.Table
+
+_TYPES: Final = {
+    "body": pa.binary(),
+    "tags": pa.string(),
+    "keys": pa.string(),
+    "properties": pa.map_(pa.string(), pa.string()),
+}
+
+
+def batches(rows: Sequence[Row], where: str) -> list[pa.RecordBatch]:
+    """Return rows as record batches, in their order. ``where`` is named in errors. Raises SchemaError."""
+    found: list[pa.RecordBatch] = []
+    single: list[Mapping[str, Any]] = []
+    for number, row in enumerate(rows):
+        if isinstance(row, pa.RecordBatch | pa.Table):
+            found += _columns(single)
+            single = []
+            found += row.to_batches() if isinstance(row, pa.Table) else [row]
+        else:
+            single.append(_named(row, f"row {number} for {where}"))
+    return found + _columns(single)
+
+
+def _named(row: Any, where: str) -> Mapping[str, Any]:
+    """Return one row as its columns. Raises SchemaError WRONG_TYPE, MISSING_COLUMN."""
+    if isinstance(row, Mapping):
+        columns = dict(row)
+    elif isinstance(row, tuple) and len(row) == 2:
+        columns = {"sharding_key": row[0], "body": row[1]}
+    else:
+        raise SchemaError(
+            SchemaCondition.WRONG_TYPE,
+            f'{where} is {row!r}: give (key, body), such as ("order-1", "created"), a dict of columns, or a table of pyarrow',
+        )
+    if "body" not in columns:
+        raise SchemaError(SchemaCondition.MISSING_COLUMN, f"{where} has no column body, only {', '.join(columns)}")
+    columns["body"] = _body(columns["body"], where)
+    if isinstance(columns.get("properties"), Mapping):
+        columns["properties"] = list(columns["properties"].items())
+    return columns
+
+
+def _body(body: Any, where: str) -> bytes:
+    if isinstance(body, dict | list):
+        body = json.dumps(body, ensure_ascii=False)
+    if isinstance(body, str):
+        return body.encode()
+    if isinstance(body, bytes):
+        return body
+    raise SchemaError(
+        SchemaCondition.WRONG_TYPE,
+        f"{where} has a body of type {type(body).__name__}: give text, bytes, or a dict or list, which becomes JSON",
+    )
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[pa.RecordBatch]:
+    if not rows:
+        return []
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: pa.array([row.get(name) for row in rows], _TYPES.get(name)) for name in names}
+    # Without any key there is no column: one that has only nulls has no type.
+    return [pa.record_batch({name: column for name, column in columns.items() if column.type != pa.null()})]

@@ -1,0 +1,96 @@
+"""A small Spark session for tests, started as `orderedmq.tuned` does, whose workers find the modules that this process finds."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orderedmq.startup.archive import BRIEF
+from orderedmq.startup.tuning import tuned
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_DEFAULTS: Final = {
+    "spark.master": "local[2]",
+    "spark.app.name": "orderedmq-tests",
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": BRIEF,
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    # Times are the same on every machine.
+    "spark.sql.session.timeZone": "UTC",
+}
+#: Settings that Spark gives each session for itself.
+_OWN: Final = ("spark.app.", "spark.driver.host", "spark.driver.port", "spark.executor.id", "spark.submit.", "spark.repl.")
+
+
+def start(config: Mapping[str, str]) -> SparkSession:
+    """Return a new local session, with ``config`` on top of what suits tests.
+
+    Raises JavaError MISSING or TOO_OLD.
+    """
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder
+    for name, value in (_DEFAULTS | dict(config)).items():
+        builder = builder.config(name, value)
+    with modules_for_workers():
+        spark = tuned(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+@contextmanager
+def local_session(config: Mapping[str, str]) -> Iterator[SparkSession]:
+    """Start a session as `start` does, and stop it at the end, unless it was active before."""
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    spark = active or start(config)
+    try:
+        yield spark
+    finally:
+        if active is None:
+            spark.stop()
+
+
+def settings(spark: SparkSession) -> dict[str, str]:
+    """Return the settings of a session with which another one is like it."""
+    return {name: value for name, value in dict(spark.conf.getAll).items() if not name.startswith(_OWN)}
+
+
+@contextmanager
+def modules_for_workers() -> Iterator[None]:
+    """Let the processes that are started inside find the modules that pytest has made importable in this one.
+
+    pytest puts folders of tests, and those of its setting ``pythonpath``, into ``sys.path``, which no other process sees.
+    """
+    before = os.environ.get("PYTHONPATH")
+    places = [*(before or "").split(os.pathsep), *map(str, _added())]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, places)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _added() -> Iterator[Path]:
+    """Yield the folders of ``sys.path`` in which a new process of this interpreter does not look by itself."""
+    known = {Path(place) for place in (*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages())}
+    known |= {Path(sys.base_prefix, place.relative_to(sys.prefix)) for place in known if place.is_relative_to(sys.prefix)}
+    for entry in sys.path:
+        place = Path(entry).absolute()
+        if place.is_dir() and place not in known and place.name != "lib-dynload":
+            yield place

@@ -1,0 +1,128 @@
+"""`orderedmq.testing` in real Spark: queries that run to their end, go on, fail once, and are killed in a chosen micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from orderedmq.testing import QueryTestError, TemporaryStore
+from orderedmq.testing.kill import After
+
+EVENTS = [(f"order-{n % 5}", f"event {n}") for n in range(100)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TemporaryStore]:
+    with TemporaryStore(tmp_path / "pipeline") as made:
+        yield made
+
+
+def orders(spark: SparkSession, broker: dict[str, str], **options: str) -> DataFrame:
+    return spark.readStream.format("orderedmq").options(**broker, topic="orders", consumerGroup="g", **options).load()
+
+
+def copied(spark: SparkSession, broker: dict[str, str]) -> Any:
+    return orders(spark, broker).writeStream.format("orderedmq").options(**broker, topic="copies", topicQueueNums="4")
+
+
+def appended(spark: SparkSession, broker: dict[str, str], folder: str, write: Any = None) -> Any:
+    """A query that does not recognise a repeated batch."""
+
+    def append(batch: DataFrame, number: int) -> None:
+        batch.selectExpr("*", f"{number} AS batch").write.mode("append").parquet(folder)
+
+    return orders(spark, broker, maxOffsetsPerTrigger="40").writeStream.foreachBatch(write or append)
+
+
+def started(spark: SparkSession, broker: dict[str, str]) -> Any:
+    return orders(spark, broker).writeStream.format("noop").option("checkpointLocation", f"{broker['path']}-own").start()
+
+
+def broken(spark: SparkSession, broker: dict[str, str]) -> Any:
+    return orders(spark, broker).selectExpr("raise_error('a broken row') AS body").writeStream.format("noop")
+
+
+def counts(spark: SparkSession, folder: Path) -> dict[int, int]:
+    """The rows of each batch in a table."""
+    return {row["batch"]: row["count"] for row in spark.read.parquet(str(folder)).groupBy("batch").count().collect()}
+
+
+def test_a_query_goes_on_where_it_has_ended(store: TemporaryStore, spark: SparkSession) -> None:
+    store.produce("orders", *EVENTS[:60])
+    store.run_to_end(copied, spark)
+    store.assert_same("orders", "copies")
+    store.produce("orders", *EVENTS[60:])
+    # The writer itself is the same query, on the checkpoint of its function.
+    again = store.run_to_end(copied(spark, store.options), checkpoint="copied")
+    assert [one.numInputRows for one in again.recentProgress if one.numInputRows] == [40]
+    store.assert_same(EVENTS, "copies")
+
+
+def test_a_query_that_is_started_is_refused_and_stopped(store: TemporaryStore, spark: SparkSession) -> None:
+    store.produce("orders", *EVENTS)
+    with pytest.raises(QueryTestError, match=r"NOT_A_QUERY\] started returned StreamingQuery: return the writer"):
+        store.run_to_end(started, spark)
+    assert spark.streams.active == []
+    with pytest.raises(QueryTestError, match="a writer belongs to the session of this process"):
+        store.kill_in_batch(copied(spark, store.options), spark)
+
+
+def test_a_function_of_foreach_batch_fails_once(store: TemporaryStore, spark: SparkSession, tmp_path: Path) -> None:
+    store.produce("orders", *EVENTS)
+    done = tmp_path / "done"
+
+    def note(batch: DataFrame, number: int) -> None:
+        with done.open("a") as file:
+            file.write(f"{number} ")
+
+    query = partial(appended, folder="", write=store.fails_once(note, after=True))
+    with pytest.raises(StreamingQueryException, match="fails_once let the first call of .*note fail"):
+        store.run_to_end(query, spark)
+    assert done.read_text() == "0 "
+    store.run_to_end(query, spark)
+    assert done.read_text() == "0 0 1 2 "
+
+
+@pytest.mark.timeout(400)
+def test_a_query_is_killed_when_the_batch_that_is_asked_for_is_written(
+    store: TemporaryStore, spark: SparkSession, tmp_path: Path
+) -> None:
+    store.produce("orders", *EVENTS)
+    table = tmp_path / "table"
+    store.kill_in_batch(partial(appended, folder=str(table)), spark, 1)
+    # This sink does not recognise a repeat, so the batch is there twice. The others are not.
+    assert counts(spark, table) == {0: 40, 1: 80, 2: 20}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("after", ["planned", "task"])
+def test_a_query_is_killed_earlier_in_a_batch(store: TemporaryStore, spark: SparkSession, tmp_path: Path, after: After) -> None:
+    store.produce("orders", *EVENTS)
+    table = tmp_path / "table"
+    store.kill_in_batch(partial(appended, folder=str(table)), spark, 1, after=after)
+    found = counts(spark, table)
+    assert (found[0], found[2]) == (40, 20)
+    # Nothing of the killed append is there, or some of its files, or all.
+    assert 40 <= found[1] <= 80
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_a_query_that_ends_or_fails_before_its_batch_says_so(store: TemporaryStore, spark: SparkSession) -> None:
+    store.produce("orders", *EVENTS)
+    with pytest.raises(QueryTestError, match=r"NOT_KILLED\] the query copied ended before micro-batch 1, so it was not killed"):
+        store.kill_in_batch(copied, spark, 1)
+    # The group of both queries is at the end of the topic by now.
+    store.produce("orders", *EVENTS)
+    with pytest.raises(
+        QueryTestError, match=r"FAILED\] the query broken failed before it could be killed in micro-batch 1: .* a broken row"
+    ):
+        store.kill_in_batch(broken, spark, 1)
+    assert "a broken row" in (store.folder / "killed.log").read_text()

@@ -1,0 +1,244 @@
+"""`orderedmq.testing` without Spark: what a test produces and compares, and functions that fail once."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from orderedmq.errors import OptionError, SchemaError
+from orderedmq.testing import FailedOnce, QueryTestError, TemporaryStore
+from orderedmq.testing.queries import checkpoint_of, writer_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TemporaryStore]:
+    with TemporaryStore(tmp_path / "pipeline") as made:
+        yield made
+
+
+# -- messages --------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_produced_is_there_by_key_in_its_order(store: TemporaryStore) -> None:
+    store.produce("orders", ("a", "1"), ("b", b"2"), ("a", {"id": "ä"}), (None, "no key"))
+    table = pa.table({"sharding_key": ["b"], "body": ["3"], "tags": ["t"]})
+    store.produce("orders", ("b", "2½"), table, {"sharding_key": "b", "body": "4", "properties": {"colour": "red"}})
+    assert store.by_key("orders") == {"a": ["1", '{"id": "ä"}'], "b": ["2", "2½", "3", "4"], None: ["no key"]}
+    found = {message["body"]: message for message in store.messages("orders")}
+    assert found[b"3"]["tags"] == "t"
+    assert found[b"4"]["properties"]["colour"] == "red"
+    assert len(store.broker.log.queues("orders")) == 4
+
+
+def test_numbers_are_keys_as_in_the_sink(store: TemporaryStore) -> None:
+    store.produce("orders", (7, "a"), (8, "b"), (7, "c"))
+    assert store.by_key("orders") == {"7": ["a", "c"], "8": ["b"]}
+
+
+def test_no_rows_make_an_empty_topic_and_a_topic_that_is_missing_has_none(store: TemporaryStore) -> None:
+    assert store.messages("orders") == []
+    store.produce("orders", queues=2)
+    assert [topic.queues for topic in store.broker.log.topics()] == [2]
+    assert store.by_key("orders") == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("created", "row 1 for topic 'orders' is 'created': give (key, body)"),
+        (("a", "b", "c"), "give (key, body)"),
+        (("a", 7), "row 1 for topic 'orders' has a body of type int: give text, bytes, or a dict or list, which becomes JSON"),
+        ({"sharding_key": "a"}, "row 1 for topic 'orders' has no column body, only sharding_key"),
+    ],
+)
+def test_a_row_that_is_no_message_is_refused_before_any_is_written(store: TemporaryStore, row: Any, says: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        store.produce("orders", ("a", "1"), row)
+    assert says in str(caught.value)
+    assert store.messages("orders") == []
+
+
+def test_a_store_without_a_folder_is_removed_and_one_with_a_folder_stays(tmp_path: Path) -> None:
+    with TemporaryStore() as gone, TemporaryStore(tmp_path / "kept") as kept:
+        for store in (gone, kept):
+            store.produce("orders", ("a", "1"))
+            assert (store.folder / "store").is_dir()
+    assert not gone.folder.exists()
+    assert kept.folder.exists()
+
+
+# -- comparisons -----------------------------------------------------------------------------------------------------------------
+
+
+def test_topics_rows_and_tables_with_the_same_messages_are_the_same(store: TemporaryStore, tmp_path: Path) -> None:
+    rows = [("a", "1"), ("b", "2"), ("a", "3")]
+    store.produce("one", *rows)
+    store.produce("two", ("b", "2"), ("a", "1"), ("a", "3"), queues=2)
+    pq.write_table(pa.table({"sharding_key": ["b", "a", "a"], "body": ["2", "1", "3"]}), tmp_path / "t.parquet")
+    for actual in ("two", rows, tmp_path / "t.parquet", [pa.table({"sharding_key": ["a", "b", "a"], "body": ["1", "2", "3"]})]):
+        store.assert_same("one", actual)
+        store.assert_same(actual, "one")
+
+
+def test_bodies_may_differ_where_a_field_identifies_the_message(store: TemporaryStore) -> None:
+    store.produce("one", ("a", {"id": 1}), ("a", {"id": 2}))
+    store.assert_same("one", [("a", {"id": 1, "more": "x"}), ("a", {"id": 2})], id_field="id")
+    with pytest.raises(OptionError, match="actual row 1: there is no field 'id'"):
+        store.assert_same("one", [("a", {"id": 1}), ("a", {"name": 2})], id_field="id")
+
+
+def test_a_difference_says_what_is_wrong_and_where_it_is_first_seen(store: TemporaryStore) -> None:
+    store.produce("sent", *((f"k{n % 3}", f"{n}") for n in range(12)), queues=1)
+    # Of k0: 0 3 6 9. Of k1: 1 4 7 10. Of k2: 2 5 8 11.
+    received = [("k0", "0"), ("k0", "6"), ("k0", "3"), ("k1", "1"), ("k1", "1"), ("k1", "7"), ("k1", "10"), ("k2", "99")]
+    with pytest.raises(AssertionError) as caught:
+        store.assert_same("sent", received)
+    assert str(caught.value).splitlines() == [
+        "actual does not have the messages of sent, each once and in the order of its key: 3 of 3 keys are affected.",
+        "lost: 6 (1 gaps, 5 at the end of their key)",
+        *(f"  sent, queue 0 offset {n}: key k{n % 3}, {n}" for n in (2, 4, 5, 8, 9)),
+        "duplicated: 1",
+        "  actual, row 4: key k1, 1",
+        "out of order: 1",
+        "  actual, row 2: key k0, 3",
+        "unexpected: 1",
+        "  actual, row 7: key k2, 99",
+    ]
+
+
+def test_a_key_in_several_queues_is_a_difference(store: TemporaryStore) -> None:
+    store.produce("one", ("a", "1"), ("a", "2"))
+    store.produce("two", queues=2)
+    for queue, body in zip(store.broker.log.queues("two"), ("1", "2"), strict=True):
+        store.broker.log.append({queue: pa.record_batch({"body": [body.encode()], "sharding_key": ["a"]})})
+    with pytest.raises(AssertionError, match="1 keys lie in several queues of two, where they have no order"):
+        store.assert_same("one", "two")
+
+
+# -- functions that fail once ----------------------------------------------------------------------------------------------------
+
+
+class Calls:
+    """A listener that notes the keys that it gets. The notes are the class's, because a pickled copy has none of its own."""
+
+    made: list[list[str]] = []  # noqa: RUF012
+
+    def __call__(self, messages: Any, context: Any) -> str:
+        self.made.append([message.sharding_key for message in messages])
+        return "done"
+
+
+@pytest.fixture
+def calls() -> list[list[str]]:
+    Calls.made.clear()
+    return Calls.made
+
+
+def of(*keys: str) -> list[Any]:
+    return [SimpleNamespace(sharding_key=key) for key in keys]
+
+
+def again(function: Any) -> Any:
+    """The function as another process gets it."""
+    return pickle.loads(pickle.dumps(function))
+
+
+def test_a_function_fails_at_its_first_call_in_whatever_process(store: TemporaryStore, calls: list[list[str]]) -> None:
+    failing = store.fails_once(Calls())
+    with pytest.raises(FailedOnce, match="fails_once let the first call of Calls fail"):
+        again(failing)(of("a"), None)
+    assert calls == []
+    for function in (failing, again(failing), store.fails_once(Calls())):
+        assert function(of("b"), None) == "done"
+    assert calls == [["b"]] * 3
+
+
+def test_it_may_fail_after_its_effect(store: TemporaryStore, calls: list[list[str]]) -> None:
+    failing = store.fails_once(Calls(), after=True)
+    with pytest.raises(FailedOnce):
+        failing(of("a"), None)
+    failing(of("a"), None)
+    assert calls == [["a"], ["a"]]
+
+
+def test_a_listener_may_fail_once_for_each_key(store: TemporaryStore, calls: list[list[str]]) -> None:
+    failing = store.fails_once(Calls(), per_key=True)
+    with pytest.raises(FailedOnce, match="the first call of Calls for the key a fail"):
+        failing(of("a"), None)
+    failing(of("a"), None)
+    with pytest.raises(FailedOnce, match="for the key b"):
+        again(failing)(of("a", "b", "c"), None)
+    failing(of("c", "b"), None)
+    assert calls == [["a"], ["c", "b"]]
+
+
+def test_a_function_without_messages_has_no_keys(store: TemporaryStore) -> None:
+    def write(batch: Any, number: int) -> None:
+        pass
+
+    failing = store.fails_once(write, per_key=True)
+    with pytest.raises(OptionError, match=r"write was called with SimpleNamespace, int: leave per_key out"):
+        failing(SimpleNamespace(), 0)
+
+
+def test_a_listener_that_is_a_class_stays_one(store: TemporaryStore, calls: list[list[str]]) -> None:
+    failing: Any = store.fails_once(Calls)
+    assert isinstance(failing, type)
+    first, second = failing(), failing()
+    with pytest.raises(FailedOnce):
+        first(of("a"), None)
+    assert second(of("a"), None) == "done"
+
+
+# -- queries ---------------------------------------------------------------------------------------------------------------------
+
+
+def invoices(spark: Any, broker: dict[str, str], what: str = "") -> Any:
+    return 7
+
+
+def test_a_checkpoint_has_the_name_of_the_querys_function() -> None:
+    assert checkpoint_of(functools.partial(functools.partial(invoices), what="x")) == "invoices"
+    assert checkpoint_of(lambda spark, broker: invoices(spark, broker, "x")) == "lambda"
+    assert checkpoint_of(SimpleNamespace(foreachBatch=None, trigger=None)) == "query"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("query", "spark", "says"),
+    [
+        (7, None, "7 is no query: pass a function of a session and the broker's options"),
+        (invoices, None, "invoices needs a session: pass one behind it, such as the fixture orderedmq_spark"),
+        (invoices, "spark", "invoices returned int: return the writer that df.writeStream makes"),
+    ],
+)
+def test_what_is_no_query_is_refused(query: Any, spark: Any, says: str) -> None:
+    with pytest.raises(QueryTestError) as caught:
+        writer_of(query, spark, {})
+    assert caught.value.condition == "ORDEREDMQ_TESTING.NOT_A_QUERY"
+    assert says in caught.value.message
+
+
+# -- what an import loads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "not_loaded"),
+    [("pytest_orderedmq", ("orderedmq", "pyarrow", "pyspark")), ("orderedmq.testing.store", ("pyspark", "pytest"))],
+)
+def test_an_import_loads_no_more_than_it_needs(module: str, not_loaded: tuple[str, ...]) -> None:
+    """pytest imports the plugin at each of its starts."""
+    code = f"import sys, {module}; print(sorted({set(not_loaded)!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
