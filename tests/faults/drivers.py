@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from orderedmq.testing.kill import kill_all
 from tests.waits import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,16 +171,10 @@ class Driver:
         self._process.wait()
 
     def kill_all(self) -> None:
-        """kill -9 every process, source runners first, so that none can unlock its queues."""
-        everything = self.processes()
-        for process in [*self.of_kind(RUNNER), *everything]:
-            # Some processes end by themselves with their parent.
-            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):
-                if process.is_running() and not gone(process.pid):
-                    send(process, _kind(process), signal.SIGKILL)
-        self._process.wait()
-        # A killed process lives until it is next scheduled, and closes its files only then.
-        until(lambda: all(gone(process.pid) for process in everything), "all that was killed has ended")
+        """kill -9 every process, all at once, so that no source runner can unlock its queues."""
+        # `close` finds those that are no descendants any more.
+        self.processes()
+        kill_all(self._process)
 
     def pause(self, *kinds: str) -> None:
         """SIGSTOP the processes of these kinds."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 
+from orderedmq.testing.kill import kill_all
 from tests import packages
-from tests.faults.drivers import gone
 from tests.faults.other_sinks_job import PAGE, makes_topic, runs
 from tests.faults.points import Points
 from tests.jars import jars_required
@@ -54,25 +52,13 @@ class Job:
             return all((self._points.folder / f"{name}.reached").exists() for name in RECIPES)
 
         until(stand, "every recipe stands at its point", 300)
-        own = psutil.Process(self._process.pid)
-        everything = [own, *own.children(recursive=True)]
-        for process in everything:
-            # Some end by themselves with their parent.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self._process.wait()
-        until(lambda: all(gone(process.pid) for process in everything), "all that was killed has ended")
+        kill_all(self._process)
 
     def end(self) -> None:
         packages.require_success(self._process, self._errors)
 
     def close(self) -> None:
-        if self._process.poll() is None:
-            for process in psutil.Process(self._process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            self._process.kill()
-            self._process.wait()
+        kill_all(self._process)
 
 
 def committed(folder: Path) -> dict[str, list[int]]:
