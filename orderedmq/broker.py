@@ -277,6 +277,16 @@ class Groups(Protocol):
     def reset(self, offsets: Mapping[LockToken, int]) -> int:
         """Set group offsets in any direction under their locks. Raise the group's reset number, and return it."""
 
+    def settle(self, token: LockToken, offsets: Sequence[int]) -> None:
+        """Record that messages of the token's queue were processed out of turn. The group's offset stays where it is.
+
+        The record lasts until the group's offset of the queue is sought or reset, or the group or the topic is deleted. Raises
+        LockError LOST; OffsetError INVALID for a message so far into its queue that the broker has no place for it.
+        """
+
+    def settled(self, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
+        """Return which offsets in the range `settle` has recorded, whether or not the group's offset has passed them."""
+
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         """Put messages of the token's queue aside, into the topic %DLQ%<group>, which is made if it is missing.
 

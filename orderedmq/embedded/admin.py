@@ -9,7 +9,7 @@ from functools import partial
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
-from orderedmq.embedded import dead_letters, garbage, groups, index, parking_lots, payloads, runs
+from orderedmq.embedded import dead_letters, garbage, groups, index, parking_lots, payloads, runs, settled
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -220,6 +220,7 @@ class EmbeddedAdmin:
             for queue, offset in offsets.items():
                 groups.put_offset(txn, group, queue, offset)
                 dead_letters.forget(txn, group, queue, offset)
+                settled.forget(txn, group, queue)
                 if parked == "drop" and queue in lots:
                     groups.put_offset(txn, group, lots[queue], index.state(txn, lots[queue]).max_offset)
                 lock = groups.lock_at(txn, group, queue)
@@ -253,7 +254,7 @@ class EmbeddedAdmin:
                 queues = [queue for topic in lots for queue in index.queues_of(topic)]
                 _require_none_parked(txn, group, queues, delete_with_parked)
             _delete(txn, lots)
-            for database in ("groups", "locks", "members", "dead", "parked"):
+            for database in ("groups", "locks", "members", "dead", "parked", "settled"):
                 _clear(txn, database, group)
 
         self._open(False).write_deletion(delete)
@@ -359,7 +360,7 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo]) -> None:
         payloads.forget_space(txn, topic)
         txn.delete("topics", topic.name.encode())
     names = {topic.name for topic in going}
-    for database in ("groups", "locks", "dead", "parked"):
+    for database in ("groups", "locks", "dead", "parked", "settled"):
         for key in [key for key, _ in txn.scan(database) if layout.group_of(key)[1].topic in names]:
             txn.delete(database, key)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.embedded import dead_letters, parking_lots
+from orderedmq.embedded import dead_letters, parking_lots, settled
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.embedded.store import layout
@@ -285,7 +285,17 @@ class EmbeddedGroups:
                 require_current(txn, token, f"its offset was reset to {offset}")
                 put_offset(txn, token.group, token.queue, offset)
                 dead_letters.forget(txn, token.group, token.queue, offset)
+                settled.forget(txn, token.group, token.queue)
             return number
+
+    def settle(self, token: LockToken, offsets: Sequence[int]) -> None:
+        with self._store.write() as txn:
+            require_current(txn, token, f"{len(offsets)} of its messages were settled")
+            settled.settle(txn, token.group, token.queue, offsets)
+
+    def settled(self, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
+        with self._store.read() as txn:
+            return settled.settled(txn, group, queue, span)
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         with self._store.write() as txn:

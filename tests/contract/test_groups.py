@@ -383,6 +383,72 @@ def test_a_seek_beyond_the_queue_is_refused_whole(broker: Broker, offset: int):
 
 
 @needs("owners")
+# -- messages that were processed out of turn ---------------------------------------------------------------------------------------
+
+
+def settled(broker: Broker, number: int = 0, begin: int = 0, end: int = 300, group: str = "g") -> list[int]:
+    return sorted(broker.groups.settled(group, queues_of(broker)[number], span(begin, end)))
+
+
+def test_what_was_processed_out_of_turn_is_known_to_all_and_moves_no_offset(place: Place, broker: Broker):
+    broker.log.append({queue: rows(range(200)) for queue in queues_of(broker)[:2]})
+    first, second = locked(broker, "g", broker.groups.join("me"), queues_of(broker)[:2])
+    [other] = locked(broker, "h", broker.groups.join("them"), [first.queue])
+    assert settled(broker) == []
+    broker.groups.settle(first, [])
+    broker.groups.settle(first, [0, 39, 40, 63, 64, 65, 150])
+    broker.groups.settle(first, [41, 64, 2])
+    broker.groups.settle(second, [5])
+    broker.groups.settle(other, [7])
+    for one in (broker, place.connect()):
+        assert settled(one) == [0, 2, 39, 40, 41, 63, 64, 65, 150]
+        assert settled(one, 0, 40, 65) == [40, 41, 63, 64]
+        assert settled(one, 0, 66, 150) == settled(one, 0, 39, 39) == settled(one, 2) == []
+        assert (settled(one, 1), settled(one, group="h")) == ([5], [7])
+    assert broker.groups.offsets("g", queues_of(broker)) == {}
+    broker.groups.commit({first: 64})
+    assert settled(broker) == [0, 2, 39, 40, 41, 63, 64, 65, 150]
+
+
+def test_after_a_seek_or_a_reset_nothing_was_processed_out_of_turn(broker: Broker):
+    broker.log.append({queue: rows(range(4)) for queue in queues_of(broker)[:2]})
+    first, second = locked(broker, "g", broker.groups.join("me"), queues_of(broker)[:2])
+    broker.groups.settle(first, [1, 2])
+    broker.groups.settle(second, [3])
+    broker.groups.unlock([first])
+    broker.admin.seek("g", {first.queue: 2}, force=True)
+    assert (settled(broker), settled(broker, 1)) == ([], [3])
+    [first] = locked(broker, "g", broker.groups.join("again"), [first.queue])
+    broker.groups.settle(first, [1])
+    assert settled(broker) == [1]
+    broker.groups.reset({first: 0})
+    assert settled(broker) == []
+
+
+@needs("empty recreation")
+def test_a_deleted_topic_or_group_takes_with_it_what_was_processed_out_of_turn(broker: Broker):
+    broker.log.append({queues_of(broker)[0]: rows(range(4))})
+    me = broker.groups.join("me")
+    [token], [other] = [locked(broker, group, me, queues_of(broker)[:1]) for group in "gh"]
+    for one in (token, other):
+        broker.groups.settle(one, [1])
+    broker.admin.delete_group("g", force=True)
+    assert (settled(broker), settled(broker, group="h")) == ([], [1])
+    broker.admin.delete_topic("orders")
+    broker.admin.create_topic("orders", 3)
+    assert settled(broker, group="h") == []
+
+
+def test_a_stale_token_settles_nothing(broker: Broker, clock: FakeClock):
+    if not broker.capabilities.fenced:
+        pytest.skip("this kind of broker does not fence")
+    [token] = locked(broker, "g", broker.groups.join("me"), queues_of(broker)[:1])
+    broker.admin.seek("g", {token.queue: 0}, force=True)
+    with refused("LOCK.LOST", token.queue, "1 of its messages were settled"):
+        broker.groups.settle(token, [1])
+    assert settled(broker) == []
+
+
 def test_locks_are_listed_with_who_has_them_and_who_had_them(broker: Broker, clock: FakeClock):
     first, second, _ = queues_of(broker)
     me = broker.groups.join("me")

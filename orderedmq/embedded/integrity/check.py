@@ -23,6 +23,7 @@ from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.garbage import LOOKED
 from orderedmq.embedded.integrity import seal, verify
+from orderedmq.embedded.settled import BLOCK
 from orderedmq.embedded.store import formats, layout, pages
 from orderedmq.embedded.store.environment import MAP_SIZE, Store
 from orderedmq.embedded.store.layout import INLINE, Chunk, QueueState, SegmentState
@@ -202,6 +203,7 @@ def _examine(path: Path, read: Read, meta: Meta, out: Checked) -> dict[str, byte
     out.findings.extend(_members(contents))
     out.findings.extend(_dead(contents, queues))
     out.findings.extend(_parked(contents, queues))
+    out.findings.extend(_settled(contents, queues))
     out.findings.extend(_batches(contents))
     return contents.lost
 
@@ -221,7 +223,7 @@ def _decoded(database: str, key: bytes, value: bytes) -> object:
             return layout.group_of(key), layout.lock_from_json(value)
         case "members":
             return layout.member_from_json(value)
-        case "dead" | "parked":
+        case "dead" | "parked" | "settled":
             return layout.group_of(key), layout.to_number(value)
         case "batches":
             return json.loads(value)
@@ -466,6 +468,15 @@ def _parked(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str
         if (lot, place) in copies:
             yield f"{name} was parked at {place} of queue {lot}, as was {copies[lot, place]}"
         copies[lot, place] = name
+
+
+def _settled(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
+    """Check that the messages exist that were processed out of turn. Retention may have deleted them since."""
+    for key, value in contents.scan("settled"):
+        (group, queue), block, bits = layout.group_of(key), layout.index_offset(key), layout.to_number(value)
+        at, last = queues.get(layout.queue_key(queue)), block * BLOCK + bits.bit_length() - 1
+        if at is None or last >= at.max_offset:
+            yield f"message {last} of queue {queue} was processed by group {group!r}, but does not exist"
 
 
 def _batches(contents: Contents) -> Iterator[str]:

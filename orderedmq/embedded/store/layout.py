@@ -15,6 +15,7 @@ Databases (key → value; integers in keys are big-endian, so that keys sort as 
     members   group, client id           → Member as JSON
     dead      group, queue key, offset   → offset of its dead letter
     parked    group, queue key, offset   → offset in the parking lot of the message that was parked from there
+    settled   group, queue key, block    → bits of the block's messages that were processed out of turn (settled.py)
     batches   sink id, batch id          → replay record as JSON
 
 Every value ends with a seal (integrity/seal.py), except payloads and the store's format.
@@ -37,7 +38,7 @@ from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.rows.retention import Clocks
 
 #: No release made a store of a format below this one.
-FORMAT: Final = 4
+FORMAT: Final = 5
 DATABASES: Final = (
     "meta",
     "topics",
@@ -50,6 +51,7 @@ DATABASES: Final = (
     "dead",
     "batches",
     "parked",
+    "settled",
     "segments",
     "space",
 )
@@ -242,6 +244,8 @@ def described(database: str, key: bytes) -> str:
             return f"the dead-letter record of group {first!r} for offset {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
         case "parked":
             return f"the record that group {first!r} parked offset {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
+        case "settled":
+            return f"what group {first!r} settled in block {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
         case "segments":
             return f"the entry of segment {key.hex()}"
         case "space":

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from orderedmq.conditions import GroupCondition, LockCondition
-from orderedmq.errors import GroupError, LockError, OrderedMQError, RocketMQError, TopicError, not_an_offset
-from orderedmq.model import MAX_QUEUES, RETRY_PREFIX, MessageQueue
+from orderedmq.conditions import GroupCondition, LockCondition, OffsetCondition
+from orderedmq.errors import GroupError, LockError, OffsetError, OrderedMQError, RocketMQError, TopicError, not_an_offset
+from orderedmq.model import MAX_QUEUES, RETRY_PREFIX, MessageQueue, OffsetRange
 from orderedmq.rocketmq.group.lock_rules import not_created
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -28,6 +28,8 @@ from orderedmq.rocketmq.wire.request import Request, int_field
 GROUP_TIMEOUT: Final = 25.0
 #: V5_0_0: from this version on, a broker distinguishes "never committed" from 0.
 _TELLS_NEVER: Final = 413
+#: Messages of a queue that have a bit in its registers.
+_MOST_SETTLED: Final = registers.SETTLED_BLOCKS * registers.SETTLED_BLOCK
 
 
 class GroupOffsets:
@@ -149,9 +151,7 @@ class GroupOffsets:
 
     def fences(self, group: str, queues: Sequence[MessageQueue], seconds: float = GROUP_TIMEOUT) -> dict[MessageQueue, int]:
         """Return the fence of each queue, 0 where it has none."""
-        asked = [(queue, _offset(group, registers.fence(queue))) for queue in queues]
-        answers = ask_queues(self._client, asked, Deadline.after(seconds))
-        return {queue: offset or 0 for queue, (offset, _) in zip(queues, answers)}
+        return dict(zip(queues, self._registers(group, [registers.fence(queue) for queue in queues], seconds)))
 
     def fence(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
         """Set fences: tokens up to these epochs are stale for every client that reads them."""
@@ -185,10 +185,7 @@ class GroupOffsets:
 
     def seek_number(self, group: str, queue: MessageQueue) -> int:
         """Return a number that each reset of the queue raises; 0 before the first."""
-        [(number, _)] = ask_queues(
-            self._client, [(queue, _offset(group, registers.seek_number(queue)))], Deadline.after(GROUP_TIMEOUT)
-        )
-        return number or 0
+        return self._registers(group, [registers.seek_number(queue)])[0]
 
     def raise_reset_number(self, group: str, queues: Sequence[MessageQueue]) -> int:
         """Raise the reset number at every reachable broker and return it.
@@ -241,6 +238,45 @@ class GroupOffsets:
         if self._client.behind_proxy(deadline):
             for name, address in self.masters().items():
                 self._create_retry_topic(group, registers.reset_number(group, name), address, deadline)
+
+    # -- messages that were settled out of turn
+
+    def settle(self, group: str, queue: MessageQueue, offsets: Sequence[int]) -> None:
+        """See `Groups.settle`. The lock is not checked."""
+        last = max(offsets, default=0)
+        if last >= _MOST_SETTLED or queue.queue_id >= registers.SETTLED_QUEUES:
+            raise OffsetError(
+                OffsetCondition.INVALID,
+                f"message {last} of queue {queue} cannot be processed out of turn: over RocketMQ that is for the first {_MOST_SETTLED:,} "
+                f"messages of a queue whose number is below {registers.SETTLED_QUEUES:,}; process the queue in its order",
+            )
+        new: dict[int, int] = {}
+        for offset in offsets:
+            block, bit = divmod(offset, registers.SETTLED_BLOCK)
+            new[block] = new.get(block, 0) | 1 << bit
+        places, seek = [registers.settled(queue, block) for block in new], self.seek_number(group, queue)
+        known = [registers.settled_bits(number, seek) for number in self._registers(group, places)]
+        numbers = [registers.settled_number(old | bits, seek) for old, bits in zip(known, new.values())]
+        self.write(group, dict(zip(places, numbers)))
+
+    def settled(self, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
+        """See `Groups.settled`."""
+        size, end = registers.SETTLED_BLOCK, min(span.end, _MOST_SETTLED)
+        if queue.queue_id >= registers.SETTLED_QUEUES or span.begin >= end:
+            return set()
+        blocks = range(span.begin // size, -(-end // size))
+        numbers = self._registers(group, [registers.settled(queue, block) for block in blocks])
+        if not any(numbers):
+            return set()
+        seek = self.seek_number(group, queue)
+        found = [(block * size, registers.settled_bits(number, seek)) for block, number in zip(blocks, numbers)]
+        every = {first + bit for first, bits in found for bit in range(size) if bits >> bit & 1}
+        return {offset for offset in every if span.begin <= offset < end}
+
+    def _registers(self, group: str, places: Sequence[MessageQueue], seconds: float = GROUP_TIMEOUT) -> list[int]:
+        """Return the numbers of registers, 0 for one that was never written."""
+        answers = ask_queues(self._client, [(place, _offset(group, place)) for place in places], Deadline.after(seconds))
+        return [number or 0 for number, _ in answers]
 
     def masters(self) -> dict[str, str]:
         """Return the addresses of all masters, which are the brokers that accept writes, by broker name."""

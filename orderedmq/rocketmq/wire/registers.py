@@ -5,7 +5,8 @@ real offsets, up to 5 s later, and deletes them with the group or the topic. Too
 
 Each function returns the place of one register, which `group_requests.consumer_offset` reads and ``update_consumer_offset`` writes. 0 and no
 offset mean the same: the register was never written, or its broker has forgotten it. Ids of queues are below SPAN, and each register has a span
-of ids of its own, so that no two meet even if a sink stores its registers in the group that a source reads with.
+of ids of its own, so that no two meet even if a sink stores its registers in the group that a source reads with. `settled` has all ids from
+2^30 on: enough for SETTLED_BLOCKS blocks of each queue whose id is below SETTLED_QUEUES.
 
 ===============  =================================  =========================================================================
 register         one for each                       its number
@@ -17,6 +18,7 @@ register         one for each                       its number
 `writer`         sink's group, queue                the run and batch that may write to the queue (sink.bookmarks)
 `committed`      sink's group, topic, broker        the sink's newest committed batch plus 1
 `history`        sink's group, topic, broker, slot  which batches before that are committed (sink.commit_history)
+`settled`        group, queue, block of messages    which of them were processed out of turn since the queue's last reset
 ===============  =================================  =========================================================================
 """
 
@@ -29,6 +31,12 @@ from orderedmq.model import RETRY_PREFIX, MessageQueue
 #: The number of ids of a register that each queue has. It is above the number of queues of a topic (MAX_QUEUES).
 SPAN: Final = 1 << 20
 _FENCES, _RESETS, _SEEKS, _MARKS, _WRITERS, _COMMITTED, _HISTORY = (number * SPAN for number in (1, 2, 4, 6, 8, 16, 17))
+_SETTLED: Final = 1 << 30
+SETTLED_QUEUES: Final = 1 << 10
+SETTLED_BLOCKS: Final = 1 << 20
+#: Messages of a block. Each has a bit of the block's number; the bits above are the lowest of the queue's seek number.
+SETTLED_BLOCK: Final = 40
+_SEEK_BITS: Final = 23
 
 
 def fence(queue: MessageQueue) -> MessageQueue:
@@ -60,6 +68,23 @@ def history(queue: MessageQueue, slot: int) -> MessageQueue:
     return queue._replace(queue_id=_HISTORY + slot * SPAN)
 
 
+def settled(queue: MessageQueue, block: int) -> MessageQueue:
+    assert queue.queue_id < SETTLED_QUEUES
+    assert block < SETTLED_BLOCKS
+    return queue._replace(queue_id=_SETTLED + block * SETTLED_QUEUES + queue.queue_id)
+
+
+def settled_number(bits: int, seek: int) -> int:
+    """Return the number of a block whose messages of ``bits`` were settled since the seek of this number."""
+    return seek % (1 << _SEEK_BITS) << SETTLED_BLOCK | bits
+
+
+def settled_bits(number: int, seek: int) -> int:
+    """Return the bits of a block's number. ``seek``: the queue's seek number now; a lower one's bits are forgotten."""
+    of_seek, bits = divmod(number, 1 << SETTLED_BLOCK)
+    return bits if of_seek == seek % (1 << _SEEK_BITS) else 0
+
+
 def queue_of(place: MessageQueue) -> MessageQueue:
     """Return a queue at whose broker a register is: the register's own queue, if each queue has one. A queue is its own."""
-    return place._replace(queue_id=place.queue_id % SPAN)
+    return place._replace(queue_id=place.queue_id % (SPAN if place.queue_id < _SETTLED else SETTLED_QUEUES))
