@@ -11,6 +11,7 @@ from orderedmq.cli import completion
 from orderedmq.cli.shell import REFUSED, Column, Shell, command
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
+from orderedmq.options.values import parse_timestamp
 from orderedmq.tools.readable import number
 
 if TYPE_CHECKING:
@@ -59,6 +60,14 @@ def compare(
             metavar="COLUMN",
         ),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            help="Topics: only messages stored at this time or later: ISO-8601 (UTC if it names no zone), or ms since 1970.",
+            metavar="TIME",
+            show_default=False,
+        ),
+    ] = None,
     examples: Annotated[int, typer.Option(min=0, help="Maximum examples of each kind.")] = 5,
 ) -> None:
     """Compare two topics, or a topic and a table, per sharding key. Exit code 1 if anything is lost, duplicated or out of order.
@@ -77,12 +86,19 @@ def compare(
         "id_field": id_field,
     }
 
+    begin = None if since is None else parse_timestamp(since.strip(), "--since")
+
     def side(name: str, broker: Broker) -> Side:
         if "/" in name or "." in name:
             return TableSide(Path(name), **table)
-        return TopicSide(broker.log, name, id_field)
+        return TopicSide(broker.log, name, id_field, begin)
 
-    if not ({"/", "."} & {*expected, *actual}) and (id_column or order_column):
+    tables = {"/", "."} & {*expected, *actual}
+    if tables and since is not None:
+        raise OptionError(
+            OptionCondition.CONFLICT, "option --since is for topics, but a side is Parquet: choose its rows before"
+        )
+    if not tables and (id_column or order_column):
         raise OptionError(
             OptionCondition.CONFLICT, "options --id-column and --order-column are for Parquet, but both sides are topics"
         )

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset
 import xxhash
 
-from orderedmq.broker import Log
+from orderedmq.broker import Log, QueueBounds
 from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.pulls import pulls
@@ -37,14 +37,19 @@ _SHOWN: Final = 80
 class TopicSide:
     """The messages that a topic has now, each queue in the order of its offsets.
 
-    ``id_field``: the field of JSON bodies that identifies a message; None: the whole body identifies it.
+    ``id_field``: the field of JSON bodies that identifies a message; None: the whole body identifies it. ``since``: only messages
+    stored at this time or later (µs since 1970).
     """
 
-    def __init__(self, log: Log, topic: str, id_field: str | None = None) -> None:
+    def __init__(self, log: Log, topic: str, id_field: str | None = None, since: int | None = None) -> None:
         self.name = topic
         self._log = log
         self._field = id_field
-        self._bounds = [(queue, at) for queue, at in log.bounds(log.queues(topic)).items() if at.min_offset < at.max_offset]
+        bounds = log.bounds(log.queues(topic))
+        if since is not None:
+            begins = {queue: min(log.offset_at(queue, since), at.max_offset) for queue, at in bounds.items()}
+            bounds = {queue: QueueBounds(max(begins[queue], at.min_offset), at.max_offset) for queue, at in bounds.items()}
+        self._bounds = [(queue, at) for queue, at in bounds.items() if at.min_offset < at.max_offset]
         #: The number of each queue's first row.
         self._begins = np.cumsum([0, *(at.max_offset - at.min_offset for _, at in self._bounds)]).tolist()
 

@@ -806,6 +806,8 @@ def test_audit(run: Run, text: Run, tmp_path: Path) -> None:
     assert run("audit", "one", str(tmp_path / "t.parquet"), "--id-field", "id", *columns)[0]["ok"]
     assert "no Parquet file or directory" in run("audit", "one", "./none", code=3)
     assert "CONFLICT" in run("audit", "one", "two", "--id-column", "id", code=2)
+    assert run("audit", "one", "two", "--since", "2100-01-01")[0]["expected"]["messages"] == 0
+    assert "--since is for topics" in run("audit", "one", str(tmp_path / "t.parquet"), "--since", "2100-01-01", code=2)
     assert "no field 'v'" in run("audit", "one", "two", "--id-field", "v", code=2)
 
 

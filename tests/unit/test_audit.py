@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -235,6 +236,28 @@ def test_two_topics_whatever_their_queues(broker: Broker) -> None:
     assert sum(progress) == 8
     with pytest.raises(TopicError, match="no topic 'three'"):
         TopicSide(broker.log, "three")
+
+
+def test_two_topics_from_a_time_on(broker: Broker) -> None:
+    """As the outputs of a query and of its canary: what the query wrote before is not compared."""
+    fill(broker, "live", [("k", b"1"), ("k", b"2")], [("m", b"3")])
+    fill(broker, "canary", [], [])
+    time.sleep(0.002)
+    since = time.time_ns() // 1000
+    time.sleep(0.002)
+    for topic, rows in (("live", [b"4", b"5"]), ("canary", [b"4", b"6"])):
+        columns = {"sharding_key": ["k", "k"], "body": rows}
+        broker.log.append({broker.log.queues(topic)[0]: pa.record_batch(columns)})
+    sides = [TopicSide(broker.log, topic, since=since) for topic in ("live", "canary")]
+    assert [side.messages for side in sides] == [2, 2]
+    found = audit(*sides)
+    assert findings(found) == {"lost": 1, "lost_at_end": 1, "extra": 1, "keys_affected": 1}
+    assert [(example.kind, example.where) for example in found.examples] == [
+        ("lost", "queue 0 offset 3"),
+        ("extra", "queue 0 offset 1"),
+    ]
+    assert audit(*(TopicSide(broker.log, "live", since=at) for at in (1, None))).ok
+    assert TopicSide(broker.log, "live", since=since + 3_600_000_000).messages == 0
 
 
 def test_examples_of_topics_are_messages(broker: Broker) -> None:
