@@ -1,8 +1,9 @@
-"""What the pulls of all brokers share: the limit of their bytes, and reading a queue up to a known end."""
+"""What the pulls of all brokers share: the limit of their bytes, and reading a queue up to a known end, or at some offsets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,6 +11,9 @@ import pyarrow.compute as pc
 from orderedmq.broker import Log
 from orderedmq.errors import beyond_end
 from orderedmq.model import MessageQueue
+
+#: Messages so near to each other are read by one pull: a broker of RocketMQ returns 32 of them anyway.
+_NEAR: Final = 32
 
 
 def bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
@@ -39,3 +43,28 @@ def pulls(
             raise beyond_end(queue, begin, known, log.tail_loss)
         begin += batch.num_rows
         yield batch
+
+
+def pulls_at(
+    log: Log, queue: MessageQueue, offsets: Sequence[int], max_messages: int, max_bytes: int, columns: tuple[str, ...]
+) -> Iterator[tuple[list[int], pa.RecordBatch]]:
+    """Yield the messages at ``offsets``, which are in ascending order, each batch with its offsets. Otherwise as `pulls`."""
+    wanted = set(offsets)
+    for begin, end in _runs(offsets):
+        for rows in pulls(log, queue, begin, end, max_messages, max_bytes, columns):
+            chosen = [at for at in range(begin, begin + rows.num_rows) if at in wanted]
+            yield chosen, rows.take(pa.array([at - begin for at in chosen], pa.int64()))
+            begin += rows.num_rows
+
+
+def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield ranges [begin, end) that together have all of ``offsets``, which are in ascending order, and few other offsets."""
+    if not offsets:
+        return
+    begin = end = offsets[0]
+    for at in offsets:
+        if at - end >= _NEAR:
+            yield begin, end
+            begin = at
+        end = at + 1
+    yield begin, end

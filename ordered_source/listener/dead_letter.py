@@ -46,8 +46,8 @@ def dead_letter(
     ``df`` is a stream of the source with ``includeLockToken=true`` and whatever columns were added to it. It needs topic,
     broker_name, queue_id, queue_offset, body and lock_token as they were read, before any shuffle. ``condition`` is a Column or SQL, as
     in ``df.where``: a row is put aside if it is true, and passes if it is false or null. ``error`` says why, in the letter's property
-    ORDEREDMQ_ERROR: a text for all rows, or a Column. A letter has the message's body, key, tags and keys, its properties if the source
-    reads them (``includeProperties=true``), and its origin. The command sends it again: ``orderedmq dlq replay``.
+    ORDEREDMQ_ERROR: a text for all rows, or a Column. A letter has the body of ``df``, the message's key, tags, keys and properties, which
+    are read from the queue where ``df`` lacks them, and its origin. The command sends it again: ``orderedmq dlq replay``.
 
     The letters are stored before the micro-batch is committed, each once, also if Spark runs the batch again (over RocketMQ, if it
     is among the last 32,768 letters of its broker). ``credentials`` and ``tls`` are those of `consume_orderly`.

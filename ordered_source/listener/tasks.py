@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,10 +19,17 @@ from orderedmq.errors import OptionError, SchemaError
 from orderedmq.listening.engine import Message
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.ownership.lock import LockToken
+from orderedmq.pulls import pulls_at
 from orderedmq.rows.dead_letters import dead_letter_properties
+from orderedmq.rows.pull_settings import PullSettings
 
 #: Required columns: a message's queue, offset, body and lock.
 NEEDED: Final = ("topic", "broker_name", "queue_id", "queue_offset", "body", LOCK_TOKEN)
+#: What a dead letter has of its message, besides the body.
+_OF_LETTERS: Final = ("tags", "keys", "sharding_key", "properties", "message_id")
+#: Messages, and bytes of them, that are read at once for letters.
+_READ: Final = 1024
+_READ_BYTES: Final = 8 * 1024 * 1024
 
 
 def require_columns(
@@ -112,10 +119,15 @@ def by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, ReadContext 
 
 
 def write_letters(broker: Broker, token: LockToken, messages: Sequence[Message], errors: Sequence[str | None]) -> None:
-    """Write messages of the token's queue to the dead letters, each with its error. Raises what `Groups.dead_letter` raises."""
-    letters = []
+    """Write messages of the token's queue to the dead letters, each with its error.
+
+    What the DataFrame does not have of them is read from the queue, so that a letter is the whole message, and its properties still count
+    how often it was replayed. Raises what `Groups.dead_letter` and `Log.pull` raise.
+    """
+    letters, read = [], _read(broker, token, messages)
     for message, error in zip(messages, errors, strict=True):
-        found = {name: getattr(message, name, None) for name in ("tags", "keys", "sharding_key", "properties", "message_id")}
+        known = read.get(message._offset, {})
+        found = {name: known[name] if name in known else getattr(message, name, None) for name in _OF_LETTERS}
         # As the listener saw it at the last call, and as in Java: one less than the failed calls.
         retries = message._attempts - 1 if message._attempts else getattr(message, "reconsume_times", 0) or 0
         properties = dead_letter_properties(
@@ -129,3 +141,19 @@ def write_letters(broker: Broker, token: LockToken, messages: Sequence[Message],
         letters.append({"body": message.body, **found, "properties": list(properties.items())})
     rows = pa.RecordBatch.from_pylist(letters, schema=PRODUCER_SCHEMA)
     broker.groups.dead_letter(token, rows, [message._offset for message in messages])
+
+
+def _read(broker: Broker, token: LockToken, messages: Sequence[Message]) -> dict[int, dict[str, Any]]:
+    """Return by offset what the rows lack of messages, nothing for those that the broker has deleted since."""
+    there: Collection[str] = messages[0]._rows.columns.names if messages else _OF_LETTERS
+    missing = tuple(name for name in _OF_LETTERS if name not in there)
+    at = broker.log.bounds([token.queue]).get(token.queue) if missing else None
+    if at is None:
+        return {}
+    offsets = sorted({message._offset for message in messages if message._offset >= at.min_offset})
+    log = broker.log.reading(PullSettings(token.group))
+    return {
+        offset: row
+        for chosen, rows in pulls_at(log, token.queue, offsets, _READ, _READ_BYTES, missing)
+        for offset, row in zip(chosen, rows.to_pylist(), strict=True)
+    }

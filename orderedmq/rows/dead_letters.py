@@ -1,4 +1,4 @@
-"""Dead letters: the properties that tell where one comes from, and its identity. Pure."""
+"""Dead letters: the properties that tell where one comes from, its identity, and how often its message was replayed. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ RECONSUME_TIME: Final = "RECONSUME_TIME"
 ORIGIN_BROKER: Final = "ORDEREDMQ_BROKER"
 ORIGIN_OFFSET: Final = "ORDEREDMQ_OFFSET"
 ERROR: Final = "ORDEREDMQ_ERROR"
+#: How often each group's replays have sent the message, such as "billing=2,shipping=1". Unlike the others, it belongs to the message
+#: itself: a replay sends it with the message, and a dead letter of that message has it again.
+REPLAYS: Final = "ORDEREDMQ_REPLAYS"
 #: Maximum bytes kept of an error's text.
 MAX_ERROR_BYTES: Final = 4096
 #: Bytes that a broker may add to the properties of a message that it stores.
 _SPARE_BYTES: Final = 256
+#: A longer number of replays was not written by this package.
+_MAX_DIGITS: Final = 9
 
 
 def clip(text: str, limit: int) -> str:
@@ -48,8 +53,8 @@ def dead_letter_properties(
     """Return a dead letter's properties: the message's own ``properties`` and its origin, under RocketMQ's names where they exist.
 
     ``room`` is their maximum size in bytes: less than the default if the message has keys or tags. The error is cut first, then
-    the message's own properties that do not fit are left out. A message that was a dead letter before keeps its first message
-    id, as in Java.
+    the message's own properties that do not fit are left out, REPLAYS as the last of them. A message that was a dead letter
+    before keeps its first message id, as in Java.
     """
     origin = {
         REAL_TOPIC: queue.topic,
@@ -63,9 +68,31 @@ def dead_letter_properties(
     # RocketMQ writes a property as name, value and two separators.
     room -= sum(len(f"{name}{value}".encode()) + 2 for name, value in origin.items())
     result = {}
-    for name, value in properties.items():
+    for name, value in sorted(properties.items(), key=lambda own: own[0] != REPLAYS):
         size = len(f"{name}{value}".encode()) + 2
         if name not in origin and size <= room:
             result[name] = value
             room -= size
     return {**result, **origin, ERROR: clip(error, min(MAX_ERROR_BYTES, room))}
+
+
+def replays(properties: Mapping[str, str], group: str) -> int:
+    """Return how often replays of the group's dead letters have sent the message with these properties."""
+    return _replays(properties).get(group, 0)
+
+
+def replayed_once_more(properties: Mapping[str, str], group: str) -> dict[str, str]:
+    """Return the properties with which a replay of the group's dead letters sends a message."""
+    counts = _replays(properties)
+    counts[group] = counts.get(group, 0) + 1
+    return {**properties, REPLAYS: ",".join(f"{name}={count}" for name, count in counts.items())}
+
+
+def _replays(properties: Mapping[str, str]) -> dict[str, int]:
+    """Return the numbers of REPLAYS. A part that this package did not write counts as none: any producer may set the property."""
+    parts = [part.rpartition("=") for part in properties.get(REPLAYS, "").split(",")]
+    return {
+        name: int(count)
+        for name, _, count in parts
+        if name and count.isascii() and count.isdigit() and len(count) <= _MAX_DIGITS
+    }

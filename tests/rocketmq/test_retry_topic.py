@@ -15,6 +15,7 @@ from orderedmq.ownership.lock import LockToken
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rows.dead_letters import REPLAYS, replays
 from tests.rocketmq.peers import Peers
 from tests.rocketmq.test_source import Rig, rig
 from tests.waits import until
@@ -121,7 +122,7 @@ def test_java_and_spark_share_the_retries_of_a_group(rig: Rig, peers: Peers) -> 
 def test_a_message_comes_back_and_after_its_retries_it_is_a_dead_letter(rig: Rig) -> None:
     rig.topic()
     until(lambda: len(rig.broker.log.queues(rig.source)) == 1, "the topic is known")
-    rig.fill(0, 3)
+    rig.fill(0, 3, **{REPLAYS: f"{rig.group}=2"})
     query = Query(rig, lambda body, times: body != "1", max_reconsume_times=1)
     retry, letters = RETRY_PREFIX + rig.group, MessageQueue(DEAD_LETTER_PREFIX + rig.group, rig.cluster.broker.name, 0)
     until(lambda: len(query.told()) == 4, "all is decided", 90)
@@ -137,6 +138,7 @@ def test_a_message_comes_back_and_after_its_retries_it_is_a_dead_letter(rig: Rig
     rows = until(lambda: _rows(rig, letters, 1), "the dead letter is there")
     assert [bytes(row["body"]) for row in rows] == [b"1"]
     assert dict(rows[0]["properties"])["RETRY_TOPIC"] == rig.source
+    assert replays(dict(rows[0]["properties"]), rig.group) == 2, "how often it was replayed goes with it"
     query.query.stop()
 
 

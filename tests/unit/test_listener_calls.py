@@ -9,7 +9,14 @@ import pytest
 from orderedmq.errors import ListenerError
 from orderedmq.listening.listener import Caller, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
-from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, dead_letter_id, dead_letter_properties
+from orderedmq.rows.dead_letters import (
+    MAX_ERROR_BYTES,
+    REPLAYS,
+    dead_letter_id,
+    dead_letter_properties,
+    replayed_once_more,
+    replays,
+)
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 QUEUE = MessageQueue("orders", "embedded", 3)
@@ -141,3 +148,22 @@ def test_the_error_is_cut_so_that_properties_stay_below_their_limit(own: int) ->
     assert result["REAL_TOPIC"] == "orders"
     assert result["small"] == "y"
     assert ("big" in result) == (own < 32_450)
+
+
+def test_a_message_counts_the_replays_of_each_group() -> None:
+    assert replays({}, "g") == replays({REPLAYS: ""}, "g") == 0
+    once = replayed_once_more({"own": "x"}, "g")
+    assert once == {"own": "x", REPLAYS: "g=1"}
+    found = replayed_once_more(replayed_once_more(replayed_once_more(once, "h"), "g"), "%DLQ%g-_|1")
+    assert [replays(found, group) for group in ("g", "h", "%DLQ%g-_|1", "other")] == [2, 1, 1, 0]
+    # Whatever a producer sets counts as none.
+    for text in ("=", "g", "g=", "g=x", "g=-1", "g=" + "9" * 5000, "g=1.5", ",,", "g=²"):
+        assert replays({REPLAYS: text}, "g") == 0
+        assert replayed_once_more({REPLAYS: text}, "g")[REPLAYS] == "g=1"
+
+
+def test_a_dead_letter_keeps_the_count_of_replays_rather_than_other_properties() -> None:
+    properties = {f"big{number}": "x" * 1000 for number in range(40)} | {REPLAYS: "g=2"}
+    result = dead_letter_properties(QUEUE, 17, message_id="A", reconsume_times=1, error="e" * 9000, properties=properties)
+    assert replays(result, "g") == 2
+    assert "big39" not in result

@@ -36,7 +36,7 @@ from orderedmq.forks import BeginAnew
 from orderedmq.model import PARKED_ERROR, PARKED_FROM, PARKED_PROPERTIES, PROPERTIES_TYPE, MessageQueue, is_reserved
 from orderedmq.parking.lot import SOURCE_COLUMNS, to_park
 from orderedmq.parking.rules import Put, parked_queue
-from orderedmq.pulls import pulls
+from orderedmq.pulls import pulls, pulls_at
 from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.append.once import Appender
 from orderedmq.rocketmq.codec.encode import SendBody, encode, property_columns
@@ -57,8 +57,6 @@ _OTHERS_TIMEOUT: Final = 2.0
 _COPY_BYTES: Final = 16 * 1024 * 1024
 _FIRST_COPY: Final = 64
 _MOST_COPIED: Final = 4096
-#: Places so near to each other are read by one pull: a broker returns 32 messages anyway.
-_NEAR: Final = 32
 _NO_LIMIT: Final = 1 << 40
 #: Settled messages that are remembered at most.
 _MOST_SETTLED: Final = 10_000
@@ -296,24 +294,10 @@ def _copies(log: RocketMQLog, puts: Sequence[Put]) -> pa.RecordBatch:
         places.setdefault(put.source, {})[put.at] = number
     found, order = [], []
     for source, numbers in places.items():
-        for begin, end in _runs(sorted(numbers)):
-            for rows in pulls(log, source, begin, end, end - begin, _NO_LIMIT, SOURCE_COLUMNS):
-                chosen = [at for at in range(begin, begin + rows.num_rows) if at in numbers]
-                found.append(rows.take(pa.array([at - begin for at in chosen], pa.int64())))
-                order += [numbers[at] for at in chosen]
-                begin += rows.num_rows
+        for chosen, rows in pulls_at(log, source, sorted(numbers), _MOST_COPIED, _NO_LIMIT, SOURCE_COLUMNS):
+            found.append(rows)
+            order += [numbers[at] for at in chosen]
     return pa.concat_batches(found).take(pa.array(np.argsort(order)))
-
-
-def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield ranges [begin, end) that together have all of ``offsets``, which are in ascending order, and few other offsets."""
-    begin = end = offsets[0]
-    for at in offsets:
-        if at - end >= _NEAR:
-            yield begin, end
-            begin = at
-        end = at + 1
-    yield begin, end
 
 
 def _fit(rows: pa.RecordBatch, keys: pa.Array, puts: Sequence[Put], where: str) -> pa.RecordBatch:
