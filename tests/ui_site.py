@@ -22,7 +22,7 @@ from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Put, Ticket
-from orderedmq.rows.dead_letters import dead_letter_properties
+from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
 from orderedmq.ui.app import make_app
 from orderedmq.ui.connections import ConnectionLimits
 from orderedmq.ui.guard import Rules
@@ -67,9 +67,10 @@ class Shop:
         due = int(time.time() * 1000) + 60_000
         assert self.broker.groups.park(self.token(number), [Put(self.queues[number], offset, Ticket(offset, 2, 1, due, error))])
 
-    def give_up(self, number: int, offset: int, key: str, error: str = "ValueError: <bad>") -> None:
+    def give_up(self, number: int, offset: int, key: str, error: str = "ValueError: <bad>", replays: int = 0) -> None:
+        own = {"colour": "red"} | ({REPLAYS: f"{GROUP}={replays}"} if replays else {})
         found = dead_letter_properties(
-            self.queues[number], offset, message_id="m", reconsume_times=3, error=error, properties={"colour": "red"}
+            self.queues[number], offset, message_id="m", reconsume_times=3, error=error, properties=own
         )
         letter = {"body": b"given up", "sharding_key": key, "properties": list(found.items())}
         letters = pa.RecordBatch.from_pylist([letter], schema=PRODUCER_SCHEMA)

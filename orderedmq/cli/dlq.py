@@ -9,11 +9,23 @@ import typer
 from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
+from orderedmq.cli.parked import Keys
 from orderedmq.cli.shell import WHOLE, Column, Full, Shell, command, commands
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import OffsetError, OptionError, no_such_offset
 from orderedmq.model import check_group
-from orderedmq.tools.dead_letters import DeadLetter, Replayed, dead_letter_queue, read, replay, replayed_to
+from orderedmq.options.values import parse_timestamp
+from orderedmq.tools.dead_letters import (
+    MAX_REPLAYS,
+    DeadLetter,
+    LetterFilter,
+    Replayed,
+    dead_letter_queue,
+    find,
+    replay,
+    replayed,
+    replayed_to,
+)
 from orderedmq.tools.readable import body_fields, body_text, moment, one_line, short_moment, shortened
 
 app = commands("Dead letters: messages that a listener gave up. List and replay.")
@@ -21,8 +33,48 @@ app = commands("Dead letters: messages that a listener gave up. List and replay.
 #: Maximum characters of a body or an error in a table.
 _PREVIEW: Final = 80
 
+Error = Annotated[
+    str | None,
+    typer.Option(
+        "--error", help="Only letters whose error has this text in it, in the same case.", metavar="TEXT", show_default=False
+    ),
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        help="Only letters put aside at this time or later: ISO-8601 (UTC if it names no zone), or ms since 1970.",
+        metavar="TIME",
+        show_default=False,
+    ),
+]
+MaxReplays = Annotated[
+    int,
+    typer.Option(
+        "--max-replays",
+        min=1,
+        help="A letter whose message was replayed this often for the group is in quarantine.",
+        metavar="N",
+    ),
+]
 
-def _row(letter: DeadLetter, replayed: int) -> dict[str, Any]:
+
+def _filter(
+    keys: list[str] | None, error: str | None, since: str | None, offsets: list[int] | None, quarantined: bool | None, most: int
+) -> LetterFilter:
+    if error == "":
+        raise OptionError(OptionCondition.INVALID, "option --error is empty: give a text that the errors have in them")
+    return LetterFilter(
+        frozenset(keys or ()),
+        error,
+        None if since is None else parse_timestamp(since.strip(), "--since"),
+        frozenset(offsets or ()),
+        quarantined,
+        most,
+    )
+
+
+def _row(letter: DeadLetter, *, replayed: bool, quarantined: bool) -> dict[str, Any]:
     origin = letter.origin
     return {
         "offset": letter.offset,
@@ -37,7 +89,9 @@ def _row(letter: DeadLetter, replayed: int) -> dict[str, Any]:
         "retries": letter.retries,
         "message_id": letter.message_id,
         "stored": moment(letter.stored),
-        "replayed": letter.offset < replayed,
+        "replayed": replayed,
+        "replays": letter.replays,
+        "quarantined": quarantined,
         "properties": dict(letter.properties),
         **body_fields(letter.body),
     }
@@ -45,6 +99,10 @@ def _row(letter: DeadLetter, replayed: int) -> dict[str, Any]:
 
 def _beginning(text: str) -> str:
     return one_line(shortened(text, _PREVIEW, WHOLE))
+
+
+def _state(row: dict[str, Any]) -> str:
+    return "yes" if row["replayed"] else "quarantined" if row["quarantined"] else ""
 
 
 @command(app, "list")
@@ -55,27 +113,38 @@ def list_letters(
         int | None, typer.Option(min=0, help="Begin at this dead letter (default: the first).", show_default=False)
     ] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="Maximum number of letters.")] = 20,
+    key: Keys = None,
+    error: Error = None,
+    since: Since = None,
+    quarantined: Annotated[bool, typer.Option("--quarantined", help="Only letters in quarantine.")] = False,
+    max_replays: MaxReplays = MAX_REPLAYS,
     full: Full = False,
 ) -> None:
     """Show the dead letters of a group: where each came from, its key, the error, how often it was retried, its body.
 
-    OFFSET is the letter's number for dlq replay. REPLAYED is yes for letters before the one where replay --all goes on. A table has the
-    beginnings of bodies and errors; --full shows them whole. JSON has them whole, and the message's own properties.
+    OFFSET is the letter's number for dlq replay. REPLAYED is yes for a letter that was replayed, and quarantined for one that replay
+    --all passes by. REPLAYS is how often its message was replayed before it became this letter. A table has the beginnings of bodies
+    and errors; --full shows them whole. JSON has them whole, and the message's own properties.
     """
     check_group(group)
+    chosen = _filter(key, error, since, None, quarantined or None, max_replays)
     rows: list[dict[str, Any]] = []
     end = 0
     with shell.broker() as broker:
         queue = dead_letter_queue(broker, group)
         if queue is not None:
-            at, replayed = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
+            at, upto = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
             begin, end = max(at.min_offset, offset or 0), at.max_offset
             if offset is not None and offset > end:
                 raise no_such_offset(queue, end, f"dead letter {offset}")
-            for piece in read(broker.log, queue, begin, min(end, begin + count)):
-                rows += [_row(letter, replayed) for letter in piece]
+            # One more than is shown: it tells whether there are more.
+            for letters in find(broker.log, queue, chosen, begin, end, count + 1):
+                before = replayed(broker, queue, letters, chosen, upto)
+                rows += [_row(one, replayed=one.offset in before, quarantined=chosen.holds(one)) for one in letters]
+    following = rows[count]["offset"] if len(rows) > count else None
+    del rows[count:]
     if not shell.json:
-        rows = [{**row, "body": body_text(row)} for row in rows]
+        rows = [{**row, "body": body_text(row), "state": _state(row)} for row in rows]
     columns = (
         Column("offset", "offset", right=True),
         *queue_names.columns(rows),
@@ -84,12 +153,13 @@ def list_letters(
         Column("error", "error", str if full else _beginning),
         Column("retries", "retries", right=True),
         Column("stored", "stored (UTC)", short_moment),
-        Column("replayed", "replayed", lambda done: "yes" if done else ""),
+        Column("replays", "replays", lambda times: str(times or ""), right=True),
+        Column("state", "replayed"),
         Column("body", "body", str if full else _beginning),
     )
     shell.show(rows, columns, none=f"no dead letters of group {group}", full=full)
-    if rows and rows[-1]["offset"] + 1 < end:
-        shell.note(f"{end - rows[-1]['offset'] - 1:,} more follow: --offset {rows[-1]['offset'] + 1}")
+    if following is not None:
+        shell.note(f"more follow: --offset {following}")
 
 
 @command(app, "replay")
@@ -101,6 +171,16 @@ def replay_letters(
         typer.Option(min=0, help="This dead letter, replayed before or not; may be repeated.", metavar="N", show_default=False),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that were not replayed yet.")] = False,
+    key: Keys = None,
+    error: Error = None,
+    since: Since = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="At most this many letters, the first of them.", show_default=False)
+    ] = None,
+    quarantined: Annotated[
+        bool, typer.Option("--quarantined", help="Only letters in quarantine; with --offset, those as well.")
+    ] = False,
+    max_replays: MaxReplays = MAX_REPLAYS,
     to_topic: Annotated[
         str | None,
         typer.Option(
@@ -118,17 +198,30 @@ def replay_letters(
     Letters have their keys as text. Replay refuses a letter whose queue shows that its producer hashed the key as a number: then
     give --sharding-key-type or --selector.
 
+    Give --offset, or conditions that a letter has to meet all of (--key, --error, --since, --quarantined), or --all. Without --offset,
+    letters that were replayed before are left out, whichever replay sent them. --limit sends the first of them; the same command
+    again goes on from there.
+
     A letter becomes a new message at the queue's end, behind later ones of its key, for all groups that read the topic. The
-    letters stay. The next --all goes on where the last one ended, at the offset of the group dlq-replay; group seek dlq-replay
-    sets it back. The offset is committed after every 500 letters. A replay that was killed sends its last step again, so
-    delivery is at least once.
+    letters stay. The group dlq-replay keeps what was replayed; group seek dlq-replay --topic %DLQ%GROUP sets it back. It is noted
+    after every 500 letters. A replay that was killed sends its last step again, so delivery is at least once.
+
+    A message counts how often it was replayed. If it becomes a dead letter again after --max-replays replays, that letter is in
+    quarantine: it is left out, and only --quarantined sends it.
     """
     check_group(group)
-    if everything == bool(offset):
+    conditions = bool(key or error is not None or since is not None or quarantined)
+    if offset and (everything or key or error is not None or since is not None or limit):
         raise OptionError(
-            OptionCondition.CONFLICT if everything else OptionCondition.MISSING,
-            "give either --offset, once or several times, or --all",
+            OptionCondition.CONFLICT, "--offset names the letters itself: drop --all, --key, --error, --since and --limit"
         )
+    if not (offset or everything or conditions or limit):
+        raise OptionError(
+            OptionCondition.MISSING,
+            "say which letters: --offset, --all, or conditions (--key, --error, --since, --quarantined, --limit)",
+        )
+    # Letters that are named may be in quarantine or not.
+    chosen = _filter(key, error, since, offset, None if offset and quarantined else quarantined, max_replays)
     keying = chosen_keying(selector, key_type)
     done = Replayed()
     with shell.broker() as broker:
@@ -138,7 +231,7 @@ def replay_letters(
         if queue is not None:
             try:
                 with shell.progress("replaying") as bar:
-                    replay(broker, queue, None if everything else offset, to_topic, done, bar.advance, keying)
+                    replay(broker, queue, chosen, done, limit=limit, to_topic=to_topic, keying=keying, progress=bar.at)
             except BaseException:
                 if done.letters:
                     shell.note(f"{done.letters:,} dead letters were replayed before")
@@ -149,12 +242,14 @@ def replay_letters(
             "group": group,
             "replayed": done.letters,
             "topics": dict(sorted(done.topics.items())),
-            "ahead": done.ahead,
+            "quarantined": done.quarantined,
             "deleted": done.deleted,
         },
         f"replayed {done.letters:,} dead letter{'' if done.letters == 1 else 's'} of group {group}{f': {to}' if to else ''}",
     )
+    if done.quarantined:
+        shell.note(
+            f"left out {done.quarantined:,} in quarantine: replayed {max_replays} times or more, and given up again; --quarantined sends them"
+        )
     if done.deleted:
         shell.note(f"{done.deleted:,} dead letters were deleted by retention before they were replayed")
-    if done.ahead:
-        shell.note(f"--all has not reached {', '.join(map(str, done.ahead))} yet, and will send them again")

@@ -21,12 +21,22 @@ from orderedmq.tools.group_state import GroupQueue, group_queues, own_offsets
 from orderedmq.tools.owner_names import owners_of, short_names
 from orderedmq.tools.parked import LotReader, due_in
 from orderedmq.tools.readable import duration, number, yes_no
-from orderedmq.tools.seek import parse_target
+from orderedmq.tools.seek import Sought, parse_target
 
-app = commands("Show the offsets and lag of consumer groups; seek and delete.")
+app = commands("Show the offsets and lag of consumer groups; seek, copy and delete.")
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=completion.groups)]
 Force = Annotated[bool, typer.Option("--force", help="Also while queries are at work: they lose their queues and fail.")]
+AtSeekOption = Annotated[
+    Literal["keep", "drop"] | None,
+    typer.Option(
+        "--parked",
+        help="What becomes of parked messages of these queues: they come back when they are due, or nobody sees them again. If there are "
+        "any, one of the two must be given.",
+        show_default=False,
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 #: The columns of `queue_row` that are about offsets.
 OFFSET_COLUMNS: Final = (
     Column("offset", "offset", number, right=True),
@@ -185,15 +195,8 @@ def seek(
         ),
     ] = None,
     force: Force = False,
-    parked: Annotated[
-        Literal["keep", "drop"] | None,
-        typer.Option(
-            help="What becomes of parked messages of these queues: they come back when they are due, or nobody sees them again. If there are "
-            "any, one of the two must be given.",
-            show_default=False,
-        ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    parked: AtSeekOption = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Set a group's offsets, without asking. Refused while a query is at work in the group. --dry-run only shows the change.
 
@@ -208,6 +211,10 @@ def seek(
     target = parse_target(to, "--to")
     with shell.broker() as broker:
         done = tools.seek(broker, group, target, topic or (), force=force, parked=parked, dry_run=dry_run)
+    _show_sought(shell, group, done, dry_run)
+
+
+def _show_sought(shell: Shell, group: str, done: Sought, dry_run: bool) -> None:
     rows = [
         {
             "group": group,
@@ -226,6 +233,54 @@ def seek(
     )
     title = f"group {group} would go to" if dry_run else f"group {group}, reset {done.reset}"
     shell.show(rows, columns, title=title, none="no queues")
+
+
+@command(app, "copy")
+def copy(
+    shell: Shell,
+    source: Annotated[
+        str, typer.Argument(help="The group whose offsets are copied.", show_default=False, autocompletion=completion.groups)
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="The group that gets them. It is made if it is missing.", show_default=False, autocompletion=completion.groups
+        ),
+    ],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this topic; may be repeated (default: those that SOURCE has offsets of).",
+            metavar="TOPIC",
+            autocompletion=completion.topics,
+        ),
+    ] = None,
+    force: Force = False,
+    parked: AtSeekOption = None,
+    leave_parked: Annotated[
+        bool,
+        typer.Option(
+            "--leave-parked", help="Also if SOURCE has parked messages: they stay there, and TARGET does not get them."
+        ),
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Set a group's offsets to those of another group, without asking, as for a canary that reads the same messages from here on.
+
+    SOURCE may be at work: what counts is its last commit, and nothing of it is changed. For TARGET this is a seek: refused while a query
+    is at work in it, or if messages of these queues are parked there and --parked does not say what becomes of them; its reset number
+    rises. Offsets that TARGET has in other queues stay. --dry-run only shows the change.
+
+    Refused also if messages are parked in SOURCE, which are below its offsets, without --leave-parked; and if retention has deleted
+    messages that SOURCE has not processed.
+    """
+    for name in topic or ():
+        check_topic(name, writing=False)
+    with shell.broker() as broker:
+        done = tools.copy(
+            broker, source, target, topic or (), force=force, parked=parked, leave_parked=leave_parked, dry_run=dry_run
+        )
+    _show_sought(shell, target, done, dry_run)
 
 
 @command(app, "delete")

@@ -36,7 +36,7 @@ from orderedmq.options.declared import BROKER_OPTIONS, DEFAULT_DIRECTORY, Given
 from orderedmq.options.endpoint import VARIABLES, from_environment, layered, parse_endpoint
 from orderedmq.options.profiles import read_profile
 from orderedmq.tools.failures import Kind, kind_of
-from orderedmq.tools.readable import CONTROL, escaped, number, shortened
+from orderedmq.tools.readable import CONTROL, duration, escaped, number, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -259,7 +259,7 @@ def _typed(options: Sequence[str] | None) -> dict[str, str]:
 
 @dataclass
 class Bar:
-    """A progress bar that shows the amount done, the total and the speed."""
+    """A progress bar that shows the amount done, the total, the speed and an estimate of the time left."""
 
     progress: Progress
     task: TaskID
@@ -277,7 +277,8 @@ class Bar:
         task = next(task for task in self.progress.tasks if task.id == self.task)
         of = f" of {self.text(task.total)}" if task.total else ""
         rate = f", {self.text(task.speed)}/s" if task.speed else ""
-        self.progress.update(self.task, done=f"{self.text(task.completed)}{of}{rate}")
+        left = f", {duration(task.time_remaining)} left" if task.time_remaining else ""
+        self.progress.update(self.task, done=f"{self.text(task.completed)}{of}{rate}{left}")
 
 
 def console(stderr: bool = False) -> Console:

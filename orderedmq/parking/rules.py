@@ -220,6 +220,19 @@ def seek_with_parked(group: str, messages: int, queues: Sequence[object]) -> Gro
     )
 
 
+def copy_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:
+    """A copy of the group's offsets does not say that it leaves out the messages that the group has parked from the queues."""
+    return GroupError(
+        GroupCondition.PARKED,
+        f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which are below its offsets: a group at the same offsets does "
+        "not get them, and they stay parked here",
+        Remedy(
+            "let a query of the group process them, or pass leave_parked=True",
+            "let a query of the group process them, or give --leave-parked",
+        ),
+    )
+
+
 def delete_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:
     """A group cannot be deleted without a word while it has parked messages: they would be lost."""
     return GroupError(

@@ -1,9 +1,14 @@
 """Reads the dead letters in %DLQ%<group>, and replays them: sends them again.
 
 Rules: a replay is a consumer of the dead-letter queue, in the group REPLAY_GROUP of the same broker. Under the queue's lock it
-appends a piece of the letters to their topics and then commits its offset. So letters that were sent are not sent again, and
-two replays do not run at once. A replay that dies between append and commit sends that piece again: at least once, never lost.
-A letter becomes its original message, without the properties of its failure, in the queue that its sharding key chooses now.
+appends a piece of the letters to their topics and then records that it has sent them: a replay of all commits its offset, one that
+chooses letters settles them out of turn. So letters that were sent are not sent again, whichever replay sent them, and two replays
+do not run at once. A replay that dies between append and record sends that piece again: at least once, never lost.
+
+A letter becomes its original message, without the properties of its failure, in the queue that its sharding key chooses now. The
+message counts how often it was replayed (`rows.dead_letters.REPLAYS`). A letter whose message was replayed as often as
+`LetterFilter.max_replays` says is in quarantine: a replay of all passes it by, and only one that asks for such letters sends it.
+
 Letters have keys as text. If a key is a number, and the number but not the text chooses the queue that the letter came from,
 its producer did not choose by the text: then a replay is refused until the user says how keys choose queues.
 """
@@ -11,17 +16,17 @@ its producer did not choose by the text: then a replay is refused until the user
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import LockCondition, OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, RocketMQError, TopicError, no_such_offset
-from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, check_group, check_topic
+from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, OffsetRange, check_group, check_topic
 from orderedmq.options.values import whole_number
 from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.pulls import pulls
@@ -31,9 +36,13 @@ from orderedmq.rows import dead_letters as noted
 
 #: The group whose offset of a dead-letter queue says how far the letters were replayed.
 REPLAY_GROUP: Final = "dlq-replay"
-#: Maximum letters between two commits, which are sent twice if the replay is killed there; maximum bytes of their bodies.
+#: How often a message is replayed before its next letter is in quarantine.
+MAX_REPLAYS: Final = 3
+#: Maximum letters between two records, which are sent twice if the replay is killed there; maximum bytes of their bodies.
 PIECE: Final = 500
 PIECE_BYTES: Final = 8 * 1024 * 1024
+#: Offsets that are asked for at a time, to count the letters that were replayed.
+_COUNTED: Final = 1 << 16
 #: Properties that tell a letter's origin and failure, and are not the message's own.
 NOTED: Final = frozenset(
     (
@@ -54,9 +63,11 @@ _COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "prop
 class DeadLetter:
     """A message in %DLQ%<group>.
 
-    ``offset`` and ``stored`` (µs) are those of the dead-letter queue. None: the letter does not say.
+    ``offset`` and ``stored`` (µs) are those of the dead-letter queue. ``replays``: how often replays of the group's letters have sent
+    the message. None: the letter does not say.
     """
 
+    group: str
     offset: int
     origin: MessageQueue | None
     origin_offset: int | None
@@ -70,20 +81,67 @@ class DeadLetter:
     stored: int
     properties: Mapping[str, str]
 
+    @property
+    def replays(self) -> int:
+        return noted.replays(self.properties, self.group)
+
     def row(self) -> dict[str, Any]:
-        """Return the original message, in the producer's columns."""
+        """Return the message that a replay sends, in the producer's columns."""
         return {
             "body": self.body,
             "tags": self.tags,
             "keys": self.keys,
             "sharding_key": self.sharding_key,
-            "properties": list(self.properties.items()) or None,
+            "properties": list(noted.replayed_once_more(self.properties, self.group).items()),
         }
 
 
 @dataclass(frozen=True)
+class LetterFilter:
+    """Which dead letters of a group are meant: those that pass every condition.
+
+    ``keys``: the sharding key is one of these. ``error``: the letter's error has this text in it, in the same case. ``since``: it was put
+    aside at this time or later (µs since 1970). ``offsets``: it is one of these letters. ``quarantined``: it is in quarantine, or is not;
+    None: either. Without keys or offsets any key, or any letter, passes.
+    """
+
+    keys: frozenset[str] = frozenset()
+    error: str | None = None
+    since: int | None = None
+    offsets: frozenset[int] = frozenset()
+    quarantined: bool | None = None
+    max_replays: int = MAX_REPLAYS
+
+    @property
+    def chooses(self) -> bool:
+        """Whether there is a condition besides the quarantine."""
+        return bool(self.keys or self.error or self.since is not None or self.offsets)
+
+    def holds(self, letter: DeadLetter) -> bool:
+        """Whether the letter is in quarantine."""
+        return letter.replays >= self.max_replays
+
+    def matches(self, letter: DeadLetter) -> bool:
+        """Whether the letter passes, in quarantine or not. `spans` has only letters since ``since``."""
+        return (not self.keys or letter.sharding_key in self.keys) and (not self.error or self.error in (letter.error or ""))
+
+    def passes(self, letter: DeadLetter) -> bool:
+        return self.matches(letter) and (self.quarantined is None or self.quarantined == self.holds(letter))
+
+    def spans(self, log: Log, queue: MessageQueue, begin: int, end: int) -> list[tuple[int, int]]:
+        """Return the ranges between ``begin`` and ``end`` in which there may be such letters. Raises OffsetError for one that is not there."""
+        if self.offsets:
+            return _spans(queue, sorted(self.offsets), begin, end)
+        return [(begin if self.since is None else max(begin, min(log.offset_at(queue, self.since), end)), end)]
+
+
+#: What a replay of all sends.
+ALL: Final = LetterFilter(quarantined=False)
+
+
+@dataclass(frozen=True)
 class LetterCount:
-    """The dead letters of a group: those that are stored, those that a replay of all would send, and all that were ever written."""
+    """The dead letters of a group: those that are stored, those that no replay has sent or passed by, and all that were ever written."""
 
     stored: int
     waiting: int
@@ -94,13 +152,13 @@ class LetterCount:
 class Replayed:
     """The progress of a replay.
 
-    ``ahead``: offsets of letters that it sent, and that a replay of all will send again. ``deleted``: how many letters retention has
-    deleted before a replay of all reached them.
+    ``quarantined``: how many letters it passed by because they are in quarantine. ``deleted``: how many letters retention has deleted
+    before a replay of all reached them.
     """
 
     letters: int = 0
     topics: Counter[str] = field(default_factory=Counter)
-    ahead: list[int] = field(default_factory=list)
+    quarantined: int = 0
     deleted: int = 0
 
 
@@ -118,18 +176,33 @@ def dead_letter_queue(broker: Broker, group: str) -> MessageQueue | None:
 
 def read(log: Log, queue: MessageQueue, begin: int, end: int) -> Iterator[list[DeadLetter]]:
     """Yield the letters from ``begin`` to ``end``, piece by piece. Raises DataLossError if they are gone."""
-    index = _COLUMNS.index("store_timestamp")
+    index, group = _COLUMNS.index("store_timestamp"), queue.topic.removeprefix(DEAD_LETTER_PREFIX)
     for batch in pulls(log, queue, begin, end, PIECE, PIECE_BYTES, _COLUMNS):
         yield [
-            _letter(row) for row in batch.set_column(index, "store_timestamp", batch.column(index).cast(pa.int64())).to_pylist()
+            _letter(group, row)
+            for row in batch.set_column(index, "store_timestamp", batch.column(index).cast(pa.int64())).to_pylist()
         ]
 
 
-def _letter(row: dict[str, Any]) -> DeadLetter:
+def find(log: Log, queue: MessageQueue, chosen: LetterFilter, begin: int, end: int, limit: int) -> Iterator[list[DeadLetter]]:
+    """Yield the letters from ``begin`` to ``end`` that ``chosen`` lets through, piece by piece, ``limit`` of them at most."""
+    if not chosen.chooses and chosen.quarantined is None:
+        end = min(end, begin + limit)
+    for span in chosen.spans(log, queue, begin, end):
+        for piece in read(log, queue, *span):
+            found = [letter for letter in piece if chosen.passes(letter)][:limit]
+            yield found
+            limit -= len(found)
+            if not limit:
+                return
+
+
+def _letter(group: str, row: dict[str, Any]) -> DeadLetter:
     found = dict(row["properties"] or ())
     topic, number = found.get(noted.REAL_TOPIC), _number(found.get(noted.REAL_QUEUE))
     known = topic is not None and number is not None
     return DeadLetter(
+        group=group,
         offset=row["queue_offset"],
         origin=MessageQueue(topic or "", found.get(noted.ORIGIN_BROKER, ""), number or 0) if known else None,
         origin_offset=_number(found.get(noted.ORIGIN_OFFSET)),
@@ -155,12 +228,27 @@ def replayed_to(broker: Broker, queue: MessageQueue) -> int:
     return max(broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, first), first)
 
 
+def replayed(broker: Broker, queue: MessageQueue, letters: Sequence[DeadLetter], chosen: LetterFilter, upto: int) -> set[int]:
+    """Return which of these letters, given in order, were replayed. ``upto``: see `replayed_to`."""
+    if not letters:
+        return set()
+    alone = broker.groups.settled(REPLAY_GROUP, queue, OffsetRange(letters[0].offset, letters[-1].offset + 1))
+    return {one.offset for one in letters if one.offset in alone or (one.offset < upto and not chosen.holds(one))}
+
+
+def waiting(broker: Broker, queue: MessageQueue, upto: int, end: int) -> int:
+    """Return how many letters no replay has sent or passed by. ``upto``: see `replayed_to`."""
+    parts = [OffsetRange(begin, min(begin + _COUNTED, end)) for begin in range(upto, end, _COUNTED)]
+    return end - upto - sum(len(broker.groups.settled(REPLAY_GROUP, queue, part)) for part in parts)
+
+
 def count(broker: Broker, group: str) -> LetterCount | None:
     """Return how many dead letters the group has; None if the account may not see them."""
     try:
         queue = broker.log.queues(DEAD_LETTER_PREFIX + group)[0]
         at = broker.log.bounds([queue])[queue]
-        return LetterCount(at.max_offset - at.min_offset, at.max_offset - replayed_to(broker, queue), at.max_offset)
+        left = waiting(broker, queue, replayed_to(broker, queue), at.max_offset)
+        return LetterCount(at.max_offset - at.min_offset, left, at.max_offset)
     except TopicError as error:
         if error.sub != TopicCondition.MISSING:
             raise
@@ -174,17 +262,20 @@ def count(broker: Broker, group: str) -> LetterCount | None:
 def replay(
     broker: Broker,
     queue: MessageQueue,
-    offsets: Sequence[int] | None,
-    to_topic: str | None,
+    chosen: LetterFilter,
     done: Replayed,
-    progress: Callable[[int], None],
+    *,
+    limit: int | None = None,
+    to_topic: str | None = None,
     keying: Keying | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> None:
-    """Send the letters at ``offsets``, or all that were not replayed yet; ``done`` counts what is sent.
+    """Send the letters that ``chosen`` lets through and that were not replayed yet, ``limit`` of them at most.
 
-    Nothing is sent unless every letter has a topic and a queue to go to. A replay by offset commits only up to the first letter
-    not sent. ``keying`` None: queues are chosen by the key's text. Raises OffsetError, TopicError, MessageError BAD_KEY,
-    OptionError MISSING if a letter's queue was chosen by a number, LockError HELD_BY_OTHER or LOST.
+    Letters that are chosen by offset are sent again, too. ``done`` counts what is sent; ``progress`` gets the number sent and the number
+    to send. Nothing is sent unless every letter has a topic and a queue to go to. ``keying`` None: queues are chosen by the key's text.
+    Raises OffsetError, TopicError, MessageError BAD_KEY, OptionError MISSING if a letter's queue was chosen by a number, or if a letter
+    that is chosen by offset is in quarantine; LockError HELD_BY_OTHER or LOST.
     """
     if to_topic is not None:
         check_topic(to_topic, writing=True)
@@ -199,59 +290,107 @@ def replay(
                 f"{answer.remaining:.0f} s at the latest if it is stuck",
             )
         try:
-            _replay(broker, queue, answer, offsets, to_topic, done, progress, keying)
+            _Replay(broker, answer, chosen, limit, to_topic, keying, done, progress).run()
         finally:
             broker.groups.unlock([answer])
     finally:
         broker.groups.leave(client)
 
 
-def _replay(
-    broker: Broker,
-    queue: MessageQueue,
-    token: LockToken,
-    offsets: Sequence[int] | None,
-    to_topic: str | None,
-    done: Replayed,
-    progress: Callable[[int], None],
-    keying: Keying | None,
-) -> None:
-    at, begin = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
-    if offsets is None:
-        done.deleted = begin - broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, 0)
-    spans = [(begin, at.max_offset)] if offsets is None else _spans(queue, offsets, at.min_offset, at.max_offset)
-    # Find the topics and queues of all letters first, so that none of them stops the replay half-way.
-    targets: dict[str, list[MessageQueue]] = {} if to_topic is None else {to_topic: broker.log.targets(to_topic)}
-    for span in spans:
-        for piece in read(broker.log, queue, *span):
-            if to_topic is None:
-                _find_targets(broker.log, piece, targets)
-            placed = _choose_queues(piece, targets, to_topic, keying or Keying())
-            if to_topic is None and keying is None:
-                _check_text(placed, targets)
-    for span in spans:
-        for piece in read(broker.log, queue, *span):
-            if broker.groups.renew([token]):
-                raise LockError(
-                    LockCondition.LOST,
-                    f"this replay of {queue.topic} paused for too long, and another one began, which goes on from here",
-                )
-            _send(broker.log, _choose_queues(piece, targets, to_topic, keying or Keying()))
-            first, last = piece[0].offset, piece[-1].offset
-            if first <= begin <= last:
-                begin = last + 1
-                broker.groups.commit({token: begin})
-            done.letters += len(piece)
-            done.topics.update(to_topic or _origin(letter).topic for letter in piece)
-            progress(len(piece))
-    if offsets is not None:
-        done.ahead = [offset for offset in sorted(set(offsets)) if offset >= begin]
+class _Piece(NamedTuple):
+    """The letters to send of the range from ``begin`` to ``end``. ``held``: those that are left out because they are in quarantine."""
+
+    begin: int
+    end: int
+    letters: list[DeadLetter]
+    held: list[DeadLetter]
 
 
-def _spans(queue: MessageQueue, offsets: Sequence[int], first: int, end: int) -> list[tuple[int, int]]:
-    """Return offsets as ranges. Raises OffsetError for an offset without a letter."""
+@dataclass
+class _Replay:
+    broker: Broker
+    token: LockToken
+    chosen: LetterFilter
+    limit: int | None
+    to_topic: str | None
+    keying: Keying | None
+    done: Replayed
+    progress: Callable[[int, int], None]
+
+    def run(self) -> None:
+        broker, queue, done = self.broker, self.token.queue, self.done
+        at, upto = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
+        # Letters in quarantine lie before the offset as well: replays of all have passed them by.
+        begin = at.min_offset if self.chosen.offsets or self.chosen.quarantined is not False else upto
+        spans = self.chosen.spans(broker.log, queue, begin, at.max_offset)
+        in_turn = not self.chosen.chooses and self.chosen.quarantined is False
+        if in_turn:
+            done.deleted = waiting(broker, queue, broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, 0), upto)
+        # Find the topics and queues of all letters first, so that none of them stops the replay half-way.
+        targets: dict[str, list[MessageQueue]] = (
+            {} if self.to_topic is None else {self.to_topic: broker.log.targets(self.to_topic)}
+        )
+        total = 0
+        for piece in self._pieces(spans, upto):
+            self._check(piece, targets)
+            total += len(piece.letters)
+            done.quarantined += len(piece.held)
+        for piece in self._pieces(spans, upto):
+            if piece.letters:
+                self._send(piece.letters, targets)
+            if in_turn:
+                broker.groups.commit({self.token: piece.end})
+            elif piece.letters:
+                broker.groups.settle(self.token, [letter.offset for letter in piece.letters])
+            done.letters += len(piece.letters)
+            done.topics.update(self.to_topic or _origin(letter).topic for letter in piece.letters)
+            self.progress(done.letters, total)
+
+    def _pieces(self, spans: Sequence[tuple[int, int]], upto: int) -> Iterator[_Piece]:
+        left = self.limit
+        for span in spans:
+            for letters in read(self.broker.log, self.token.queue, *span):
+                found = [letter for letter in letters if self.chosen.matches(letter)]
+                if not self.chosen.offsets:
+                    before = replayed(self.broker, self.token.queue, found, self.chosen, upto)
+                    found = [letter for letter in found if letter.offset not in before]
+                sent = [letter for letter in found if self.chosen.passes(letter)]
+                held = [letter for letter in found if self.chosen.quarantined is False and self.chosen.holds(letter)]
+                if left is not None and len(sent) >= left:
+                    sent = sent[:left]
+                    end = sent[-1].offset + 1
+                    yield _Piece(letters[0].offset, end, sent, [letter for letter in held if letter.offset < end])
+                    return
+                left = None if left is None else left - len(sent)
+                yield _Piece(letters[0].offset, letters[-1].offset + 1, sent, held)
+
+    def _check(self, piece: _Piece, targets: dict[str, list[MessageQueue]]) -> None:
+        if self.chosen.offsets and piece.held:
+            letter = piece.held[0]
+            raise OptionError(
+                OptionCondition.MISSING,
+                f"dead letter {letter.offset} is in quarantine: its message was replayed {letter.replays} times, and became a dead letter "
+                "again each time; give --quarantined to send it nevertheless, or raise --max-replays",
+            )
+        if self.to_topic is None:
+            _find_targets(self.broker.log, piece.letters, targets)
+        placed = _choose_queues(piece.letters, targets, self.to_topic, self.keying or Keying())
+        if self.to_topic is None and self.keying is None:
+            _check_text(placed, targets)
+
+    def _send(self, letters: Sequence[DeadLetter], targets: Mapping[str, list[MessageQueue]]) -> None:
+        if self.broker.groups.renew([self.token]):
+            raise LockError(
+                LockCondition.LOST,
+                f"this replay of {self.token.queue.topic} paused for too long, and another one began, which goes on from here",
+            )
+        _send(self.broker.log, _choose_queues(letters, targets, self.to_topic, self.keying or Keying()))
+
+
+def _spans(queue: MessageQueue, offsets: Iterable[int], first: int, end: int) -> list[tuple[int, int]]:
+    """Return ascending offsets as ranges. Raises OffsetError for an offset without a letter."""
     spans: list[tuple[int, int]] = []
-    for offset in sorted(set(offsets)):
+    for offset in offsets:
         if offset >= end:
             raise no_such_offset(queue, end, f"dead letter {offset}")
         if offset < first:

@@ -1,20 +1,24 @@
-"""A seek: turns ``--to`` into an offset for each queue, asks what becomes of parked messages, and shows or sets the offsets."""
+"""A seek: turns ``--to`` into an offset for each queue, asks what becomes of parked messages, and shows or sets the offsets.
+
+A copy is a seek of one group to the offsets of another.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import OffsetCondition, OptionCondition
-from orderedmq.errors import OffsetError, OptionError, no_such_offset, no_such_queue
-from orderedmq.model import LAST_MS, MessageQueue
+from orderedmq.errors import GroupError, OffsetError, OptionError, no_such_offset, no_such_queue
+from orderedmq.model import LAST_MS, MessageQueue, check_group
 from orderedmq.options.offsets_json import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
 from orderedmq.options.values import invalid, parse_timestamp, shown
-from orderedmq.parking.rules import AtSeek, is_parking_lot, leader_of, origin, seek_with_parked
+from orderedmq.parking.rules import AtSeek, copy_with_parked, is_parking_lot, leader_of, origin, seek_with_parked
 from orderedmq.rows.pull_settings import PullSettings
+from orderedmq.tools.group_state import own_offsets
 from orderedmq.tools.parked import LotReader
 
 #: In µs.
@@ -43,22 +47,68 @@ class Sought:
 
 
 def seek(
-    broker: Broker, group: str, target: Target, topics: Sequence[str], *, force: bool, parked: AtSeek, dry_run: bool
+    broker: Broker,
+    group: str,
+    target: Target,
+    topics: Sequence[str],
+    *,
+    force: bool,
+    parked: AtSeek,
+    dry_run: bool,
+    new: bool = False,
 ) -> Sought:
     """Set the group's offsets to ``target``. ``dry_run``: only say what would be set; what a seek refuses is refused.
 
-    Raises the errors of `queues_to_seek`, `resolve` and `Admin.seek`.
+    ``new``: the group need not exist, if ``target`` is JSON. Raises the errors of `queues_to_seek`, `resolve` and `Admin.seek`.
     """
-    queues = queues_to_seek(broker, group, target, topics)
-    new = resolve(broker.log.reading(PullSettings(group)), target, queues)
+    queues = queues_to_seek(broker, group, target, topics, new=new)
+    offsets = resolve(broker.log.reading(PullSettings(group)), target, queues)
     old = broker.groups.offsets(group, queues)
     if not dry_run:
-        return Sought(old, new, broker.admin.seek(group, new, force=force, parked=parked))
+        return Sought(old, offsets, broker.admin.seek(group, offsets, force=force, parked=parked))
     if not force:
         broker.admin.require_unused(group)
     if parked is None:
-        require_choice(broker, group, queues)
-    return Sought(old, new, broker.groups.reset_number(group))
+        require_none_parked(broker, group, queues, seek_with_parked)
+    return Sought(old, offsets, broker.groups.reset_number(group))
+
+
+def copy(
+    broker: Broker,
+    source: str,
+    group: str,
+    topics: Sequence[str] = (),
+    *,
+    force: bool = False,
+    parked: AtSeek = None,
+    leave_parked: bool = False,
+    dry_run: bool = False,
+) -> Sought:
+    """Set the offsets of ``group`` to those that ``source`` has now, in ``topics`` or in all of its topics. ``group`` need not exist.
+
+    Offsets of ``group`` in other queues stay. ``source`` may be at work and is not changed. ``force``, ``parked`` and ``dry_run`` are those
+    of `seek`. Messages that are parked in ``source`` are below its offsets, so ``group`` does not get them: ``leave_parked`` agrees
+    to that. Raises OptionError CONFLICT for one group twice, MISSING if ``source`` has no offsets in a topic; GroupError PARKED if
+    ``source`` has parked messages; else as `seek`.
+    """
+    check_group(group)
+    if source == group:
+        raise OptionError(OptionCondition.CONFLICT, f"group {group!r} cannot be copied to itself: name another group")
+    known = own_offsets(broker, source)
+    for name in topics:
+        refuse_lot(source, name)
+        broker.log.queues(name)
+    there = {queue.topic for queue in known}
+    absent = [f" in topic {name!r}" for name in topics if name not in there] if there else [""]
+    if absent:
+        raise OptionError(
+            OptionCondition.MISSING,
+            f"group {source!r} has no offsets{absent[0]} that could be copied; orderedmq group describe {source} shows those that it has",
+        )
+    offsets = {queue: at for queue, at in known.items() if not topics or queue.topic in topics}
+    if not leave_parked:
+        require_none_parked(broker, source, list(offsets), copy_with_parked)
+    return seek(broker, group, Target("json", offsets=offsets), (), force=force, parked=parked, dry_run=dry_run, new=True)
 
 
 def parse_target(text: str, option: str) -> Target:
@@ -86,13 +136,15 @@ def parse_target(text: str, option: str) -> Target:
         ) from error
 
 
-def queues_to_seek(broker: Broker, group: str, target: Target, topics: Sequence[str]) -> list[MessageQueue]:
+def queues_to_seek(
+    broker: Broker, group: str, target: Target, topics: Sequence[str], *, new: bool = False
+) -> list[MessageQueue]:
     """Return the queues that JSON names, else all queues of ``topics``, else of the topics in which the group has offsets.
 
-    The group's parking lots are not among the latter. Raises GroupError MISSING; TopicError MISSING, NO_SUCH_QUEUE, or RESERVED for
-    a parking lot; OptionError CONFLICT or MISSING.
+    The group's parking lots are not among the latter. ``new``: see `seek`. Raises GroupError MISSING; TopicError MISSING, NO_SUCH_QUEUE,
+    or RESERVED for a parking lot; OptionError CONFLICT or MISSING.
     """
-    known = broker.admin.group_offsets(group)
+    known = {} if new and target.offsets is not None else broker.admin.group_offsets(group)
     if target.offsets is not None:
         if topics:
             raise OptionError(OptionCondition.CONFLICT, "option --to as JSON names its topics itself; drop --topic")
@@ -117,12 +169,14 @@ def refuse_lot(group: str, topic: str) -> None:
         raise is_parking_lot(topic, group)
 
 
-def require_choice(broker: Broker, group: str, queues: Sequence[MessageQueue]) -> None:
-    """Check that no messages are parked from these queues, which a seek would keep or drop. Raises GroupError PARKED."""
+def require_none_parked(
+    broker: Broker, group: str, queues: Sequence[MessageQueue], error: Callable[[str, int, Sequence[MessageQueue]], GroupError]
+) -> None:
+    """Check that no messages of the group are parked from these queues. Raises ``error`` (GroupError PARKED)."""
     lots = LotReader(broker).look(group)
     parked = {queue: lots[queue].messages for queue in queues if queue in lots}
     if parked:
-        raise seek_with_parked(group, sum(parked.values()), list(parked))
+        raise error(group, sum(parked.values()), list(parked))
 
 
 def check_queue(log: Log, queue: MessageQueue) -> None:

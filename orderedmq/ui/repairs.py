@@ -1,13 +1,14 @@
-"""What can be mended: dead letters are replayed, parked keys retried, held or dropped, a group's offsets set.
+"""What can be mended: dead letters are replayed, parked keys retried, held or dropped, a group's offsets set or copied.
 
-Rules: what would change something is a POST with `guard.read_change`. What cannot be taken back is asked for once more. A seek is shown
-before it is done, and sets exactly the offsets that were shown.
+Rules: what would change something is a POST with `guard.read_change`. What cannot be taken back is asked for once more. A seek or
+a copy is shown before it is done, and sets exactly the offsets that were shown.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast, get_args
 from urllib.parse import unquote
 
@@ -19,19 +20,22 @@ from orderedmq.broker import Broker
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue, check_group
-from orderedmq.options.values import shown, whole_number
+from orderedmq.options.values import parse_timestamp, shown, whole_number
 from orderedmq.ownership.offsets import offsets_to_json
 from orderedmq.parking.rules import AtSeek, OrderAction
 from orderedmq.routing.selector import Keying
 from orderedmq.tools import dead_letters
-from orderedmq.tools.dead_letters import DeadLetter, Replayed
+from orderedmq.tools.dead_letters import MAX_REPLAYS, DeadLetter, LetterFilter, Replayed
 from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
-from orderedmq.tools.seek import Sought, parse_target, seek
+from orderedmq.tools.seek import Sought, copy, parse_target, seek
 from orderedmq.ui.guard import FormFields, read_change
 from orderedmq.ui.pages import ROWS, identity, number_of
 from orderedmq.ui.rendering import group_url
 from orderedmq.ui.site import Site
 
+#: Letters that a page looks at for those that meet its conditions, and letters that a press of a button replays at most: a browser waits.
+_SEARCHED: Final = 20_000
+_AT_ONCE: Final = 10_000
 #: How a producer's keys choose their queues: the names of the choices, as the command has them.
 KEYINGS: Final[dict[str, tuple[str, Keying | None]]] = {
     "": ("as text, checked against where each came from", None),
@@ -62,30 +66,41 @@ class Repairs:
     # -- dead letters
 
     def letters(self, request: Request) -> Response:
-        """Show dead letters, the last page first: these are why somebody comes."""
-        group, broker = request.path_params["group"], self._site.broker
+        """Show dead letters, the last page first: these are why somebody comes. Those that meet conditions are shown from the first on."""
+        group, broker, given = request.path_params["group"], self._site.broker, request.query_params
+        chosen = _filter(given)
+        filtered = chosen.chooses or bool(chosen.quarantined)
         queue = dead_letters.dead_letter_queue(broker, group)
-        names: dict[str, Any] = {"letters": [], "replayed": 0, "waiting": 0, "earlier": None, "later": None, "queue": queue}
+        names: dict[str, Any] = {"letters": [], "waiting": 0, "earlier": None, "later": None, "queue": queue}
         if queue is not None:
-            at, replayed = broker.log.bounds([queue])[queue], dead_letters.replayed_to(broker, queue)
-            first = number_of(request, "first")
-            begin = min(max(at.min_offset, at.max_offset - ROWS if first is None else first), at.max_offset)
-            end = min(begin + ROWS, at.max_offset)
-            found: list[DeadLetter] = [one for piece in dead_letters.read(broker.log, queue, begin, end) for one in piece]
-            names |= {"letters": found, "replayed": replayed, "waiting": at.max_offset - replayed}
-            names["earlier"] = (
-                group_url(group, "/dead", first=max(at.min_offset, begin - ROWS)) if begin > at.min_offset else None
-            )
-            names["later"] = group_url(group, "/dead", first=end) if end < at.max_offset else None
+            at, upto = broker.log.bounds([queue])[queue], dead_letters.replayed_to(broker, queue)
+            first, last = number_of(request, "first"), at.max_offset
+            begin = first if first is not None else at.min_offset if filtered else last - ROWS
+            [(begin, _)] = chosen.spans(broker.log, queue, min(max(at.min_offset, begin), last), last)
+            end = min(begin + (_SEARCHED if filtered else ROWS), last)
+            found = [one for piece in dead_letters.find(broker.log, queue, chosen, begin, end, ROWS) for one in piece]
+            replayed = dead_letters.replayed(broker, queue, found, chosen, upto)
+            if filtered and len(found) == ROWS:
+                end = found[-1].offset + 1
+            names["letters"] = [(one, _state(one, chosen, replayed)) for one in found]
+            names["waiting"] = dead_letters.waiting(broker, queue, upto, last)
+            if begin > at.min_offset and not filtered:
+                names["earlier"] = group_url(group, "/dead", first=max(at.min_offset, begin - ROWS))
+            names["later"] = group_url(group, "/dead", first=end, **_conditions(given)) if end < last else None
         return self._site.page(
-            request, "letters.html", title=f"Dead letters of {group}", at="groups", group=group, keyings=KEYINGS, **names
-        )
+            request, "letters.html", title=f"Dead letters of {group}", at="groups", group=group, keyings=KEYINGS, filtered=filtered,
+            given=given, conditions=_conditions(given), max_replays=MAX_REPLAYS, **names
+        )  # fmt: skip
 
-    def replay(self, group: str, form: FormFields, _: Request) -> Response:
-        """Send chosen dead letters again, or all that were not yet."""
-        everything = bool(form.one("all"))
-        offsets = [_letter(text) for text in form.all("offset")]
-        if not everything and not offsets:
+    def replay(self, group: str, form: FormFields, request: Request) -> Response:
+        """Send chosen dead letters again, or all that meet the conditions in the address and were not replayed yet."""
+        matching, offsets = _filter(request.query_params), frozenset(map(_letter, form.all("offset")))
+        if form.one("all"):
+            chosen = replace(matching, quarantined=bool(matching.quarantined))
+        elif offsets:
+            # Who looks at letters in quarantine chooses among them.
+            chosen = LetterFilter(offsets=offsets, quarantined=None if matching.quarantined else False)
+        else:
             raise OptionError(OptionCondition.MISSING, "no dead letter is chosen: go back and choose some, or replay all")
         how = form.one("keying")
         if how not in KEYINGS:
@@ -95,24 +110,20 @@ class Repairs:
         if queue is not None:
             try:
                 dead_letters.replay(
-                    broker,
-                    queue,
-                    None if everything else offsets,
-                    form.one("to") or None,
-                    done,
-                    lambda _: None,
-                    KEYINGS[how][1],
+                    broker, queue, chosen, done, limit=_AT_ONCE, to_topic=form.one("to") or None, keying=KEYINGS[how][1]
                 )
             finally:
                 if done.letters:
                     self._site.tell(f"replayed {done.letters:,} dead letters of group {group}")
         to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(done.topics.items()))
         said = f"Replayed {done.letters:,} dead letter{'' if done.letters == 1 else 's'}{f': {to}' if to else ''}."
+        if done.letters == _AT_ONCE:
+            said += " There may be more: replay again to go on."
+        if done.quarantined:
+            said += f" Left out {done.quarantined:,} in quarantine."
         if done.deleted:
             said += f" {done.deleted:,} were deleted by retention before they were replayed."
-        if done.ahead:
-            said += f" Replay all has not reached {', '.join(map(str, done.ahead[:20]))} yet, and will send them again."
-        return self._site.done(said, group_url(group, "/dead"))
+        return self._site.done(said, group_url(group, "/dead", **_conditions(request.query_params)))
 
     # -- parked keys
 
@@ -151,31 +162,85 @@ class Repairs:
         """Ask where to, and show what a seek would do. Nothing is changed."""
         group, broker, given = request.path_params["group"], self._site.broker, request.query_params
         check_group(group)
-        topics = sorted({queue.topic for queue in broker.admin.group_offsets(group)})
-        names: dict[str, Any] = {"group": group, "topics": topics, "given": given, "plan": None, "moves": [], "offsets": ""}
+        plan = None
         if given.get("to", "").strip():
-            plan = self._sought(group, given["to"], [given["topic"]] if given.get("topic") else [], given.get, dry_run=True)
-            names |= {"plan": plan, "moves": _moves(plan), "offsets": json.dumps(offsets_to_json(dict(plan.new)))}
-        return self._site.page(request, "seek.html", title=f"Seek {group}", at="groups", rows=ROWS, **names)
+            topics = [given["topic"]] if given.get("topic") else []
+            plan = seek(
+                broker,
+                group,
+                parse_target(given["to"], "to"),
+                topics,
+                force=_force(given.get),
+                parked=_parked(given.get),
+                dry_run=True,
+            )
+        return self._site.page(request, "seek.html", title=f"Seek {group}", at="groups", **self._plan(group, given, plan))
 
     def set_offsets(self, group: str, form: FormFields, _: Request) -> Response:
         """Set the offsets that were shown."""
-        done = self._sought(group, form.one("to"), [], lambda name, default="": form.one(name) or default, dry_run=False)
+        target = parse_target(form.one("to"), "to")
+        return self._done(
+            group, seek(self._site.broker, group, target, [], force=_force(form.one), parked=_parked(form.one), dry_run=False)
+        )
+
+    def plan_copy(self, request: Request) -> Response:
+        """Ask which group gets this group's offsets, and show what would change. Nothing is changed."""
+        group, broker, given = request.path_params["group"], self._site.broker, request.query_params
+        check_group(group)
+        plan, target = None, given.get("target", "").strip()
+        if target:
+            topics = [given["topic"]] if given.get("topic") else []
+            plan = copy(
+                broker, group, target, topics, force=_force(given.get), parked=_parked(given.get),
+                leave_parked=bool(given.get("leave_parked")), dry_run=True,
+            )  # fmt: skip
+        names = self._plan(group, given, plan)
+        return self._site.page(request, "copy.html", title=f"Copy {group}", at="groups", target=target, **names)
+
+    def copy_offsets(self, group: str, form: FormFields, _: Request) -> Response:
+        """Set the other group's offsets to those that were shown."""
+        target, offsets = form.one("target"), parse_target(form.one("to"), "to")
+        check_group(target)
+        if offsets.offsets is None or target == group:
+            raise OptionError(
+                OptionCondition.INVALID, "this form has no offsets for another group: go back and show what would change"
+            )
+        done = seek(
+            self._site.broker, target, offsets, [], force=_force(form.one), parked=_parked(form.one), dry_run=False, new=True
+        )
+        return self._done(target, done)
+
+    def _plan(self, group: str, given: Mapping[str, str], plan: Sought | None) -> dict[str, Any]:
+        """Return what the pages show that plan a change of offsets."""
+        return {
+            "group": group,
+            "given": given,
+            "topics": sorted({queue.topic for queue in self._site.broker.admin.group_offsets(group)}),
+            "plan": plan,
+            "moves": [] if plan is None else _moves(plan),
+            "offsets": "" if plan is None else json.dumps(offsets_to_json(dict(plan.new))),
+            "rows": ROWS,
+        }
+
+    def _done(self, group: str, done: Sought) -> Response:
         queues = f"{len(done.new):,} queue{'' if len(done.new) == 1 else 's'}"
         said = f"Set the offsets of {queues} of group {group}; its reset number is {done.reset}."
         self._site.tell(said)
         return self._site.done(said, group_url(group))
 
-    def _sought(self, group: str, to: str, topics: Sequence[str], given: Callable[..., str], *, dry_run: bool) -> Sought:
-        parked = given("parked", "")
-        if parked not in ("", "keep", "drop"):
-            raise OptionError(
-                OptionCondition.INVALID, f"{shown(parked)} is nothing that can become of parked messages: keep or drop"
-            )
-        return seek(
-            self._site.broker, group, parse_target(to, "to"), topics, force=bool(given("force", "")),
-            parked=cast(AtSeek, parked or None), dry_run=dry_run,
-        )  # fmt: skip
+
+def _force(given: Callable[[str], str | None]) -> bool:
+    return bool(given("force"))
+
+
+def _parked(given: Callable[[str], str | None]) -> AtSeek:
+    """Return what becomes of parked messages. Raises OptionError INVALID."""
+    parked = given("parked") or None
+    if parked not in (None, "keep", "drop"):
+        raise OptionError(
+            OptionCondition.INVALID, f"{shown(parked)} is nothing that can become of parked messages: keep or drop"
+        )
+    return cast(AtSeek, parked)
 
 
 def _moves(plan: Sought) -> list[tuple[MessageQueue, int | None, int]]:
@@ -196,6 +261,27 @@ def _chosen(broker: Broker, group: str, wanted: Sequence[str]) -> list[ParkedKey
         keys, offsets = ([key], []) if offset is None else ([], [offset])
         found += chosen(group, [known[name]] if name in known else [], keys, offsets, False)
     return found
+
+
+def _conditions(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the conditions on dead letters that an address has."""
+    return {name: given.get(name, "") for name in ("key", "error", "since", "quarantined")}
+
+
+def _filter(given: Mapping[str, str]) -> LetterFilter:
+    """Return the letters that an address asks for. Raises OptionError INVALID."""
+    key, error, since, quarantined = _conditions(given).values()
+    return LetterFilter(
+        frozenset([key] if key else ()),
+        error or None,
+        parse_timestamp(since.strip(), "since") if since.strip() else None,
+        quarantined=True if quarantined else None,
+    )
+
+
+def _state(letter: DeadLetter, chosen: LetterFilter, replayed: Collection[int]) -> str:
+    """Return whether a letter was replayed, in a word."""
+    return "yes" if letter.offset in replayed else "quarantined" if chosen.holds(letter) else "no"
 
 
 def _letter(text: str) -> int:

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
+from ordered_source.listener.rows import Columns, Rows
+from ordered_source.listener.tasks import write_letters
 from orderedmq.broker import Broker, QueueBounds
+from orderedmq.listening.engine import Message
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MAX_OFFSET, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
-from orderedmq.rows.dead_letters import dead_letter_properties
+from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
+from orderedmq.tools.dead_letters import LetterFilter, Replayed, replay
 from tests.contract.support import (
     BIG,
     FakeClock,
@@ -20,11 +24,13 @@ from tests.contract.support import (
     letters,
     locked,
     needs,
+    pull,
     queues_of,
     read,
     refused,
     rows,
     state,
+    users_properties,
 )
 
 LONGEST = MAX_NAME_LENGTH - len(DEAD_LETTER_PREFIX)
@@ -242,6 +248,26 @@ def test_after_a_seek_messages_have_no_letters_and_may_get_others(broker: Broker
     broker.groups.reset({token: 0})
     assert known(broker, token) == []
     assert aside(broker) == ["body 3"] * 3
+
+
+def test_a_message_takes_the_count_of_its_replays_through_the_letters_of_listeners(broker: Broker):
+    """Also where the listener does not read properties: they are read from the queue."""
+    broker.admin.create_topic("poison", 1)
+    [queue] = queues_of(broker, "poison")
+    [token] = locked(broker, "g", broker.groups.join("me"), [queue])
+    broker.log.append({queue: rows(["poison"], sharding_key=["k"], properties=[[("colour", "red")]])})
+    counts = []
+    for at in range(3):
+        taken = pull(broker, queue, at, ("queue_offset", "body"), messages=1)
+        write_letters(broker, token, [Message(at, None, Rows(Columns(taken), 0))], ["bad"])
+        done = Replayed()
+        replay(broker, queues_of(broker, "%DLQ%g")[0], LetterFilter(quarantined=False, max_replays=2), done)
+        counts.append((done.letters, done.quarantined))
+    assert counts == [(1, 0), (1, 0), (0, 1)]
+    sent = users_properties(read(broker, queue, 0, ("body", "sharding_key", "properties")))
+    own = [("colour", "red")]
+    assert [dict(row["properties"]) for row in sent] == [dict(own), dict(own) | {REPLAYS: "g=1"}, dict(own) | {REPLAYS: "g=2"}]
+    assert {(row["body"], row["sharding_key"]) for row in sent} == {(b"poison", "k")}
 
 
 @needs("trim")

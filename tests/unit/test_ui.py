@@ -23,6 +23,7 @@ import orderedmq
 from orderedmq.cli import app
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.parking.rules import companion
+from orderedmq.ui import repairs
 from orderedmq.ui.server import url_of
 from orderedmq.ui.shared_look import LEAST, SHARE, UNCHANGED, SharedLook
 from tests.command import COMMAND, ENVIRONMENT
@@ -210,18 +211,64 @@ def test_dead_letters_show_origin_and_error_and_are_replayed(shop: Shop, mending
     shop.give_up(0, 1, "y")
     shop.give_up(2, 4, "z")
     said = mending.get(f"/groups/{GROUP}/dead").words
-    assert re.search(r"0 orders/0 at 1 y ValueError: <bad> 3 \S+ \S+ no given up", said), said
+    assert re.search(r"0 orders/0 at 1 y ValueError: <bad> 3 - \S+ \S+ no given up", said), said
     done = mending.follow(mending.post(f"/groups/{GROUP}/dead/replay", [("offset", "1")])).words
-    assert "Replayed 1 dead letter: 1 to orders. Replay all has not reached 1 yet" in done
+    assert "Replayed 1 dead letter: 1 to orders." in done
+    assert "Not replayed yet: 1." in done
     done = mending.follow(mending.post(f"/groups/{GROUP}/dead/replay", [("all", "yes"), ("keying", "text")])).words
-    assert "Replayed 2 dead letters: 2 to orders" in done
+    assert "Replayed 1 dead letter: 1 to orders" in done
     assert "Not replayed yet: 0." in done
     sent = [at.max_offset for at in shop.broker.log.bounds(shop.queues).values()]
-    assert sum(sent) == 24 + 3
+    assert sum(sent) == 24 + 2
     assert [re.sub(r"^\S+ ", "", line) for line in mending.told] == [
         "replayed 1 dead letters of group billing",
-        "replayed 2 dead letters of group billing",
+        "replayed 1 dead letters of group billing",
     ]
+
+
+def test_dead_letters_are_shown_and_replayed_by_conditions_and_those_in_quarantine_only_if_somebody_looks_at_them(
+    shop: Shop, mending: Served
+) -> None:
+    shop.give_up(0, 1, "y")
+    shop.give_up(2, 4, "z", "Timeout <x>")
+    shop.give_up(1, 4, "y", replays=3)
+    dead = f"/groups/{GROUP}/dead"
+    said = mending.get(dead).words
+    assert re.search(r"2 orders/1 at 4 y ValueError: <bad> 3 3 \S+ \S+ quarantined given up", said), said
+    said = mending.get(f"{dead}?error=Timeout+%3C").words
+    assert "1 orders/2 at 4 z Timeout <x>" in said
+    assert "orders/0 at 1" not in said
+    assert "No such letters here." in mending.get(f"{dead}?key=none").words
+    assert "orders/0 at 1" in mending.get(f"{dead}?key=y&since=2020-01-01").words
+    assert "No such letters here." in mending.get(f"{dead}?since=2100-01-01").words
+    answer = mending.post(f"{dead}/replay?error=Timeout+%3C", [("all", "yes")])
+    assert "error=Timeout" in answer.headers["location"]
+    assert "Replayed 1 dead letter: 1 to orders." in mending.follow(answer).words
+    done = mending.follow(mending.post(f"{dead}/replay", [("all", "yes")])).words
+    assert "Replayed 1 dead letter: 1 to orders. Left out 1 in quarantine." in done
+    refused = mending.post(f"{dead}/replay", [("offset", "2")])
+    assert (refused.status, "dead letter 2 is in quarantine" in refused.words) == (409, True)
+    assert "orders/0 at 1" not in mending.get(f"{dead}?quarantined=yes").words
+    done = mending.follow(mending.post(f"{dead}/replay?quarantined=yes", [("offset", "2")])).words
+    assert "Replayed 1 dead letter: 1 to orders." in done
+    assert "0" in mending.follow(mending.post(f"{dead}/replay?quarantined=yes", [("all", "yes")])).words
+    assert sum(at.max_offset for at in shop.broker.log.bounds(shop.queues).values()) == 24 + 3
+
+
+def test_letters_that_meet_conditions_are_found_in_pages(shop: Shop, site: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repairs, "_SEARCHED", 5)
+    monkeypatch.setattr(repairs, "ROWS", 2)
+    for offset in range(6):
+        shop.give_up(0, offset, "y")
+        shop.give_up(1, offset, "odd" if offset % 2 else "x")
+    path: str | None = f"/groups/{GROUP}/dead?key=y"
+    found = list[str]()
+    while path is not None:
+        page = site.get(path)
+        found += re.findall(r"orders/0 at (\d)", page.words)
+        later = re.search(r'href="([^"]+)">Later<', page.text)
+        path = later and later[1].replace("&amp;", "&")
+    assert found == list("012345")
 
 
 def test_parked_keys_show_when_they_are_due_and_are_retried_and_dropped(shop: Shop, mending: Served) -> None:
@@ -262,6 +309,30 @@ def test_a_seek_is_shown_first_and_sets_what_was_shown(shop: Shop, mending: Serv
     assert set(shop.offsets().values()) == {6}
 
 
+def test_a_copy_is_shown_first_and_gives_another_group_what_was_shown(shop: Shop, mending: Served) -> None:
+    shown = mending.get(f"/groups/{GROUP}/copy?target=canary")
+    assert "orders/0 - 2 -" in shown.words
+    assert "canary" not in shop.broker.admin.groups()
+    form = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', shown.text))
+    shop.broker.groups.commit({shop.token(0): 5})
+    fields = [(name, form[name].replace("&#34;", '"')) for name in ("target", "to", "parked", "force")]
+    done = mending.follow(mending.post(f"/groups/{GROUP}/copy", fields)).words
+    assert "Set the offsets of 1 queue of group canary; its reset number is 1." in done
+    assert shop.broker.groups.offsets("canary", shop.queues) == {shop.queues[0]: 2}
+    assert shop.offsets() == {shop.queues[0]: 5}
+    shop.park(0, 5)
+    for path, said in (
+        (f"{GROUP}/copy?target=canary", "--leave-parked"),
+        (f"{GROUP}/copy?target={GROUP}", "cannot be copied to itself"),
+        (f"canary/copy?target={GROUP}", "is in use"),
+    ):
+        refused = mending.get(f"/groups/{path}")
+        assert (refused.status, said in refused.words) == (409, True), refused.words
+    assert "orders/0 2 5" in mending.get(f"/groups/{GROUP}/copy?target=canary&leave_parked=yes").words
+    again = mending.post(f"/groups/{GROUP}/copy", [("target", GROUP), ("to", form["to"].replace("&#34;", '"'))])
+    assert again.status == 409
+
+
 # Who may come, and who may change.
 
 
@@ -272,6 +343,7 @@ def test_what_would_change_something_is_refused_by_default_and_its_buttons_are_n
         "dead/replay": [("all", "yes")],
         "parked/order": [("action", "retry"), ("key", "orders/embedded/0/k/x")],
         "seek": [("to", "latest"), ("force", "yes"), ("parked", "keep")],
+        "copy": [("target", "canary"), ("to", '{"orders": {"embedded": {"0": 1}}}')],
     }
     before = shop.broker.log.change()
     for path, fields in tries.items():
@@ -279,7 +351,7 @@ def test_what_would_change_something_is_refused_by_default_and_its_buttons_are_n
         assert (answer.status, "read-only: start orderedmq ui with --allow-changes" in answer.words) == (403, True)
     assert shop.broker.log.change() == before
     assert site.told == []
-    for path in ("dead", "parked", "seek?to=latest&force=yes&parked=keep"):
+    for path in ("dead", "parked", "seek?to=latest&force=yes&parked=keep", "copy?target=canary&leave_parked=yes"):
         page = site.get(f"/groups/{GROUP}/{path}")
         assert 'method="post"' not in page.text
         assert "--allow-changes" in page.words

@@ -152,6 +152,9 @@ def test_every_field_is_found(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> 
     }  # fmt: skip
     assert found["GET", "/groups/{group}/seek"] >= {"to", "topic", "parked", "force"}
     assert found["POST", "/groups/{group}/seek"] >= {"to", "parked", "force"}
+    assert found["GET", "/groups/{group}/copy"] >= {"target", "topic", "parked", "force", "leave_parked"}
+    assert found["POST", "/groups/{group}/copy"] >= {"target", "to"}
+    assert found["GET", "/groups/{group}/dead"] >= {"first", "key", "error", "since", "quarantined"}
     assert found["POST", "/groups/{group}/parked/order"] >= {"action", "key", "sure"}
     assert found["POST", "/groups/{group}/dead/replay"] >= {"all", "offset", "keying", "to"}
     assert found["GET", "/live/groups/{group}"] >= {"first"}

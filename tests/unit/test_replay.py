@@ -1,0 +1,407 @@
+"""Replays of dead letters and copies of offsets, by the command, on a real store: what is chosen, what is sent once, what is in quarantine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from rich.progress import Progress
+from typer.testing import CliRunner
+
+import orderedmq
+from ordered_source.listener.shell import Consumer
+from orderedmq.broker import Broker
+from orderedmq.cli import app
+from orderedmq.cli.shell import Bar
+from orderedmq.embedded.groups import EmbeddedGroups
+from orderedmq.listening.queue_engine import OrderPerQueue
+from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.ownership.lock import ClientIdentity, LockToken
+from orderedmq.ownership.membership import Subscription
+from orderedmq.parking.rules import Put, Ticket
+from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
+from orderedmq.tools import dead_letters
+from orderedmq.tools.readable import number
+from tests.command import Run, bodies
+from tests.contract.support import locked
+from tests.unit.test_listener_shell import LATER, LETTERS, SUSPEND, Rig
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def broker(store: Path) -> Iterator[Broker]:
+    """A store with topic a of two queues, and b of one."""
+    with orderedmq.connect(store) as broker:
+        broker.admin.create_topic("a", 2)
+        broker.admin.create_topic("b", 1)
+        yield broker
+
+
+@pytest.fixture
+def run(store: Path) -> Callable[..., Any]:
+    """Run the command; returns the JSON lines that it printed, or what it said when it refused."""
+
+    def call(*arguments: str, code: int = 0) -> Any:
+        result = CliRunner().invoke(app, ["--path", str(store), *arguments])
+        assert result.exit_code == code, result.output
+        if code:
+            assert result.stdout == ""
+            return result.stderr
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    return call
+
+
+def give_up(broker: Broker, letters: Sequence[tuple[str, str, str]], replays: str = "") -> None:
+    """Make letters of messages of the first queue: each has a body, a key and an error."""
+    queue = broker.log.queues("a")[0]
+    begin = broker.log.bounds([queue])[queue].max_offset
+    broker.log.append({queue: pa.record_batch({"body": [b"?"] * len(letters)})})
+    own = {REPLAYS: replays} if replays else {}
+    rows = [
+        {
+            "body": body.encode(),
+            "sharding_key": key,
+            "properties": list(
+                dead_letter_properties(queue, begin + at, message_id="", reconsume_times=1, error=error, properties=own).items()
+            ),
+        }
+        for at, (body, key, error) in enumerate(letters)
+    ]
+    client = broker.groups.join("listener")
+    [token] = locked(broker, "g", client, [queue])
+    broker.groups.dead_letter(token, pa.RecordBatch.from_pylist(rows, schema=PRODUCER_SCHEMA), range(begin, begin + len(rows)))
+    broker.groups.unlock([token])
+    broker.groups.leave(client)
+
+
+def sent(broker: Broker, topic: str = "a") -> list[str]:
+    return [body.decode() for queue in bodies(broker, topic) for _, body in queue if body != b"?"]
+
+
+ORDERS = [
+    ("1", "x", "Timeout: 1"),
+    ("2", "y", "KeyError"),
+    ("3", "x", "KeyError"),
+    ("4", "z", "a Timeout"),
+    ("5", "x", "timeout"),
+]
+
+
+# -- what is chosen
+
+
+@pytest.mark.parametrize(
+    ("conditions", "chosen"),
+    [
+        (["--key", "x"], ["1", "3", "5"]),
+        (["--key", "y", "--key", "z"], ["2", "4"]),
+        (["--error", "Timeout"], ["1", "4"]),
+        (["--error", "Timeout", "--key", "x"], ["1"]),
+        (["--error", "[a-z]"], []),
+        (["--since", "2020-01-01"], ["1", "2", "3", "4", "5"]),
+        (["--since", "2100-01-01"], []),
+        (["--all", "--key", "z"], ["4"]),
+    ],
+)
+def test_a_replay_sends_the_letters_that_the_list_shows_with_the_same_conditions(
+    run: Run, broker: Broker, conditions: list[str], chosen: list[str]
+) -> None:
+    give_up(broker, ORDERS)
+    shown = [one for one in conditions if one != "--all"]
+    assert [row["body"] for row in run("dlq", "list", "g", *shown)] == chosen
+    assert run("dlq", "replay", "g", *conditions, "--to-topic", "b")[0]["replayed"] == len(chosen)
+    assert sent(broker, "b") == chosen
+    assert [row["body"] for row in run("dlq", "list", "g") if row["replayed"]] == chosen
+
+
+def test_letters_are_chosen_by_the_time_at_which_they_were_put_aside(run: Run, broker: Broker) -> None:
+    give_up(broker, ORDERS[:2])
+    time.sleep(0.002)
+    since = int(time.time() * 1000)
+    time.sleep(0.002)
+    give_up(broker, ORDERS[2:3])
+    assert [row["body"] for row in run("dlq", "list", "g", "--since", str(since))] == ["3"]
+    assert run("dlq", "replay", "g", "--since", str(since))[0]["replayed"] == 1
+    assert [row["replayed"] for row in run("dlq", "list", "g")] == [False, False, True]
+
+
+def test_a_limit_sends_the_first_letters_and_the_same_command_goes_on(run: Run, broker: Broker) -> None:
+    give_up(broker, ORDERS)
+    for conditions, steps in ((["--key", "x", "--limit", "2"], [2, 1, 0]), (["--limit", "1"], [1, 1, 0])):
+        assert [run("dlq", "replay", "g", *conditions, "--to-topic", "b")[0]["replayed"] for _ in steps] == steps
+    assert sent(broker, "b") == ["1", "3", "5", "2", "4"]
+    assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "condition", "said"),
+    [
+        ([], "OPTION.MISSING", "say which letters"),
+        (["--offset", "0", "--key", "x"], "OPTION.CONFLICT", "--offset names the letters itself"),
+        (["--offset", "0", "--limit", "1"], "OPTION.CONFLICT", "drop --all, --key"),
+        (["--error", ""], "OPTION.INVALID", "--error is empty"),
+        (["--since", "yesterday"], "OPTION.INVALID", "is not a time since 1970"),
+    ],
+)
+def test_letters_that_are_chosen_wrongly_are_refused(
+    run: Run, broker: Broker, arguments: list[str], condition: str, said: str
+) -> None:
+    give_up(broker, ORDERS)
+    error = run("dlq", "replay", "g", *arguments, code=2)
+    assert condition in error
+    assert said in error
+    assert sent(broker) == []
+
+
+# -- what is sent once
+
+
+def test_a_letter_is_sent_once_whichever_replay_sent_it_until_somebody_seeks_back(run: Run, broker: Broker) -> None:
+    give_up(broker, ORDERS)
+    to = ["--to-topic", "b"]
+    assert run("dlq", "replay", "g", "--error", "Timeout", *to)[0]["replayed"] == 2
+    assert run("dlq", "replay", "g", "--key", "x", *to)[0]["replayed"] == 2
+    assert run("dlq", "replay", "g", "--all", *to)[0]["replayed"] == 1
+    assert sent(broker, "b") == ["1", "4", "3", "5", "2"]
+    run("group", "seek", dead_letters.REPLAY_GROUP, "--to", "earliest")
+    assert run("dlq", "replay", "g", "--all", *to)[0]["replayed"] == 5
+
+
+def test_a_replay_of_chosen_letters_that_was_killed_repeats_its_last_step_only(
+    run: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "PIECE", 3)
+    give_up(broker, [(str(at), "x", "bad") for at in range(10)])
+    settle, steps = EmbeddedGroups.settle, list[int]()
+
+    class Killed(BaseException):
+        pass
+
+    def dies(self: EmbeddedGroups, token: LockToken, offsets: Sequence[int]) -> None:
+        steps.append(len(offsets))
+        if len(steps) == 2:
+            raise Killed
+        settle(self, token, offsets)
+
+    chosen = dead_letters.LetterFilter(frozenset("x"), quarantined=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(EmbeddedGroups, "settle", dies)
+        with pytest.raises(Killed):
+            dead_letters.replay(broker, LETTERS, chosen, dead_letters.Replayed())
+    assert run("dlq", "replay", "g", "--key", "x")[0]["replayed"] == 7
+    assert sorted(map(int, sent(broker))) == sorted([*range(6), *range(3, 10)])
+
+
+def test_progress_counts_what_is_sent_of_what_is_to_be_sent(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "PIECE", 2)
+    give_up(broker, ORDERS)
+    seen = list[tuple[int, int]]()
+    chosen = dead_letters.LetterFilter(frozenset("x"), quarantined=False)
+    dead_letters.replay(broker, LETTERS, chosen, dead_letters.Replayed(), progress=lambda *at: seen.append(at))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_progress_bar_says_how_long_it_will_take() -> None:
+    now = [0.0]
+    with Progress(get_time=lambda: now[0], disable=True) as progress:
+        bar = Bar(progress, progress.add_task("replaying", total=None, done=""), number)
+        for done in (0, 1000, 2000):
+            bar.at(done, 10_000)
+            now[0] += 5.0
+        assert progress.tasks[0].fields["done"] == "2,000 of 10,000, 200/s, 40.0 s left"
+
+
+# -- quarantine
+
+
+def no_order(messages: Any, context: Any) -> Any:
+    return LATER
+
+
+ENGINES = {
+    "queue": lambda rig: Consumer(rig.listener(lambda _: SUSPEND), OrderPerQueue(1, max_reconsume_times=0)),
+    "key": lambda rig: rig.by_key(lambda _: SUSPEND, max_reconsume_times=1),
+    "none": lambda rig: rig.concurrently(no_order, max_reconsume_times=1),
+}
+
+
+@pytest.mark.parametrize("order", ENGINES)
+def test_a_message_that_is_given_up_again_after_each_replay_is_in_quarantine(tmp_path: Path, run: Run, order: str) -> None:
+    """Its count goes through the listener, the parking lot, the dead letter and the replay, though the listener does not read properties."""
+    rig, consumer = Rig(tmp_path), ENGINES[order]
+    rig.send("bad")
+
+    def process() -> None:
+        """Until the message is given up: it is parked and comes back when it is due, if there is a lot."""
+        rig.run(consumer(rig), lot=order != "queue")
+        if order != "queue":
+            rig.now += 10
+            rig.run(consumer(rig), planned=True)
+
+    for replays in range(3):
+        process()
+        assert [row["replays"] for row in run("dlq", "list", "g")] == list(range(replays + 1))
+        assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 1
+    process()
+    *_, last = run("dlq", "list", "g")
+    assert (last["offset"], last["replays"], last["quarantined"], last["replayed"]) == (3, 3, True, False)
+    [done] = run("dlq", "replay", "g", "--all")
+    assert (done["replayed"], done["quarantined"]) == (0, 1)
+    assert rig.ends()[0] == 4, "nothing more was sent"
+    rig.broker.close()
+
+
+def test_only_who_asks_for_letters_in_quarantine_replays_them_each_once(run: Run, broker: Broker) -> None:
+    give_up(broker, ORDERS[:2])
+    give_up(broker, [("poison", "x", "Timeout"), ("worse", "y", "KeyError")], "g=3,other=1")
+    give_up(broker, ORDERS[2:3], "g=2,other=9")
+    listed = run("dlq", "list", "g", "--quarantined")
+    assert [(row["body"], row["replays"], row["quarantined"]) for row in listed] == [("poison", 3, True), ("worse", 3, True)]
+    said = run("dlq", "replay", "g", "--offset", "2", code=2)
+    assert "OPTION.MISSING" in said
+    assert "dead letter 2 is in quarantine: its message was replayed 3 times" in said
+    to = ["--to-topic", "b"]
+    for conditions, counts in ((["--key", "x"], (2, 1)), (["--all"], (1, 2)), (["--all"], (0, 0))):
+        [done] = run("dlq", "replay", "g", *conditions, *to)
+        assert (done["replayed"], done["quarantined"]) == counts
+    assert sent(broker, "b") == ["1", "3", "2"]
+    assert [row["replayed"] for row in run("dlq", "list", "g")] == [True, True, False, False, True]
+    for conditions, count in (
+        (["--quarantined", "--error", "Timeout"], 1),
+        (["--all", "--quarantined"], 1),
+        (["--quarantined"], 0),
+    ):
+        assert run("dlq", "replay", "g", *conditions, *to)[0]["replayed"] == count
+    assert run("dlq", "replay", "g", "--offset", "2", "--offset", "0", "--quarantined", *to)[0]["replayed"] == 2
+    assert sent(broker, "b")[3:] == ["poison", "worse", "1", "poison"]
+    assert all(row["replayed"] for row in run("dlq", "list", "g"))
+    [queue] = broker.log.queues("b")
+    copies = broker.log.pull(queue, 3, 1, 1 << 20, ("properties",)).to_pylist()
+    assert copies == [{"properties": [(REPLAYS, "g=4,other=1")]}]
+
+
+def test_how_many_replays_there_may_be_is_an_option(run: Run, broker: Broker) -> None:
+    give_up(broker, [("first", "x", "e")])
+    give_up(broker, [("second", "x", "e")], "g=1")
+    assert [row["quarantined"] for row in run("dlq", "list", "g", "--max-replays", "1")] == [False, True]
+    assert run("dlq", "replay", "g", "--all", "--max-replays", "1")[0]["replayed"] == 1
+    assert sent(broker) == ["first"]
+    assert "max-replays" in run("dlq", "replay", "g", "--all", "--max-replays", "0", code=2)
+
+
+def test_a_table_names_what_is_in_quarantine(store: Path, broker: Broker) -> None:
+    give_up(broker, ORDERS[:1], "g=3")
+    result = CliRunner().invoke(app, ["--path", str(store), "--no-json", "dlq", "list", "g"], env={"COLUMNS": "200"})
+    assert "quarantined" in result.output
+    result = CliRunner().invoke(app, ["--path", str(store), "--no-json", "dlq", "replay", "g", "--all"])
+    assert "left out 1 in quarantine: replayed 3 times or more, and given up again; --quarantined sends them" in result.output
+
+
+# -- copies of offsets
+
+
+class Two:
+    """Groups live and canary: live is at work in both queues of a, and has an offset in b."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.queues = broker.log.queues("a")
+        [self.other] = broker.log.queues("b")
+        for queue in (*self.queues, self.other):
+            broker.log.append({queue: pa.record_batch({"body": [b"m"] * 10})})
+        self.tokens = self.work("live", [*self.queues, self.other])
+        broker.groups.commit(dict(zip(self.tokens, (3, 5, 7), strict=True)))
+
+    def work(self, group: str, queues: Sequence[MessageQueue]) -> list[LockToken]:
+        client = self.broker.groups.join(f"query of {group}")
+        self.broker.groups.heartbeat(group, client, Subscription("shared", "a", "averagely"))
+        return locked(self.broker, group, client, queues)
+
+    def at(self, group: str) -> list[int | None]:
+        known = self.broker.groups.offsets(group, [*self.queues, self.other])
+        return [known.get(queue) for queue in (*self.queues, self.other)]
+
+
+@pytest.fixture
+def two(broker: Broker) -> Two:
+    return Two(broker)
+
+
+def test_a_copy_gives_a_new_group_the_offsets_of_one_that_is_at_work(run: Run, two: Two) -> None:
+    planned = run("group", "copy", "live", "canary", "--dry-run")
+    assert [(row["group"], row["topic"], row["queue_id"], row["old"], row["new"], row["dry_run"]) for row in planned] == [
+        ("canary", "a", 0, None, 3, True),
+        ("canary", "a", 1, None, 5, True),
+        ("canary", "b", 0, None, 7, True),
+    ]
+    assert "canary" not in two.broker.admin.groups()
+    done = run("group", "copy", "live", "canary")
+    assert done == [{**row, "dry_run": False, "reset": 1} for row in planned]
+    assert two.at("canary") == two.at("live") == [3, 5, 7]
+    assert two.broker.groups.stale(two.tokens) == [], "the query of the other group goes on"
+
+
+def test_a_copy_replaces_offsets_and_leaves_those_of_other_queues(run: Run, two: Two) -> None:
+    two.broker.admin.seek("canary", {two.queues[0]: 9, two.other: 1})
+    [first, second] = run("group", "copy", "live", "canary", "--topic", "a")
+    assert (first["old"], first["new"], second["old"], second["new"]) == (9, 3, None, 5)
+    assert two.at("canary") == [3, 5, 1]
+    assert two.broker.groups.reset_number("canary") == 2, "a checkpoint of canary follows these offsets"
+
+
+def test_a_copy_is_refused_while_the_other_group_is_at_work(run: Run, two: Two) -> None:
+    two.work("canary", two.queues)
+    for more in ([], ["--dry-run"]):
+        assert "GROUP.IN_USE" in run("group", "copy", "live", "canary", *more, code=1)
+    assert two.at("canary") == [None] * 3
+    run("group", "copy", "live", "canary", "--force")
+    assert two.at("canary") == [3, 5, 7]
+
+
+def test_parked_messages_of_either_group_are_not_forgotten_without_a_word(run: Run, two: Two) -> None:
+    """Those of the first group are below its offsets, so the other does not get them; those of the other are kept or dropped, as by a seek."""
+    assert two.broker.groups.park(two.tokens[0], [Put(two.queues[0], 4, Ticket(4, 1, 1, 9, "no"))])
+    for more in ([], ["--dry-run"]):
+        said = run("group", "copy", "live", "canary", *more, code=1)
+        assert "GROUP.PARKED" in said
+        assert "1 parked messages of queue a/embedded/0" in said or "1 parked message" in said
+        assert "--leave-parked" in said
+    assert two.at("canary") == [None] * 3
+    assert len(run("group", "copy", "live", "canary", "--topic", "b")) == 1, "nothing of b is parked"
+    run("group", "copy", "live", "canary", "--leave-parked")
+    [token] = two.work("canary", two.queues[:1])
+    two.broker.groups.park(token, [Put(two.queues[0], 6, Ticket(6, 1, 1, 9, "no"))])
+    two.broker.groups.unlock([token])
+    two.broker.groups.leave(ClientIdentity(token.owner, token.client_id))
+    said = run("group", "copy", "live", "canary", "--leave-parked", code=1)
+    assert "--parked keep or --parked drop" in said
+    assert len(run("group", "copy", "live", "canary", "--leave-parked", "--parked", "drop")) == 3
+
+
+def test_what_cannot_be_copied_is_refused_before_anything_changes(run: Run, two: Two) -> None:
+    two.broker.admin.create_topic("c", 1)
+    for arguments, condition, said, code in (
+        (["live", "live"], "OPTION.CONFLICT", "cannot be copied to itself", 2),
+        (["none", "canary"], "GROUP.MISSING", "'none'", 3),
+        (["live", "can ary"], "GROUP.BAD_NAME", "can ary", 2),
+        (["live", "canary", "--topic", "c"], "OPTION.MISSING", "no offsets in topic 'c'", 2),
+        (["live", "canary", "--topic", "d"], "TOPIC.MISSING", "'d'", 3),
+    ):
+        error = run("group", "copy", *arguments, code=code)
+        assert condition in error
+        assert said in error
+    two.work("idle", two.queues)
+    assert "has no offsets that could be copied" in run("group", "copy", "idle", "canary", code=2)
+    assert two.broker.admin.trim("a", {two.queues[0]: 10})
+    assert "the message at 3 was deleted by retention" in run("group", "copy", "live", "canary", code=1)
+    assert two.at("canary") == [None] * 3
