@@ -19,7 +19,7 @@ from orderedmq.cli.shell import EXIT_CODES, Shell, commands
 #: Groups of commands: module and help text.
 GROUPS: Final = {
     "topic": ("topics", "Create, inspect, alter, trim and delete topics."),
-    "group": ("groups", "Show the offsets and lag of consumer groups; seek and delete."),
+    "group": ("groups", "Show the offsets and lag of consumer groups; seek, copy and delete."),
     "lock": ("locks", "Show the owners of queues; release locks."),
     "parked": ("parked", "Parked messages: keys that wait because a message of them failed. List, retry, drop and hold."),
     "dlq": ("dlq", "Dead letters: messages that a listener gave up. List and replay."),

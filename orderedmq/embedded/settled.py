@@ -32,7 +32,7 @@ def settle(txn: Transaction, group: str, queue: MessageQueue, offsets: Sequence[
 def settled(txn: Transaction, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
     """Return the offsets in ``span`` that are recorded."""
     begin, end = (layout.message_key(group, queue, block) for block in (span.begin // BLOCK, -(-span.end // BLOCK)))
-    found = set()
+    found: set[int] = set()
     for key, value in txn.between("settled", begin, end):
         first, bits = layout.index_offset(key) * BLOCK, layout.to_number(value)
         found.update(first + bit for bit in range(BLOCK) if bits >> bit & 1)
