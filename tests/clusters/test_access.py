@@ -355,7 +355,7 @@ ROLES: dict[str, Role] = {
     "top of a group": Role(("`group describe billing`",), beside("top", "NAME"), "billing"),
     "lock list of a group": Role(("`lock list --group",), beside("lock", "list", "--group", "NAME"), "billing"),
     "group seek": Role(("`group seek billing`",), run("group", "seek", "shipping", "--to", "2020-01-01T00:00:00Z"), "billing"),
-    "group copy": Role(("`group seek billing`", "`group copy"), run("group", "copy", "shipping", "NAME"), "billing"),
+    "group copy": Role(("`group seek billing`",), run("group", "copy", "shipping", "NAME"), "billing"),
     "group seek with parked messages": Role(
         ("`group seek billing`", "`group seek`, of"),
         with_a_lot(run("group", "seek", "NAME", "--to", "earliest", "--parked", "drop")),
