@@ -66,7 +66,8 @@ def run_and_kill(spec: Spec, folder: Path, timeout: float) -> None:
             said = os.read(read, 4096) if answered else b""
             reached = said == b"."
             if answered and not reached:
-                _explain(spec, said.decode(errors="replace"), process.wait(), log)
+                # Without a word, the pipe ends with the process.
+                _explain(spec, said.decode(errors="replace"), 0 if said else process.wait(), log)
         finally:
             kill_all(process)
     finally:

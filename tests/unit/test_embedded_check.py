@@ -274,7 +274,7 @@ DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
     (letter(4, 1, queue=Q1._replace(topic="nothing")), "was put aside, but its queue does not exist"),
     (settled(0, 0b1001), f"message 3 of queue {Q1} was processed by group 'h', but does not exist"),
     (settled(1, 0b1), f"message 64 of queue {Q1} was processed by group 'h', but does not exist"),
-    (settled(0, 0b1, Q1._replace(topic="x")), "of queue x/embedded/0 was processed by group 'h'"),
+    (settled(0, 0b1, Q1._replace(topic="x")), "of queue x/embedded/1 was processed by group 'h'"),
     (lambda txn: txn.put("batches", b"s\0" + layout.number(5), b"{}"), "batch 5 of sink b's'"),
 ]
 
