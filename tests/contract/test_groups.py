@@ -382,7 +382,6 @@ def test_a_seek_beyond_the_queue_is_refused_whole(broker: Broker, offset: int):
     assert broker.admin.groups() == []
 
 
-@needs("owners")
 # -- messages that were processed out of turn ---------------------------------------------------------------------------------------
 
 
@@ -449,6 +448,7 @@ def test_a_stale_token_settles_nothing(broker: Broker, clock: FakeClock):
     assert settled(broker) == []
 
 
+@needs("owners")
 def test_locks_are_listed_with_who_has_them_and_who_had_them(broker: Broker, clock: FakeClock):
     first, second, _ = queues_of(broker)
     me = broker.groups.join("me")
