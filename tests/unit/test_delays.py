@@ -219,6 +219,9 @@ class FakeCluster:
     def doubt(self, topic: str) -> None:
         pass
 
+    def behind_proxy(self, deadline: float) -> bool:
+        return False
+
     def send_all(self, asked: Sequence[tuple[Any, None]], _deadline: float) -> list[Any]:
         return [SimpleNamespace(result=self._answer(request)) for request, _ in asked]
 

@@ -263,8 +263,9 @@ def test_the_command_shows_it_and_sends_it_again(broker: Broker, tmp_path: Path)
     run("dlq", "list", "g", form="--no-json")
     run("dlq", "replay", "g", "--all")
     first, second = broker.log.pull(QUEUE, 3, 2, 1 << 20, COLUMNS).to_pylist()
-    assert first == {**row, "queue_offset": 3}
-    assert (second["sharding_key"], second["properties"]) == (SHOWN, [("mine", "\ufffd")])
+    counted = ("ORDEREDMQ_REPLAYS", "g=1")
+    assert first == {**row, "queue_offset": 3, "properties": [*row["properties"], counted]}
+    assert (second["sharding_key"], second["properties"]) == (SHOWN, [("mine", "\ufffd"), counted])
     assert "g" in run("top")
     for name in ("--key", "--key-separator", "--tags", "--tags-field", "--property", "--property-field"):
         run("produce", "in", name, "\udcff", code=2)
