@@ -2,7 +2,8 @@
 
 ``spark.readStream.format("orderedmq")`` and ``df.writeStream.format("orderedmq")`` need no import. This module has the rest:
 ``connect`` opens a connection to a broker, whose methods take ``MessageQueue`` and ``Order``; ``Producer`` writes messages from
-Python, ``snapshot`` copies the embedded broker's store while it is in use, ``prepare_spark`` sets up Java and Python for Spark,
+Python, ``replay_dead_letters`` sends dead letters again, ``copy_offsets`` lets a group begin where another one is, ``snapshot`` copies the
+embedded broker's store while it is in use, ``prepare_spark`` sets up Java and Python for Spark,
 ``tuned`` also lets a session start sooner, ``register`` makes the format known where Spark cannot find it. ``OrderedMQError`` is the
 base of all errors.
 """
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
     from orderedmq.model import MessageQueue
     from orderedmq.parking.rules import Order
     from orderedmq.startup.tuning import tuned
+    from orderedmq.tools.dead_letters import LetterFilter, replay_dead_letters
     from orderedmq.tools.producer import Producer
+    from orderedmq.tools.seek import copy_offsets
 
 __version__ = "0.1.0"
 __all__ = [
-    "Credentials", "CredentialsFile", "MessageQueue", "Order", "OrderedMQError", "Producer", "TlsOptions", "connect", "prepare_spark",
-    "register", "snapshot", "tuned",
+    "Credentials", "CredentialsFile", "LetterFilter", "MessageQueue", "Order", "OrderedMQError", "Producer", "TlsOptions", "connect",
+    "copy_offsets", "prepare_spark", "register", "replay_dead_letters", "snapshot", "tuned",
 ]  # fmt: skip
 
 #: Names that are loaded on first use: they import pyarrow, which Spark's look-up of data sources should not load.
@@ -39,6 +42,9 @@ _HOMES = {
     "prepare_spark": "orderedmq.java",
     "snapshot": "orderedmq.embedded.snapshot",
     "tuned": "orderedmq.startup.tuning",
+    "LetterFilter": "orderedmq.tools.dead_letters",
+    "copy_offsets": "orderedmq.tools.seek",
+    "replay_dead_letters": "orderedmq.tools.dead_letters",
     "Credentials": "orderedmq.endpoint",
     "CredentialsFile": "orderedmq.endpoint",
     "TlsOptions": "orderedmq.endpoint",

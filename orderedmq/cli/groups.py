@@ -277,7 +277,7 @@ def copy(
     for name in topic or ():
         check_topic(name, writing=False)
     with shell.broker() as broker:
-        done = tools.copy(
+        done = tools.copy_offsets(
             broker, source, target, topic or (), force=force, parked=parked, leave_parked=leave_parked, dry_run=dry_run
         )
     _show_sought(shell, target, done, dry_run)

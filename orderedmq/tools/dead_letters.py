@@ -297,6 +297,27 @@ def replay(
         broker.groups.leave(client)
 
 
+def replay_dead_letters(
+    broker: Broker,
+    group: str,
+    chosen: LetterFilter = ALL,
+    *,
+    limit: int | None = None,
+    to_topic: str | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _of: None,
+) -> Replayed:
+    """Send dead letters of ``group`` again, as ``orderedmq dlq replay`` does; return how many were sent, and to which topics.
+
+    ``chosen`` lets letters through; by default all that were not replayed yet and are not in quarantine. ``limit`` is the number of letters
+    to send at most, ``to_topic`` the topic to send them to (default: where each came from). ``progress`` gets the number of letters that
+    are sent and of those to send. Raises GroupError MISSING, and what `replay` raises.
+    """
+    queue, done = dead_letter_queue(broker, group), Replayed()
+    if queue is not None:
+        replay(broker, queue, chosen, done, limit=limit, to_topic=to_topic, progress=progress)
+    return done
+
+
 class _Piece(NamedTuple):
     """The letters to send of the range from ``begin`` to ``end``. ``held``: those that are left out because they are in quarantine."""
 

@@ -73,7 +73,7 @@ def seek(
     return Sought(old, offsets, broker.groups.reset_number(group))
 
 
-def copy(
+def copy_offsets(
     broker: Broker,
     source: str,
     group: str,

@@ -27,7 +27,7 @@ from orderedmq.routing.selector import Keying
 from orderedmq.tools import dead_letters
 from orderedmq.tools.dead_letters import MAX_REPLAYS, DeadLetter, LetterFilter, Replayed
 from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
-from orderedmq.tools.seek import Sought, copy, parse_target, seek
+from orderedmq.tools.seek import Sought, copy_offsets, parse_target, seek
 from orderedmq.ui.guard import FormFields, read_change
 from orderedmq.ui.pages import ROWS, identity, number_of
 from orderedmq.ui.rendering import group_url
@@ -190,7 +190,7 @@ class Repairs:
         plan, target = None, given.get("target", "").strip()
         if target:
             topics = [given["topic"]] if given.get("topic") else []
-            plan = copy(
+            plan = copy_offsets(
                 broker, group, target, topics, force=_force(given.get), parked=_parked(given.get),
                 leave_parked=bool(given.get("leave_parked")), dry_run=True,
             )  # fmt: skip

@@ -405,3 +405,14 @@ def test_what_cannot_be_copied_is_refused_before_anything_changes(run: Run, two:
     assert two.broker.admin.trim("a", {two.queues[0]: 10})
     assert "the message at 3 was deleted by retention" in run("group", "copy", "live", "canary", code=1)
     assert two.at("canary") == [None] * 3
+
+
+def test_in_python_the_same_letters_are_chosen_and_sent_once(broker: Broker) -> None:
+    give_up(broker, ORDERS)
+    chosen = orderedmq.LetterFilter(error="KeyError", quarantined=False)
+    first = orderedmq.replay_dead_letters(broker, "g", chosen, limit=1)
+    assert (first.letters, first.topics, sent(broker)) == (1, {"a": 1}, ["2"])
+    assert orderedmq.replay_dead_letters(broker, "g", chosen).letters == 1
+    assert orderedmq.replay_dead_letters(broker, "g").letters == 3
+    assert sorted(sent(broker)) == ["1", "2", "3", "4", "5"]
+    assert orderedmq.replay_dead_letters(broker, "g").letters == 0
