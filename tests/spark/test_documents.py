@@ -11,7 +11,7 @@ from tests.snippets import name, pages, run
 
 PAGES = pages()
 #: Pages whose snippets need 7 s and more. Those of other formats, state and order per key are what users copy once.
-LONG = ("formats", "stateful-processing", "order-per-key", "sink", "migrating-from-kafka", "deploying")
+LONG = ("formats", "stateful-processing", "order-per-key", "sink", "migrating-from-kafka", "deploying", "rollouts")
 
 
 @pytest.mark.parametrize(

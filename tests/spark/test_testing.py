@@ -64,6 +64,7 @@ def test_a_query_goes_on_where_it_has_ended(store: TemporaryStore, spark: SparkS
     store.assert_same(EVENTS, "copies")
 
 
+@pytest.mark.nightly
 def test_a_query_that_is_started_is_refused_and_stopped(store: TemporaryStore, spark: SparkSession) -> None:
     store.produce("orders", *EVENTS)
     with pytest.raises(QueryTestError, match=r"NOT_A_QUERY\] started returned StreamingQuery: return the writer"):
@@ -73,6 +74,7 @@ def test_a_query_that_is_started_is_refused_and_stopped(store: TemporaryStore, s
         store.kill_in_batch(copied(spark, store.options), spark)
 
 
+@pytest.mark.nightly
 def test_a_function_of_foreach_batch_fails_once(store: TemporaryStore, spark: SparkSession, tmp_path: Path) -> None:
     store.produce("orders", *EVENTS)
     done = tmp_path / "done"
