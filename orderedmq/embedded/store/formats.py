@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,21 @@ def _initialise(env: Any, path: Path, segments: Segments) -> None:
         made = Transaction(txn, handles, path, segments)
         made.put("meta", b"store_id", uuid.uuid4().hex.encode())
         made.sign()
+        _write_metas_again(path, env.stat()["psize"])
         segments.folder.mkdir(mode=0o700, exist_ok=True)
         # Before the commit, so that a store that is there after a loss of power is whole.
         sync_folder(path)
+
+
+def _write_metas_again(path: Path, page: int) -> None:
+    """Write LMDB's two meta pages of a new file once more, so that the commit's sync writes them. Call it in a write transaction.
+
+    LMDB wrote them when it made the file, perhaps in an attempt that failed because the disk did not take them (EIO). The system then counts
+    them as written, and LMDB, which finds them there, would not write both of them again.
+    """
+    with open(path / "data.mdb", "r+b", buffering=0) as file:
+        metas = os.pread(file.fileno(), 2 * page, 0)
+        os.pwrite(file.fileno(), metas, 0)
 
 
 def other(path: Path, version: int) -> StoreError:
