@@ -21,7 +21,7 @@ from orderedmq.broker import Broker, Published
 from orderedmq.concise import concise_calls
 from orderedmq.conditions import MessageCondition, SinkCondition, StoreCondition
 from orderedmq.connections import reach
-from orderedmq.errors import MessageError, RocketMQError, SinkError, StoreError
+from orderedmq.errors import MessageError, OrderedMQError, RocketMQError, SinkError, StoreError
 from orderedmq.model import DEFAULT_COMPRESSION
 from orderedmq.options.sink import NO_KEY, SinkOptions
 from orderedmq.routing.selector import selector
@@ -98,10 +98,14 @@ class _Planned:
             )
 
     def discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Delete what the tasks have staged, as far as that is possible. Raise nothing, or Spark would not show why the batch failed."""
         receipts = [message.receipt for message in messages if isinstance(message, Written)]
         if receipts:
-            with reach(self.options.endpoint, identity=self.identity, seen_here=True) as broker:
-                broker.outbox.discard(receipts)
+            try:
+                with reach(self.options.endpoint, identity=self.identity, seen_here=True) as broker:
+                    broker.outbox.discard(receipts)
+            except OrderedMQError as error:
+                log.warning("the rows of an aborted batch could not be deleted now, and are deleted later: %s", error)
 
     def _check_keys(self, written: Sequence[Written]) -> None:
         if self.options.on_key_conflict == "ignore":

@@ -245,6 +245,20 @@ def test_a_commit_that_is_refused_for_its_keys_is_aborted_without_a_trace(rig: R
     assert rig.count() == 0
 
 
+def test_an_abort_that_cannot_delete_anything_leaves_the_error_of_the_commit_to_be_seen(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = [rig.attempt(run(0), 0, 0, 10)]
+    sink = rig.sink()
+    Path(rig.path).rename(f"{rig.path}-elsewhere")
+    sink.abort(messages, 0)
+    [said] = [record.getMessage() for record in caplog.records if "aborted batch" in record.getMessage()]
+    assert "ORDEREDMQ_STORE.MISSING" in said
+    Path(f"{rig.path}-elsewhere").rename(rig.path)
+    sink.abort(messages, 0)
+    assert staged(rig.path) == 0
+
+
 def test_an_old_checkpoint_that_batches_otherwise_publishes_nothing_twice(rig: Rig) -> None:
     first, second = rig.own().values()
 
