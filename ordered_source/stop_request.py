@@ -30,6 +30,7 @@ class StopRequest:
     def __init__(self, owner_id: str) -> None:
         # An owner id is made by this package, but it comes from a checkpoint or a query's progress.
         self._name = f"stop-{owner_id.encode().hex()[:128]}.json"
+        self._written = False
 
     @property
     def _path(self) -> Path:
@@ -40,10 +41,12 @@ class StopRequest:
     def write(self, processed: Mapping[str, Any] | None = None) -> None:
         """Ask the source to plan no further micro-batch. ``processed``: the source's offset up to which Spark has committed everything.
 
-        With ``processed``, the source can give its queues back when it is stopped, without another call of ``latestOffset``. An answer stays.
+        With ``processed``, the source can give its queues back when it is stopped, without another call of ``latestOffset``. An answer to
+        this request stays; one to an earlier request, whose application was killed, is overwritten.
         """
-        if not self.answered:
+        if not (self._written and self.answered):
             _replace(self._path, {"processed": processed})
+        self._written = True
 
     @property
     def answered(self) -> bool:

@@ -237,15 +237,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._connected = None
         if connected is None:
             return
-        if run is not None and not self._given_back:
+        if run is not None:
             self._end(run)
         connected[0].close()
 
     def _end(self, run: QueryRun) -> None:
         """Give the queues back as at a boundary, if the application says that Spark has committed the batch that was planned last."""
         request = StopRequest(run.owner.owner_id)
-        processed = request.processed if request.is_made(run.began) else None
-        if processed is not None and (run.owner.is_planned(processed) or not run.owner.in_flight()):
+        asked = request.is_made(run.began)
+        processed = request.processed if asked else None
+        if self._given_back:
+            # The application may have written how far Spark has committed over the answer.
+            if asked:
+                request.answer()
+        elif processed is not None and (run.owner.is_planned(processed) or not run.owner.in_flight()):
             self._give_back(run, request, processed)
         else:
             run.session.stop(terminated=self._terminated)

@@ -36,7 +36,7 @@ def exporter(
     if metrics_token is not None:
         check_token(metrics_token, METRICS_TOKEN)
     local = host.strip("[]").lower() in LOOPBACK
-    # A page in a browser of this machine must not read them under a name of its own.
+    # Otherwise a website that is open in a browser on this machine could read them, through a host name that it directs here.
     rules = Rules(hosts=LOOPBACK if local and metrics_token is None else None, scrape_token=metrics_token)
     endpoint = shell.endpoint
     with listen(host, port) as listening, contextlib.closing(Reached(lambda: reach(endpoint))) as reached:

@@ -86,8 +86,8 @@ def _due(row: dict[str, Any]) -> str:
 def list_parked(shell: Shell, group: Group, topic: Where = None, full: Full = False) -> None:
     """Show the parked keys of a group: how many messages of each wait, when it is tried again, and why its first message failed.
 
-    A key that is held waits for parked retry. A message without a key is a key of its own, known by its offset. A table has one line per
-    key and cuts what is longer; --full shows keys and errors whole.
+    A key that is held waits until somebody runs parked retry. Each message without a key is listed by its offset, as if that were its key.
+    A table has one line per key and cuts what is longer; --full shows keys and errors whole.
     """
     check_group(group)
     with shell.broker() as broker:

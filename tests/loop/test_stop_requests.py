@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,30 @@ def test_a_request_that_was_left_behind_does_not_stop_the_next_run(
     again.advance("idle")
     assert sum(again.rows) == 6
     assert not request.answered
+
+
+def test_an_answer_to_an_earlier_application_is_no_answer_to_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    StopRequest("owner").answer()
+    request = StopRequest("owner")
+    request.write()
+    assert not request.answered
+
+
+def test_an_answer_that_was_written_over_is_given_again_at_the_end(
+    rig: LoopRig, queues: list[MessageQueue], request_to: Any
+) -> None:
+    query = start(rig)
+    query.advance("committed")
+    request_to().write()
+    query.advance()
+    late = request_to()
+    late.write(rig.checkpoints["ck"].end(-1))
+    assert not late.answered
+    query.stop()
+    assert late.answered
 
 
 def test_an_answer_stays_and_another_users_folder_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -1,4 +1,7 @@
-"""The web page: what each page says of an embedded store, what may be changed and by whom, and what it costs to look."""
+"""The web page: what each page says of an embedded store, what may be changed and by whom, and what it costs to look.
+
+Long because all pages are tested on the same shop.
+"""
 
 from __future__ import annotations
 
