@@ -79,13 +79,9 @@ def test_after_a_loss_of_power_there_is_what_was_acknowledged_and_nothing_else(f
 
 
 def in_turn(events: Sequence[Event], kind: type[Sync | Write], call: str, nightly: bool) -> list[str]:
-    """strace's option for each call of a kind in a recording, so that it fails; without ``nightly`` for the first and some others.
-
-    The first fsync is left out: it is that of the folder in which the store's folder is made.
-    """
-    numbers = list(range(1, 1 + sum(isinstance(event, kind) for event in events)))
-    first, rest = ([], numbers[1:]) if call.startswith("fsync") else ([1], numbers[1:])
-    chosen = [*first, *rest] if nightly else [*first, *Random(9).sample(rest, SAMPLE - len(first))]
+    """strace's option for each call of a kind in a recording, so that it fails; without ``nightly`` for the first and some others."""
+    first, *rest = range(1, 1 + sum(isinstance(event, kind) for event in events))
+    chosen = [first, *(rest if nightly else Random(9).sample(rest, SAMPLE - 1))]
     return [f"{call}:when={number}" for number in chosen]
 
 

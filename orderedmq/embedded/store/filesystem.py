@@ -66,11 +66,21 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for this user alone, and those that are missing above it. They survive a loss of power."""
+    """Make a folder for this user alone, and those that are missing above it. They survive a loss of power.
+
+    If the system cannot promise that, the new folders are removed again. Otherwise the next attempt would find them and not sync their
+    names, and the system counts a name whose sync has failed as written.
+    """
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for folder in made:
-        sync_folder(folder.parent)
+    try:
+        for folder in made:
+            sync_folder(folder.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            for folder in made:
+                folder.rmdir()
+        raise
 
 
 def missing_rights(path: Path) -> str:
