@@ -20,11 +20,12 @@ from orderedmq.tools.dead_letters import (
     DeadLetter,
     LetterFilter,
     Replayed,
-    dead_letter_queue,
     find,
+    letter_queues,
     replay,
     replayed,
     replayed_to,
+    require_one_broker,
 )
 from orderedmq.tools.readable import body_fields, body_text, moment, one_line, short_moment, shortened
 
@@ -57,10 +58,25 @@ MaxReplays = Annotated[
         metavar="N",
     ),
 ]
+AtBroker = Annotated[
+    str | None,
+    typer.Option(
+        "--at-broker",
+        help="Only letters that this broker of a cluster has. Each broker has those of its own queues, and numbers them from 0.",
+        metavar="NAME",
+        show_default=False,
+    ),
+]
 
 
 def _filter(
-    keys: list[str] | None, error: str | None, since: str | None, offsets: list[int] | None, quarantined: bool | None, most: int
+    keys: list[str] | None,
+    error: str | None,
+    since: str | None,
+    offsets: list[int] | None,
+    quarantined: bool | None,
+    most: int,
+    at_broker: str | None,
 ) -> LetterFilter:
     if error == "":
         raise OptionError(OptionCondition.INVALID, "option --error is empty: give a text that the errors have in them")
@@ -71,12 +87,14 @@ def _filter(
         frozenset(offsets or ()),
         quarantined,
         most,
+        at_broker,
     )
 
 
 def _row(letter: DeadLetter, *, replayed: bool, quarantined: bool) -> dict[str, Any]:
     origin = letter.origin
     return {
+        "at_broker": letter.queue.broker_name,
         "offset": letter.offset,
         "topic": origin and origin.topic,
         "broker": origin and origin.broker_name,
@@ -118,6 +136,7 @@ def list_letters(
     since: Since = None,
     quarantined: Annotated[bool, typer.Option("--quarantined", help="Only letters in quarantine.")] = False,
     max_replays: MaxReplays = MAX_REPLAYS,
+    at_broker: AtBroker = None,
     full: Full = False,
 ) -> None:
     """Show the dead letters of a group: where each came from, its key, the error, how often it was retried, its body.
@@ -127,25 +146,30 @@ def list_letters(
     and errors; --full shows them whole. JSON has them whole, and the message's own properties.
     """
     check_group(group)
-    chosen = _filter(key, error, since, None, quarantined or None, max_replays)
+    chosen = _filter(key, error, since, None, quarantined or None, max_replays, at_broker)
     rows: list[dict[str, Any]] = []
-    end = 0
     with shell.broker() as broker:
-        queue = dead_letter_queue(broker, group)
-        if queue is not None:
+        queues = letter_queues(broker, group, chosen)
+        if offset is not None:
+            require_one_broker(queues)
+        for queue in queues:
             at, upto = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
             begin, end = max(at.min_offset, offset or 0), at.max_offset
             if offset is not None and offset > end:
                 raise no_such_offset(queue, end, f"dead letter {offset}")
             # One more than is shown: it tells whether there are more.
-            for letters in find(broker.log, queue, chosen, begin, end, count + 1):
+            for letters in find(broker.log, queue, chosen, begin, end, count + 1 - len(rows)):
                 before = replayed(broker, queue, letters, chosen, upto)
                 rows += [_row(one, replayed=one.offset in before, quarantined=chosen.holds(one)) for one in letters]
-    following = rows[count]["offset"] if len(rows) > count else None
+            if len(rows) > count:
+                break
+    more = rows[count:]
     del rows[count:]
     if not shell.json:
         rows = [{**row, "body": body_text(row), "state": _state(row)} for row in rows]
+    several = len({row["at_broker"] for row in [*rows, *more]}) > 1
     columns = (
+        *((Column("at_broker", "at broker"),) if several else ()),
         Column("offset", "offset", right=True),
         *queue_names.columns(rows),
         Column("origin_offset", "its offset", right=True),
@@ -158,8 +182,9 @@ def list_letters(
         Column("body", "body", str if full else _beginning),
     )
     shell.show(rows, columns, none=f"no dead letters of group {group}", full=full)
-    if following is not None:
-        shell.note(f"more follow: --offset {following}")
+    if more:
+        where = f"--at-broker {more[0]['at_broker']} " if several else ""
+        shell.note(f"more follow: {where}--offset {more[0]['offset']}")
 
 
 @command(app, "replay")
@@ -181,6 +206,7 @@ def replay_letters(
         bool, typer.Option("--quarantined", help="Only letters in quarantine; with --offset, those as well.")
     ] = False,
     max_replays: MaxReplays = MAX_REPLAYS,
+    at_broker: AtBroker = None,
     to_topic: Annotated[
         str | None,
         typer.Option(
@@ -221,17 +247,17 @@ def replay_letters(
             "say which letters: --offset, --all, or conditions (--key, --error, --since, --quarantined, --limit)",
         )
     # Letters that are named may be in quarantine or not.
-    chosen = _filter(key, error, since, offset, None if offset and quarantined else quarantined, max_replays)
+    chosen = _filter(key, error, since, offset, None if offset and quarantined else quarantined, max_replays, at_broker)
     keying = chosen_keying(selector, key_type)
     done = Replayed()
     with shell.broker() as broker:
-        queue = dead_letter_queue(broker, group)
-        if queue is None and offset:
+        queues = letter_queues(broker, group, chosen)
+        if not queues and offset:
             raise OffsetError(OffsetCondition.BEYOND_END, f"group {group!r} has no dead letters")
-        if queue is not None:
+        if queues:
             try:
                 with shell.progress("replaying") as bar:
-                    replay(broker, queue, chosen, done, limit=limit, to_topic=to_topic, keying=keying, progress=bar.at)
+                    replay(broker, queues, chosen, done, limit=limit, to_topic=to_topic, keying=keying, progress=bar.at)
             except BaseException:
                 if done.letters:
                     shell.note(f"{done.letters:,} dead letters were replayed before")

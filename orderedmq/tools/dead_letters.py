@@ -1,9 +1,12 @@
 """Reads the dead letters in %DLQ%<group>, and replays them: sends them again.
 
-Rules: a replay is a consumer of the dead-letter queue, in the group REPLAY_GROUP of the same broker. Under the queue's lock it
+Rules: a replay is a consumer of the dead-letter queues, in the group REPLAY_GROUP of the same broker. Under the queues' locks it
 appends a piece of the letters to their topics and then records that it has sent them: a replay of all commits its offset, one that
 chooses letters settles them out of turn. So letters that were sent are not sent again, whichever replay sent them, and two replays
 do not run at once. A replay that dies between append and record sends that piece again: at least once, never lost.
+
+The embedded broker has one queue for the letters of a group. Each RocketMQ broker has its own, with its own offsets: a letter is at the
+broker whose message was given up. So a letter's offset names it only together with its broker.
 
 A letter becomes its original message, without the properties of its failure, in the queue that its sharding key chooses now. The
 message counts how often it was replayed (`rows.dead_letters.REPLAYS`). A letter whose message was replayed as often as
@@ -61,13 +64,13 @@ _COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "prop
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message in %DLQ%<group>.
+    """A message in a queue of %DLQ%<group>.
 
     ``offset`` and ``stored`` (µs) are those of the dead-letter queue. ``replays``: how often replays of the group's letters have sent
     the message. None: the letter does not say.
     """
 
-    group: str
+    queue: MessageQueue
     offset: int
     origin: MessageQueue | None
     origin_offset: int | None
@@ -80,6 +83,10 @@ class DeadLetter:
     message_id: str | None
     stored: int
     properties: Mapping[str, str]
+
+    @property
+    def group(self) -> str:
+        return self.queue.topic.removeprefix(DEAD_LETTER_PREFIX)
 
     @property
     def replays(self) -> int:
@@ -101,8 +108,8 @@ class LetterFilter:
     """Which dead letters of a group are meant: those that pass every condition.
 
     ``keys``: the sharding key is one of these. ``error``: the letter's error has this text in it, in the same case. ``since``: it was put
-    aside at this time or later (µs since 1970). ``offsets``: it is one of these letters. ``quarantined``: it is in quarantine, or is not;
-    None: either. Without keys or offsets any key, or any letter, passes.
+    aside at this time or later (µs since 1970). ``offsets``: it is one of these letters of one broker. ``quarantined``: it is in
+    quarantine, or is not; None: either. ``at_broker``: it is stored at this broker. Without keys or offsets any key, or any letter, passes.
     """
 
     keys: frozenset[str] = frozenset()
@@ -111,6 +118,7 @@ class LetterFilter:
     offsets: frozenset[int] = frozenset()
     quarantined: bool | None = None
     max_replays: int = MAX_REPLAYS
+    at_broker: str | None = None
 
     @property
     def chooses(self) -> bool:
@@ -162,24 +170,48 @@ class Replayed:
     deleted: int = 0
 
 
-def dead_letter_queue(broker: Broker, group: str) -> MessageQueue | None:
-    """Return the queue of the group's dead letters; None if it never had one. Raises GroupError BAD_NAME or MISSING."""
+def letter_queues(broker: Broker, group: str, chosen: LetterFilter = LetterFilter()) -> list[MessageQueue]:
+    """Return the queues that may have the chosen dead letters; none if the group never had a letter.
+
+    Raises GroupError BAD_NAME or MISSING; OptionError INVALID if the broker that ``chosen`` names has no letters of the group, MISSING if
+    letters are chosen by their offsets and several brokers have some.
+    """
     check_group(group)
     try:
-        return broker.log.queues(DEAD_LETTER_PREFIX + group)[0]
+        every = broker.log.queues(DEAD_LETTER_PREFIX + group)
     except TopicError as error:
         if error.sub != TopicCondition.MISSING:
             raise
         broker.admin.group_offsets(group)
-        return None
+        return []
+    found = [queue for queue in every if chosen.at_broker in (None, queue.broker_name)]
+    names = ", ".join(queue.broker_name for queue in every)
+    if not found:
+        raise OptionError(
+            OptionCondition.INVALID, f"broker {chosen.at_broker!r} has no dead letters of group {group!r}; name one of {names}"
+        )
+    if chosen.offsets:
+        require_one_broker(found)
+    return found
+
+
+def require_one_broker(queues: Sequence[MessageQueue]) -> None:
+    """Raises OptionError MISSING if an offset can mean a letter of each of several brokers."""
+    if len(queues) > 1:
+        names = ", ".join(queue.broker_name for queue in queues)
+        raise OptionError(
+            OptionCondition.MISSING,
+            f"each broker numbers its dead letters from 0, and {len(queues)} have some of {queues[0].topic}: give "
+            f"--at-broker with one of {names}",
+        )
 
 
 def read(log: Log, queue: MessageQueue, begin: int, end: int) -> Iterator[list[DeadLetter]]:
     """Yield the letters from ``begin`` to ``end``, piece by piece. Raises DataLossError if they are gone."""
-    index, group = _COLUMNS.index("store_timestamp"), queue.topic.removeprefix(DEAD_LETTER_PREFIX)
+    index = _COLUMNS.index("store_timestamp")
     for batch in pulls(log, queue, begin, end, PIECE, PIECE_BYTES, _COLUMNS):
         yield [
-            _letter(group, row)
+            _letter(queue, row)
             for row in batch.set_column(index, "store_timestamp", batch.column(index).cast(pa.int64())).to_pylist()
         ]
 
@@ -197,12 +229,12 @@ def find(log: Log, queue: MessageQueue, chosen: LetterFilter, begin: int, end: i
                 return
 
 
-def _letter(group: str, row: dict[str, Any]) -> DeadLetter:
+def _letter(queue: MessageQueue, row: dict[str, Any]) -> DeadLetter:
     found = dict(row["properties"] or ())
     topic, number = found.get(noted.REAL_TOPIC), _number(found.get(noted.REAL_QUEUE))
     known = topic is not None and number is not None
     return DeadLetter(
-        group=group,
+        queue=queue,
         offset=row["queue_offset"],
         origin=MessageQueue(topic or "", found.get(noted.ORIGIN_BROKER, ""), number or 0) if known else None,
         origin_offset=_number(found.get(noted.ORIGIN_OFFSET)),
@@ -245,10 +277,10 @@ def waiting(broker: Broker, queue: MessageQueue, upto: int, end: int) -> int:
 def count(broker: Broker, group: str) -> LetterCount | None:
     """Return how many dead letters the group has; None if the account may not see them."""
     try:
-        queue = broker.log.queues(DEAD_LETTER_PREFIX + group)[0]
-        at = broker.log.bounds([queue])[queue]
-        left = waiting(broker, queue, replayed_to(broker, queue), at.max_offset)
-        return LetterCount(at.max_offset - at.min_offset, left, at.max_offset)
+        bounds = broker.log.bounds(broker.log.queues(DEAD_LETTER_PREFIX + group))
+        left = sum(waiting(broker, queue, replayed_to(broker, queue), at.max_offset) for queue, at in bounds.items())
+        stored = sum(at.max_offset - at.min_offset for at in bounds.values())
+        return LetterCount(stored, left, sum(at.max_offset for at in bounds.values()))
     except TopicError as error:
         if error.sub != TopicCondition.MISSING:
             raise
@@ -261,7 +293,7 @@ def count(broker: Broker, group: str) -> LetterCount | None:
 
 def replay(
     broker: Broker,
-    queue: MessageQueue,
+    queues: Sequence[MessageQueue],
     chosen: LetterFilter,
     done: Replayed,
     *,
@@ -270,29 +302,31 @@ def replay(
     keying: Keying | None = None,
     progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> None:
-    """Send the letters that ``chosen`` lets through and that were not replayed yet, ``limit`` of them at most.
+    """Send the letters of ``queues`` that ``chosen`` lets through and that were not replayed yet, ``limit`` of them at most.
 
-    Letters that are chosen by offset are sent again, too. ``done`` counts what is sent; ``progress`` gets the number sent and the number
-    to send. Nothing is sent unless every letter has a topic and a queue to go to. ``keying`` None: queues are chosen by the key's text.
-    Raises OffsetError, TopicError, MessageError BAD_KEY, OptionError MISSING if a letter's queue was chosen by a number, or if a letter
-    that is chosen by offset is in quarantine; LockError HELD_BY_OTHER or LOST.
+    ``queues`` are those of `letter_queues`. Letters that are chosen by offset are sent again, too. ``done`` counts what is sent; ``progress``
+    gets the number sent and the number to send. Nothing is sent unless every letter has a topic and a queue to go to. ``keying`` None: queues
+    are chosen by the key's text. Raises OffsetError, TopicError, MessageError BAD_KEY, OptionError MISSING if a letter's queue was chosen by
+    a number, or if a letter that is chosen by offset is in quarantine; LockError HELD_BY_OTHER or LOST.
     """
     if to_topic is not None:
         check_topic(to_topic, writing=True)
         broker.log.topic(to_topic)
     client = broker.groups.join(REPLAY_GROUP)
     try:
-        answer = broker.groups.lock(REPLAY_GROUP, client, [queue])[queue]
-        if isinstance(answer, Refusal):
-            raise LockError(
-                LockCondition.HELD_BY_OTHER,
-                f"the dead letters of {queue.topic} are being replayed by {answer.client_id or answer.holder}: wait for it; its lock ends in "
-                f"{answer.remaining:.0f} s at the latest if it is stuck",
-            )
+        answers = broker.groups.lock(REPLAY_GROUP, client, queues)
+        tokens = [answer for answer in answers.values() if isinstance(answer, LockToken)]
         try:
-            _Replay(broker, answer, chosen, limit, to_topic, keying, done, progress).run()
+            for queue, answer in answers.items():
+                if isinstance(answer, Refusal):
+                    raise LockError(
+                        LockCondition.HELD_BY_OTHER,
+                        f"the dead letters of {queue.topic} are being replayed by {answer.client_id or answer.holder}: wait for it; its "
+                        f"lock ends in {answer.remaining:.0f} s at the latest if it is stuck",
+                    )
+            _Replay(broker, tokens, chosen, limit, to_topic, keying, done, progress).run()
         finally:
-            broker.groups.unlock([answer])
+            broker.groups.unlock(tokens)
     finally:
         broker.groups.leave(client)
 
@@ -310,18 +344,26 @@ def replay_dead_letters(
 
     ``chosen`` lets letters through; by default all that were not replayed yet and are not in quarantine. ``limit`` is the number of letters
     to send at most, ``to_topic`` the topic to send them to (default: where each came from). ``progress`` gets the number of letters that
-    are sent and of those to send. Raises GroupError MISSING, and what `replay` raises.
+    are sent and of those to send. Raises what `letter_queues` and `replay` raise.
     """
-    queue, done = dead_letter_queue(broker, group), Replayed()
-    if queue is not None:
-        replay(broker, queue, chosen, done, limit=limit, to_topic=to_topic, progress=progress)
+    queues, done = letter_queues(broker, group, chosen), Replayed()
+    if queues:
+        replay(broker, queues, chosen, done, limit=limit, to_topic=to_topic, progress=progress)
     return done
 
 
-class _Piece(NamedTuple):
-    """The letters to send of the range from ``begin`` to ``end``. ``held``: those that are left out because they are in quarantine."""
+class _Part(NamedTuple):
+    """The letters of one queue: where a replay looks for them. ``upto``: see `replayed_to`."""
 
-    begin: int
+    token: LockToken
+    spans: Sequence[tuple[int, int]]
+    upto: int
+
+
+class _Piece(NamedTuple):
+    """The letters to send, of a queue's letters before ``end``. ``held``: those that are left out because they are in quarantine."""
+
+    token: LockToken
     end: int
     letters: list[DeadLetter]
     held: list[DeadLetter]
@@ -330,7 +372,7 @@ class _Piece(NamedTuple):
 @dataclass
 class _Replay:
     broker: Broker
-    token: LockToken
+    tokens: Sequence[LockToken]
     chosen: LetterFilter
     limit: int | None
     to_topic: str | None
@@ -339,51 +381,55 @@ class _Replay:
     progress: Callable[[int, int], None]
 
     def run(self) -> None:
-        broker, queue, done = self.broker, self.token.queue, self.done
-        at, upto = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
-        # Letters in quarantine lie before the offset as well: replays of all have passed them by.
-        begin = at.min_offset if self.chosen.offsets or self.chosen.quarantined is not False else upto
-        spans = self.chosen.spans(broker.log, queue, begin, at.max_offset)
+        broker, done = self.broker, self.done
         in_turn = not self.chosen.chooses and self.chosen.quarantined is False
-        if in_turn:
-            done.deleted = waiting(broker, queue, broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, 0), upto)
+        parts = [self._part(token, in_turn) for token in self.tokens]
         # Find the topics and queues of all letters first, so that none of them stops the replay half-way.
         targets: dict[str, list[MessageQueue]] = (
             {} if self.to_topic is None else {self.to_topic: broker.log.targets(self.to_topic)}
         )
         total = 0
-        for piece in self._pieces(spans, upto):
+        for piece in self._pieces(parts):
             self._check(piece, targets)
             total += len(piece.letters)
             done.quarantined += len(piece.held)
-        for piece in self._pieces(spans, upto):
+        for piece in self._pieces(parts):
             if piece.letters:
-                self._send(piece.letters, targets)
+                self._send(piece, targets)
             if in_turn:
-                broker.groups.commit({self.token: piece.end})
+                broker.groups.commit({piece.token: piece.end})
             elif piece.letters:
-                broker.groups.settle(self.token, [letter.offset for letter in piece.letters])
+                broker.groups.settle(piece.token, [letter.offset for letter in piece.letters])
             done.letters += len(piece.letters)
             done.topics.update(self.to_topic or _origin(letter).topic for letter in piece.letters)
             self.progress(done.letters, total)
 
-    def _pieces(self, spans: Sequence[tuple[int, int]], upto: int) -> Iterator[_Piece]:
+    def _part(self, token: LockToken, in_turn: bool) -> _Part:
+        broker, queue = self.broker, token.queue
+        at, upto = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
+        if in_turn:
+            self.done.deleted += waiting(broker, queue, broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, 0), upto)
+        # Letters in quarantine lie before the offset as well: replays of all have passed them by.
+        begin = at.min_offset if self.chosen.offsets or self.chosen.quarantined is not False else upto
+        return _Part(token, self.chosen.spans(broker.log, queue, begin, at.max_offset), upto)
+
+    def _pieces(self, parts: Sequence[_Part]) -> Iterator[_Piece]:
         left = self.limit
-        for span in spans:
-            for letters in read(self.broker.log, self.token.queue, *span):
+        for token, span, upto in ((token, span, upto) for token, spans, upto in parts for span in spans):
+            for letters in read(self.broker.log, token.queue, *span):
                 found = [letter for letter in letters if self.chosen.matches(letter)]
                 if not self.chosen.offsets:
-                    before = replayed(self.broker, self.token.queue, found, self.chosen, upto)
+                    before = replayed(self.broker, token.queue, found, self.chosen, upto)
                     found = [letter for letter in found if letter.offset not in before]
                 sent = [letter for letter in found if self.chosen.passes(letter)]
                 held = [letter for letter in found if self.chosen.quarantined is False and self.chosen.holds(letter)]
                 if left is not None and len(sent) >= left:
                     sent = sent[:left]
                     end = sent[-1].offset + 1
-                    yield _Piece(letters[0].offset, end, sent, [letter for letter in held if letter.offset < end])
+                    yield _Piece(token, end, sent, [letter for letter in held if letter.offset < end])
                     return
                 left = None if left is None else left - len(sent)
-                yield _Piece(letters[0].offset, letters[-1].offset + 1, sent, held)
+                yield _Piece(token, letters[-1].offset + 1, sent, held)
 
     def _check(self, piece: _Piece, targets: dict[str, list[MessageQueue]]) -> None:
         if self.chosen.offsets and piece.held:
@@ -399,13 +445,13 @@ class _Replay:
         if self.to_topic is None and self.keying is None:
             _check_text(placed, targets)
 
-    def _send(self, letters: Sequence[DeadLetter], targets: Mapping[str, list[MessageQueue]]) -> None:
-        if self.broker.groups.renew([self.token]):
+    def _send(self, piece: _Piece, targets: Mapping[str, list[MessageQueue]]) -> None:
+        if self.broker.groups.renew(self.tokens):
             raise LockError(
                 LockCondition.LOST,
-                f"this replay of {self.token.queue.topic} paused for too long, and another one began, which goes on from here",
+                f"this replay of {piece.token.queue.topic} paused for too long, and another one began, which goes on from here",
             )
-        _send(self.broker.log, _choose_queues(letters, targets, self.to_topic, self.keying or Keying()))
+        _send(self.broker.log, _choose_queues(piece.letters, targets, self.to_topic, self.keying or Keying()))
 
 
 def _spans(queue: MessageQueue, offsets: Iterable[int], first: int, end: int) -> list[tuple[int, int]]:

@@ -67,12 +67,15 @@ class Repairs:
 
     def letters(self, request: Request) -> Response:
         """Show dead letters, the last page first: these are why somebody comes. Those that meet conditions are shown from the first on."""
-        group, broker, given = request.path_params["group"], self._site.broker, request.query_params
+        group, broker = request.path_params["group"], self._site.broker
+        given: Mapping[str, str] = request.query_params
         chosen = _filter(given)
         filtered = chosen.chooses or bool(chosen.quarantined)
-        queue = dead_letters.dead_letter_queue(broker, group)
-        names: dict[str, Any] = {"letters": [], "waiting": 0, "earlier": None, "later": None, "queue": queue}
-        if queue is not None:
+        queues = dead_letters.letter_queues(broker, group, chosen)
+        names: dict[str, Any] = {"letters": [], "waiting": 0, "earlier": None, "later": None, "queue": None, "brokers": []}
+        if queues:
+            # A broker numbers its letters from 0, so a page has those of one.
+            queue = queues[0]
             at, upto = broker.log.bounds([queue])[queue], dead_letters.replayed_to(broker, queue)
             first, last = number_of(request, "first"), at.max_offset
             begin = first if first is not None else at.min_offset if filtered else last - ROWS
@@ -82,11 +85,17 @@ class Repairs:
             replayed = dead_letters.replayed(broker, queue, found, chosen, upto)
             if filtered and len(found) == ROWS:
                 end = found[-1].offset + 1
+            every = [one.broker_name for one in dead_letters.letter_queues(broker, group)]
+            if len(every) > 1:
+                given = {**given, "broker": queue.broker_name}
+            names["queue"] = queue
+            names["brokers"] = every
             names["letters"] = [(one, _state(one, chosen, replayed)) for one in found]
             names["waiting"] = dead_letters.waiting(broker, queue, upto, last)
+            conditions = _conditions(given)
             if begin > at.min_offset and not filtered:
-                names["earlier"] = group_url(group, "/dead", first=max(at.min_offset, begin - ROWS))
-            names["later"] = group_url(group, "/dead", first=end, **_conditions(given)) if end < last else None
+                names["earlier"] = group_url(group, "/dead", first=max(at.min_offset, begin - ROWS), **conditions)
+            names["later"] = group_url(group, "/dead", first=end, **conditions) if end < last else None
         return self._site.page(
             request, "letters.html", title=f"Dead letters of {group}", at="groups", group=group, keyings=KEYINGS, filtered=filtered,
             given=given, conditions=_conditions(given), max_replays=MAX_REPLAYS, **names
@@ -99,18 +108,20 @@ class Repairs:
             chosen = replace(matching, quarantined=bool(matching.quarantined))
         elif offsets:
             # Who looks at letters in quarantine chooses among them.
-            chosen = LetterFilter(offsets=offsets, quarantined=None if matching.quarantined else False)
+            chosen = LetterFilter(
+                offsets=offsets, quarantined=None if matching.quarantined else False, at_broker=matching.at_broker
+            )
         else:
             raise OptionError(OptionCondition.MISSING, "no dead letter is chosen: go back and choose some, or replay all")
         how = form.one("keying")
         if how not in KEYINGS:
             raise OptionError(OptionCondition.INVALID, f"{shown(how)} is no way in which keys choose queues")
         broker, done = self._site.broker, Replayed()
-        queue = dead_letters.dead_letter_queue(broker, group)
-        if queue is not None:
+        queues = dead_letters.letter_queues(broker, group, chosen)
+        if queues:
             try:
                 dead_letters.replay(
-                    broker, queue, chosen, done, limit=_AT_ONCE, to_topic=form.one("to") or None, keying=KEYINGS[how][1]
+                    broker, queues, chosen, done, limit=_AT_ONCE, to_topic=form.one("to") or None, keying=KEYINGS[how][1]
                 )
             finally:
                 if done.letters:
@@ -265,17 +276,18 @@ def _chosen(broker: Broker, group: str, wanted: Sequence[str]) -> list[ParkedKey
 
 def _conditions(given: Mapping[str, str]) -> dict[str, str]:
     """Return the conditions on dead letters that an address has."""
-    return {name: given.get(name, "") for name in ("key", "error", "since", "quarantined")}
+    return {name: given.get(name, "") for name in ("key", "error", "since", "quarantined", "broker")}
 
 
 def _filter(given: Mapping[str, str]) -> LetterFilter:
     """Return the letters that an address asks for. Raises OptionError INVALID."""
-    key, error, since, quarantined = _conditions(given).values()
+    key, error, since, quarantined, broker = _conditions(given).values()
     return LetterFilter(
         frozenset([key] if key else ()),
         error or None,
         parse_timestamp(since.strip(), "since") if since.strip() else None,
         quarantined=True if quarantined else None,
+        at_broker=broker or None,
     )
 
 

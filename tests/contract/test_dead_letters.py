@@ -261,7 +261,7 @@ def test_a_message_takes_the_count_of_its_replays_through_the_letters_of_listene
         taken = pull(broker, queue, at, ("queue_offset", "body"), messages=1)
         write_letters(broker, token, [Message(at, None, Rows(Columns(taken), 0))], ["bad"])
         done = Replayed()
-        replay(broker, queues_of(broker, "%DLQ%g")[0], LetterFilter(quarantined=False, max_replays=2), done)
+        replay(broker, queues_of(broker, "%DLQ%g"), LetterFilter(quarantined=False, max_replays=2), done)
         counts.append((done.letters, done.quarantined))
     assert counts == [(1, 0), (1, 0), (0, 1)]
     sent = users_properties(read(broker, queue, 0, ("body", "sharding_key", "properties")))

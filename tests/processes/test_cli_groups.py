@@ -482,6 +482,7 @@ def test_dead_letters_are_listed(run: Run, text: Run, broker: Broker) -> None:
     stored = rows[0].pop("stored")
     assert stored.endswith("Z")
     assert rows[0] == {
+        "at_broker": "embedded",
         "offset": 0,
         "topic": "a",
         "broker": "embedded",

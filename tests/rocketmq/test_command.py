@@ -7,13 +7,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 from orderedmq.cli import app
+from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rows.dead_letters import dead_letter_properties
+from orderedmq.tools import dead_letters
+from tests.command import bodies
 from tests.rocketmq.group_world import World
-from tests.waits import first_good
+from tests.ui_site import served
+from tests.waits import first_good, until
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 
@@ -35,7 +41,7 @@ def run(two_brokers: Cluster) -> Run:
         assert result.exit_code == code, result.output
         if code:
             return result.stderr
-        return result.stdout if "--no-json" in arguments else [json.loads(line) for line in result.stdout.splitlines()]
+        return result.output if "--no-json" in arguments else [json.loads(line) for line in result.stdout.splitlines()]
 
     return call
 
@@ -108,3 +114,57 @@ def test_one_queues_lock_is_released(world: World, run: Run) -> None:
     # What others do is known after a second.
     assert [str(token.queue) for token in first_good(lambda: world.broker.groups.stale(tokens), bool)] == [place]
     assert run("lock", "release", world.group, place, "--force") == []
+
+
+def give_up_at_each_broker(world: World) -> None:
+    """Give up the first two messages of queue 0 of each broker."""
+    client = world.broker.groups.join("query")
+    for token in world.lock(world.broker, client, [queue for queue in world.queues if queue.queue_id == 0]):
+        world.send(token.queue, 2)
+        letters = [
+            {
+                "body": f"{token.queue.broker_name} {offset}".encode(),
+                "properties": list(
+                    dead_letter_properties(
+                        token.queue, offset, message_id="", reconsume_times=1, error="no", properties={}
+                    ).items()
+                ),
+            }
+            for offset in range(2)
+        ]
+        world.broker.groups.dead_letter(token, pa.RecordBatch.from_pylist(letters, schema=PRODUCER_SCHEMA), range(2))
+    world.broker.groups.leave(client)
+    until(
+        lambda: len(world.log.queues(DEAD_LETTER_PREFIX + world.group)) == 2, "both brokers are in the route of the letters", 60
+    )
+
+
+def test_the_dead_letters_of_each_broker_are_seen_and_replayed(world: World, run: Run) -> None:
+    give_up_at_each_broker(world)
+    places = [("broker-a", 0), ("broker-a", 1), ("broker-b", 0), ("broker-b", 1)]
+    assert [(row["at_broker"], row["offset"]) for row in run("dlq", "list", world.group)] == places
+    assert "more follow: --at-broker broker-b --offset 0" in run("dlq", "list", world.group, "-n", "2", "--no-json")
+    named = ["--at-broker", "broker-b", "--offset", "1"]
+    assert [row["body"] for row in run("dlq", "list", world.group, *named)] == ["broker-b 1"]
+    for words in (["list"], ["replay"]):
+        assert "give --at-broker with one of broker-a, broker-b" in run("dlq", *words, world.group, "--offset", "1", code=2)
+    assert "name one of broker-a, broker-b" in run("dlq", "list", world.group, "--at-broker", "broker-c", code=2)
+    assert dead_letters.count(world.broker, world.group) == dead_letters.LetterCount(4, 4, 4)
+
+    def sent() -> list[str]:
+        return sorted(body.decode() for queue in bodies(world.broker, world.topic) for _, body in queue if b"broker" in body)
+
+    assert run("dlq", "replay", world.group, *named)[0]["replayed"] == 1
+    assert sent() == ["broker-b 1"]
+    with served(world.broker, allow_changes=True) as site:
+        page = f"/groups/{world.group}/dead"
+        assert "broker-a 0" in site.get(page).words
+        there = site.get(f"{page}?broker=broker-b").words
+        assert "broker-b 0" in there
+        assert "broker-a 0" not in there
+        answer = site.post(f"{page}/replay?broker=broker-a", [("offset", "1")])
+        assert "Replayed 1 dead letter" in site.follow(answer).words
+    assert sent() == ["broker-a 1", "broker-b 1"]
+    assert [run("dlq", "replay", world.group, "--limit", "1")[0]["replayed"] for _ in range(3)] == [1, 1, 0]
+    assert sent() == [f"{broker} {offset}" for broker, offset in places]
+    assert all(row["replayed"] for row in run("dlq", "list", world.group))

@@ -293,7 +293,7 @@ def test_letters_that_were_sent_again_before_the_range_is_repeated_are_processed
     with pytest.raises(Killed):
         queue(rig, first) if order == "queue" else rig.run(rig.by_key(dies(1, bad=[0]), max_reconsume_times=0))
     done = dead_letters.Replayed()
-    dead_letters.replay(rig.broker, LETTERS, dead_letters.ALL, done)
+    dead_letters.replay(rig.broker, [LETTERS], dead_letters.ALL, done)
     assert done.letters == 1
     rig.heard.clear()
     if order == "queue":

@@ -197,7 +197,7 @@ def test_a_replay_of_chosen_letters_that_was_killed_repeats_its_last_step_only(
     with monkeypatch.context() as patch:
         patch.setattr(EmbeddedGroups, "settle", dies)
         with pytest.raises(Killed):
-            dead_letters.replay(broker, LETTERS, chosen, dead_letters.Replayed())
+            dead_letters.replay(broker, [LETTERS], chosen, dead_letters.Replayed())
     assert run("dlq", "replay", "g", "--key", "x")[0]["replayed"] == 7
     assert sorted(map(int, sent(broker))) == sorted([*range(6), *range(3, 10)])
 
@@ -207,7 +207,7 @@ def test_progress_counts_what_is_sent_of_what_is_to_be_sent(broker: Broker, monk
     give_up(broker, ORDERS)
     seen = list[tuple[int, int]]()
     chosen = dead_letters.LetterFilter(frozenset("x"), quarantined=False)
-    dead_letters.replay(broker, LETTERS, chosen, dead_letters.Replayed(), progress=lambda *at: seen.append(at))
+    dead_letters.replay(broker, [LETTERS], chosen, dead_letters.Replayed(), progress=lambda *at: seen.append(at))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
