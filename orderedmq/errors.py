@@ -318,9 +318,9 @@ def lost(
     return _lost(f"group {group!r} lost queue {queue} (epoch {epoch}) {when}", life, goes_on)
 
 
-def lost_by_listener(queue: object, how: str) -> LockError:
-    """A task has lost the lock of a queue that its listener consumes. ``how``: lost or dropped."""
-    what = f"queue {queue} was {how} while a listener consumed it, so the task stopped before its next message"
+def lost_by_listener(queue: object) -> LockError:
+    """A task has lost the lock of a queue that its listener consumes."""
+    what = f"queue {queue} was lost while a listener consumed it, so the task stopped before its next message"
     return _lost(what, "its lock lives", "without a gap and repeats this task's work")
 
 

@@ -269,7 +269,7 @@ class Engine(ABC):
         #: No park or dead letter before this time: the broker refused one.
         self._not_before = 0.0
         self._ask, self._last_lock = True, now
-        self._closed = self._lost = self._dropped = False
+        self._closed = self._lost = False
 
     # -- messages come in
 
@@ -292,8 +292,8 @@ class Engine(ABC):
     # -- what to do
 
     def next(self, now: float) -> Action:
-        """The action to take now. Raises LockError LOST if the queue was lost or dropped, once no call is under way."""
-        if self._lost or self._dropped:
+        """The action to take now. Raises LockError LOST if the queue's lock was lost, once no call is under way."""
+        if self._lost:
             if self._in_flight:
                 return Wait(None)
             raise self._not_ours()
@@ -421,10 +421,6 @@ class Engine(ABC):
             self._due = None
             self._ask = False
 
-    def drop(self) -> None:
-        """The queue was given up: no new call starts."""
-        self._dropped = True
-
     # -- inside
 
     def _refused(self, warning: str, now: float) -> None:
@@ -441,4 +437,4 @@ class Engine(ABC):
             self.warnings.append(text)
 
     def _not_ours(self) -> LockError:
-        return lost_by_listener(self.queue, "dropped" if self._dropped else "lost")
+        return lost_by_listener(self.queue)

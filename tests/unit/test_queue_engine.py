@@ -5,7 +5,7 @@ Long because the engine has that many rules, and each is tested alone before the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -506,24 +506,17 @@ def test_a_lock_that_was_not_confirmed_for_30_s_is_checked_before_dead_letters_t
     task.to(Done)
 
 
-def lose(engine: QueueEngine) -> None:
-    engine.lock(False, 0.0)
-
-
-@pytest.mark.parametrize(("how", "text"), [(lose, "was lost"), (QueueEngine.drop, "was dropped")])
 @pytest.mark.parametrize("status", [SUCCESS, SUSPEND, None])
 @pytest.mark.parametrize("most", [0, 16])
-def test_a_lock_lost_or_a_queue_dropped_stops_the_task_before_its_next_message(
-    how: Callable[[QueueEngine], None], text: str, status: ConsumeOrderlyStatus | None, most: int
-) -> None:
+def test_a_lost_lock_stops_the_task_before_its_next_message(status: ConsumeOrderlyStatus | None, most: int) -> None:
     task = Task(range(3), max_reconsume_times=most)
     task.answer()
     batch = task.to(Consume).batch
-    how(task.engine)
+    task.engine.lock(False, 0.0)
     # The listener's answer is still taken, and nothing follows: no suspension, no dead letter, no message.
     task.engine.consumed(batch, answer(status), task.now)
     for _ in range(2):
-        with pytest.raises(LockError, match=f"ORDEREDMQ_LOCK.LOST.*orders.*{text}") as raised:
+        with pytest.raises(LockError, match="ORDEREDMQ_LOCK.LOST.*orders.*was lost") as raised:
             task.engine.next(task.now)
     assert "restart" in raised.value.message
 
