@@ -38,7 +38,8 @@ KEYS = f"orderedmq_group_parked_keys{{{_TOPIC}}}"
 HELD = f"orderedmq_group_held_keys{{{_TOPIC}}}"
 LETTERS = f"orderedmq_group_dead_letters_total{{{_GROUP}}}"
 HANDOVERS = f"orderedmq_group_handovers_total{{{_GROUP}}}"
-FOUR_QUEUES = {f"orderedmq_group_lag_messages{queue(number)}": "0x60" for number in range(4)}
+MESSAGES = [f"orderedmq_group_lag_messages{queue(number)}" for number in range(4)]
+FOUR_QUEUES = dict.fromkeys(MESSAGES, "0x60")
 #: What a query that hangs goes on exporting by itself: it had processed everything, and no micro-batch ends any more.
 LAST_KNOWN = {'orderedmq_queue_lag_messages{query="billing",topic="orders",broker="embedded",queue="0"}': "0x30"}
 WELL = {UP: "1x60"}
@@ -61,6 +62,19 @@ CASES = [
     Case("BrokerUnreachable", "it came back within two minutes", {UP: "1x3 0 1x10"}, 8, False),
     Case("GroupNotSeen", "a group is refused at each look", {**WELL, FAILURES: "0+4x40"}, 20, True),
     Case("GroupNotSeen", "the whole broker is away, which is another alert", {UP: "0x60", FAILURES: "0+4x40"}, 20, False),
+    Case(
+        "QueuesGone",
+        "the nameserver no longer lists one of two brokers",
+        {**WELL, MESSAGES[0]: "5x60", MESSAGES[1]: "5x20 _x40"},
+        40,
+        True,
+    ),
+    Case("QueuesGone", "none of a topic's brokers is listed", {**WELL, MESSAGES[0]: "5x20 _x40"}, 40, True),
+    Case("QueuesGone", "a broker restarts", {**WELL, MESSAGES[0]: "5x60", MESSAGES[1]: "5x20 _ _ 5x40"}, 24, False),
+    Case("QueuesGone", "queues are added", {**WELL, MESSAGES[0]: "5x60", MESSAGES[1]: "_x20 5x40"}, 40, False),
+    Case(
+        "QueuesGone", "the whole broker is away, which is another alert", {UP: "1x20 0x40", MESSAGES[0]: "5x20 _x40"}, 40, False
+    ),
     Case(
         "GroupStuck",
         "a query hangs that had processed everything, and renews its locks",
