@@ -20,7 +20,7 @@ PAGE: Final = ROOT / "docs" / "performance.md"
 AGAINST_KAFKA: Final = ROOT / "docs" / "guides" / "against-kafka.md"
 README: Final = ROOT / "README.md"
 #: Runs that are kept, and how many of them, the newest, documents quote for a case.
-KEPT: Final = 12
+KEPT: Final = 20
 QUOTED: Final = 3
 
 _TABLE: Final = re.compile(r"(?<=<!-- bench: )([^\n]*)( -->\n).*?(?=<!-- end of bench -->)", re.DOTALL)

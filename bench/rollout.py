@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 import orderedmq
@@ -18,9 +19,9 @@ from bench.rocketmq_rig import rig
 from ordered_source import stop_at_boundary
 from orderedmq.broker import Broker
 
-#: Seconds between two triggers, and those that a micro-batch takes.
+#: Seconds between two triggers, and those that the task of a queue takes. Two cores work on the four queues of each query.
 TRIGGER: Final = 0.5
-WORK: Final = 1.0
+WORK: Final = 0.25
 QUEUES: Final = 8
 GROUP: Final = "rollout"
 
@@ -41,12 +42,22 @@ def _figures(bench: Bench, broker: Broker, endpoint: dict[str, str], case: str) 
     broker.admin.create_topic(topic, QUEUES)
     queues = broker.log.queues(topic)
 
-    def start() -> StreamingQuery:
+    def start() -> tuple[StreamingQuery, Path]:
+        """A query, and the folder in which each of its tasks makes a file when it begins."""
+        began = bench.fresh("began")
+        began.mkdir()
+
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            (began / uuid.uuid4().hex).touch()
+            time.sleep(WORK)
+            yield from batches
+
         reader = bench.spark.readStream.format("orderedmq").options(
             **endpoint, topic=topic, consumerGroup=GROUP, assignment="shared"
         )
-        writer = reader.load().writeStream.foreachBatch(_work).option("checkpointLocation", str(bench.fresh("checkpoint")))
-        return writer.trigger(processingTime=f"{int(TRIGGER * 1000)} milliseconds").start()
+        rows = reader.load().select("body").mapInArrow(work, "body binary")
+        writer = rows.writeStream.format("noop").option("checkpointLocation", str(bench.fresh("checkpoint")))
+        return writer.trigger(processingTime=f"{int(TRIGGER * 1000)} milliseconds").start(), began
 
     def until_owners(count: int) -> None:
         def owners() -> list[str]:
@@ -56,11 +67,12 @@ def _figures(bench: Bench, broker: Broker, endpoint: dict[str, str], case: str) 
             time.sleep(0.02)
 
     def taken(stop: Callable[[StreamingQuery], Any]) -> float:
-        """Seconds from the moment at which one of two queries is told to stop, in a micro-batch, until the other one owns all queues."""
-        stays, goes = start(), start()
+        """Seconds from when one of two queries is told to stop, while its tasks run, until the other one owns all queues."""
+        (stays, _), (goes, began) = start(), start()
         until_owners(2)
-        while "Processing" not in goes.status["message"]:
-            time.sleep(0.02)
+        before = len(list(began.iterdir()))
+        while len(list(began.iterdir())) == before:
+            time.sleep(0.01)
         begin = time.perf_counter()
         stop(goes)
         until_owners(1)
@@ -84,10 +96,5 @@ def _figures(bench: Bench, broker: Broker, endpoint: dict[str, str], case: str) 
     finally:
         ended.set()
         sender.join()
-    what = f"stop in a micro-batch of {WORK:g} s, triggers each {TRIGGER:g} s: {QUEUES} queues have their next owner"
+    what = f"stop while tasks of {WORK:g} s run, triggers each {TRIGGER:g} s: {QUEUES} queues have their next owner"
     return [Figure(case, f"{what}, stop_at_boundary against query.stop()", boundary, "s", cut, boundary / cut, 0.5, low=True)]
-
-
-def _work(rows: DataFrame, number: int) -> None:
-    del rows, number
-    time.sleep(WORK)
