@@ -1,0 +1,295 @@
+"""Pipelines on YARN: Hadoop's own mini cluster on this machine, with Spark's driver and executors in its containers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pyarrow as pa
+import pyspark
+import pytest
+from py4j.java_gateway import GatewayParameters, JavaGateway
+
+import orderedmq
+from orderedmq.broker import Broker
+from orderedmq.java import ensure_java
+from orderedmq.rocketmq.local.jars import fetch_packages
+from tests.jars import jars_required
+from tests.quick_spark import QUICK_JVM
+from tests.waits import until
+
+pytestmark = [pytest.mark.nightly, pytest.mark.spark, pytest.mark.timeout(900)]
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SPARK: Final = Path(pyspark.__file__).parent
+#: The release of Hadoop that this Spark has the client of.
+HADOOP: Final = next((SPARK / "jars").glob("hadoop-client-api-*.jar")).stem.removeprefix("hadoop-client-api-")
+#: Its mini cluster, and what that needs without saying so.
+PACKAGES: Final = (
+    f"org.apache.hadoop:hadoop-client-minicluster:{HADOOP}",
+    "org.bouncycastle:bcpkix-jdk18on:1.81",
+    "org.junit.jupiter:junit-jupiter-api:5.13.4",
+)
+#: The messages of the test by key, in the order in which they are sent: numbers from 0 on.
+MESSAGES: Final = 100
+KEYS: Final = 7
+
+SETTINGS: Final = {
+    # Hadoop's default file has them, which the mini cluster's jar does not have.
+    "yarn.scheduler.capacity.root.queues": "default",
+    "yarn.scheduler.capacity.root.default.capacity": "100",
+    "yarn.scheduler.capacity.maximum-am-resource-percent": "1.0",
+    "yarn.scheduler.minimum-allocation-mb": "256",
+    "yarn.minicluster.yarn.nodemanager.resource.memory-mb": "8192",
+    # A container that takes more memory than it has asked for is ended, as everywhere. A store maps more addresses than that.
+    "yarn.minicluster.control-resource-monitoring": "true",
+    "yarn.nodemanager.vmem-check-enabled": "false",
+    # A disk that is nearly full is no reason to wait.
+    "yarn.nodemanager.disk-health-checker.enable": "false",
+}
+
+#: A query from topic to topic. Each message that it writes names the container in which its row was processed.
+JOB: Final = """
+import os, sys, time
+from pathlib import Path
+from pyspark.sql import SparkSession, functions
+
+store, checkpoint, place, seconds = sys.argv[1:]
+spark = SparkSession.builder.appName("orderedmq").getOrCreate()
+
+@functions.udf("string")
+def container():
+    time.sleep(float(seconds))
+    return os.environ["CONTAINER_ID"]
+
+orders = (spark.readStream.format("orderedmq").option("path", store).option("topic", "orders")
+          .option("consumerGroup", "billing").option("maxOffsetsPerTrigger", 20).load())
+properties = functions.create_map(functions.lit("container"), container()).alias("properties")
+query = (orders.select("sharding_key", "body", properties).writeStream.format("orderedmq").option("path", store)
+         .option("topic", "invoices").option("checkpointLocation", checkpoint).trigger(availableNow=True).start())
+query.awaitTermination()
+Path(place).write_text(os.environ.get("CONTAINER_ID", "none"))
+"""
+
+
+class Yarn:
+    """A ResourceManager and a NodeManager in a JVM of their own. All their files, and those of containers, are in ``folder``."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self._folder = folder
+        jars = fetch_packages(f"Hadoop's mini cluster {HADOOP}", PACKAGES, f"hadoop-minicluster-{HADOOP}")
+        java = ensure_java()
+        # Containers have the NodeManager's variables: none that tells Spark which Python to run, or Python where orderedmq is.
+        self.environment = {"PATH": os.defpath, "JAVA_HOME": str(java.resolve().parents[1]), "HOME": str(folder)}
+        (folder / "tmp").mkdir()
+        command = [
+            *(str(java), "-Xmx512m", *QUICK_JVM, f"-Djava.io.tmpdir={folder}/tmp"),
+            *("-cp", f"{SPARK}/jars/*:{jars}/*", "py4j.GatewayServer", "--enable-auth", "--die-on-broken-pipe", "0"),
+        ]
+        with (folder / "yarn.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=folder, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+            )
+        try:
+            assert self._process.stdout is not None
+            port, token = int(self._process.stdout.readline()), self._process.stdout.readline().decode().strip()
+            self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token))
+            self._hadoop: Any = self._gateway.jvm.org.apache.hadoop
+            self.conf = self._start({**SETTINGS, "hadoop.tmp.dir": f"{folder}/tmp", **settings})
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, settings: dict[str, str]) -> Path:
+        """Start both servers, and return the folder with the settings of their clients."""
+        conf = self._hadoop.yarn.conf.YarnConfiguration()
+        for name, value in settings.items():
+            conf.set(name, value)
+        cluster = self._hadoop.yarn.server.MiniYARNCluster("yarn", 1, 1, 1)
+        cluster.init(conf)
+        cluster.start()
+        used = cluster.getConfig()
+        # It says that it has started a moment before it says where it listens.
+        until(lambda: not used.get("yarn.resourcemanager.address").endswith(":0"), "the ResourceManager listens")
+        assert cluster.waitForNodeManagersToConnect(60_000)
+        folder = self._folder / "conf"
+        folder.mkdir()
+        used.writeXml(self._gateway.jvm.java.io.FileOutputStream(str(folder / "yarn-site.xml")))
+        self._client = self._hadoop.yarn.client.api.YarnClient.createYarnClient()
+        self._client.init(used)
+        self._client.start()
+        return folder
+
+    def kill(self) -> None:
+        """Kill all applications, as ``yarn application -kill`` does."""
+        for application in self._client.getApplications():
+            self._client.killApplication(application.getApplicationId())
+
+    def processes(self) -> list[psutil.Process]:
+        """What runs in containers, and scripts that start them: sessions of their own, whose working directory is a container's."""
+        home = f"{self._folder}/target/"
+        return [process for process in psutil.process_iter(["cwd"]) if (process.info["cwd"] or "").startswith(home)]
+
+    def output(self) -> str:
+        """The end of what each container has printed."""
+        files = sorted(self._folder.glob("target/**/container_*/std*"))
+        return "\n".join(f"== {file.parent.name} {file.name}\n{file.read_text()[-3000:]}" for file in files)
+
+    def close(self) -> None:
+        # py4j would go on telling the JVM which objects are not needed any more.
+        self._gateway.shutdown()
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        while left := self.processes():
+            for process in left:
+                process.kill()
+            psutil.wait_procs(left, 10)
+
+
+class Pipeline:
+    """A store with messages in the topic ``orders``, and the job that takes them to ``invoices``, in a folder of its own."""
+
+    def __init__(self, yarn: Yarn, folder: Path) -> None:
+        self.yarn = yarn
+        self.folder = folder
+        self.checkpoint = folder / "checkpoint"
+        (folder / "job.py").write_text(JOB)
+        # In place of a packed environment of some hundred MB: the only file of it that Spark names.
+        python = folder / "environment" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        with tarfile.open(folder / "environment.tar.gz", "w:gz") as archive:
+            archive.add(python.parent, "bin")
+        with self.broker() as broker:
+            broker.admin.create_topic("orders", 4)
+            broker.admin.create_topic("invoices", 4)
+            bodies = [str(number).encode() for number in range(MESSAGES)]
+            keys = [f"order-{number % KEYS}" for number in range(MESSAGES)]
+            orderedmq.Producer(broker.log, "orders").send(pa.record_batch({"sharding_key": keys, "body": bodies}))
+
+    def broker(self) -> Broker:
+        return orderedmq.connect(self.folder / "store")
+
+    def submit(self, mode: str, *options: str, seconds: float = 0.0, **variables: str) -> subprocess.Popen[bytes]:
+        """Start spark-submit. ``options`` and ``variables`` are what users set, the others are for a small machine."""
+        settings = {
+            # Else all jars of Spark are copied into each container.
+            "spark.yarn.jars": f"local:{SPARK}/jars/*",
+            "spark.yarn.stagingDir": str(self.folder / "staging"),
+            "spark.executor.instances": "2",
+            # Both executors are there before the first batch.
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
+            **{f"spark.{name}.memory": "512m" for name in ("driver", "executor", "yarn.am")},
+            **{f"spark.{name}.memoryOverhead": "1g" for name in ("driver", "executor")},
+            **{f"spark.{name}.extraJavaOptions": " ".join(QUICK_JVM) for name in ("driver", "executor", "yarn.am")},
+            "spark.ui.enabled": "false",
+        }
+        if mode == "cluster":
+            del settings["spark.yarn.am.extraJavaOptions"]
+        command = [
+            *(str(SPARK / "bin" / "spark-submit"), "--master", "yarn", "--deploy-mode", mode),
+            *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
+            *("--archives", "environment.tar.gz#environment", *options),
+            *("job.py", str(self.folder / "store"), str(self.checkpoint), str(self.folder / "place"), str(seconds)),
+        ]
+        (self.folder / "tmp").mkdir(exist_ok=True)
+        environment = {
+            **self.yarn.environment,
+            "HADOOP_CONF_DIR": str(self.yarn.conf),
+            "SPARK_HOME": str(SPARK),
+            "SPARK_LOCAL_DIRS": str(self.folder / "tmp"),
+            "SPARK_SUBMIT_OPTS": " ".join((*QUICK_JVM, f"-Djava.io.tmpdir={self.folder}/tmp")),
+            **variables,
+        }
+        with (self.folder / "submit.log").open("wb") as log:
+            return subprocess.Popen(command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def said(self) -> str:
+        return f"{(self.folder / 'submit.log').read_text()[-5000:]}\n{self.yarn.output()}"
+
+    def run(self, mode: str, *options: str, **variables: str) -> str:
+        """Run the job to its end and return the driver's container."""
+        process = self.submit(mode, *options, **variables)
+        try:
+            assert process.wait(600) == 0, self.said()
+        finally:
+            process.kill()
+            process.wait()
+        return (self.folder / "place").read_text()
+
+    def written(self) -> tuple[dict[str, list[int]], set[str]]:
+        """The numbers of each key's messages in ``invoices``, in order, and the containers that processed them."""
+        found: defaultdict[str, list[int]] = defaultdict(list)
+        containers = set()
+        with self.broker() as broker:
+            for queue in broker.log.queues("invoices"):
+                batch = broker.log.pull(queue, 0, MESSAGES, 1 << 20, ("sharding_key", "body", "properties"))
+                for row in batch.to_pylist():
+                    found[row["sharding_key"]].append(int(row["body"]))
+                    containers.add(dict(row["properties"])["container"])
+        return found, containers
+
+
+#: What the guide's command for cluster mode says about Python.
+PYTHON: Final = ("--conf", "spark.yarn.appMasterEnv.PYSPARK_PYTHON=./environment/bin/python")
+#: All that was sent.
+SENT: Final = {f"order-{key}": list(range(key, MESSAGES, KEYS)) for key in range(KEYS)}
+
+
+@pytest.fixture(scope="module")
+def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yarn]:
+    with jars_required():
+        made = Yarn(tmp_path_factory.mktemp("yarn"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pipeline(yarn: Yarn, tmp_path: Path) -> Pipeline:
+    return Pipeline(yarn, tmp_path)
+
+
+def test_driver_and_executors_run_in_containers_in_cluster_mode(pipeline: Pipeline) -> None:
+    driver = pipeline.run("cluster", *PYTHON)
+    numbers, containers = pipeline.written()
+    assert numbers == SENT
+    assert len({driver, *containers}) == 3, (driver, containers)
+
+
+def test_executors_run_in_containers_in_client_mode(pipeline: Pipeline) -> None:
+    assert pipeline.run("client", PYSPARK_PYTHON="./environment/bin/python") == "none"
+    numbers, containers = pipeline.written()
+    assert numbers == SENT
+    assert len(containers) == 2
+
+
+def test_an_application_that_is_killed_holds_no_queue_and_the_next_one_goes_on_without_a_gap(pipeline: Pipeline) -> None:
+    application = pipeline.submit("cluster", *PYTHON, seconds=0.2)
+    try:
+        until(lambda: (pipeline.checkpoint / "offsets" / "1").exists() or application.poll() is not None, "it is half-way", 300)
+        assert application.poll() is None, pipeline.said()
+        with pipeline.broker() as broker:
+            assert [lock.alive for lock in broker.admin.locks("billing")] == [True] * 4
+            pipeline.yarn.kill()
+            until(lambda: not pipeline.yarn.processes(), "no container is left")
+            assert [lock.alive for lock in broker.admin.locks("billing")] == [False] * 4
+        assert application.wait(120) != 0
+    finally:
+        application.kill()
+        application.wait()
+    numbers, _ = pipeline.written()
+    assert 0 < sum(map(len, numbers.values())) < MESSAGES, "it was cut off"
+    pipeline.run("cluster", *PYTHON)
+    assert pipeline.written()[0] == SENT
