@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tarfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,9 +38,13 @@ PACKAGES: Final = (
     "org.bouncycastle:bcpkix-jdk18on:1.81",
     "org.junit.jupiter:junit-jupiter-api:5.13.4",
 )
-#: The messages of the test by key, in the order in which they are sent: numbers from 0 on.
+#: How many messages there are: numbers from 0 on, each with one of the keys in turn.
 MESSAGES: Final = 100
 KEYS: Final = 7
+#: The messages of each key, in order.
+SENT: Final = {f"order-{key}": list(range(key, MESSAGES, KEYS)) for key in range(KEYS)}
+#: What the guide's command for cluster mode says about Python.
+PYTHON: Final = ("--conf", "spark.yarn.appMasterEnv.PYSPARK_PYTHON=./environment/bin/python")
 
 SETTINGS: Final = {
     # Hadoop's default file has them, which the mini cluster's jar does not have.
@@ -48,8 +53,9 @@ SETTINGS: Final = {
     "yarn.scheduler.capacity.maximum-am-resource-percent": "1.0",
     "yarn.scheduler.minimum-allocation-mb": "256",
     "yarn.minicluster.yarn.nodemanager.resource.memory-mb": "8192",
-    # A container that takes more memory than it has asked for is ended, as everywhere. A store maps more addresses than that.
+    # A container that uses more memory than it has asked for is ended, but not for addresses, of which a store maps 1 TiB.
     "yarn.minicluster.control-resource-monitoring": "true",
+    "yarn.nodemanager.resource.memory.enforced": "false",
     "yarn.nodemanager.vmem-check-enabled": "false",
     # A disk that is nearly full is no reason to wait.
     "yarn.nodemanager.disk-health-checker.enable": "false",
@@ -137,6 +143,12 @@ class Yarn:
         home = f"{self._folder}/target/"
         return [process for process in psutil.process_iter(["cwd"]) if (process.info["cwd"] or "").startswith(home)]
 
+    def driver(self) -> psutil.Process:
+        """The JVM of the driver of the only application, in cluster mode."""
+        java = (process for process in self.processes() if process.name() == "java")
+        (driver,) = (process for process in java if process.environ()["CONTAINER_ID"].endswith("_000001"))
+        return driver
+
     def output(self) -> str:
         """The end of what each container has printed."""
         files = sorted(self._folder.glob("target/**/container_*/std*"))
@@ -181,8 +193,10 @@ class Pipeline:
     def broker(self) -> Broker:
         return orderedmq.connect(self.folder / "store")
 
-    def submit(self, mode: str, *options: str, seconds: float = 0.0, **variables: str) -> subprocess.Popen[bytes]:
-        """Start spark-submit. ``options`` and ``variables`` are what users set, the others are for a small machine."""
+    def submit(
+        self, mode: str, options: Sequence[str], variables: Mapping[str, str], seconds: float = 0.0
+    ) -> subprocess.Popen[bytes]:
+        """Start spark-submit. ``options`` and ``variables`` are what users set; the others are for a small machine."""
         settings = {
             # Else all jars of Spark are copied into each container.
             "spark.yarn.jars": f"local:{SPARK}/jars/*",
@@ -221,13 +235,25 @@ class Pipeline:
 
     def run(self, mode: str, *options: str, **variables: str) -> str:
         """Run the job to its end and return the driver's container."""
-        process = self.submit(mode, *options, **variables)
+        process = self.submit(mode, options, variables)
         try:
             assert process.wait(600) == 0, self.said()
         finally:
             process.kill()
             process.wait()
         return (self.folder / "place").read_text()
+
+    @contextlib.contextmanager
+    def half_way(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Start the job in cluster mode, so that rows take time, and wait until it has written a batch and works on the next one."""
+        process = self.submit("cluster", PYTHON, {}, seconds=0.2)
+        try:
+            until(lambda: (self.checkpoint / "offsets" / "1").exists() or process.poll() is not None, "it is half-way", 300)
+            assert process.poll() is None, self.said()
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
     def written(self) -> tuple[dict[str, list[int]], set[str]]:
         """The numbers of each key's messages in ``invoices``, in order, and the containers that processed them."""
@@ -240,12 +266,6 @@ class Pipeline:
                     found[row["sharding_key"]].append(int(row["body"]))
                     containers.add(dict(row["properties"])["container"])
         return found, containers
-
-
-#: What the guide's command for cluster mode says about Python.
-PYTHON: Final = ("--conf", "spark.yarn.appMasterEnv.PYSPARK_PYTHON=./environment/bin/python")
-#: All that was sent.
-SENT: Final = {f"order-{key}": list(range(key, MESSAGES, KEYS)) for key in range(KEYS)}
 
 
 @pytest.fixture(scope="module")
@@ -276,20 +296,23 @@ def test_executors_run_in_containers_in_client_mode(pipeline: Pipeline) -> None:
 
 
 def test_an_application_that_is_killed_holds_no_queue_and_the_next_one_goes_on_without_a_gap(pipeline: Pipeline) -> None:
-    application = pipeline.submit("cluster", *PYTHON, seconds=0.2)
-    try:
-        until(lambda: (pipeline.checkpoint / "offsets" / "1").exists() or application.poll() is not None, "it is half-way", 300)
-        assert application.poll() is None, pipeline.said()
-        with pipeline.broker() as broker:
-            assert [lock.alive for lock in broker.admin.locks("billing")] == [True] * 4
-            pipeline.yarn.kill()
-            until(lambda: not pipeline.yarn.processes(), "no container is left")
-            assert [lock.alive for lock in broker.admin.locks("billing")] == [False] * 4
+    with pipeline.half_way() as application, pipeline.broker() as broker:
+        assert pipeline.yarn.processes()
+        assert [lock.alive for lock in broker.admin.locks("billing")] == [True] * 4
+        pipeline.yarn.kill()
+        until(lambda: not pipeline.yarn.processes(), "no container is left")
+        assert [lock.alive for lock in broker.admin.locks("billing")] == [False] * 4
         assert application.wait(120) != 0
-    finally:
-        application.kill()
-        application.wait()
     numbers, _ = pipeline.written()
     assert 0 < sum(map(len, numbers.values())) < MESSAGES, "it was cut off"
     pipeline.run("cluster", *PYTHON)
+    assert pipeline.written()[0] == SENT
+
+
+def test_a_driver_that_dies_is_started_again_and_goes_on_without_a_gap(pipeline: Pipeline) -> None:
+    with pipeline.half_way() as application:
+        pipeline.yarn.driver().kill()
+        assert application.wait(300) == 0, pipeline.said()
+    # The number of the attempt, and that of the container in it.
+    assert (pipeline.folder / "place").read_text().endswith("_02_000001")
     assert pipeline.written()[0] == SENT
