@@ -88,7 +88,7 @@ Path(place).write_text(os.environ.get("CONTAINER_ID", "none"))
 class Yarn:
     """A ResourceManager and a NodeManager in a JVM of their own. All their files, and those of containers, are in ``folder``."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         jars = fetch_packages(f"Hadoop's mini cluster {HADOOP}", PACKAGES, f"hadoop-minicluster-{HADOOP}")
         java = ensure_java()
@@ -103,12 +103,14 @@ class Yarn:
             self._process = subprocess.Popen(
                 command, cwd=folder, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
             )
+        self._gateway: Any = None
         try:
             assert self._process.stdout is not None
-            port, token = int(self._process.stdout.readline()), self._process.stdout.readline().decode().strip()
-            self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token))
+            port, token = (self._process.stdout.readline().decode().strip() for _ in range(2))
+            assert token, (folder / "yarn.log").read_text()[-3000:]
+            self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=int(port), auth_token=token))
             self._hadoop: Any = self._gateway.jvm.org.apache.hadoop
-            self.conf = self._start({**SETTINGS, "hadoop.tmp.dir": f"{folder}/tmp", **settings})
+            self.conf = self._start({**SETTINGS, "hadoop.tmp.dir": f"{folder}/tmp"})
         except BaseException:
             self.close()
             raise
@@ -139,7 +141,7 @@ class Yarn:
             self._client.killApplication(application.getApplicationId())
 
     def processes(self) -> list[psutil.Process]:
-        """What runs in containers, and scripts that start them: sessions of their own, whose working directory is a container's."""
+        """What runs in containers, found by its working directory: each is a session of its own and outlives the NodeManager."""
         home = f"{self._folder}/target/"
         return [process for process in psutil.process_iter(["cwd"]) if (process.info["cwd"] or "").startswith(home)]
 
@@ -155,8 +157,9 @@ class Yarn:
         return "\n".join(f"== {file.parent.name} {file.name}\n{file.read_text()[-3000:]}" for file in files)
 
     def close(self) -> None:
-        # py4j would go on telling the JVM which objects are not needed any more.
-        self._gateway.shutdown()
+        if self._gateway is not None:
+            # py4j would go on telling the JVM which objects are not needed any more.
+            self._gateway.shutdown()
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -164,7 +167,8 @@ class Yarn:
             pipe.close()
         while left := self.processes():
             for process in left:
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             psutil.wait_procs(left, 10)
 
 
