@@ -64,11 +64,11 @@ def consume_orderly(
     source does, but rows carry no secrets: pass ``credentials`` if the source has the option secretKey, and ``tls`` if it has tlsKeyPassword.
     ``tracing``: see `Tracing`.
 
-    Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
-    UNSUPPORTED for rows that were read without a lock, or with a parking lot where ``order`` allows none and the reverse,
-    MISSING without the ``credentials`` that the source used, LockError LOST if another owner may have the queue, ListenerError
-    UNCOMMITTED if messages are taken and not committed at the end of a range, NOT_AWAITED if a listener that is not async returns a
-    coroutine.
+    Raises SchemaError MISSING_COLUMN, OptionError INVALID, and OptionError UNSUPPORTED with spark.speculation at once. When the query
+    runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock, or with a parking lot where ``order`` allows none
+    and the reverse, MISSING without the ``credentials`` that the source used, LockError LOST if another owner may have the queue,
+    ListenerError UNCOMMITTED if messages are taken and not committed at the end of a range, NOT_AWAITED if a listener that is not async
+    returns a coroutine.
     """
     if isinstance(order, OrderPerKey):
         remedy = "read with parkingLot=true, and do not drop these columns"
@@ -108,10 +108,10 @@ def consume_concurrently(
     queue of the retry topic, as are the topic and the queue of its row. If its batch runs again, it may be sent back again, and then
     comes twice, as in Java.
 
-    Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
-    UNSUPPORTED for rows that were read without a lock, or with neither a parking lot nor a retry topic, MISSING without the
-    ``credentials`` that the source used, LockError LOST if another owner may have the queue, ListenerError NOT_AWAITED if a listener that
-    is not async returns a coroutine.
+    Raises SchemaError MISSING_COLUMN, OptionError INVALID, and OptionError UNSUPPORTED with spark.speculation at once. When the query
+    runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock, or with neither a parking lot nor a retry topic,
+    MISSING without the ``credentials`` that the source used, LockError LOST if another owner may have the queue, ListenerError
+    NOT_AWAITED if a listener that is not async returns a coroutine.
     """
     if not isinstance(settings, ConcurrentSettings):
         raise OptionError(OptionCondition.INVALID, f"settings is {settings!r}: give ConcurrentSettings()")

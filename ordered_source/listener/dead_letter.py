@@ -18,9 +18,8 @@ from pyspark.sql import functions as sql
 
 from ordered_source.columns import COLUMN_TYPES
 from ordered_source.listener.rows import Columns, Rows
-from ordered_source.listener.tasks import NEEDED, by_queue, lock_of, require_columns, write_letters
+from ordered_source.listener.tasks import NEEDED, by_queue, lock_of, require_columns, run_in_tasks, write_letters
 from ordered_source.read_context import TaskLock
-from orderedmq.concise import concise
 from orderedmq.conditions import SchemaCondition
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import SchemaError
@@ -53,9 +52,10 @@ def dead_letter(
     is among the last 32,768 letters of its broker). ``credentials`` and ``tls`` are those of `consume_orderly`.
 
     Returns a DataFrame with the columns of ``df``. A watermark belongs behind it. Raises SchemaError MISSING_COLUMN, and WRONG_TYPE if
-    a column of the message has another type than the source gives it. When the query runs, a task raises OptionError UNSUPPORTED for
-    rows that were read without a lock, or with a parking lot or a retry topic, MISSING without the ``credentials`` that the source
-    used, LockError LOST if another owner may have the queue, and the broker's error if a letter cannot be stored.
+    a column of the message has another type than the source gives it, and OptionError UNSUPPORTED with spark.speculation. When the query
+    runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock, or with a parking lot or a retry topic, MISSING
+    without the ``credentials`` that the source used, LockError LOST if another owner may have the queue, and the broker's error if a
+    letter cannot be stored.
     """
     require_columns(df, NEEDED, NAME)
     for field in df.schema.fields:
@@ -69,11 +69,8 @@ def dead_letter(
     text = sql.lit(error) if isinstance(error, str) else sql.coalesce(error.cast("string"), sql.lit(""))
     met = sql.expr(condition) if isinstance(condition, str) else condition
 
-    @concise
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return separate(batches, credentials, tls)
-
-    return df.withColumn(_WHY, sql.when(met, text)).mapInArrow(run, df.schema)
+    rows = df.withColumn(_WHY, sql.when(met, text))
+    return run_in_tasks(rows, lambda batches: separate(batches, credentials, tls), df.schema, NAME)
 
 
 def separate(

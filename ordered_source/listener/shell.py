@@ -26,10 +26,9 @@ from ordered_source.listener.calls import Awaiting, Calls, Inline, Threads
 from ordered_source.listener.rows import Columns, Rows
 from ordered_source.listener.send_back import SendBack, require_retries, told
 from ordered_source.listener.settled import Settled
-from ordered_source.listener.tasks import by_queue, lock_of, write_letters
+from ordered_source.listener.tasks import by_queue, lock_of, run_in_tasks, write_letters
 from ordered_source.listener.tracing import NO_TRACING, Tracing
 from ordered_source.read_context import ReadContext, TaskLock
-from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import DataLossError, GroupError, LockError, OptionError, OrderedMQError, SchemaError
@@ -109,13 +108,8 @@ class QueueRows(NamedTuple):
 
 
 def run(df: DataFrame, consumer: Consumer) -> DataFrame:
-    """Return the outcomes of a listener over the DataFrame's rows."""
-
-    @concise
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return consume(batches, consumer)
-
-    return df.mapInArrow(run, OUTCOMES)
+    """Return the outcomes of a listener over the DataFrame's rows. Raises as `run_in_tasks`."""
+    return run_in_tasks(df, lambda batches: consume(batches, consumer), OUTCOMES, consumer.settings.name)
 
 
 def consume(

@@ -1,18 +1,20 @@
-"""What listeners and ``dead_letter`` share: the columns they need, the lock of a task's rows, and how dead letters are written."""
+"""What listeners and ``dead_letter`` share: columns, tasks, the lock of a task's rows, and how dead letters are written."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from ordered_source.columns import LOCK_TOKEN
 from ordered_source.read_context import ReadContext, TaskLock
 from orderedmq.broker import Broker
+from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import OptionError, SchemaError
@@ -27,6 +29,8 @@ from orderedmq.rows.pull_settings import PullSettings
 NEEDED: Final = ("topic", "broker_name", "queue_id", "queue_offset", "body", LOCK_TOKEN)
 #: What a dead letter has of its message, besides the body.
 _OF_LETTERS: Final = ("tags", "keys", "sharding_key", "properties", "message_id")
+#: Spark's setting that starts a second attempt of a slow task on another host.
+SPECULATION: Final = "spark.speculation"
 #: Messages, and bytes of them, that are read at once for letters.
 _READ: Final = 1024
 _READ_BYTES: Final = 8 * 1024 * 1024
@@ -45,6 +49,23 @@ def require_columns(
             SchemaCondition.MISSING_COLUMN,
             f"{what} needs the columns {', '.join(missing)}, the DataFrame has {', '.join(df.columns)}: {remedy}",
         )
+
+
+def run_in_tasks(
+    df: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str | StructType, what: str
+) -> DataFrame:
+    """Return the DataFrame that Spark makes by calling ``task`` with the rows of each partition.
+
+    Raises OptionError UNSUPPORTED with spark.speculation, also on a local master, where it has no effect. Both attempts have the query's
+    lock, so the broker lets both give a key's messages to the listener, park them and write dead letters of them.
+    """
+    if str(df.sparkSession.conf.get(SPECULATION, "false")).strip().lower() == "true":
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            f"{what} needs one attempt of a task at a time, and with {SPECULATION}=true Spark runs two of a slow task: a key's messages "
+            f"would be processed twice and out of order; start this application with {SPECULATION}=false",
+        )
+    return df.mapInArrow(concise(task), schema)
 
 
 def lock_of(

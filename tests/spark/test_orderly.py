@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
+from ordered_source import (
+    ConsumeOrderlyContext,
+    ConsumeOrderlyStatus,
+    OrderPerKey,
+    OrderPerQueue,
+    consume_concurrently,
+    consume_orderly,
+    dead_letter,
+)
+from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import UNLOCK_DELAY
 from tests.faults.store_access import age
@@ -80,6 +89,29 @@ def test_what_cannot_be_consumed_orderly_is_refused_by_name(rig: Rig) -> None:
         consume_orderly(rig.batch(topic="in", includeLockToken="true"), lambda messages, context: SUCCESS).collect()
     with pytest.raises(Exception, match=r"max_reconsume_times"):
         run(rig, lambda messages, context: SUCCESS, max_reconsume_times=-2)
+
+
+def test_with_speculation_listeners_and_dead_letter_are_refused_at_once(rig: Rig) -> None:
+    rig.topic("in", 1, rows=2)
+    rows = rig.stream(topic="in", consumerGroup="g", parkingLot="true")
+    # Spark lets nobody change its core settings in a session. A cluster with the setting is in tests/processes/test_scheduler.py.
+    rig.spark.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
+    rig.spark.conf.set("spark.speculation", "True")
+    try:
+        for what, build in {
+            "consume_orderly": lambda: consume_orderly(rows, lambda messages, context: SUCCESS),
+            r"consume_orderly\(..., OrderPerKey\(\)\)": lambda: consume_orderly(
+                rows, lambda messages, context: SUCCESS, OrderPerKey()
+            ),
+            "consume_concurrently": lambda: consume_concurrently(rows, lambda messages, context: None),
+            "dead_letter": lambda: dead_letter(rows, "body = ''"),
+        }.items():
+            with pytest.raises(OptionError, match=rf"OPTION.UNSUPPORTED\] {what} .*with spark.speculation=false$"):
+                build()
+    finally:
+        rig.spark.conf.unset("spark.speculation")
+        rig.spark.conf.unset("spark.sql.legacy.setCommandRejectsSparkCoreConfs")
+    assert consume_orderly(rows, lambda messages, context: SUCCESS).columns[-1] == "due_timestamp"
 
 
 def test_stop_during_a_listeners_work_lets_no_other_owner_in_before_it_returned_or_the_unlock_delay_passed(
