@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +73,15 @@ class Refused(Exception):
 class Driver:
     """One ``tests.faults.job``: a Python driver, its JVM, its source runners and its workers."""
 
-    def __init__(self, folder: Path, master: str = "local[2]", *, run_by: Sequence[str] = ()) -> None:
-        """``master``: the arguments of ``tests.faults.job``. ``run_by``: a command that starts it, such as one that gives it another user."""
+    def __init__(
+        self, folder: Path, master: str = "local[2]", settings: Mapping[str, str] | None = None, *, run_by: Sequence[str] = ()
+    ) -> None:
+        """``settings``: Spark's. ``run_by``: a command that starts the driver, such as one that gives it another user."""
         folder.mkdir(parents=True, exist_ok=True)
         self.errors = folder / "stderr.txt"
         with self.errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [*run_by, sys.executable, "-m", "tests.faults.job", *master.split()],
+                [*run_by, sys.executable, "-m", "tests.faults.job", master, *(f"{a}={b}" for a, b in (settings or {}).items())],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -218,13 +218,14 @@ def start(
     target: Mapping[str, Any] | None = None,
     listener: Mapping[str, Any] | None = None,
     letters: str | None = None,
+    shuffle: bool = False,
 ) -> StreamingQuery:
     """Start a query from ``topic`` to ``sink``: a topic, ``noop``, or ``parquet:<folder>``.
 
     It reads and writes the store at ``path``, or at RocketMQ's ``servers`` (namesrvAddr), where nothing has points.
     ``listener``: the settings of its order (per key with a parking lot, else per queue), if the query has a listener that records its
-    calls. ``letters``: the condition of
-    `dead_letter`, if the query has dead letters.
+    calls. ``letters``: the condition of `dead_letter`, if the query has dead letters. ``shuffle``: whether the rows are shuffled before
+    they are written.
     """
     format, place = ("orderedmq", ("namesrvAddr", servers)) if servers else (FORMAT, ("path", path))
     reader = spark.readStream.format(format).option(*place).option("topic", topic)
@@ -237,7 +238,7 @@ def start(
     else:
         rows = rows if letters is None else rows.transform(dead_letter, letters)
         rows = rows.selectExpr("body", "sharding_key", f"{ORIGIN} AS keys")
-    writer = rows.writeStream
+    writer = (rows.repartition(1) if shuffle else rows).writeStream
     if sink.startswith("parquet:"):
         folder = sink.partition(":")[2]
 

@@ -1,7 +1,7 @@
 """A Spark driver in its own process, for tests that kill or stop one: it executes commands line by line and answers each.
 
     python -m tests.faults.job local[2,3]
-    python -m tests.faults.job local[2] 15002                also a server of Spark Connect, at this port
+    python -m tests.faults.job local[2] spark.plugins=...    with settings of Spark
     python -m tests.faults.job sc://127.0.0.1:15002          a client of that server
 
 Commands are JSON lines on stdin, answers JSON lines on stdout that begin with ``@`` (Spark may print there, too).
@@ -29,18 +29,16 @@ def state(query: StreamingQuery) -> dict[str, Any]:
     return {"id": str(query.id), "active": active, "failure": None if failure is None else str(failure)}
 
 
-def main(master: str, port: str | None = None) -> None:
+def main(master: str, *settings: str) -> None:
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     client = master.startswith("sc:")
     builder = SparkSession.builder.remote(master) if client else SparkSession.builder.master(master)
     builder = builder.appName("orderedmq-faults")
-    for name, value in ({} if client else session_config()).items():
+    given = dict(one.split("=", 1) for one in settings)
+    for name, value in ({} if client else {**session_config(), **given}).items():
         builder = builder.config(name, value)
-    if port is not None:
-        builder = builder.config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
-        builder = builder.config("spark.connect.grpc.binding.port", port)
     spark = builder.getOrCreate()
     if not client:
         spark.sparkContext.setLogLevel("ERROR")

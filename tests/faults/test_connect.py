@@ -28,7 +28,8 @@ def test_killed_clients_servers_runners_and_workers_lose_and_repeat_nothing(tmp_
     draw, seen = random.Random(11), Counter[str]()
     spec = world.spec(source={"maxOffsetsPerTrigger": 150})
     port = find_free_port()
-    server = Driver(tmp_path / "server", f"local[2] {port}")
+    connect = {"spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin", "spark.connect.grpc.binding.port": str(port)}
+    server = Driver(tmp_path / "server", "local[2]", connect)
     client = Driver(tmp_path / "client", f"sc://127.0.0.1:{port}")
     try:
         client.start(**spec)
@@ -58,7 +59,7 @@ def test_killed_clients_servers_runners_and_workers_lose_and_repeat_nothing(tmp_
             else:
                 server.kill_all()
                 server.close()
-                server = Driver(tmp_path / f"server-{number}", f"local[2] {port}")
+                server = Driver(tmp_path / f"server-{number}", "local[2]", connect)
             client = Driver(tmp_path / f"client-{number}", f"sc://127.0.0.1:{port}")
             client.start(**spec)
         ends = {queue.queue_id: at.max_offset for queue, at in world.broker.log.bounds(world.queues).items()}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -13,82 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
-import pyspark
 import pytest
 
 import orderedmq
 from orderedmq.broker import Broker
-from orderedmq.java import ensure_java
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.quick_spark import jvm_options
+from tests.standalone import Standalone
 from tests.waits import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.spark]
-
-ROOT = Path(__file__).resolve().parents[2]
-URL = re.compile(r"spark://127\.0\.0\.1:\d+")
-
-
-class Standalone:
-    """Spark's own cluster, from the pip-installed package."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._processes: list[subprocess.Popen[bytes]] = []
-        # Ports are for the system to choose: one that was free a moment ago may be somebody's.
-        self.master = self._start("master", "master.Master", "--port", "0", "--webui-port", "0")
-        said = until(lambda: URL.search((folder / "master" / "out.log").read_text()), "the master says where it listens", 180.0)
-        self.url = said[0]
-        self.workers = [
-            self._start(
-                name, "worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0",
-                "--work-dir", str(folder / name / "work"), self.url,
-            )
-            for name in ("worker-1", "worker-2")
-        ]  # fmt: skip
-
-    def _start(self, name: str, service: str, *arguments: str) -> subprocess.Popen[bytes]:
-        home = self._folder / name
-        home.mkdir()
-        # The one that the archive of classes was made with.
-        spark_home = os.environ.get("SPARK_HOME", str(Path(pyspark.__file__).parent))
-        environment = {
-            **os.environ,
-            "SPARK_HOME": spark_home,
-            "JAVA_HOME": str(ensure_java().parents[1]),
-            "SPARK_NO_DAEMONIZE": "1",
-            "PYSPARK_PYTHON": sys.executable,
-            "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": jvm_options(),
-        }
-        with (home / "out.log").open("wb") as output:
-            command = [
-                f"{spark_home}/bin/spark-class",
-                f"org.apache.spark.deploy.{service}",
-                "--host",
-                "127.0.0.1",
-                *arguments,
-            ]
-            self._processes.append(
-                subprocess.Popen(command, cwd=home, env=environment, stdout=output, stderr=output, start_new_session=True)
-            )
-        return self._processes[-1]
-
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """kill -9 of a worker with its executor and all that runs below, as when its machine dies."""
-        below = psutil.Process(process.pid).children(recursive=True)
-        for one in [psutil.Process(process.pid), *below]:
-            if one.is_running():
-                one.send_signal(signal.SIGKILL)
-        process.wait()
-
-    def close(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                self.kill(process)
-
 
 #: The driver: a query from topic to topic that leaves a mark in each folder in which rows are processed. A task in a folder with a file
 #: "hold" goes no further, and says so. The query begins when both workers are there, and runs until the job's input ends.

@@ -1,0 +1,237 @@
+"""What Spark's scheduler does to queries: it starts a task twice, lets executors go and come back, loses or decommissions them.
+
+The cluster is Spark's own, on this machine. Its two workers have different host names, because Spark starts the second attempt of a slow
+task on another host only.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+
+from tests import event_log
+from tests.faults.conftest import StoreWorld
+from tests.faults.drivers import ROOT, Driver, Refused, gone
+from tests.faults.key_listener import CALLS, at_work
+from tests.standalone import Standalone
+from tests.waits import until
+
+pytestmark = [pytest.mark.nightly, pytest.mark.spark, pytest.mark.timeout(900)]
+
+QUEUES: Final = 4
+#: Of each queue, for listeners: a task is at work for two seconds.
+MESSAGES: Final = 100
+LISTENER: Final = {"suspend_current_queue_time_millis": 10}
+
+
+class Rig(StoreWorld):
+    """A store, a cluster, and the calls of listeners."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, QUEUES)
+        self.calls = folder / "calls"
+        self.calls.mkdir()
+        self.cluster = Standalone(folder / "cluster", ("127.0.0.1", "127.0.0.2"), {"spark.decommission.enabled": "true"})
+
+    @contextmanager
+    def driver(self, settings: Mapping[str, str] | None = None) -> Iterator[Driver]:
+        """A driver whose first task waits for both executors, unless ``settings`` say otherwise."""
+        given = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.cores.max": "2",
+            "spark.executor.memory": "512m",
+            "spark.executorEnv.PYTHONPATH": str(ROOT),
+            f"spark.executorEnv.{CALLS}": str(self.calls),
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
+            **(settings or {}),
+        }
+        driver = Driver(self.folder / "driver", self.cluster.url, given)
+        try:
+            yield driver
+        finally:
+            self.points.release_all()
+            driver.close()
+
+    def listen(self, driver: Driver, **more: Any) -> None:
+        driver.start(**self.spec(sink="noop", listener=LISTENER, source={"includeLockToken": "true"}, **more))
+
+    def through(self, driver: Driver, done: Callable[[], Any], what: str) -> None:
+        def there() -> Any:
+            state = driver.state()
+            assert state["active"], state["failure"]
+            return done()
+
+        until(there, what, 180.0)
+
+    def has(self, rows: int) -> bool:
+        """Whether the sink has as many messages of each queue."""
+        return self.count() >= QUEUES * rows
+
+    def told(self, event: str) -> int:
+        """How often the processes of queries reported an event."""
+        return sum(one["event"] == event for one in self.points.history())
+
+    def accepted(self) -> dict[str, list[tuple[int, int]]]:
+        """Of each queue, the offsets and the process of the calls that were accepted, in order of time."""
+        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for call in event_log.read(self.calls):
+            if call["ok"]:
+                found[call["queue"]] += [(offset, call["pid"]) for offset in call["offsets"]]
+        return found
+
+    def of_executors(self) -> dict[psutil.Process, set[int]]:
+        """The processes below each executor."""
+        return {one: {below.pid for below in one.children(recursive=True)} for one in self.cluster.executors()}
+
+    def executor_of(self, pid: int) -> psutil.Process:
+        return next(executor for executor, below in self.of_executors().items() if pid in below)
+
+    def close(self) -> None:
+        self.cluster.close()
+        super().close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def repeated(calls: Sequence[tuple[int, int]]) -> int:
+    """How many messages were accepted again, after assertions that none was overtaken and that a repeat begins at the first one."""
+    at, again = 0, list[int]()
+    for offset, _ in calls:
+        assert offset <= at, f"{offset} came before {at}"
+        if offset < at:
+            again.append(offset)
+        at = max(at, offset + 1)
+    assert at == MESSAGES
+    assert again == list(range(len(again)))
+    return len(again)
+
+
+def test_with_speculation_each_row_is_in_the_sink_once_and_a_listener_is_refused(rig: Rig) -> None:
+    speculation = {"spark.speculation": "true", "spark.speculation.quantile": "0.5", "spark.speculation.multiplier": "1.5"}
+    with rig.driver(speculation) as driver:
+        rig.produce(30)
+        driver.start(**rig.spec())
+        rig.wait_for(QUEUES * 30, timeout=180)
+        for number, (point, after) in enumerate({"read": 20, "write": 20, "staged": 0}.items(), 1):
+            rig.points.arm(point, after=after)
+            rig.produce(40)
+            first = rig.points.wait(point)
+            rig.through(driver, partial(rig.has, 30 + 40 * number), f"{30 + 40 * number} messages of each queue")
+            until(partial(gone, first), "Spark ends the first attempt", 30.0)
+        rig.wait_for_offset(30 + 3 * 40)
+        rig.judge()
+        until(lambda: rig.tokens() == 0, "what the first attempts staged is gone")
+        reads = Counter((event["batch"], event["queue"]) for event in rig.points.history() if event["event"] == "read")
+        assert sorted(reads.values())[-4:] == [1, 2, 2, 2]
+        with pytest.raises(Refused, match=r"UNSUPPORTED\] consume_orderly .*with spark.speculation=false"):
+            rig.listen(driver, query="l", checkpoint="ck-l", group="l")
+
+
+def test_executors_that_come_back_after_an_idle_time_go_on_under_the_same_locks(rig: Rig) -> None:
+    dynamic = {
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.minExecutors": "0",
+        "spark.dynamicAllocation.executorIdleTimeout": "1s",
+        "spark.executor.cores": "1",
+        "spark.scheduler.minRegisteredResourcesRatio": "0",
+    }
+    with rig.driver(dynamic) as driver:
+        driver.start(**rig.spec())
+        seen = set[int]()
+        for number in range(1, 4):
+            rig.produce(30)
+            rig.through(driver, partial(rig.has, 30 * number), f"{30 * number} messages of each queue")
+            pids = {one.pid for one in rig.cluster.executors()}
+            assert not pids & seen
+            seen |= pids
+            rig.through(driver, lambda: not rig.cluster.executors(), "no executor is left")
+        rig.wait_for_offset(3 * 30)
+        rig.judge()
+        grants = {(event["queue"], event["epoch"]) for event in rig.observer.events if event["event"] == "grant"}
+        assert len(grants) == QUEUES
+
+
+def test_a_killed_executors_tasks_run_again_and_each_row_is_in_the_sink_once(rig: Rig) -> None:
+    with rig.driver() as driver:
+        rig.produce(30)
+        driver.start(**rig.spec())
+        rig.wait_for(QUEUES * 30, timeout=180)
+        for number, (point, after) in enumerate({"read": 20, "write": 20, "staged": 0}.items(), 1):
+            rig.points.arm(point, after=after)
+            rig.produce(40)
+            pid = rig.points.wait(point)
+            rig.executor_of(pid).kill()
+            rig.points.release(point)
+            rig.through(driver, partial(rig.has, 30 + 40 * number), f"{30 + 40 * number} messages of each queue")
+        rig.wait_for_offset(30 + 3 * 40)
+        rig.judge()
+        until(lambda: rig.tokens() == 0, "what the killed attempts staged is gone")
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_listener_sees_the_messages_of_a_killed_executors_tasks_again(shuffle: bool, rig: Rig) -> None:
+    """With a shuffle after the listener, also those of tasks that the executor had finished."""
+
+    def in_second_task() -> tuple[psutil.Process, str, str] | None:
+        """An executor that has done one queue and is half-way in another, and these queues."""
+        accepted = rig.accepted()
+        for executor, below in rig.of_executors().items():
+            here = {queue: sum(pid in below for _, pid in calls) for queue, calls in accepted.items()}
+            done = [queue for queue, calls in here.items() if calls == MESSAGES]
+            half = [queue for queue, calls in here.items() if 10 < calls < MESSAGES // 2]
+            if done and half:
+                return executor, done[0], half[0]
+        return None
+
+    with rig.driver() as driver:
+        rig.produce(MESSAGES)
+        rig.listen(driver, shuffle=shuffle)
+        executor, done, half = until(in_second_task, "an executor is in its second task", 180.0)
+        executor.kill()
+        rig.wait_for_offset(MESSAGES)
+        assert driver.stop()["failure"] is None
+    again = {queue: repeated(calls) for queue, calls in rig.accepted().items()}
+    assert again.pop(half) > 10
+    assert again.pop(done) == (MESSAGES if shuffle else 0)
+    assert set(again.values()) == {0}
+
+
+def test_a_decommissioned_executor_finishes_its_task(rig: Rig) -> None:
+    with rig.driver({"spark.decommission.enabled": "true"}) as driver:
+        rig.points.arm("write", after=20)
+        rig.produce(MESSAGES)
+        driver.start(**rig.spec())
+        executor = rig.executor_of(rig.points.wait("write", timeout=180.0))
+        # As Kubernetes does.
+        executor.send_signal(signal.SIGPWR)
+        rig.through(driver, lambda: rig.told("staged") == QUEUES - 1, "the other executor does the other tasks")
+        rig.points.release("write")
+        rig.through(driver, lambda: gone(executor.pid), "the executor ends by itself")
+        rig.wait_for_offset(MESSAGES)
+        assert rig.told("read") == rig.told("staged") == QUEUES
+        assert driver.stop()["failure"] is None
+        rig.judge()
+
+        rig.listen(driver, group="l", checkpoint="ck-l")
+        executor = rig.executor_of(until(lambda: at_work(rig.calls), "a listener is at work", 180.0))
+        worker = next(one for one in rig.cluster.workers if executor in psutil.Process(one.pid).children(recursive=True))
+        worker.send_signal(signal.SIGPWR)
+        rig.through(driver, lambda: gone(executor.pid), "the executor ends by itself")
+        assert not any(rig.group_at("l").values()), "the micro-batch goes on"
+        rig.wait_for_offset(MESSAGES, group="l")
+        assert driver.stop()["failure"] is None
+    assert {queue: repeated(calls) for queue, calls in rig.accepted().items()} == {str(queue): 0 for queue in rig.queues}
