@@ -399,11 +399,52 @@ def include(name: str) -> str:
     return body.strip()
 
 
+# Promises.
+
+_PROMISE: Final = re.compile(r"^\| \*\*(.+?)\*\*:", re.MULTILINE)
+
+
+def promise_names() -> list[str]:
+    """Return the names of the promises, in the order of docs/promises.md."""
+    return _PROMISE.findall((ROOT / "docs" / "promises.md").read_text())
+
+
+def held() -> dict[str, list[str]]:
+    """Return the tests that are marked to hold each promise: ``@pytest.mark.holds("one owner")``."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        tree = ast.parse(path.read_text())
+        long_tier = any(isinstance(node, ast.Assign) and _is_nightly(node.value) for node in tree.body)
+        for node in tree.body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            shown = f"`{path.relative_to(ROOT)}::{node.name}`"
+            if long_tier or any(_is_nightly(mark) for mark in node.decorator_list):
+                shown += " (long tier)"
+            for mark in node.decorator_list:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.holds":
+                    for name in mark.args:
+                        found.setdefault(ast.literal_eval(name), []).append(shown)
+    return found
+
+
+def _is_nightly(node: ast.expr) -> bool:
+    return any(ast.unparse(one) == "pytest.mark.nightly" for one in ast.walk(node) if isinstance(one, ast.expr))
+
+
+def promises() -> str:
+    """Return a table of the promises and the tests that hold them."""
+    tests = held()
+    rows = [f"| {name} | {'<br>'.join(tests.get(name, []))} |" for name in promise_names()]
+    return "\n".join(["| promise | tests |", "|---|---|", *rows])
+
+
 MAKERS: Final[Mapping[str, Callable[..., str]]] = {
     "options": options,
     "conditions": conditions,
     "shared_options": shared_options,
     "commands": commands,
+    "promises": promises,
 }
 
 

@@ -59,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Metering(config), "metering")
     config.addinivalue_line("markers", "spark: starts a Spark driver or uses the shared session")
     config.addinivalue_line("markers", "rocketmq: needs real RocketMQ servers")
+    config.addinivalue_line("markers", "holds(promise, ...): the test holds these promises of docs/promises.md")
     config.addinivalue_line("markers", "nightly: run with --nightly only, which make test-all uses")
 
 

@@ -166,6 +166,7 @@ def test_a_replay_goes_through_by_keyboard_alone(browser: Browser, shop: Shop, s
     assert sum(at.max_offset for at in shop.broker.log.bounds(shop.queues).values()) == end + 1
 
 
+@pytest.mark.holds("web page guarded")
 def test_a_change_without_permission_is_refused(browser: Browser, shop: Shop) -> None:
     """Not only are there no buttons: a form that is sent nevertheless changes nothing."""
     with served(shop.broker) as site:
@@ -209,6 +210,7 @@ def assert_counts_down(browser: Browser) -> None:
     until(three, "the remaining life of a lock counts down", 30)
 
 
+@pytest.mark.holds("web page live")
 @pytest.mark.nightly
 def test_a_hand_over_is_seen_within_two_seconds_and_locks_count_down(browser: Browser, shop: Shop, site: Served) -> None:
     shop.leave()
@@ -236,6 +238,7 @@ def test_a_hand_over_is_seen_within_two_seconds_and_locks_count_down(browser: Br
     assert browser.run("return document.activeElement.textContent") == "orders/2"
 
 
+@pytest.mark.holds("web page live")
 def test_no_request_leaves_the_machine_and_nothing_is_blocked(browser: Browser, site: Served) -> None:
     browser.complaints()
     for page in PAGES[:-1]:

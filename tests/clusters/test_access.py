@@ -430,6 +430,7 @@ THROUGH_PROXY: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.holds("features through a Proxy")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("who", THROUGH_PROXY)
 def test_the_rights_through_a_proxy_that_checks_accounts(
@@ -744,6 +745,7 @@ def test_queries_of_an_account_that_may_do_what_they_need(
         assert b"poison" in broker.log.pull(letters, 0, 100, 1 << 20, ("body",)).column(0).to_pylist()
 
 
+@pytest.mark.holds("renewed account")
 @pytest.mark.timeout(300)
 def test_an_account_expires_while_queries_run_and_none_of_them_notices(
     guarded: Cluster, accounts: Accounts, spark: SparkSession, tmp_path: Path

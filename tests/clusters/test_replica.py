@@ -117,6 +117,7 @@ def test_a_replica_that_may_not_be_read_from_costs_a_moment(replicated: tuple[Cl
         ask(replica.address, UPDATE_BROKER_CONFIG, body=b"slaveReadEnable=true\n")
 
 
+@pytest.mark.holds("kill -9")
 @pytest.mark.nightly
 def test_what_a_killed_master_acknowledged_is_read_from_its_replica_and_there_when_it_is_back(
     replicated: tuple[Cluster, BrokerServer], network: Network

@@ -188,6 +188,7 @@ def test_retention_by_age_deletes_whole_chunks_that_are_too_old(broker: Broker, 
     assert broker.admin.trim("t") == {}
 
 
+@pytest.mark.holds("wall clock")
 @needs("topic settings")
 def test_retention_by_age_deletes_no_sooner_where_the_wall_clock_is_set(broker: Broker, clock: FakeClock):
     hour = 3600 * 1_000_000

@@ -46,6 +46,7 @@ def test_the_first_dead_letter_makes_its_groups_topic_of_one_queue(broker: Broke
     assert broker.groups.offsets("g", [token.queue]) == {}
 
 
+@pytest.mark.holds("dead letter by condition")
 def test_what_was_put_aside_before_is_left_as_it_is(broker: Broker, token: LockToken):
     broker.groups.dead_letter(token, letters([3, 4]), [3, 4])
     before, change = state(broker, ["%DLQ%g"]), broker.log.change()
@@ -200,6 +201,7 @@ def known(broker: Broker, token: LockToken, *spans: tuple[int, int]) -> list[int
     return sorted(broker.groups.letters(token, [OffsetRange(*span) for span in spans or [(0, MAX_OFFSET)]]))
 
 
+@pytest.mark.holds("final dead letter")
 def test_who_repeats_a_range_finds_which_of_its_messages_have_letters(place: Place, broker: Broker, token: LockToken):
     assert known(broker, token) == [], "nothing has a dead letter yet, and there is no topic"
     broker.groups.dead_letter(token, told(token.queue, [3, 4, 7]), [3, 4, 7])
@@ -232,6 +234,7 @@ def test_letters_of_a_topic_that_was_deleted_are_not_found(broker: Broker, token
     assert known(broker, token) == [4]
 
 
+@pytest.mark.holds("final dead letter")
 def test_after_a_seek_messages_have_no_letters_and_may_get_others(broker: Broker, token: LockToken):
     """Who seeks back wants the listener to have them again. The letters stay in their topic."""
     first, second = queues_of(broker)[:2]
@@ -250,6 +253,7 @@ def test_after_a_seek_messages_have_no_letters_and_may_get_others(broker: Broker
     assert aside(broker) == ["body 3"] * 3
 
 
+@pytest.mark.holds("quarantine")
 def test_a_message_takes_the_count_of_its_replays_through_the_letters_of_listeners(broker: Broker):
     """Also where the listener does not read properties: they are read from the queue."""
     broker.admin.create_topic("poison", 1)

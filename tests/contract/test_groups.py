@@ -192,6 +192,7 @@ def test_after_a_reboot_every_lock_is_free(broker: Broker, clock: FakeClock):
     assert not any(broker.groups.check(token) for token in tokens)
 
 
+@pytest.mark.holds("wall clock")
 def test_the_wall_clock_moves_no_lock(broker: Broker, clock: FakeClock):
     queue = queues_of(broker)[0]
     [token] = locked(broker, "g", broker.groups.join("me"), [queue])
@@ -229,6 +230,7 @@ def test_a_name_that_is_no_groups_is_refused(broker: Broker, group: str):
 # -- offsets ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.holds("group offset")
 def test_offsets_move_only_forward(broker: Broker):
     queues = queues_of(broker)
     broker.log.append({queues[0]: rows(range(9))})
@@ -271,6 +273,7 @@ def test_an_expired_lock_that_nobody_took_still_commits(broker: Broker, clock: F
     assert broker.groups.renew([token]) == []
 
 
+@pytest.mark.holds("one owner")
 def test_a_stale_epoch_moves_nothing_and_neither_does_what_goes_with_it(broker: Broker, clock: FakeClock):
     if not broker.capabilities.fenced:
         pytest.skip("this kind of broker does not fence")
@@ -389,6 +392,7 @@ def settled(broker: Broker, number: int = 0, begin: int = 0, end: int = 300, gro
     return sorted(broker.groups.settled(group, queues_of(broker)[number], span(begin, end)))
 
 
+@pytest.mark.holds("replay once")
 def test_what_was_processed_out_of_turn_is_known_to_all_and_moves_no_offset(place: Place, broker: Broker):
     broker.log.append({queue: rows(range(200)) for queue in queues_of(broker)[:2]})
     first, second = locked(broker, "g", broker.groups.join("me"), queues_of(broker)[:2])
@@ -409,6 +413,7 @@ def test_what_was_processed_out_of_turn_is_known_to_all_and_moves_no_offset(plac
     assert settled(broker) == [0, 2, 39, 40, 41, 63, 64, 65, 150]
 
 
+@pytest.mark.holds("replay once")
 def test_after_a_seek_or_a_reset_nothing_was_processed_out_of_turn(broker: Broker):
     broker.log.append({queue: rows(range(4)) for queue in queues_of(broker)[:2]})
     first, second = locked(broker, "g", broker.groups.join("me"), queues_of(broker)[:2])

@@ -96,6 +96,7 @@ def test_what_is_appended_comes_back_in_order_from_any_connection(place, broker:
     assert bodies(broker, other) == ["x"]
 
 
+@pytest.mark.holds("all queues or none")
 def test_rows_of_several_queues_are_appended_in_one_call_all_or_none(broker: Broker):
     first, second, third = queues_of(broker)
     assert broker.log.append({second: rows("ab"), first: rows("c")}) == {second: span(0, 2), first: span(0, 1)}

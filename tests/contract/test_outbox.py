@@ -151,6 +151,7 @@ def test_the_same_batch_with_other_rows_per_queue_is_refused_and_can_be_skipped(
         assert state(broker, ["orders"]) == before
 
 
+@pytest.mark.holds("changed replay")
 def test_the_same_batch_again_with_rows_in_a_queue_that_had_none_is_refused_and_nothing_is_written(broker: Broker):
     first, second, third = queues_of(broker)
 
@@ -224,6 +225,7 @@ def publish(broker: Broker, batch: SinkBatch, *parts: tuple[MessageQueue, object
     return broker.outbox.publish(batch, [receipt], skip_differing_replay=skip).replayed
 
 
+@pytest.mark.holds("out of order")
 @pytest.mark.parametrize("skip", [False, True], ids=["error", "skip"])
 def test_a_lower_version_that_was_never_written_is_out_of_order_wherever_its_rows_go(broker: Broker, skip: bool):
     first, second, third = queues_of(broker)

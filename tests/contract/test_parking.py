@@ -85,6 +85,7 @@ def test_the_first_parked_message_makes_a_lot_for_each_queue_of_its_topic(broker
     assert broker.groups.offsets("g", [token.queue]) == {}
 
 
+@pytest.mark.holds("parked as sent")
 def test_a_parked_message_is_in_all_its_columns_the_message_that_was_sent(broker: Broker, clock: FakeClock, token: LockToken):
     columns = {
         "tags": ["t", None],
@@ -190,12 +191,14 @@ def test_a_place_that_is_given_twice_is_parked_once(broker: Broker, token: LockT
     assert row["ticket"].due == 9
 
 
+@pytest.mark.holds("parked once")
 def test_of_puts_that_are_partly_new_only_these_are_parked(broker: Broker, token: LockToken):
     park(broker, token, [3, 5])
     assert park(broker, token, [2, 3, 4, 5, 6]) == [True] * 5
     assert offsets(broker, token.queue) == [3, 5, 2, 4, 6]
 
 
+@pytest.mark.holds("parked once")
 def test_a_place_that_the_groups_offset_has_passed_is_settled(broker: Broker, token: LockToken):
     park(broker, token, [3])
     broker.groups.commit({token: 5})
@@ -282,6 +285,7 @@ def test_a_lot_is_held_with_its_queue(broker: Broker, token: LockToken):
     assert broker.groups.stale([lot, token]) == [lot, token]
 
 
+@pytest.mark.holds("lot follows its queue")
 def test_a_lots_offset_moves_with_its_queues_in_one_commit(broker: Broker, token: LockToken):
     park(broker, token, [3, 4])
     broker.groups.commit({token: 8, companion(token): 1})
@@ -291,6 +295,7 @@ def test_a_lots_offset_moves_with_its_queues_in_one_commit(broker: Broker, token
     assert broker.groups.offsets("g", both) == dict(zip(both, (8, 1), strict=True))
 
 
+@pytest.mark.holds("lot follows its queue")
 @pytest.mark.usefixtures("fenced")
 def test_a_lot_is_handed_over_with_its_queue(broker: Broker, clock: FakeClock, token: LockToken):
     park(broker, token, [3, 4, 5])
@@ -377,6 +382,7 @@ def test_where_nothing_was_ever_parked_an_order_is_refused(broker: Broker, token
 # -- administration
 
 
+@pytest.mark.holds("no silent loss of parked messages")
 @needs("topic settings", "trim")
 def test_retention_deletes_nothing_that_is_parked(broker: Broker, clock: FakeClock, token: LockToken):
     park(broker, token, [3, 4])
@@ -435,6 +441,7 @@ def test_a_lot_that_another_group_reads_has_lots_that_go_with_it(broker: Broker,
     assert broker.log.topics() == []
 
 
+@pytest.mark.holds("no silent loss of parked messages")
 def test_lots_are_deleted_only_when_nothing_is_parked(broker: Broker, token: LockToken):
     park(broker, token, [3, 4])
     before = everything(broker)
@@ -454,6 +461,7 @@ def test_lots_are_deleted_only_when_nothing_is_parked(broker: Broker, token: Loc
     assert offsets(broker, token.queue) == [5]
 
 
+@pytest.mark.holds("no silent loss of parked messages")
 def test_a_lot_is_not_written_to_from_outside(broker: Broker, token: LockToken):
     """What lies there says where it comes from. A message without that would stop the owner."""
     park(broker, token, [3])
@@ -467,6 +475,7 @@ def test_a_lot_is_not_written_to_from_outside(broker: Broker, token: LockToken):
     assert everything(broker) == before
 
 
+@pytest.mark.holds("no silent loss of parked messages")
 def test_a_group_with_parked_messages_is_deleted_only_by_force(broker: Broker, token: LockToken):
     me = broker.groups.join("other")
     [other] = locked(broker, "h", me, [token.queue])
@@ -496,6 +505,7 @@ def test_a_group_that_has_nothing_parked_any_more_is_deleted_with_its_lots(broke
     assert [topic.name for topic in broker.log.topics()] == ["orders"]
 
 
+@pytest.mark.holds("no silent loss of parked messages")
 def test_a_seek_says_what_becomes_of_parked_messages(broker: Broker, token: LockToken):
     second = queues_of(broker)[1]
     park(broker, token, [3, 4])

@@ -84,6 +84,7 @@ def killed(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> Iter
         case.world.points.release_all()
 
 
+@pytest.mark.holds("source to sink once")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_driver_killed_in_a_batch_is_replaced_without_loss_or_repeat(point: str, killed: dict[str, Killed]) -> None:
     case = killed[point]
@@ -108,6 +109,7 @@ def test_a_driver_killed_in_a_batch_is_replaced_without_loss_or_repeat(point: st
     assert world.tokens() == 0
 
 
+@pytest.mark.holds("source to sink once")
 def test_a_late_commit_of_the_killed_run_is_refused_while_the_next_run_is_at_work(killed: dict[str, Killed]) -> None:
     case = killed[LATE]
     world = case.world
@@ -125,6 +127,7 @@ def test_a_late_commit_of_the_killed_run_is_refused_while_the_next_run_is_at_wor
     world.judge()
 
 
+@pytest.mark.holds("other sinks")
 def test_another_sink_gets_the_last_batch_again_as_a_whole_and_nothing_else(killed: dict[str, Killed]) -> None:
     case = killed["appended"]
     world = case.world

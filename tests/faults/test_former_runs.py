@@ -32,6 +32,7 @@ def driver(drivers: Callable[..., Driver]) -> Driver:
     return drivers("local[8]")
 
 
+@pytest.mark.holds("former run")
 @pytest.mark.parametrize("source", [SHARED, pytest.param({}, marks=pytest.mark.nightly)], ids=["shared", "exclusive"])
 def test_a_job_that_is_started_twice_on_one_checkpoint_is_refused_and_the_first_goes_on(
     source: dict[str, str], world: World, driver: Driver
@@ -126,6 +127,7 @@ def ended(case: Former, how: int) -> None:
     until(lambda: gone(case.runner.pid), "the former runner has ended")
 
 
+@pytest.mark.holds("former run")
 @pytest.mark.parametrize("name", ["killed", pytest.param("killed, exclusive", marks=pytest.mark.nightly)])
 def test_a_restart_waits_for_a_paused_former_run_and_loses_nothing_when_that_is_killed(
     name: str, former: dict[str, Former]

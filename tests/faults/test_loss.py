@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests import checker
 from tests.faults.conftest import World
 
@@ -21,6 +23,7 @@ def lost(world: World, begin: int, end: int) -> list[dict[str, Any]]:
     return [{"event": "loss", "queue": str(queue), "begin": begin, "end": end} for queue in world.queues]
 
 
+@pytest.mark.holds("named loss")
 def test_messages_that_aged_out_between_two_runs(world: World) -> None:
     world.produce(100)
     world.run()

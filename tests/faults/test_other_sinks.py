@@ -78,6 +78,7 @@ def appended(folder: Path) -> list[int]:
     ]
 
 
+@pytest.mark.holds("recipes")
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_each_table_has_each_message_once_after_a_kill_in_the_write_and_one_behind_it(

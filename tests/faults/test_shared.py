@@ -40,6 +40,7 @@ def divided(world: World, *wanted: int, timeout: float = 120.0) -> None:
     until(lambda: shares(world) == sorted(wanted), f"the queues are shared out {wanted}, not {shares(world)}", timeout)
 
 
+@pytest.mark.holds("no sharing of messages in flight")
 def test_a_queue_with_messages_in_flight_is_not_given_to_another_member(world: World) -> None:
     # The classic hazard: one member has messages 1 to 5 in flight while another gets the queue and messages 6 to 10.
     share(world, "ck1")
@@ -69,6 +70,7 @@ def test_a_queue_with_messages_in_flight_is_not_given_to_another_member(world: W
     world.judge()
 
 
+@pytest.mark.holds("hand-over")
 def test_a_hand_over_repeats_nothing_also_with_a_foreign_sink(world: World) -> None:
     # One table each: two Spark jobs that append to one folder delete each other's unfinished files.
     tables = [str(world.folder / name) for name in ("one", "two")]
@@ -108,6 +110,7 @@ def other(drivers: Callable[..., Driver]) -> Driver:
     return drivers("local[4]")
 
 
+@pytest.mark.holds("shared take-over")
 def test_the_queues_of_a_killed_runner_are_taken_over_within_two_triggers(world: World, other: Driver) -> None:
     world.lives(LIFE)
     other.start("dead", **world.spec("dead", source=SHARED))
@@ -147,6 +150,7 @@ def four(worlds: Callable[..., World]) -> World:
     return worlds(4)
 
 
+@pytest.mark.holds("shared source to sink")
 @pytest.mark.timeout(400)
 def test_two_then_three_then_one_query_with_one_killed_and_one_paused_lose_and_repeat_nothing(
     four: World, other: Driver, lasting: Driver

@@ -87,6 +87,7 @@ def _in_a_batch(world: World) -> StreamingQuery:
     return query
 
 
+@pytest.mark.holds("stop at a boundary")
 def test_a_query_that_stops_at_a_boundary_finishes_its_batch_and_its_queues_are_free_at_once(world: World) -> None:
     first = _in_a_batch(world)
     # For another batch, which is not planned any more.
@@ -142,6 +143,7 @@ def test_another_source_is_refused_by_name(world: World) -> None:
         query.stop()
 
 
+@pytest.mark.holds("stop at a boundary")
 @pytest.mark.nightly
 @pytest.mark.parametrize("whom", ["python", "java"])
 def test_an_application_that_is_told_to_end_stops_its_queries_at_a_boundary(whom: str, world: World, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def assert_refused(text: str, owner: str) -> None:
         assert remedy in text
 
 
+@pytest.mark.holds("exclusive")
 def test_a_second_query_in_another_process_is_refused_and_the_first_goes_on(world: World, other: Driver) -> None:
     world.produce(30)
     other.start("refusing", **world.spec())
@@ -59,6 +60,7 @@ def test_a_second_query_in_the_same_session_is_refused_and_the_first_goes_on(wor
     world.judge()
 
 
+@pytest.mark.holds("one owner")
 def test_an_owner_paused_in_a_batch_beyond_its_locks_life_publishes_nothing_more(world: World, other: Driver) -> None:
     world.lives(LIFE)
     world.produce(30)
@@ -117,6 +119,7 @@ def test_an_owner_paused_between_batches_commits_no_offset_any_more(world: World
     world.judge()
 
 
+@pytest.mark.holds("killed owner")
 def test_an_owner_that_was_killed_is_replaced_at_once_and_not_when_its_lock_ends(world: World, other: Driver) -> None:
     world.lives(1000)
     world.produce(30)

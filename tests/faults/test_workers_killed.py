@@ -58,6 +58,7 @@ def retrying(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> It
     assert driver.stop()["failure"] is None
 
 
+@pytest.mark.holds("same key, same queue")
 @pytest.mark.parametrize("point", ["read", "write", "staged"])
 def test_a_worker_killed_with_retries_is_made_good_in_the_same_batch(point: str, retrying: Retrying) -> None:
     driver, world = retrying

@@ -153,6 +153,7 @@ def test_an_attempt_that_breaks_off_leaves_nothing(rig: Rig) -> None:
     assert rig.count() == 0
 
 
+@pytest.mark.holds("sink once")
 @pytest.mark.parametrize("known", [(0, 1), (0,), (1,), ()])
 def test_a_write_that_ends_after_the_abort_is_never_visible(known: tuple[int, ...], rig: Rig) -> None:
     early = [rig.attempt(run(0), partition, 0, 20) for partition in (0, 1)]
@@ -177,6 +178,7 @@ def test_an_abort_after_the_commit_undoes_nothing(rig: Rig) -> None:
     rig.judge()
 
 
+@pytest.mark.holds("sink once")
 def test_a_batch_that_comes_again_with_the_same_content_does_nothing(rig: Rig) -> None:
     tokens = rig.own()
     for run_id in ("r1", "r2", "r3"):

@@ -84,6 +84,7 @@ def expected(world: LoopWorld, rows: int) -> list[str]:
     return sorted([f"{queue}:{place}" for queue in world.queues for place in range(rows)] + new)
 
 
+@pytest.mark.holds("named loss")
 @pytest.mark.parametrize("running", [True, False], ids=["while it runs", "between two runs"])
 def test_a_topic_that_was_deleted_and_created_again(running: bool, world: LoopWorld) -> None:
     world.produce(30)
@@ -243,6 +244,7 @@ def test_a_group_that_was_sought_back_is_followed_at_the_restart(rig: LoopRig) -
     assert rig.copied() == []
 
 
+@pytest.mark.holds("named loss")
 def test_an_accepted_loss_is_warned_of_with_its_exact_count(rig: LoopRig, caplog: pytest.LogCaptureFixture) -> None:
     rig.topic("in", 1, rows=10)
     start = '{"in": {"embedded": {"0": 3}}}'

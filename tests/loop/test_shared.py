@@ -53,6 +53,7 @@ def test_a_restarted_member_goes_on_where_the_others_brought_its_queues(shared: 
     in_order(shared)
 
 
+@pytest.mark.holds("agreement")
 @pytest.mark.parametrize(
     ("other", "difference"),
     [

@@ -76,6 +76,7 @@ def test_the_batch_in_flight_is_finished_and_no_other_is_planned(
     assert sum(again.rows) == 3
 
 
+@pytest.mark.holds("stop at a boundary")
 def test_between_two_triggers_the_application_says_what_is_processed(
     rig: LoopRig, queues: list[MessageQueue], request_to: Any
 ) -> None:

@@ -17,6 +17,7 @@ def gone(rig: LoopRig) -> None:
     shutil.rmtree(rig.path)
 
 
+@pytest.mark.holds("replaced store")
 @pytest.mark.parametrize(("happen", "condition"), [(gone, "MISSING"), (copied, "(REPLACED|MISSING)")])
 def test_an_idle_query_fails_by_name_when_its_store_is_gone(
     happen: Callable[[LoopRig], None], condition: str, rig: LoopRig

@@ -71,6 +71,7 @@ def tried(folder: Path, base: Path, events: Sequence[Event], seeds: Sequence[int
         yield seed, [*found, *findings(place / COPY, allowed_copy(disk.marks, marks))]
 
 
+@pytest.mark.holds("loss of power")
 @pytest.mark.timeout(3600)
 def test_after_a_loss_of_power_there_is_what_was_acknowledged_and_nothing_else(folder: Path, sound, nightly: bool):
     base, events = sound
@@ -91,6 +92,7 @@ def outcomes(events: Sequence[Event]) -> list[dict[str, Any]]:
     return [mark for mark in marks if "end" in mark]
 
 
+@pytest.mark.holds("loss of power")
 @pytest.mark.timeout(7200)
 def test_after_a_failed_sync_nothing_is_acknowledged_that_is_not_on_the_disk(folder: Path, sound, nightly: bool):
     """Each sync in turn reports an error once, and what it should have written is lost; the step is then tried again."""
@@ -107,6 +109,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged_that_is_not_on_the_disk(fol
             shutil.rmtree(base)
 
 
+@pytest.mark.holds("kill -9")
 @pytest.mark.timeout(7200)
 def test_a_disk_that_is_full_at_one_write_says_so_changes_nothing_and_works_once_there_is_room(
     folder: Path, sound, nightly: bool

@@ -638,6 +638,7 @@ def test_letters_that_retention_has_deleted_are_left_out(run: Run, broker: Broke
     assert sent(broker)[0] == [b"0-2"]
 
 
+@pytest.mark.holds("replay once")
 def test_a_killed_replay_loses_nothing_and_repeats_one_piece(run: Run, store: Path, broker: Broker) -> None:
     put_aside(broker, broker.log.queues("a")[0], dict.fromkeys(range(10), "x"))
     script = [sys.executable, "-c", KILLED_REPLAY, "--path", str(store), "dlq", "replay", "g", "--all"]

@@ -100,6 +100,7 @@ def append_for_ever(broker: Broker, pipe: Connection) -> None:
         at = done.end
 
 
+@pytest.mark.holds("kill -9")
 def test_a_producer_that_is_killed_loses_nothing_it_was_told_is_there(path: Path, broker: EmbeddedBroker):
     """20 kills; after each, what was acknowledged is there, and at most one append that was not."""
     random, queue = Random(1), queues_of(broker)[0]
@@ -441,6 +442,7 @@ def fill_the_disk(broker: EmbeddedBroker, pipe: Connection, kind: str) -> None:
     pipe.send(check(broker.path))
 
 
+@pytest.mark.holds("kill -9", "all queues or none")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_disk_says_so_changes_nothing_and_works_once_there_is_room(path: Path, broker: EmbeddedBroker, kind: str):
     """The disk's place is taken by the greatest size of a file that the process may write."""
@@ -489,6 +491,7 @@ def flip(path: Path, at: int, bit: int) -> None:
         file.write(bytes([value ^ 1 << bit]))
 
 
+@pytest.mark.holds("changed bits")
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 def test_a_flipped_bit_is_never_delivered(path: Path, broker: EmbeddedBroker, compression: str):
     """150 flips anywhere in a payload, padding too: each is named by topic, queue and offsets, whatever is asked for."""

@@ -282,6 +282,7 @@ WITH_RIGHTS_TAKEN = """
 """
 
 
+@pytest.mark.holds("lost rights")
 def test_a_store_whose_rights_are_taken_away_says_which_and_goes_on_when_they_are_back():
     with tempfile.TemporaryDirectory() as above:
         path = Path(above) / "store"
@@ -297,6 +298,7 @@ def test_a_store_whose_rights_are_taken_away_says_which_and_goes_on_when_they_ar
     ]  # fmt: skip
 
 
+@pytest.mark.holds("lost rights")
 def test_a_store_on_a_read_only_file_system_says_so_and_goes_on_when_that_is_writable(tmp_path: Path):
     """In a mount namespace that ends with the process."""
     alone = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--mount", "--map-root-user"]

@@ -120,6 +120,7 @@ def repeated(calls: Sequence[tuple[int, int]]) -> int:
     return len(again)
 
 
+@pytest.mark.holds("executors come and go")
 def test_with_speculation_each_row_is_in_the_sink_once_and_a_listener_is_refused(rig: Rig) -> None:
     speculation = {"spark.speculation": "true", "spark.speculation.quantile": "0.5", "spark.speculation.multiplier": "1.5"}
     with rig.driver(speculation) as driver:
@@ -141,6 +142,7 @@ def test_with_speculation_each_row_is_in_the_sink_once_and_a_listener_is_refused
             rig.listen(driver, query="l", checkpoint="ck-l", group="l")
 
 
+@pytest.mark.holds("executors come and go")
 def test_executors_that_come_back_after_an_idle_time_go_on_under_the_same_locks(rig: Rig) -> None:
     dynamic = {
         "spark.dynamicAllocation.enabled": "true",
@@ -165,6 +167,7 @@ def test_executors_that_come_back_after_an_idle_time_go_on_under_the_same_locks(
         assert len(grants) == QUEUES
 
 
+@pytest.mark.holds("executors come and go")
 def test_a_killed_executors_tasks_run_again_and_each_row_is_in_the_sink_once(rig: Rig) -> None:
     with rig.driver() as driver:
         rig.produce(30)
@@ -182,6 +185,7 @@ def test_a_killed_executors_tasks_run_again_and_each_row_is_in_the_sink_once(rig
         until(lambda: rig.tokens() == 0, "what the killed attempts staged is gone")
 
 
+@pytest.mark.holds("lost executor")
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_listener_sees_the_messages_of_a_killed_executors_tasks_again(shuffle: bool, rig: Rig) -> None:
     """With a shuffle after the listener, also those of tasks that the executor had finished."""
@@ -210,6 +214,7 @@ def test_a_listener_sees_the_messages_of_a_killed_executors_tasks_again(shuffle:
     assert set(again.values()) == {0}
 
 
+@pytest.mark.holds("executors come and go", "lost executor")
 def test_a_decommissioned_executor_finishes_its_task(rig: Rig) -> None:
     with rig.driver({"spark.decommission.enabled": "true"}) as driver:
         rig.points.arm("write", after=20)

@@ -75,6 +75,7 @@ def die_as_tasks(path: Path, count: int) -> None:
         os.waitpid(child, 0)
 
 
+@pytest.mark.holds("no leftovers")
 def test_killed_tasks_leave_no_file(path: Path, broker: EmbeddedBroker, nightly: bool) -> None:
     """A thousand in the long tier."""
     count = 1000 if nightly else 100
@@ -136,6 +137,7 @@ def write_for_ever(path: Path, pipe: Any) -> None:
             pipe.send(number)
 
 
+@pytest.mark.holds("snapshot")
 @pytest.mark.parametrize("linked", [True, False])
 def test_a_copy_of_a_store_in_use_has_what_was_acknowledged_before(
     path: Path, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
@@ -174,6 +176,7 @@ def elsewhere(*_: object) -> None:
     raise OSError(18, "Invalid cross-device link")
 
 
+@pytest.mark.holds("snapshot")
 def test_a_copy_is_a_store_of_its_own_with_groups_and_progress(path: Path, broker: EmbeddedBroker, tmp_path: Path) -> None:
     broker.log.append({QUEUE: rows(["a" * LARGE, "b"])})
     broker.admin.seek("g", {QUEUE: 1})
@@ -193,6 +196,7 @@ def test_a_copy_is_a_store_of_its_own_with_groups_and_progress(path: Path, broke
     assert {file.stat().st_mode & 0o777 for file in copy.rglob("*") if file.is_file()} == {0o600}
 
 
+@pytest.mark.holds("snapshot")
 def test_what_cannot_be_copied_is_refused_and_leaves_no_store(path: Path, broker: EmbeddedBroker, tmp_path: Path) -> None:
     broker.log.append({QUEUE: rows(["a" * LARGE])})
     with refused("STORE.MISSING"):

@@ -225,6 +225,7 @@ def fields_in_use(world: World, folder: Path) -> list[int]:
     return places
 
 
+@pytest.mark.holds("changed bits", "changed body")
 @pytest.mark.timeout(3600)
 def test_a_changed_bit_gives_the_right_answer_or_a_named_error(world: World, folder: Path, nightly: bool):
     random = Random(7)

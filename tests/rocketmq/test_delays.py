@@ -72,6 +72,7 @@ def timed(quick_locks: Cluster) -> Iterator[World]:
         yield made
 
 
+@pytest.mark.holds("delayed rows")
 def test_delayed_rows_come_later_and_the_others_are_there_once_in_order(everywhere: World, peers: Peers) -> None:
     world = everywhere
     ordinary, late = numbered(40), [f"d{number}" for number in range(40)]
@@ -103,6 +104,7 @@ def test_delayed_rows_come_later_and_the_others_are_there_once_in_order(everywhe
         assert not any(name.startswith("OMQ") for name in one.properties)
 
 
+@pytest.mark.holds("delayed rows")
 def test_a_batch_of_delayed_rows_alone_is_known_when_it_comes_again(everywhere: World) -> None:
     world = everywhere
     given = mixed([], ["d0", "d1"], "delay_time_level", 1)
@@ -113,6 +115,7 @@ def test_a_batch_of_delayed_rows_alone_is_known_when_it_comes_again(everywhere: 
     until(lambda: sorted(world.bodies()) == ["d0", "d1", "e1"], "all are there once")
 
 
+@pytest.mark.holds("delayed rows")
 def test_what_the_broker_would_not_delay_as_asked_is_refused_before_anything_is_sent(everywhere: World) -> None:
     world = everywhere
     with pytest.raises(MessageError, match=r"BAD_DELAY.*delay_time_level is 19.*levels 1 to 18"):
@@ -157,6 +160,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.holds("delayed rows")
 @pytest.mark.nightly
 def test_a_killed_attempt_loses_no_delayed_row_and_rows_come_at_their_time(timed: World) -> None:
     due = int(time.time() * 1000) + 3000
@@ -184,6 +188,7 @@ def test_a_killed_attempt_loses_no_delayed_row_and_rows_come_at_their_time(timed
         attempt(timed, mixed([], ["f0"], "deliver_timestamp", due + 1000 * 3600 * 24 * 4), 2)
 
 
+@pytest.mark.holds("delayed by a producer")
 def test_a_producer_and_the_command_delay_messages(timed: World) -> None:
     def bodies() -> list[str]:
         return [body for queue in timed.queues for body in timed.bodies(queue)]

@@ -238,6 +238,7 @@ def test_dead_letters_are_where_rocketmq_looks_for_them(world: World) -> None:
     assert bodies[1:] == [b"body %d" % offset for offset in range(4, 2005)]
 
 
+@pytest.mark.holds("dead letter by condition")
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("lost", ["answer", "request"])
 def test_a_letter_is_there_once_though_an_answer_or_a_request_is_lost(

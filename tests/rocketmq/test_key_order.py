@@ -21,6 +21,7 @@ pytestmark = pytest.mark.spark
 __all__ = ["rig"]
 
 
+@pytest.mark.holds("order per key")
 def test_a_poisoned_key_of_a_java_producer_waits_alone_over_a_restart_and_comes_back_in_order(rig: Rig, peers: Peers) -> None:
     """Three keys in one queue. k0 fails until it is healed, and the query is stopped and started again meanwhile."""
     producer = peers.producer(rig.cluster.address)

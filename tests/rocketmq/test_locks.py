@@ -59,6 +59,7 @@ def quick(quick_locks: Cluster) -> Iterator[World]:
 # -- locks that live 3 s ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.holds("one owner")
 def test_a_renewal_that_comes_too_late_is_a_loss_though_the_broker_grants_it(usual: World) -> None:
     """Trap 11: another may have had the queue meanwhile, and have given it back."""
     groups = usual.broker.groups
@@ -76,6 +77,7 @@ def test_a_renewal_that_comes_too_late_is_a_loss_though_the_broker_grants_it(usu
     assert again.tenure == again.epoch > tokens[0].epoch, "the next owner enters the queue anew"
 
 
+@pytest.mark.holds("shared take-over")
 def test_locks_are_anothers_when_they_were_not_renewed(quick: World) -> None:
     rival = quick.connect()
     began = time.monotonic()
@@ -152,6 +154,7 @@ def test_a_tasks_look_keeps_the_lock_of_a_driver_that_lives(quick: World) -> Non
     assert task.dead_letter(token, letters([3]), [3]) == 1
 
 
+@pytest.mark.holds("stop during a call")
 def test_a_lingering_lock_lives_on_for_strangers_and_not_for_its_own_query(usual: World, quick: World) -> None:
     """RocketMQ's unlockDelay: it is not given back, and its life ends it (60 s, and 3 s)."""
     for world in (usual, quick):
@@ -200,6 +203,7 @@ def run(usual: World) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
+@pytest.mark.holds("killed owner")
 def test_a_restart_after_a_kill_has_its_queues_at_once_and_two_runs_exclude_each_other(
     usual: World, run: subprocess.Popen[str]
 ) -> None:
@@ -243,6 +247,7 @@ def test_a_run_whose_predecessor_is_stuck_waits_for_the_locks_to_end(quick: Worl
 # -- brokers that are killed ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.holds("group offset")
 def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_back(
     usual: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,6 +312,7 @@ def test_a_renewal_never_takes_back_what_is_committed_beside_it(usual: World, mo
     assert groups.offsets(usual.group, [queue]) == {queue: 5}
 
 
+@pytest.mark.holds("one owner")
 def test_a_lock_that_another_got_while_the_broker_was_anew_is_lost(usual: World) -> None:
     me = usual.broker.groups.join("me")
     tokens = usual.lock(usual.broker, me)
@@ -347,6 +353,7 @@ def test_members_and_locks_are_waited_for_while_their_broker_is_away(usual: Worl
         assert them.client_id in [member.client_id for member in joined.result()]
 
 
+@pytest.mark.holds("one owner")
 def test_a_broker_that_was_restarted_gives_nobody_the_queues_of_members_that_have_not_reported_yet(usual: World) -> None:
     other, groups = usual.connect().groups, usual.broker.groups
     me, them = groups.join("me"), other.join("them")

@@ -104,6 +104,7 @@ def changed(cluster: Cluster, position: int) -> Iterator[None]:
             flip()
 
 
+@pytest.mark.holds("foreign answer", "changed body")
 def test_what_changed_on_a_brokers_disk_is_no_row_of_another_queue_and_its_body_can_be_verified(everywhere: World) -> None:
     queue, log = everywhere.queue, everywhere.log
     verifying = log.reading(PullSettings(verify_body_crc=True))

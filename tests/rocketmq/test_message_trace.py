@@ -120,6 +120,7 @@ def joined(traces: Iterator[Trace]) -> Trace:
     return Trace("".join(texts), tuple(sorted({key for some in keys for key in some})))
 
 
+@pytest.mark.holds("message trace")
 def test_traces_are_encoded_as_java_encodes_them(peers: Peers) -> None:
     kinds = peers.rocketmq.common.message.MessageType
     body = b"hello"
@@ -172,6 +173,7 @@ def consume(world: World, listener: Any, traces: str, settings: OrderPerQueue = 
     list(shell.consume(iter([batch]), Consumer(listener, settings, tracing=Tracing(True, traces))))
 
 
+@pytest.mark.holds("message trace")
 def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces: str, peers: Peers) -> None:
     """Beside a Java producer and consumer with the trace of their own, in the same topic."""
     address, reader = world.cluster.address, Reader(peers, world.log, traces)
@@ -240,6 +242,7 @@ def test_a_delayed_row_is_traced_as_one(world: World, traces: str, peers: Peers)
     assert (told[0], told[3], told[4], told[7], told[11]) == ("Pub", "OMQ_SINK", world.topic, "key-a all", "3")
 
 
+@pytest.mark.holds("message trace")
 def test_dead_letters_of_a_traced_listener_are_traced(world: World, traces: str, peers: Peers) -> None:
     """The first one, which goes by way of the retry topic, and another."""
     world.broker.log.append({world.queue: rows("a", "b")})
@@ -252,6 +255,7 @@ def test_dead_letters_of_a_traced_listener_are_traced(world: World, traces: str,
         }  # fmt: skip
 
 
+@pytest.mark.holds("message trace")
 def test_mqadmin_shows_the_traces_in_the_usual_topic(quick_locks: Cluster, peers: Peers) -> None:
     with World(quick_locks, 1) as world:
         world.broker.traced().log.append({world.queue: rows("a")})
@@ -289,6 +293,7 @@ def mqadmin(peers: Peers, *arguments: str) -> str:
 # -- best effort
 
 
+@pytest.mark.holds("message trace")
 def test_a_missing_topic_is_an_error_at_the_start_and_a_warning_later(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(OptionError, match=r"UNSUPPORTED.*no topic 'RMQ_SYS_TRACE_TOPIC'.*traceTopicEnable=true"):
         world.broker.traced()
@@ -306,6 +311,7 @@ def test_a_missing_topic_is_an_error_at_the_start_and_a_warning_later(world: Wor
     assert last.startswith("the traces of 1 messages were not written to topic no-traces: ")
 
 
+@pytest.mark.holds("message trace")
 def test_what_waits_is_bounded_and_what_is_too_much_is_dropped(
     world: World, traces: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -52,6 +52,7 @@ def bodies(broker: Broker, topic: str) -> list[str]:
     return sorted(out)
 
 
+@pytest.mark.holds("namespaces")
 def test_a_query_reads_what_a_java_producer_of_its_namespace_sends_and_a_java_consumer_what_it_writes(
     spark: SparkSession, cluster: Cluster, peers: Peers, inside: Broker, outside: Broker, tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_query_reads_what_a_java_producer_of_its_namespace_sends_and_a_java_co
     assert inside.admin.group_offsets("ns-g").keys() == set(inside.log.queues("ns-in"))
 
 
+@pytest.mark.holds("namespaces")
 def test_a_listener_in_a_namespace_puts_dead_letters_where_its_tools_look(
     spark: SparkSession, cluster: Cluster, inside: Broker, outside: Broker, tmp_path: Path
 ) -> None:
@@ -95,6 +97,7 @@ def test_a_listener_in_a_namespace_puts_dead_letters_where_its_tools_look(
     assert bodies(outside, f"%DLQ%{SPACE}%ns-l") == ["poison"] == bodies(inside, "%DLQ%ns-l")
 
 
+@pytest.mark.holds("namespaces")
 def test_a_java_member_of_the_namespace_and_a_lock_exclude_each_other(
     cluster: Cluster, peers: Peers, inside: Broker, outside: Broker
 ) -> None:

@@ -40,6 +40,7 @@ def everywhere(every_version: Cluster) -> Iterator[World]:
 # --- every version
 
 
+@pytest.mark.holds("sink once")
 def test_a_batch_is_there_once_however_often_it_is_written(everywhere: World) -> None:
     world = everywhere
     names = numbered(200)
@@ -123,6 +124,7 @@ def test_a_batch_over_two_brokers(two_brokers: Cluster, on_two: World, monkeypat
         assert world.bodies(queue)[3000 if queue == world.queue else 0 :] == numbered(40) + numbered(40, 1000)
 
 
+@pytest.mark.holds("out of order")
 @pytest.mark.parametrize("forgotten", [False, True], ids=["known", "forgotten"])
 def test_a_lower_version_for_another_broker_than_the_highest_ones_is_out_of_order(on_two: World, forgotten: bool) -> None:
     """It is refused before any row is sent. If its broker has forgotten the highest version, the rows are named, and sent once."""
@@ -218,6 +220,7 @@ def test_a_run_waits_for_a_task_of_an_earlier_one_that_is_still_at_work(usual: W
 # --- a committed batch with other rows
 
 
+@pytest.mark.holds("changed replay")
 @pytest.mark.parametrize("forgotten", [False, True], ids=["", "bookmarks lost"])
 def test_a_committed_batch_that_comes_again_with_other_rows_is_refused_before_any_is_sent(
     everywhere: World, forgotten: bool

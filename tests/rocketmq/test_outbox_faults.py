@@ -390,6 +390,7 @@ def test_an_attempt_of_a_batch_that_was_committed_meanwhile_sends_nothing(quick:
     assert quick.outbox().publish(quick.batch(), [receipt], skip_differing_replay=True).replayed
 
 
+@pytest.mark.holds("sink once")
 @pytest.mark.usefixtures("small_requests")
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, int(os.environ.get("STORMS", "3"))))]

@@ -66,6 +66,7 @@ CUTS: list[tuple[Callable[[Connection], Path], int]] = [
 ]
 
 
+@pytest.mark.holds("parked once")
 def test_a_message_is_parked_once_though_an_answer_or_a_request_is_lost(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def text_of(path: pathlib.Path) -> str:
     return ""
 
 
+@pytest.mark.holds("parked once")
 def test_a_broker_that_is_killed_between_two_parks_gets_each_message_once(usual: Lots) -> None:
     """It forgets the offsets of its last seconds. The next renewal commits them again, those of the lot, too."""
     assert usual.park(0, 1, 2) == [True] * 3
@@ -156,6 +158,7 @@ def test_another_process_knows_what_is_parked(usual: Lots) -> None:
 # -- what a copy is ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.holds("parked as sent")
 def test_a_copy_has_the_messages_own_key_and_all_that_its_producer_said(usual: Lots) -> None:
     columns = {"tags": ["t", None], "keys": [None, "k"], "sharding_key": ["s", None], "properties": [[("own", "x")], None]}
     begin = usual.log.append({usual.queue: rows([b"\0\xff", b""], **columns)})[usual.queue].begin

@@ -91,6 +91,7 @@ def write(world: World, outbox: Any, number: int) -> None:
     outbox.publish(world.batch(number, job), receipts)
 
 
+@pytest.mark.holds("bounded brokers")
 def test_what_a_sink_leaves_does_not_grow_with_its_batches(usual: World, network: Network) -> None:
     outbox = usual.outbox(network.address)
     # Which batches are committed is in as many numbers as there are slots. The first batches in each slot add them.
@@ -106,6 +107,7 @@ def test_what_a_sink_leaves_does_not_grow_with_its_batches(usual: World, network
     assert taken <= lock_names(network.broker.exchanges, RequestCode.UNLOCK_BATCH_MQ)
 
 
+@pytest.mark.holds("bounded brokers")
 def test_each_query_leaves_a_group_that_the_command_lists_and_deletes(usual: World) -> None:
     def command(*arguments: str) -> list[dict[str, Any]]:
         result = CliRunner().invoke(app, ["group", *arguments, "--namesrv", usual.cluster.address])
@@ -127,6 +129,7 @@ def test_each_query_leaves_a_group_that_the_command_lists_and_deletes(usual: Wor
     assert left(usual) == before
 
 
+@pytest.mark.holds("bounded brokers")
 def test_what_a_group_leaves_does_not_grow_with_its_runs_and_commits(cluster: Cluster) -> None:
     with World(cluster) as sink, group_world.World(cluster) as world:
         found = []

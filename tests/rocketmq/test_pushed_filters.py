@@ -43,6 +43,7 @@ def planned(world: World, *filters: Filter) -> tuple[dict[int, tuple[int, int]],
     )
 
 
+@pytest.mark.holds("pushed filters")
 def test_comparisons_of_queues_offsets_and_times_narrow_the_ranges(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(EACH):
         for queue in world.broker.log.queues(world.topic):

@@ -65,6 +65,7 @@ class Query:
         return self.told_in.read_text().splitlines() if self.told_in.exists() else []
 
 
+@pytest.mark.holds("concurrent listener")
 def test_java_and_spark_share_the_retries_of_a_group(rig: Rig, peers: Peers) -> None:
     """Both refuse each message at first. Whoever has the retry topic's queue gets all that comes back; the other takes it over."""
     rig.topic(4)
@@ -119,6 +120,7 @@ def test_java_and_spark_share_the_retries_of_a_group(rig: Rig, peers: Peers) -> 
     producer.stop()
 
 
+@pytest.mark.holds("quarantine", "concurrent listener")
 def test_a_message_comes_back_and_after_its_retries_it_is_a_dead_letter(rig: Rig) -> None:
     rig.topic()
     until(lambda: len(rig.broker.log.queues(rig.source)) == 1, "the topic is known")

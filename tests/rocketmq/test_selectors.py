@@ -68,6 +68,7 @@ def found(broker: Broker, topic: str) -> dict[str, tuple[int, str | None]]:
     return out
 
 
+@pytest.mark.holds("same key, same queue")
 def test_a_key_of_each_type_goes_where_javas_hash_sends_it(
     spark: SparkSession, cluster: Cluster, broker: Broker, java: Producer
 ) -> None:

@@ -83,6 +83,7 @@ def spoiler(address: str, topic: str, flag: str) -> Callable[[Iterator[pa.Record
     return spoil
 
 
+@pytest.mark.holds("sink once")
 @pytest.mark.parametrize("selector", ["hash", "random"])
 def test_a_batch_that_comes_again_with_keyless_rows_in_another_order_is_there_once(
     spark: SparkSession, cluster: Cluster, broker: Broker, tmp_path: Path, selector: str
@@ -130,6 +131,7 @@ def file_job(cores: int, address: str, topic: str, folder: Path) -> subprocess.P
         return subprocess.Popen(command, cwd=ROOT, stdout=errors, stderr=errors, start_new_session=True)
 
 
+@pytest.mark.holds("sink once")
 def test_a_killed_query_that_goes_on_with_more_cores_writes_each_row_once(
     spark: SparkSession, quick_locks: Cluster, tmp_path: Path
 ) -> None:
@@ -220,6 +222,7 @@ def test_rows_without_the_key_column_are_refused_and_null_keys_and_lists_of_tags
     assert sum(counts(broker, "unkeyed")) == 20
 
 
+@pytest.mark.holds("delayed rows")
 def test_delayed_rows_go_to_the_queue_of_their_key_and_need_a_word_where_keys_have_an_order(
     spark: SparkSession, cluster: Cluster, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -195,6 +195,7 @@ def test_sql_that_is_none_is_refused_when_the_query_is_planned(rig: Rig, kind: s
     assert rig.group not in rig.broker.admin.groups(), "nothing was done before"
 
 
+@pytest.mark.holds("agreement")
 def test_a_query_that_filters_otherwise_than_a_java_member_of_its_group_is_refused(rig: Rig) -> None:
     """A heartbeat replaces the filter of the whole group: the member's messages would be filtered by what this query says."""
     rig.topic()
@@ -261,6 +262,7 @@ def remake(rig: Rig, first: int, count: int) -> None:
     rig.fill(first, count)
 
 
+@pytest.mark.holds("named loss")
 @pytest.mark.parametrize("count", [5, 100])
 def test_a_topic_that_was_made_anew_is_noticed_at_the_restart(rig: Rig, count: int) -> None:
     """Also where it has more messages by now than were read of the former one."""
@@ -411,6 +413,7 @@ def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: R
     assert rig.batch(startingOffsets=json.dumps({rig.source: {queue.broker_name: {"0": 4}}})) == [4, 5, 6, 7]
 
 
+@pytest.mark.holds("other encodings")
 def test_texts_that_are_not_utf_8_are_what_a_java_consumer_sees_and_go_where_its_producer_sends_them(
     rig: Rig, peers: Peers
 ) -> None:
@@ -507,6 +510,7 @@ def test_messages_that_were_deleted_by_age_under_a_query_are_a_named_error_or_co
         assert int(said[2]) == int(said[1]) - 9
 
 
+@pytest.mark.holds("stop at a boundary")
 def test_a_query_that_was_asked_to_stop_commits_and_gives_its_queues_back_at_once(rig: Rig) -> None:
     rig.topic(2)
     rig.fill(0, 10)

@@ -123,6 +123,7 @@ def in_order(bodies: dict[int, list[str]], count: int) -> None:
     assert all(len(found) == 1 for found in queues.values())
 
 
+@pytest.mark.holds("queue order", "same key, same queue")
 def test_events_of_a_java_producer_come_out_once_in_the_same_queues_and_order(everywhere: Rig, peers: Peers) -> None:
     rig, send = everywhere, sender(peers, everywhere.address)
     source, target = rig.topic("in"), rig.topic("out")
@@ -171,6 +172,7 @@ def test_a_batch_read_takes_what_is_there_and_moves_nothing(rig: Rig, send: Any)
     assert {row.sharding_key for row in rows} == {f"key-{n}" for n in range(7)}
 
 
+@pytest.mark.holds("exclusive")
 def test_a_second_exclusive_query_and_a_java_member_are_refused_by_name(
     rig: Rig, send: Any, peers: Peers, cluster: Cluster
 ) -> None:
@@ -184,6 +186,7 @@ def test_a_second_exclusive_query_and_a_java_member_are_refused_by_name(
     consumer.stop()
 
 
+@pytest.mark.holds("hand-over")
 def test_a_java_consumer_and_a_shared_query_split_a_topic_and_hand_its_queues_over(
     rig: Rig, send: Any, peers: Peers, cluster: Cluster
 ) -> None:
@@ -208,6 +211,7 @@ def test_a_java_consumer_and_a_shared_query_split_a_topic_and_hand_its_queues_ov
     assert len(consumer.received) > 0
 
 
+@pytest.mark.holds("orderly listener")
 def test_the_orderly_listener_puts_a_poison_message_where_rocketmqs_tools_look(rig: Rig, send: Any) -> None:
     source = rig.topic("in", 1)
     send(source, range(5))
@@ -253,6 +257,7 @@ def test_a_row_that_meets_the_condition_is_one_dead_letter_though_its_batch_is_r
     until(lambda: rig.bodies(f"%DLQ%{rig.group}") == {0: ["2:2"]}, "the dead letter is there", 30.0)
 
 
+@pytest.mark.holds("source to sink once")
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_demo_runs_on_a_cluster_and_its_audit_finds_nothing(quick_locks: Cluster, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def read(broker: Broker, topic: str) -> list[dict[str, Any]]:
     return out
 
 
+@pytest.mark.holds("workers without a shared disk")
 @pytest.mark.timeout(1500)
 def test_workers_in_folders_of_their_own_share_the_queues_and_replace_one_another(
     standalone: Standalone, quick_locks: Cluster, tmp_path: Path

@@ -42,6 +42,7 @@ def static_topic(cluster: Cluster, peers: Peers) -> Iterator[Broker]:
         yield broker
 
 
+@pytest.mark.holds("static topics")
 @pytest.mark.parametrize(
     "use",
     [

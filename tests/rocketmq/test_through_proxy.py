@@ -72,6 +72,7 @@ def rig(
         yield made
 
 
+@pytest.mark.holds("through a Proxy")
 def test_a_query_reads_and_writes_through_a_proxy_and_goes_on_there_after_a_restart(
     rig: Rig, newest: Cluster, proxy: ProxyServer, peers: Peers
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_query_reads_and_writes_through_a_proxy_and_goes_on_there_after_a_rest
     in_order(bodies(rig.broker, target), 400)
 
 
+@pytest.mark.holds("backlog through a Proxy")
 def test_a_backlog_is_read_through_a_proxy_without_a_pull_that_waits_for_its_timeout(
     direct: Broker, through: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_listener_puts_a_poison_message_aside_through_a_proxy(rig: Rig, direct
     assert [texts for texts in bodies(direct, f"%DLQ%{rig.group}").values() if texts] == [["poison"]]
 
 
+@pytest.mark.holds("features through a Proxy")
 def test_a_connection_with_tls_reads_writes_and_locks_through_a_proxy(direct: Broker, proxy: ProxyServer) -> None:
     direct.admin.create_topic("encrypted", 2)
     queue = direct.log.queues("encrypted")[0]
@@ -156,6 +159,7 @@ def test_a_connection_with_tls_reads_writes_and_locks_through_a_proxy(direct: Br
     assert error.value.sub == RocketMQCondition.TLS, "nobody vouches for the certificate that it made up"
 
 
+@pytest.mark.holds("features through a Proxy")
 def test_a_message_is_parked_through_a_proxy_where_the_parking_lot_exists(
     newest: Cluster, direct: Broker, through: Broker
 ) -> None:
@@ -175,6 +179,7 @@ def test_a_message_is_parked_through_a_proxy_where_the_parking_lot_exists(
     assert direct.groups.offsets("parker-there", [queue, lot]) == {queue: 2, lot: 2}
 
 
+@pytest.mark.holds("features through a Proxy")
 def test_a_member_that_reads_retries_makes_the_retry_topic_through_a_proxy_and_sends_messages_back(
     newest: Cluster, direct: Broker, through: Broker
 ) -> None:
@@ -343,6 +348,7 @@ REFUSED: dict[str, Callable[[Broker, str], object]] = {
 }
 
 
+@pytest.mark.holds("through a Proxy")
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_a_proxy_does_not_pass_on_is_refused_by_name_and_changes_nothing(
     what: str, direct: Broker, through: Broker, refused: str

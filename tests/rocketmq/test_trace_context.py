@@ -52,6 +52,7 @@ def listener(address: str, topic: str, spans: str) -> type:
     return Listener
 
 
+@pytest.mark.holds("trace context")
 @pytest.mark.nightly
 def test_one_trace_from_java_over_spark_to_java(rig: Rig, peers: Peers) -> None:
     source, target, traces = (rig.topic(name, 1) for name in ("in", "out", "traces"))

@@ -28,6 +28,7 @@ def world(two_brokers: Cluster) -> Iterator[World]:
         yield made
 
 
+@pytest.mark.holds("web page live")
 def test_owners_hand_overs_messages_letters_and_parked_keys_are_shown_and_mended(world: World) -> None:
     group, topic, broker = world.group, world.topic, world.broker
     for queue in world.queues:

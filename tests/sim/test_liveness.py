@@ -110,6 +110,7 @@ def end_in_a_batch(group: Group, query: Query) -> float:
     return UNLOCK_DELAY + TICK
 
 
+@pytest.mark.holds("shared take-over")
 @pytest.mark.parametrize("ends", [end_idle, kill_the_runner, kill_the_driver, pause, end_in_a_batch])
 def test_the_queues_of_who_is_gone_have_an_owner_in_time_and_no_other_moves(
     group: Group, ends: Callable[[Group, Query], float]

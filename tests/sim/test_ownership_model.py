@@ -23,6 +23,7 @@ def _without_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.holds("former run")
 @pytest.mark.parametrize(
     ("fenced", "shared", "atomic"),
     [

@@ -57,6 +57,7 @@ def end_locks(rig: Rig) -> None:
     rig.released()
 
 
+@pytest.mark.holds("dead letter by condition")
 def test_rows_that_do_not_decode_become_dead_letters_once_and_the_others_pass_in_order(rig: Rig) -> None:
     fill(rig)
     why = sql.concat(sql.lit("not an order: "), sql.col("order._corrupt_record"))

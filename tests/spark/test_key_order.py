@@ -58,6 +58,7 @@ def committed(rig: Rig) -> int:
     return rig.broker.groups.offsets("g", queues).get(queues[0], 0)
 
 
+@pytest.mark.holds("parked key returns")
 def test_a_poisoned_key_waits_alone_comes_back_by_itself_and_is_never_overtaken(rig: Rig) -> None:
     """Ten keys in one queue. k0-0 fails until it is healed; messages of all keys are added meanwhile."""
     rig.topic("in", 1, rows=20)
@@ -93,6 +94,7 @@ def test_a_poisoned_key_waits_alone_comes_back_by_itself_and_is_never_overtaken(
     assert {row.sharding_key for row in parked.values()} == {"k0-0"}
 
 
+@pytest.mark.holds("concurrent listener")
 def test_what_fails_without_order_comes_back_alone(rig: Rig) -> None:
     rig.topic("in", 1, rows=10)
     path = str(rig.folder / "heard")

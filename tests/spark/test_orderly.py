@@ -61,6 +61,7 @@ def writing(rig: StoreRig, answer: Callable[[Sequence[Any], ConsumeOrderlyContex
     return listener
 
 
+@pytest.mark.holds("orderly listener")
 def test_a_poison_message_is_retried_put_aside_with_its_origin_and_only_then_the_queue_goes_on(rig: Rig, heard: Any) -> None:
     rig.topic("in", 1, rows=5)
 
@@ -91,6 +92,7 @@ def test_what_cannot_be_consumed_orderly_is_refused_by_name(rig: Rig) -> None:
         run(rig, lambda messages, context: SUCCESS, max_reconsume_times=-2)
 
 
+@pytest.mark.holds("lost executor")
 def test_with_speculation_listeners_and_dead_letter_are_refused_at_once(rig: Rig) -> None:
     rig.topic("in", 1, rows=2)
     rows = rig.stream(topic="in", consumerGroup="g", parkingLot="true")
@@ -114,6 +116,7 @@ def test_with_speculation_listeners_and_dead_letter_are_refused_at_once(rig: Rig
     assert consume_orderly(rows, lambda messages, context: SUCCESS).columns[-1] == "due_timestamp"
 
 
+@pytest.mark.holds("stop during a call")
 def test_stop_during_a_listeners_work_lets_no_other_owner_in_before_it_returned_or_the_unlock_delay_passed(
     rig: Rig, heard: Any
 ) -> None:

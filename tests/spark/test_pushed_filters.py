@@ -59,6 +59,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.holds("pushed filters")
 def test_queries_over_one_view_have_their_own_rows_with_pushing_on(rig: Rig, pushing: SparkSession) -> None:
     pushing.sql(f"CREATE TEMPORARY VIEW pushed USING orderedmq OPTIONS (path '{rig.path}', topic 'in')")
     assert queries(pushing, "pushed") == RIGHT

@@ -53,6 +53,7 @@ def in_order(rig: StoreRig) -> None:
             last[key] = int(number)
 
 
+@pytest.mark.holds("hand-over")
 def test_queries_divide_the_queues_and_hand_them_over_without_loss_or_repeat(shared: Rig) -> None:
     first = start(shared, "one")
     fill(shared, 0, 80)

@@ -34,6 +34,7 @@ def java_hash(text: str) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
+@pytest.mark.holds("same key, same queue")
 def test_a_key_goes_to_the_queue_that_javas_selector_chooses(rig: Rig) -> None:
     rig.topic("out", 4)
     save(rig, events(rig).drop("id").coalesce(1), topic="out")
@@ -44,6 +45,7 @@ def test_a_key_goes_to_the_queue_that_javas_selector_chooses(rig: Rig) -> None:
         assert bodies == sorted(bodies, key=int)
 
 
+@pytest.mark.holds("same key, same queue")
 def test_a_key_that_is_a_number_goes_where_a_java_producer_of_that_type_sends_it(rig: Rig) -> None:
     # The hash of -1 is 0 as a Long, -1 as an Integer, and 1444 as a String.
     for name, kind, given, queues in (

@@ -45,6 +45,7 @@ def test_a_users_schema_chooses_columns_and_their_order(rig: Rig) -> None:
     assert read.count() == 10
 
 
+@pytest.mark.holds("queue order")
 def test_one_queue_is_one_partition_in_offset_order(rig: Rig) -> None:
     rig.topic("in", 3, rows=3000)
     parts = rig.batch(topic="in").rdd.glom().collect() if hasattr(rig.spark, "sparkContext") else []

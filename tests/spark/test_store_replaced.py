@@ -28,6 +28,7 @@ def fails(query: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.holds("replaced store")
 def test_a_query_that_writes_fails_by_name_when_its_store_is_replaced(rig: Rig) -> None:
     rig.topic("out", 2)
     landing = rig.folder / "landing"

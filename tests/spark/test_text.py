@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
@@ -47,6 +48,7 @@ def test_bytes_are_the_text_that_the_jvm_makes_of_them(spark: SparkSession) -> N
         assert str(string(data, "UTF-8")) == text_of(data), data
 
 
+@pytest.mark.holds("other encodings")
 def test_a_message_goes_from_source_to_sink_and_to_the_queue_of_the_key_that_java_sees(rig: Rig) -> None:
     fill(rig)
     rig.run(rig.stream(topic="in", consumerGroup="g", includeProperties="true"), topic="out", topicQueueNums=5)
@@ -60,6 +62,7 @@ def test_a_message_goes_from_source_to_sink_and_to_the_queue_of_the_key_that_jav
     assert [row[:3] for row in again] == [(b"\x01", "k\ufffd", "\ufffd")]
 
 
+@pytest.mark.holds("other encodings")
 def test_a_listener_gets_such_a_message_and_can_give_it_up(rig: Rig) -> None:
     fill(rig)
 

@@ -86,6 +86,7 @@ def client(file: File, broker: Broker) -> Iterator[Client]:
         yield made
 
 
+@pytest.mark.holds("renewed account")
 def test_a_refused_request_is_sent_again_with_the_new_account(client: Client, broker: Broker, file: File) -> None:
     assert client.call_address(broker.peer.address, max_offset(QUEUE), soon()) == 7
     broker.allowed = NEW

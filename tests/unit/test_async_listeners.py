@@ -79,6 +79,7 @@ def by_key(listener: Any, **settings: Any) -> Consumer:
 # -- order ------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.holds("async listener")
 def test_a_thousand_calls_await_at_once_in_one_thread_each_of_another_key(rig: Rig) -> None:
     listener = Await()
     rig.send(*(f"k{number % MANY}" for number in range(2 * MANY + 7)))
@@ -145,6 +146,7 @@ class Storm:
             await asyncio.sleep(self.random.choice(self.naps))
 
 
+@pytest.mark.holds("async listener")
 @pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.nightly), pytest.param(4, marks=pytest.mark.nightly)])
 def test_each_key_keeps_its_order_whatever_fails_and_wherever_a_task_is_cut_off(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -258,6 +260,7 @@ def release(rig: Rig, listener: Await, key: str, others: int) -> None:
     listener.acts[key] = lose
 
 
+@pytest.mark.holds("lost lock")
 @pytest.mark.parametrize("attempts", [2, 1], ids=["noticed before a retry", "noticed when a message is parked"])
 def test_after_a_lost_lock_calls_that_await_are_cut_off_and_the_task_fails_when_they_have_ended(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, attempts: int
@@ -276,6 +279,7 @@ def test_after_a_lost_lock_calls_that_await_are_cut_off_and_the_task_fails_when_
     assert rig.lying() == {}
 
 
+@pytest.mark.holds("lost lock")
 def test_a_lost_lock_is_noticed_while_all_calls_await(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orderedmq.listening.engine.HOLDER_TRUST", 0.05)
     listener = Await()

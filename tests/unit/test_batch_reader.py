@@ -198,6 +198,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_a_named_error(
     assert set(map(str, found[:-1])) == {"ORDEREDMQ_TOPIC.MISSING", "ORDEREDMQ_DATA_LOSS.QUEUE_DELETED"}, found
 
 
+@pytest.mark.holds("named loss")
 def test_offsets_that_aged_out_are_an_error_or_a_counted_warning(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     produce(broker, 30, 10)
     trim(broker, 30)

@@ -48,6 +48,7 @@ def test_the_brokers_behind_a_proxy_are_those_of_a_topic_that_all_have(answer: i
     assert ask.asked == [RequestCode.GET_ROUTEINFO_BY_TOPIC]
 
 
+@pytest.mark.holds("through a Proxy")
 @pytest.mark.parametrize(
     "error",
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.offsets import Checkpoint
@@ -59,6 +61,7 @@ def test_locks_are_renewed_and_asked_for_without_companions() -> None:
     assert made.boundary(Checkpoint(), Q) == []
 
 
+@pytest.mark.holds("lot follows its queue")
 def test_a_hand_over_takes_the_companion_along() -> None:
     made = began(Policy.HAND_OVER)
     made.strategy = lambda queues, members: [Q[1]]

@@ -194,6 +194,7 @@ def test_messages_out_of_order_are_refused() -> None:
         engine.put([Message(4, None)])
 
 
+@pytest.mark.holds("concurrent listener")
 @given(
     seed=st.integers(0, 2**32),
     coming=st.integers(0, 60),

@@ -96,6 +96,7 @@ def test_the_rows_of_several_queues_in_one_batch_go_under_the_lock_of_each(world
     assert [(body, offset) for body, _, offset, _ in world.letters()] == [(b"0:0", 0), (b"1:3", 3), (b"1:5", 5)]
 
 
+@pytest.mark.holds("dead letter by condition")
 def test_an_owner_that_lost_its_queue_stores_nothing_and_lets_nothing_pass(world: World) -> None:
     stale = world.tokens[0]
     world.broker.groups.unlock([stale])

@@ -96,6 +96,7 @@ def test_delays_collide_with_order_unless_the_user_says_that_they_have_none(colu
     assert plan(KEY) == ()
 
 
+@pytest.mark.holds("delayed rows")
 def test_the_embedded_broker_refuses_the_columns_by_name() -> None:
     for column in (LEVEL, TIME):
         with pytest.raises(OptionError, match=rf"UNSUPPORTED.*{column[0]}.*embedded broker.*namesrvAddr"):
@@ -368,6 +369,7 @@ def test_a_producer_delays_all_rows_of_a_call() -> None:
     assert [row.get("deliver_timestamp") for row in found] == [None, None, at(NOW), at(NOW)]
 
 
+@pytest.mark.holds("delayed by a producer")
 @pytest.mark.parametrize(
     ("rows", "more", "error", "says"),
     [
@@ -418,6 +420,7 @@ def test_the_embedded_broker_refuses_a_producers_delay_by_name(tmp_path: pathlib
 # --- the command
 
 
+@pytest.mark.holds("delayed by a producer")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

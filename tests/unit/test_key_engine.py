@@ -210,6 +210,7 @@ class World:
             assert (offset in self.final) != (offset in parked), offset
 
 
+@pytest.mark.holds("order per key")
 @examples(3)
 @given(
     seed=st.integers(0, 2**32),

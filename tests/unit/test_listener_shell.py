@@ -171,6 +171,7 @@ def test_a_poisoned_key_is_parked_with_what_follows_it_and_comes_back_in_order_w
     assert rig.lying() == {}
 
 
+@pytest.mark.holds("waits of a key")
 def test_each_time_a_key_fails_it_waits_longer_until_its_head_is_a_dead_letter_and_it_goes_on(rig: Rig) -> None:
     rig.send("bad", "bad")
     waits: list[list[tuple[Any, ...]]] = []
@@ -292,6 +293,7 @@ def test_a_key_that_is_not_due_is_moved_behind_as_it_is_when_its_lot_is_planned(
     assert rig.lying() == {"b": [2]}
 
 
+@pytest.mark.holds("waits of a key")
 def test_with_hold_a_key_stays_parked_until_somebody_releases_it_and_drop_drops_it(rig: Rig) -> None:
     rig.send("a", "a", "b")
     rig.run(rig.by_key(bad("a", "b"), max_reconsume_times=0, on_exhausted="hold"))
@@ -304,6 +306,7 @@ def test_with_hold_a_key_stays_parked_until_somebody_releases_it_and_drop_drops_
     ]  # fmt: skip
 
 
+@pytest.mark.holds("repeat knows what was parked")
 def test_a_repeat_honours_what_its_first_attempt_parked_and_parks_nothing_twice(rig: Rig) -> None:
     rig.send("a", "b", "a", "c")
     first = rig.run(rig.by_key(bad("a", "b")), commit=False)
@@ -317,6 +320,7 @@ def test_a_repeat_honours_what_its_first_attempt_parked_and_parks_nothing_twice(
     assert rig.lying() == {"a": [0, 2, 4], "b": [1]}
 
 
+@pytest.mark.holds("repeat knows what was parked")
 def test_a_repeat_of_a_planned_lot_honours_what_was_parked_again(rig: Rig) -> None:
     rig.send("a", "b")
     rig.run(rig.by_key(bad("a", "b")))
@@ -334,6 +338,7 @@ def test_a_repeat_of_a_planned_lot_honours_what_was_parked_again(rig: Rig) -> No
     assert end == 3
 
 
+@pytest.mark.holds("full lot")
 def test_a_full_lot_is_a_warning_and_the_key_is_tried_again(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.send("a", "a")
     rig.room = 1
@@ -504,6 +509,7 @@ def test_a_task_that_is_closed_does_not_wait_for_its_threads_and_starts_no_call(
     watch.join()
 
 
+@pytest.mark.holds("lost lock")
 def test_after_a_lost_lock_no_call_starts_those_under_way_are_waited_for_and_the_task_fails(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

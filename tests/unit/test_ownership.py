@@ -630,6 +630,7 @@ def test_two_queries_of_a_group_process_every_queue_in_order(shared, atomic):
     run_state_machine_as_test(machine(shared=shared, atomic=atomic), settings=how)
 
 
+@pytest.mark.holds("no overtaking")
 @KINDS
 def test_two_queries_process_every_queue_in_order_in_many_random_walks(shared, atomic):
     kind = machine(shared=shared, atomic=atomic)

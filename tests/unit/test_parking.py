@@ -55,6 +55,7 @@ def test_a_name_that_no_topic_may_have_is_refused_with_what_to_do() -> None:
     assert len(parked_topic("g" * 60, "t" * 58)) == 127
 
 
+@pytest.mark.holds("waits of a key")
 def test_retries_come_at_the_delay_levels_of_rocketmqs_concurrent_consumer() -> None:
     assert [delay(puts) for puts in range(4)] == [10, 30, 60, 120]
     assert delay(15) == delay(1000) == 7200

@@ -159,6 +159,7 @@ def test_lots_are_read_with_the_settings_of_the_query_as_messages_are(broker: Br
     assert all(isinstance(log, Named) for log in logs)
 
 
+@pytest.mark.holds("parked key returns")
 def test_an_idle_query_looks_again_when_a_key_is_due_and_not_before(
     broker: Broker, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +243,7 @@ def test_a_run_with_available_now_reads_what_was_due_when_it_began(broker: Broke
         assert later.batch() == ((2, 2), (0, 1))
 
 
+@pytest.mark.holds("full lot")
 def test_while_a_lot_is_full_no_more_of_its_queue_is_read(
     broker: Broker, clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -287,6 +289,7 @@ def test_a_batch_that_was_logged_without_parking_lots_is_repeated_with_them(brok
         assert run.batch() is None
 
 
+@pytest.mark.holds("unread lot")
 def test_a_query_without_parking_lots_is_refused_while_something_is_parked(broker: Broker) -> None:
     produce(broker, "a")
     run = Run(broker)
@@ -302,6 +305,7 @@ def test_a_query_without_parking_lots_is_refused_while_something_is_parked(broke
         other.latestOffset({}, ReadAllAvailable())
 
 
+@pytest.mark.holds("no silent loss of parked messages")
 def test_a_lot_is_read_by_its_groups_query_and_by_batches_alone(broker: Broker) -> None:
     """A stream of the group would move the offset that says what is parked; the messages would be lost."""
     produce(broker, "a", "b")

@@ -60,6 +60,7 @@ def fitting(messages: Sequence[Message], comparisons: Sequence[Comparison]) -> l
 QUEUES = st.builds(MessageQueue, st.sampled_from(["a", "b", "ä"]), st.just("embedded"), st.integers(0, 2))
 
 
+@pytest.mark.holds("pushed filters")
 @given(COMPARISONS, QUEUES, st.integers(0, 3), st.lists(st.integers(0, 10), max_size=10).map(sorted))
 def test_no_message_that_fits_is_left_out(
     comparisons: list[Comparison], queue: MessageQueue, first: int, times: list[int]
@@ -85,6 +86,7 @@ def disordered(draw: st.DrawFn) -> tuple[list[int], int]:
     return times, slack
 
 
+@pytest.mark.holds("pushed filters")
 @examples(6)
 @given(disordered(), st.lists(compared("store_timestamp", st.integers(0, 8)), min_size=1, max_size=2), st.integers(0, 12))
 def test_a_clock_that_goes_back_by_no_more_than_the_slack_leaves_no_message_out(

@@ -143,6 +143,7 @@ CASES: dict[str, tuple[list[Filter], Callable[[dict[str, Any]], bool], int]] = {
 }  # fmt: skip
 
 
+@pytest.mark.holds("pushed filters")
 @pytest.mark.parametrize("case", CASES)
 def test_the_rows_that_fit_are_read_and_the_chunks_of_others_are_not(
     case: str, store: str, chunks_read: set[tuple[MessageQueue, int]]

@@ -71,6 +71,7 @@ def stored(rig: Rig) -> list[int | None]:
 # -- order per queue --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.holds("final dead letter")
 def test_a_listener_of_a_queue_does_not_get_what_a_killed_attempt_gave_up_and_the_queue_goes_on(rig: Rig) -> None:
     rig.send(*"aaaa")
     with pytest.raises(Killed):
@@ -197,6 +198,7 @@ def test_letters_that_were_stored_without_an_answer_commit_nothing_that_the_list
 # -- order per key, and no order --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.holds("final dead letter")
 def test_a_listener_of_a_key_does_not_get_what_a_killed_attempt_gave_up_and_the_key_goes_on(rig: Rig) -> None:
     rig.send("a", "a", "b", "a")
     with pytest.raises(Killed):
@@ -251,6 +253,7 @@ def test_a_letter_whose_message_is_parked_again_is_told_when_that_place_is_plann
     assert (rig.heard, rig.lying()) == ([[1]], {})
 
 
+@pytest.mark.holds("final dead letter")
 def test_without_order_a_listener_does_not_get_what_a_killed_attempt_gave_up(rig: Rig) -> None:
     rig.send("a", "a", "b")
     with pytest.raises(Killed):
@@ -268,6 +271,7 @@ def test_without_order_a_listener_does_not_get_what_a_killed_attempt_gave_up(rig
 # -- rows that meet a condition ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.holds("final dead letter")
 def test_a_row_that_a_killed_attempt_put_aside_does_not_pass_though_it_meets_the_condition_no_more(rig: Rig) -> None:
     rig.send(*"abcd")
 
@@ -285,6 +289,7 @@ def test_a_row_that_a_killed_attempt_put_aside_does_not_pass_though_it_meets_the
 # -- operators --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.holds("final dead letter")
 @pytest.mark.parametrize("order", ["queue", "key"])
 def test_letters_that_were_sent_again_before_the_range_is_repeated_are_processed_once(rig: Rig, order: str) -> None:
     """The letter's message comes behind the others; the message at its former place does not come too."""

@@ -166,6 +166,7 @@ def test_letters_that_are_chosen_wrongly_are_refused(
 # -- what is sent once
 
 
+@pytest.mark.holds("replay once")
 def test_a_letter_is_sent_once_whichever_replay_sent_it_until_somebody_seeks_back(run: Run, broker: Broker) -> None:
     give_up(broker, ORDERS)
     to = ["--to-topic", "b"]
@@ -177,6 +178,7 @@ def test_a_letter_is_sent_once_whichever_replay_sent_it_until_somebody_seeks_bac
     assert run("dlq", "replay", "g", "--all", *to)[0]["replayed"] == 5
 
 
+@pytest.mark.holds("replay once")
 def test_a_replay_of_chosen_letters_that_was_killed_repeats_its_last_step_only(
     run: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +237,7 @@ ENGINES = {
 }
 
 
+@pytest.mark.holds("quarantine")
 @pytest.mark.parametrize("order", ENGINES)
 def test_a_message_that_is_given_up_again_after_each_replay_is_in_quarantine(tmp_path: Path, run: Run, order: str) -> None:
     """Its count goes through the listener, the parking lot, the dead letter and the replay, though the listener does not read properties."""

@@ -115,6 +115,7 @@ def happen(store: Store, token: LockToken, steps: tuple[str, ...]) -> None:
                 store.reset += 1
 
 
+@pytest.mark.holds("other sinks", "shared other sinks")
 @pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
 @pytest.mark.parametrize("entered", [False, True], ids=["continued", "entered"])
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def test_options_that_make_no_sense_are_refused(given: dict[str, str], streaming
         SourceOptions.parse(given, streaming=streaming)
 
 
+@pytest.mark.holds("members agree on retries")
 @pytest.mark.parametrize(
     ("mine", "theirs", "says"),
     [
@@ -91,6 +92,7 @@ LOCKED = (
 )
 
 
+@pytest.mark.holds("members agree on retries")
 @pytest.mark.parametrize(
     ("orderly", "mine", "agrees"),
     [

@@ -378,6 +378,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "time", time)
 
 
+@pytest.mark.holds("sink once", "dead letter by condition")
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("user", USERS)
 @given(seed=st.integers(0, 2**62))

@@ -114,6 +114,7 @@ def test_a_look_behind_one_request_reads_nothing_ahead() -> None:
     assert (broker.writes, broker.reads) == (0, 2)
 
 
+@pytest.mark.holds("foreign answer")
 @pytest.mark.parametrize("fault", ["late", "messages of another queue", "messages of another topic"])
 def test_after_a_fault_pairs_are_left_to_the_usual_pull(fault: str) -> None:
     broker = StampedBroker(list(requests(random.Random(1), 20, own=True)))

@@ -87,6 +87,7 @@ def scenario(draw: random.Random) -> None:
     assert there == Counter(name for names in sent.values() for name in names)
 
 
+@pytest.mark.holds("out of order")
 @examples(2)
 @given(st.integers(0, 2**62))
 def test_batches_in_any_order_are_there_once_or_refused_whatever_a_killed_broker_forgot(seed: int) -> None:

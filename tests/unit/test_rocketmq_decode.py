@@ -232,6 +232,7 @@ def test_plain_groups_take_the_fast_way(messages: list[Stored], size: int, colum
     assert same(responses(messages, size), Wanted(QUEUE, columns, 0, MAX_OFFSET, frozenset(), True))
 
 
+@pytest.mark.holds("foreign answer")
 @RELAXED
 @given(
     st.lists(st.one_of(PLAIN, PLAIN, ODD), max_size=40),
@@ -440,6 +441,7 @@ def test_trap_14_an_empty_value_is_no_value() -> None:
     assert batch.to_pylist() == [{"tags": None, "keys": "k"}] * 60
 
 
+@pytest.mark.holds("changed body")
 @pytest.mark.parametrize("change", [{}, {"sys_flag": 0x201}, {"body": inner((b"a", b""), (b"b", b"")), "sys_flag": INNER}])
 def test_trap_15_rows_end_before_a_wrong_checksum_if_it_is_verified(change: dict[str, Any]) -> None:
     messages = [usual(number) for number in range(60)]

@@ -465,6 +465,7 @@ def test_members_that_a_restarted_broker_has_forgotten_are_members_unless_their_
     assert roster.ids("g", ["h:1"], 30.0) == sorted([former[0], again[1]]), "the second one is gone for good"
 
 
+@pytest.mark.holds("one owner")
 def test_members_are_counted_through_a_second_restart_of_a_broker_and_no_longer_than_they_trust_a_lock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

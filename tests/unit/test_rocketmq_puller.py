@@ -688,6 +688,7 @@ FOREIGN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.holds("foreign answer")
 @pytest.mark.parametrize("what", FOREIGN)
 @pytest.mark.parametrize("count", [1, 32, 320], ids=["one message", "one answer", "many answers"])
 def test_a_message_of_another_queue_is_an_error_and_never_a_row(count: int, what: str) -> None:
@@ -711,6 +712,7 @@ def test_a_message_of_another_queue_is_an_error_and_never_a_row(count: int, what
     assert everything(puller, 10) == list(range(10, 330))
 
 
+@pytest.mark.holds("foreign answer")
 @pytest.mark.parametrize("offset", [9, 42])
 def test_a_message_of_another_queue_beyond_what_was_requested_is_an_error_as_well(broker: FakeBroker, offset: int) -> None:
     """It would be taken for a message that is missing, which failOnDataLoss=false would skip."""
@@ -740,6 +742,7 @@ def test_a_message_of_another_queue_does_not_tell_whether_a_topic_is_the_same(br
         position_of(client, "g", QUEUE, 20)
 
 
+@pytest.mark.holds("changed body")
 @pytest.mark.parametrize("sys_flag", [0, 1, 0x101, 0x201], ids=["plain", "zlib", "lz4", "zstd"])
 @pytest.mark.parametrize("count", [32, 320], ids=["one answer", "many answers"])
 def test_rows_end_before_a_body_whose_checksum_is_wrong_if_that_is_verified(count: int, sys_flag: int) -> None:

@@ -92,6 +92,7 @@ def read_all(cluster: Cluster, most: int = 2000) -> list[int]:
         return found
 
 
+@pytest.mark.holds("backlog through a Proxy")
 @pytest.mark.parametrize("copies", [20, 250, 4000])
 def test_no_more_pulls_are_in_flight_than_a_proxy_answers(
     cluster: Cluster, copies: int, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +133,7 @@ def test_messages_of_very_different_sizes_are_read_to_the_end_over_one_connectio
     assert sum(proxy.asked.values()) <= len(proxy.asked) + 2 * proxy.dropped
 
 
+@pytest.mark.holds("backlog through a Proxy")
 def test_a_pull_without_an_answer_is_sent_again_when_later_ones_were_answered(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

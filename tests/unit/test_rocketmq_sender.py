@@ -69,6 +69,7 @@ ILLEGAL = RocketMQError(RocketMQCondition.MESSAGE_ILLEGAL, "no")
 GIVEN: dict[MessageQueue, pa.RecordBatch] = dict(zip(QUEUES, [rows("abcd"), rows("efgh"), rows("ij")]))
 
 
+@pytest.mark.holds("all queues or none")
 @pytest.mark.parametrize(
     ("fails_at", "error", "says"),
     [

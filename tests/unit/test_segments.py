@@ -180,6 +180,7 @@ def test_a_file_without_a_header_stays_until_its_writer_must_have_written_one(br
     assert collected(broker, clock) == 1
 
 
+@pytest.mark.holds("no leftovers")
 @pytest.mark.parametrize("name", [f"{TOKEN}.segment", f"{TOKEN}.open", "notes.txt"])
 def test_a_file_that_the_store_did_not_write_is_never_deleted(broker: EmbeddedBroker, clock: FakeClock, name: str) -> None:
     file = broker.path / "segments" / name

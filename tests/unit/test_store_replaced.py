@@ -70,6 +70,7 @@ GONE: list[tuple[Callable[[Path], Any], str]] = [
 ]
 
 
+@pytest.mark.holds("replaced store")
 @pytest.mark.parametrize(("happen", "condition"), GONE)
 def test_every_use_of_an_open_connection_is_refused_by_name(
     happen: Callable[[Path], Any], condition: str, path: Path, broker: Broker

@@ -88,6 +88,7 @@ def linked(span: ReadableSpan) -> list[str]:
     return [f"{link.context.trace_id:032x}-{link.context.span_id:016x}" for link in span.links]
 
 
+@pytest.mark.holds("trace context")
 def test_a_call_with_one_message_is_a_child_of_its_context_and_linked_to_it(spans: InMemorySpanExporter) -> None:
     inside: list[dict[str, str]] = []
 
@@ -265,6 +266,7 @@ def carried(broker: Broker) -> list[Mapping[str, str]]:
     return [dict(pairs) for pairs in pulled.column(0).to_pylist()]
 
 
+@pytest.mark.holds("trace context")
 def test_what_a_producer_sends_carries_the_context_of_its_span(
     spans: InMemorySpanExporter, producer: tuple[orderedmq.Producer, Broker]
 ) -> None:

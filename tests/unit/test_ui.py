@@ -339,6 +339,7 @@ def test_a_copy_is_shown_first_and_gives_another_group_what_was_shown(shop: Shop
 # Who may come, and who may change.
 
 
+@pytest.mark.holds("web page guarded")
 def test_what_would_change_something_is_refused_by_default_and_its_buttons_are_not_there(shop: Shop, site: Served) -> None:
     shop.park(0, 3)
     shop.give_up(0, 1, "y")
@@ -360,6 +361,7 @@ def test_what_would_change_something_is_refused_by_default_and_its_buttons_are_n
         assert "--allow-changes" in page.words
 
 
+@pytest.mark.holds("web page guarded")
 @pytest.mark.parametrize(
     ("headers", "mark", "said"),
     [
@@ -387,6 +389,7 @@ def test_a_browser_that_names_no_origin_but_comes_from_elsewhere_is_refused(mend
         assert answer.status == status
 
 
+@pytest.mark.holds("web page guarded")
 def test_another_name_of_this_machine_is_refused_on_loopback(still: Served) -> None:
     for host in ("evil.example", f"evil.example:{still.port}", "", "127.0.0.1.evil.example", "[::1"):
         assert still.ask("GET", "/", None, {"host": host}).status == 421, host
@@ -413,6 +416,7 @@ def test_pages_have_no_style_and_no_script_of_their_own(shop: Shop, mending: Ser
         assert not re.search(r'\sstyle=|\son\w+="|<style|<script(?! src="/static/live.js" defer)', text), path
 
 
+@pytest.mark.holds("web page guarded")
 def test_with_a_token_nothing_is_shown_before_the_login(shop: Shop) -> None:
     token = "a-secret-of-this-test"
     with served(shop.broker, token=token, hosts=None, allow_changes=True) as site:
@@ -439,6 +443,7 @@ def test_a_form_that_is_too_large_is_refused(mending: Served) -> None:
     assert answer.status == 413
 
 
+@pytest.mark.holds("web page guarded")
 def test_another_address_needs_a_token_that_is_long_enough(tmp_path: Path) -> None:
     def error(*arguments: str, **environment: str) -> str:
         done = CliRunner().invoke(app, ["ui", "--no-open", "--path", str(tmp_path), *arguments], env=environment)

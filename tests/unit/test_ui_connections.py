@@ -68,6 +68,7 @@ def running(app: Any, limits: ConnectionLimits) -> Iterator[tuple[int, uvicorn.S
             assert not thread.is_alive()
 
 
+@pytest.mark.holds("web page robust")
 def test_connections_that_send_nothing_keep_nobody_from_the_page(tmp_path: Path) -> None:
     with (
         orderedmq.connect(tmp_path) as broker,
@@ -82,6 +83,7 @@ def test_connections_that_send_nothing_keep_nobody_from_the_page(tmp_path: Path)
         assert sum(map(closed, silent)) == 111
 
 
+@pytest.mark.holds("web page robust")
 @pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"], ids=["first", "next"])
 @pytest.mark.parametrize("trickle", [b"", b"GET / HTTP/1.1\r\nx: "], ids=["silent", "trickling"])
 def test_a_request_that_does_not_come_is_not_waited_for(begin: bytes, trickle: bytes) -> None:

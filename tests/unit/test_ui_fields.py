@@ -211,6 +211,7 @@ def test_what_is_not_there_is_404_and_what_cannot_be_done_is_409(
 TEXTS = st.text(max_size=40) | st.text("0123456789", min_size=1, max_size=30) | st.sampled_from(TYPED)
 
 
+@pytest.mark.holds("web page robust")
 @examples(1.6)
 @given(data=st.data())
 def test_any_texts_in_all_fields_and_names_are_answered(pages: Pages, data: st.DataObject) -> None:
@@ -231,6 +232,7 @@ def values(text: str, name: str) -> list[str]:
     return [unescape(found) for found in re.findall(rf'name="{name}" value="([^"]*)"', text)]
 
 
+@pytest.mark.holds("web page robust")
 def test_no_page_has_a_character_that_a_browser_obeys_and_its_forms_still_say_what_is_meant(tmp_path: Path) -> None:
     shop = Shop(tmp_path / "store")
     key, queue = f"key {FOREIGN} %41/\\", shop.queues[0]
