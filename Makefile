@@ -113,10 +113,11 @@ test: ready tools ## run the tests and print the time of each folder; ARGS="-k n
 test-all: ready tools ## run the long tier as well: whole environments, every release of RocketMQ, damage to each used field of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nightly $(ARGS)
 
-lint: $(STAMP) ## ruff and strict mypy
+lint: $(STAMP) ## ruff, strict mypy, and expressions that make a reader stop
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.wording
 
 docs: $(DOCS) ## build the site into build/site; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -89,7 +89,7 @@ def _run(cases: Mapping[str, Iterable[Mapping[str, Any]]], **rest: Any) -> Run:
 
 
 def keep(run: Run, path: Path = RESULTS) -> None:
-    """Add a run, in place of one of the same date, and drop the oldest ones."""
+    """Add a run, instead of one of the same date, and drop the oldest ones."""
     runs = [one for one in read_runs(path) if one.date != run.date]
     path.write_text(json.dumps({"runs": [asdict(one) for one in [*runs, run][-KEPT:]]}, indent=1) + "\n")
 
@@ -191,7 +191,7 @@ def _ahead(figures: Sequence[Figure]) -> str:
 
 
 def fill_page(text: str, runs: Sequence[Run]) -> str:
-    """Return a page with its tables written anew."""
+    """Return a page with its tables written again."""
 
     def fill(found: re.Match[str]) -> str:
         cases = found[1].split()
@@ -205,7 +205,7 @@ def fill_page(text: str, runs: Sequence[Run]) -> str:
 
 
 def fill_readme(text: str, runs: Sequence[Run]) -> str:
-    """Return the README with its figure of the source over RocketMQ written anew."""
+    """Return the README with its figure of the source over RocketMQ written again."""
     first, *_ = by_line(runs, _README_CASE)
     speed, ratio = (spread([one.ours for one in first]), spread([one.ratio for one in first], lambda value: f"{value:.1f}"))
     return _README.sub(f"{speed} {first[0].unit}, {ratio} times", text)

@@ -2,7 +2,7 @@
 
 Bodies of 100 bytes with tags, keys and a sharding key, in 4 queues, brokers with their default limits. One cluster serves all cases; what
 is read is sent once, by our own append. Cases with "mixed messages" read messages of which no two are alike; cases with a raised limit
-have the brokers return 1,024 messages of a pull in place of 32, to Java's clients, too.
+have the brokers return 1,024 messages of a pull instead of 32, to Java's clients, too.
 """
 
 from __future__ import annotations

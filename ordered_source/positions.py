@@ -68,7 +68,7 @@ class Positions:
             position, known = at.next.get(queue, 0), bounds.get(queue)
             if queue not in self._gone and position > (0 if known is None else known.max_offset):
                 log.warning(
-                    "parking lot %s was deleted since this query had processed it up to %d; it begins anew", queue, position
+                    "parking lot %s was deleted since this query had processed it up to %d; it starts over", queue, position
                 )
                 self._gone.add(queue)
             if queue in self._gone:

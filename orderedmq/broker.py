@@ -404,7 +404,7 @@ class Admin(Protocol):
         """Delete whole chunks before the given offsets, or by the topic's retention. Return the messages deleted per queue."""
 
     def groups(self, *, of_sinks: bool = False) -> list[str]:
-        """Return the consumer groups. ``of_sinks``: those in which sinks over RocketMQ keep bookmarks, in place of the others."""
+        """Return the consumer groups. ``of_sinks``: those in which sinks over RocketMQ keep bookmarks, instead of the others."""
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         """Return all committed offsets of a group. Raises GroupError MISSING."""

@@ -1,4 +1,4 @@
-"""Resets state in a child after a fork: connections, descriptors and locks are the parent's, so the child begins anew."""
+"""Resets state in a child after a fork: connections, descriptors and locks are the parent's, so the child starts over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def call_in_child(begin_anew: Callable[[], object]) -> None:
 
 
 class BeginAnew(Generic[T]):
-    """A set of objects, each of which begins anew in every child after a fork. It does not keep them alive."""
+    """A set of objects, each of which starts over in every child after a fork. It does not keep them alive."""
 
     def __init__(self, begin_anew: Callable[[T], None]) -> None:
         self._begin_anew = begin_anew

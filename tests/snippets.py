@@ -40,7 +40,7 @@ class Snippet(NamedTuple):
 
     @property
     def tested(self) -> str:
-        """The test that runs it in place of the run of its page, "" if none."""
+        """The test that runs it instead of the run of its page, "" if none."""
         return self.mark.removeprefix("tested:").strip() if self.mark.startswith("tested:") else ""
 
 

@@ -39,7 +39,7 @@ class _Local(threading.local):
 
 
 class _Process:
-    """What this process keeps. A child begins anew after a fork: it has none of the threads, and may not use the connections."""
+    """What this process keeps. A child starts over after a fork: it has none of the threads, and may not use the connections."""
 
     def __init__(self) -> None:
         self.local = _Local()
@@ -50,7 +50,7 @@ class _Process:
 def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
     """Return the function to be called: ``listener`` itself or, if it is a class, one that calls the current thread's object.
 
-    ``around`` makes what is called in place of the function or object; it does not cover the making of the object. What is returned
+    ``around`` makes what is called instead of the function or object; it does not cover the making of the object. What is returned
     is async if the listener is; if a call of it is cancelled, it raises an Exception (`blocking.Cancelled`).
 
     The object is made by ``listener()`` at the thread's first call, and kept until the process ends. It is known by its class: a
@@ -68,7 +68,7 @@ def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
     if not isinstance(listener, type):
         return made(listener)
 
-    #: What is called in place of each thread's object.
+    #: What is called instead of each thread's object.
     ready: dict[int, Any] = {}
 
     def own() -> Any:

@@ -110,7 +110,7 @@ def list_groups(
         bool,
         typer.Option(
             "--sinks",
-            help="Over RocketMQ: in place of them, the groups in which sinks keep bookmarks; their lag is what came since the last batch.",
+            help="Over RocketMQ: instead of them, the groups in which sinks keep bookmarks; their lag is what came since the last batch.",
         ),
     ] = False,
 ) -> None:

@@ -50,7 +50,7 @@ def up(
         try:
             cluster.start(lambda: bool(interrupts))
         finally:
-            # Also in place of an error: Ctrl-C reaches the Java that is asked for its version, too.
+            # Also instead of an error: Ctrl-C reaches the Java that is asked for its version, too.
             if interrupts:
                 raise KeyboardInterrupt
         shell.done(

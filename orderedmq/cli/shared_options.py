@@ -22,7 +22,7 @@ NamesrvOption = Annotated[
     str | None,
     typer.Option(
         "--namesrv",
-        help="Nameservers of a RocketMQ cluster, host:port;host:port, in place of --path.",
+        help="Nameservers of a RocketMQ cluster, host:port;host:port, instead of --path.",
         show_default=False,
         metavar="ADDR",
     ),

@@ -159,7 +159,7 @@ class Shell:
     ) -> None:
         """Print rows as a table of ``columns``, or whole as JSON lines.
 
-        ``none``: the text in place of a table without rows. ``one_line``: see `table`. ``full``: print each row as lines of a title and
+        ``none``: the text instead of a table without rows. ``one_line``: see `table`. ``full``: print each row as lines of a title and
         a whole value, because a table of values with millions of characters takes a minute to draw.
         """
         if self.json:

@@ -68,7 +68,7 @@ class Ran:
 class Demo:
     """One demo in a folder of its own, where store, checkpoint and Spark's log stay.
 
-    ``cluster`` is used in place of a store. ``variables`` are the environment variables that give the job's process the cluster's account
+    ``cluster`` is used instead of a store. ``variables`` are the environment variables that give the job's process the cluster's account
     and TLS. ``tuned``: whether the job starts with ``orderedmq.tuned``.
     """
 

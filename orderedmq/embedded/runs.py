@@ -1,7 +1,7 @@
 """Registers which queues a run of a micro-batch reads: tasks write small files beside the store, the publish reads them.
 
 They are files, not entries of the store, because a task writes one per batch, and a transaction would cost an fsync each. They
-need not survive a power loss: after it no task of that run is left to publish, and the next run registers anew.
+need not survive a power loss: after it no task of that run is left to publish, and the next run registers again.
 
     runs/<query id>/<batch id>/<run id>.<random>      one JSON object and, in another line, its xxh3
 """

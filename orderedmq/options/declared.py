@@ -46,14 +46,14 @@ class OptionRow(NamedTuple):
 #: Options that name the broker. Both roles have them.
 BROKER_OPTIONS: Final = (
     Option("path", None, "directory of the embedded broker, on a local disk", f"{DEFAULT_DIRECTORY} in the working directory"),
-    Option("namesrvAddr", None, "in place of path: nameservers of a RocketMQ cluster, host:port;host:port"),
+    Option("namesrvAddr", None, "instead of path: nameservers of a RocketMQ cluster, host:port;host:port"),
     Option("accessKey", None, "with namesrvAddr: the account, where the cluster has access control"),
     Option("secretKey", None, "its secret key"),
     Option("securityToken", None, "its token, if it is a temporary one"),
     Option(
         "credentialsFile",
         None,
-        "in place of accessKey: a private JSON file with accessKey, secretKey and perhaps securityToken, on each machine that runs "
+        "instead of accessKey: a private JSON file with accessKey, secretKey and perhaps securityToken, on each machine that runs "
         "Spark; it is read again before each connection and after a refusal, so the account may change while a query runs",
     ),
     Option("namespace", None, "with namesrvAddr: the namespace of topics and groups, which RocketMQ has as namespace%topic"),
@@ -80,7 +80,7 @@ SOURCE_OPTIONS: Final = (
     Option(
         "filterSql",
         None,
-        "with namesrvAddr, in place of tags: only messages whose properties match this RocketMQ SQL: TAGS = 'A' AND amount > 5; the "
+        "with namesrvAddr, instead of tags: only messages whose properties match this RocketMQ SQL: TAGS = 'A' AND amount > 5; the "
         "brokers need enablePropertyFilter=true",
         "all messages",
     ),
@@ -171,7 +171,7 @@ SOURCE_OPTIONS: Final = (
     Option(
         "retryTopic",
         "false",
-        "stream only, with namesrvAddr, in place of parkingLot: read the group's retry topic, too, as its Java consumers do; what "
+        "stream only, with namesrvAddr, instead of parkingLot: read the group's retry topic, too, as its Java consumers do; what "
         "`consume_concurrently` could not process is sent back to it; adds the column lock_token, too",
     ),
 )

@@ -9,7 +9,7 @@ from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.options.queue_json import brokers, json_shown, members
 from orderedmq.options.values import MAX_LONG, invalid, shown
 
-#: In place of an offset: the queue's end, and its first stored message.
+#: Instead of an offset: the queue's end, and its first stored message.
 LATEST: Final = -1
 EARLIEST: Final = -2
 #: Queues with offsets, for errors.

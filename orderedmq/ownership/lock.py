@@ -155,7 +155,7 @@ def grant(
 
 
 def refusal(lock: QueueLock, queue: MessageQueue, now: Instant, alive: bool | None) -> Refusal:
-    """Return the refusal that a client gets in place of ``lock``."""
+    """Return the refusal that a client gets instead of ``lock``."""
     return Refusal(queue, lock.owner, lock.client_id, alive, lock.lingering, lock.remaining(now))
 
 

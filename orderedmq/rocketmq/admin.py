@@ -153,7 +153,7 @@ class RocketMQAdmin:
         if queues < total:
             raise cannot_shrink(name, total, queues)
         counts = {broker: there.get(broker, 0) for broker in every_master(self._client)}
-        # A broker that does not have the topic yet makes it anew.
+        # A broker that does not have the topic yet makes it again.
         message_type = self.message_type(name)
         self._resize(name, counts, queues, already=total, message_type=None if message_type == NORMAL else message_type)
         return self._log.topic(name)
@@ -262,7 +262,7 @@ class RocketMQAdmin:
     def groups(self, *, of_sinks: bool = False) -> list[str]:
         """Return the groups that have settings or offsets at a broker, without those that hold sinks' bookmarks.
 
-        ``of_sinks``: these in place of the others; a group that a user named (``sinkGroup``) is one of the others.
+        ``of_sinks``: these instead of the others; a group that a user named (``sinkGroup``) is one of the others.
         """
         return [name for name in self._every_group() if is_bookmark_group(name) is of_sinks]
 

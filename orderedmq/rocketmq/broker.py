@@ -33,7 +33,7 @@ _MOST_BROKERS: Final = 4
 
 
 class RocketMQBroker:
-    """A connection to one cluster. Safe to use from many threads, and in a child after fork, which connects anew."""
+    """A connection to one cluster. Safe to use from many threads, and in a child after fork, which connects again."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _Traced(RocketMQBroker):
 
     @property
     def groups(self) -> RocketMQGroups:
-        # Not cached: after a fork, the plain connection's groups begin anew.
+        # Not cached: after a fork, the plain connection's groups start over.
         return self._plain.groups.sending_by(self._checked)
 
     def traced(self, topic: str = TRACE_TOPIC, *, check: bool = True) -> RocketMQBroker:

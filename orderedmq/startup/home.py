@@ -1,7 +1,7 @@
 """A SPARK_HOME from which Python processes take the compiled PySpark that is installed.
 
 Each Python process that Spark starts looks first into ``python/lib/pyspark.zip`` of SPARK_HOME. Python keeps no compiled modules of
-a zip file, so each process compiles PySpark anew: a second of CPU. A SPARK_HOME without that file leads to the same PySpark
+a zip file, so each process compiles PySpark again: a second of CPU. A SPARK_HOME without that file leads to the same PySpark
 in the interpreter's packages, where it is compiled once.
 """
 

@@ -73,7 +73,7 @@ class Rates:
         self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
 
     def see(self, now: float, offsets: Mapping[K, int | None]) -> dict[K, float]:
-        """Return the rate of each offset that was seen before. An offset that went back (a seek) starts anew."""
+        """Return the rate of each offset that was seen before. An offset that went back (a seek) starts over."""
         rates: dict[K, float] = {}
         kept: dict[Hashable, deque[tuple[float, int]]] = {}
         for key, offset in offsets.items():

@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 
 class Through(NamedTuple):
-    """A Proxy, in place of the cluster behind it."""
+    """A Proxy, instead of the cluster behind it."""
 
     address: str
     cluster: Cluster

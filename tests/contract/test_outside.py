@@ -220,7 +220,7 @@ def test_a_deleted_group_is_forgotten_but_for_its_dead_letters(broker: Broker, t
         broker.admin.delete_group("g")
     assert aside(broker) == ["body 3"]
     [again] = locked(broker, "g", broker.groups.join("me"), [token.queue])
-    assert broker.groups.dead_letter(again, letters([3]), [3]) == 1, "a group of that name begins anew"
+    assert broker.groups.dead_letter(again, letters([3]), [3]) == 1, "a group of that name starts over"
     assert beat(broker, me) == known(me), "who lives can go on"
 
 

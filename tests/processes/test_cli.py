@@ -128,7 +128,7 @@ def test_what_help_says_of_a_command_is_what_the_command_says() -> None:
 
 
 def completed(store: Path | None, *words: str) -> list[str]:
-    """The words that bash would offer in place of the last one, which is incomplete."""
+    """The words that bash would offer instead of the last one, which is incomplete."""
     line = ["orderedmq", *(["--path", str(store)] if store else []), *words]
     environment = {"_ORDEREDMQ_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1)}
     result = CliRunner().invoke(app, [], prog_name="orderedmq", env=environment)

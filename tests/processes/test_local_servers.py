@@ -1,4 +1,4 @@
-"""Servers of this machine, with another program in place of Java."""
+"""Servers of this machine, with another program instead of Java."""
 
 from __future__ import annotations
 

@@ -474,7 +474,7 @@ def test_an_entry_that_a_changed_key_has_moved_is_missed(place: Path, database: 
 
 
 def test_damage_of_the_lock_file_is_repaired_when_the_store_is_opened(world: World, place: Path):
-    """Nobody has the store open, so LMDB makes its lock file anew."""
+    """Nobody has the store open, so LMDB makes its lock file again."""
     with EmbeddedBroker(place, clock=FixedClock()) as broker:
         broker.log.topics()
     for _ in range(3):

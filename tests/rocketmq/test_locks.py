@@ -74,7 +74,7 @@ def test_a_renewal_that_comes_too_late_is_a_loss_though_the_broker_grants_it(usu
     assert condition(lambda: groups.commit({tokens[0]: 1})) == "LOCK.LOST"
     groups.trust = 30.0
     [again] = usual.lock(usual.broker, me, usual.queues[:1])
-    assert again.tenure == again.epoch > tokens[0].epoch, "the next owner enters the queue anew"
+    assert again.tenure == again.epoch > tokens[0].epoch, "the next owner enters the queue again"
 
 
 @pytest.mark.holds("shared take-over")

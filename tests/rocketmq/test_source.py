@@ -251,7 +251,7 @@ def test_a_reset_by_rocketmqs_own_tools_is_followed_after_one_restart(rig: Rig, 
     assert rig.offset() == 25
 
 
-# -- topics that are made anew ----------------------------------------------------------------------------------------------------
+# -- topics that are made again ----------------------------------------------------------------------------------------------------
 
 
 def remake(rig: Rig, first: int, count: int) -> None:

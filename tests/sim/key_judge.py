@@ -6,7 +6,7 @@ listener sees an offset up to n of the key, except in a repeat of the same micro
 decided once, or lies in the lot once. K4: no listener sees a key while an older message of it is parked and not due, and who is
 due is called. K5: other keys go on while one is parked, and lots drain once their listeners accept (`Simulation._heal`).
 
-A seek begins anew: what comes again is decided again, and is judged with what is parked and kept, by K1 to K5, from there. What
+A seek starts over: what comes again is decided again, and is judged with what is parked and kept, by K1 to K5, from there. What
 a seek skips or drops is decided by that.
 """
 

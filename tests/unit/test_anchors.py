@@ -1,4 +1,4 @@
-"""When a query asks anew what tells its topics from later ones of their names."""
+"""When a query asks again what tells its topics from later ones of their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that begin anew in a child after a fork."""
+"""Objects that start over in a child after a fork."""
 
 from __future__ import annotations
 

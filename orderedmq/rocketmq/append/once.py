@@ -60,7 +60,7 @@ class Outgoing(Protocol):
     def adapt(self, body: SendBody, error: OrderedMQError) -> bool:
         """Try to change the requests so that they avoid the error that the broker returned; return whether `missing` yields others now.
 
-        May raise a clearer error in place of ``error``.
+        May raise a clearer error instead of ``error``.
         """
         ...
 

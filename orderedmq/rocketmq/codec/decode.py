@@ -270,7 +270,7 @@ class _Columns:
             texts = gather(self._buffer, begins, ends + 1, pa.binary(), order=self._order)
             data, bounds = contents(texts)
             if data.flags.writeable:
-                # In place of the byte that follows. The array was just made, and nobody else has it.
+                # Instead of the byte that follows. The array was just made, and nobody else has it.
                 data[bounds[1:] - 1] = VALUE_END[0]
                 return texts
         return gather(self._buffer, begins, ends, pa.binary(), order=self._order)

@@ -285,7 +285,7 @@ class GroupOffsets:
 
 
 def _offset(group: str, queue: MessageQueue) -> Request[tuple[int | None, bool]]:
-    """Request a number, and whether it was really stored: a 4.9 broker answers 0 in place of none."""
+    """Request a number, and whether it was really stored: a 4.9 broker answers 0 instead of none."""
     asked = group_requests.consumer_offset(group, queue)
 
     def parse(response: RemotingCommand) -> tuple[int | None, bool]:

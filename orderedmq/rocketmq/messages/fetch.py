@@ -61,7 +61,7 @@ _REPLICA_AGAIN: Final = 30.0
 _TICK: Final = 1.0
 #: The least bytes of a stored message besides its body.
 _LEAST_OVERHEAD: Final = 91
-#: In place of the id of a replica that the route has and the master not.
+#: Instead of the id of a replica that the route has and the master not.
 _STAND_IN: Final = -1
 
 

@@ -54,7 +54,7 @@ def require(client: Client, wanted: Sequence[Right], whose: str, at_proxy: Seque
 
 
 def explain(client: Client, error: BaseException, wanted: Sequence[Right], whose: str) -> BaseException:
-    """Return ``error``, or in place of NO_PERMISSION an error that names every missing right, if they can be found out."""
+    """Return ``error``, or instead of NO_PERMISSION an error that names every missing right, if they can be found out."""
     if not isinstance(error, RocketMQError) or error.sub != RocketMQCondition.NO_PERMISSION or client.account is None:
         return error
     try:

@@ -63,7 +63,7 @@ class Account:
             log.warning("an account could not be read again, so the former one stays in use: %s", error)
 
     def explain(self, error: OrderedMQError, used: Credentials | None) -> OrderedMQError:
-        """Return ``error``, or in place of a refusal of credentials that are no longer the current ones, that the request can be repeated.
+        """Return ``error``, or instead of a refusal of credentials that are no longer the current ones, that the request can be repeated.
 
         ``used``: the credentials that signed the request. They are read again if they are still the current ones.
         """

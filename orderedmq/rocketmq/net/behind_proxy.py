@@ -90,5 +90,5 @@ def raise_not_through_proxy(what: str) -> NoReturn:
     raise RocketMQError(
         RocketMQCondition.NOT_SUPPORTED,
         f"{what} is not possible through a RocketMQ Proxy, which passes on only what producers and consumers do: name the nameserver's "
-        "address (usually port 9876) in place of the Proxy's",
+        "address (usually port 9876) instead of the Proxy's",
     )

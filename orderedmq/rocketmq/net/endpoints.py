@@ -150,7 +150,7 @@ class Endpoints:
         raise RocketMQError(RocketMQCondition.CLOSED, f"the connection to {';'.join(self._nameservers)} was closed")
 
     def forget(self) -> None:
-        """Begin anew in a child after a fork: connections are the parent's, and a lock may be held by one of its threads."""
+        """Begin again in a child after a fork: connections are the parent's, and a lock may be held by one of its threads."""
         closed = self._closing.is_set()
         self.lock, self._closing, self.by_address = threading.Lock(), threading.Event(), {}
         if closed:

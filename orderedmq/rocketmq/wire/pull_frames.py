@@ -64,7 +64,7 @@ class PullTemplate:
         request = self.request(0, 0)
         ext = request.ext if credentials is None else signed(request.ext, request.body, credentials)
         fixed = {name: value for name, value in ext.items() if name not in _PATCHED}
-        # JSON has no order, so what differs goes to the end, in place of the two brackets there.
+        # JSON has no order, so what differs goes to the end, instead of the two brackets there.
         header = encode(RemotingCommand(request.code, 0, 0, None, fixed))[8:]
         self._head = header.replace(b'"opaque":0,', b"", 1)[:-2]
         assert header.index(b'"opaque":0,') < header.index(b'"extFields":{"')
@@ -94,7 +94,7 @@ Found: TypeAlias = tuple[int, PullResult]
 class PullDecoder(FrameDecoder):
     """Decodes received bytes into answers with messages (`Found`), and into commands where they are anything else.
 
-    As `FrameDecoder`, with `take` in place of ``next_command``. Bodies of `Found` are views; they keep their buffer alive.
+    As `FrameDecoder`, with `take` instead of ``next_command``. Bodies of `Found` are views; they keep their buffer alive.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ _ACTIONS: Final[Mapping[RequestCode, Mapping[Kind, Action]]] = {
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"Group": "Create"},
     RequestCode.DELETE_SUBSCRIPTIONGROUP: {"Group": "Delete"},
 }
-#: The action that ACL 2.0 accepts in place of Sub.
+#: The action that ACL 2.0 accepts instead of Sub.
 _INSTEAD: Final[Mapping[RequestCode, Action]] = {
     RequestCode.QUERY_MESSAGE: "Get",
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: "Get",
