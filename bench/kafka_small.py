@@ -131,7 +131,7 @@ def start(bench: Bench) -> list[Figure]:
 
 
 def restart(bench: Bench) -> list[Figure]:
-    """A query that goes on from its checkpoint after a stop, with ten new rows."""
+    """A query that resumes from its checkpoint after a stop, with ten new rows."""
     made = rig(bench)
     ways: Ways = {name: partial(_restarted, made, side) for name, side in _sides(made).items()}
     measures = [

@@ -414,7 +414,7 @@ def second_chance(messages: pa.Table, order: str, refused: int, again: int) -> F
     )
     axes.text((refused + again) / 2, 0.84, "dead letter, sent again", ha="center", fontsize=9, color=COLOURS[5])
     _lane_names(axes, [f"{order}\nin queue {queue}"])
-    axes.set(ylim=(-0.6, 1.15), xlabel="offset in the queue", title="The message goes on at the end of its queue")
+    axes.set(ylim=(-0.6, 1.15), xlabel="offset in the queue", title="The message resumes at the end of its queue")
     axes.xaxis.set_major_locator(_whole_numbers())
     return figure
 

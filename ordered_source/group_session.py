@@ -307,7 +307,7 @@ class GroupSession(Session):
         if queues:
             log.warning(
                 "group %s lost %s: this query was paused or cut off for longer than its locks live, or they were taken from it; their "
-                "next owner goes on at the group's offset",
+                "next owner resumes at the group's offset",
                 self.group, ", ".join(map(str, queues)),
             )  # fmt: skip
 

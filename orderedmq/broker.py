@@ -209,7 +209,7 @@ class Log(Protocol):
         matching: Filter,
         anchor: str | None = None,
     ) -> tuple[pa.RecordBatch, int]:
-        """The matching rows of [``offset``, next), perhaps none, and next, the offset to go on at.
+        """The matching rows of [``offset``, next), perhaps none, and next, the offset to resume at.
 
         next is at most ``max_messages`` above ``offset``, and equal to it only if the queue ends there. Otherwise as `pull`.
         """

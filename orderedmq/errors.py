@@ -251,7 +251,7 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
         DataLossCondition.AGED_OUT,
         f"messages {begin} to {least - 1} ({least - begin}) of queue {queue} were deleted by retention before they were read",
         Remedy(
-            "keep messages longer or read sooner; failOnDataLoss=false goes on behind them with a warning",
+            "keep messages longer or read sooner; set failOnDataLoss=false to skip them with a warning",
             "run the command again; it begins behind them",
         ),
     )
@@ -312,10 +312,10 @@ def outside_queue(queue: object, offset: int, end: int) -> OffsetError:
 
 
 def lost(
-    group: str, queue: object, epoch: int, when: str, life: str = "its lock lives", goes_on: str = "without a gap"
+    group: str, queue: object, epoch: int, when: str, life: str = "its lock lives", resumes: str = "without a gap"
 ) -> LockError:
-    """A query has lost the lock of a queue. ``life``: how long locks hold without a renewal; ``goes_on``: how a restart does."""
-    return _lost(f"group {group!r} lost queue {queue} (epoch {epoch}) {when}", life, goes_on)
+    """A query has lost the lock of a queue. ``life``: how long locks hold without a renewal; ``resumes``: how a restart does."""
+    return _lost(f"group {group!r} lost queue {queue} (epoch {epoch}) {when}", life, resumes)
 
 
 def lost_by_listener(queue: object) -> LockError:
@@ -324,11 +324,11 @@ def lost_by_listener(queue: object) -> LockError:
     return _lost(what, "its lock lives", "without a gap and repeats this task's work")
 
 
-def _lost(what: str, life: str, goes_on: str) -> LockError:
+def _lost(what: str, life: str, resumes: str) -> LockError:
     return LockError(
         LockCondition.LOST,
         f"{what}: this query was paused or cut off for longer than {life}, or its lock was released or the group reset; restart the "
-        f"query, it goes on {goes_on}",
+        f"query; it resumes {resumes}",
     )
 
 
@@ -336,7 +336,7 @@ def unreadable(queue: object, offset: int, why: str) -> DataLossError:
     """A stored message cannot be read, now or later."""
     error = DataLossError(
         DataLossCondition.UNREADABLE,
-        f"message {offset} of queue {queue} cannot be read: {why}; failOnDataLoss=false goes on without it, with a warning",
+        f"message {offset} of queue {queue} cannot be read: {why}; set failOnDataLoss=false to skip it with a warning",
     )
     error.behind = offset + 1
     return error
@@ -347,7 +347,7 @@ def beyond_end(queue: object, end: int, known: str, cause: str) -> DataLossError
     return DataLossError(
         DataLossCondition.BEYOND_END,
         f"queue {queue} ends at {end}, {known}: {cause}",
-        Remedy("failOnDataLoss=false goes on at its end with a warning", "run the command again to see what is left"),
+        Remedy("set failOnDataLoss=false to resume at its end with a warning", "run the command again to see what is left"),
     )
 
 
@@ -355,14 +355,15 @@ def queue_deleted(queue: object, known: str) -> DataLossError:
     """A queue does not exist any more. ``known`` says what was about to be read of it."""
     return DataLossError(
         DataLossCondition.QUEUE_DELETED,
-        f"queue {queue} was deleted, or taken out of its topic; {known}; failOnDataLoss=false goes on without it",
+        f"queue {queue} was deleted, or taken out of its topic; {known}; set failOnDataLoss=false to continue without it",
     )
 
 
 def topic_deleted(topic: str, known: str) -> DataLossError:
     """A topic does not exist any more. ``known`` says what was read of it."""
     return DataLossError(
-        DataLossCondition.TOPIC_DELETED, f"topic {topic!r} was deleted; {known}; failOnDataLoss=false goes on without it"
+        DataLossCondition.TOPIC_DELETED,
+        f"topic {topic!r} was deleted; {known}; set failOnDataLoss=false to continue without it",
     )
 
 
@@ -371,7 +372,7 @@ def recreated(topic: str) -> DataLossError:
     return DataLossError(
         DataLossCondition.TOPIC_RECREATED,
         f"topic {topic!r} was deleted and created again since this query last read it, its former messages are gone: start with a new "
-        "checkpointLocation, or set failOnDataLoss=false to go on at the new topic's beginning",
+        "checkpointLocation, or set failOnDataLoss=false to resume at the new topic's beginning",
     )
 
 

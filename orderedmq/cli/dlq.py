@@ -226,7 +226,7 @@ def replay_letters(
 
     Give --offset, or conditions that a letter has to meet all of (--key, --error, --since, --quarantined), or --all. Without --offset,
     letters that were replayed before are left out, whichever replay sent them. --limit sends the first of them; the same command
-    again goes on from there.
+    again resumes from there.
 
     A letter becomes a new message at the queue's end, behind later ones of its key, for all groups that read the topic. The
     letters stay. The group dlq-replay keeps what was replayed; group seek dlq-replay --topic %DLQ%GROUP sets it back. It is noted

@@ -202,7 +202,7 @@ def seek(
 
     Refused also if messages of these queues are parked and --parked does not say what becomes of them.
 
-    A seek raises the group's reset number. A query whose checkpoint has a lower number goes on at the new offsets, not at those
+    A seek raises the group's reset number. A query whose checkpoint has a lower number resumes at the new offsets, not at those
     of its checkpoint.
     """
     check_group(group)
@@ -297,7 +297,7 @@ def delete(
 ) -> None:
     """Forget a group: its offsets, locks, members and parking lots. Refused while a query is at work in it, or messages are parked.
 
-    Prints the offsets that it had. Its dead letters stay (topic delete removes them). A query with a checkpoint goes on from
+    Prints the offsets that it had. Its dead letters stay (topic delete removes them). A query with a checkpoint resumes from
     it.
     """
     check_group(group)

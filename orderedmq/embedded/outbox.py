@@ -127,7 +127,7 @@ class EmbeddedOutbox:
                         SinkCondition.REPLAY_DIFFERS,
                         f"batch {batch.batch_id} of this query has messages {again.begin} to {again.end - 1} of queue {topic}/{queue_id}, but "
                         f"batch {layout.to_number(key[-8:])} has already published {begin} to {end - 1}: the checkpoint is an old copy, run "
-                        f"with other limits; {NEWEST_CHECKPOINT}, which goes on at the group's offset",
+                        f"with other limits; {NEWEST_CHECKPOINT}, which resumes at the group's offset",
                     )
 
     def _remember(self, txn: Transaction, batch: SinkBatch, record: Mapping[str, Any]) -> None:

@@ -40,7 +40,7 @@ def snapshot(path: str | Path, target: str | Path) -> StoreCopy:
     """Copy the embedded broker's store at ``path`` into the folder ``target``, which is empty or missing.
 
     Programs may use the store meanwhile; writers wait for a moment. The copy has everything that was acknowledged before the call. It
-    is a store of its own, which counts as another one: a query does not go on with it before it is started again. Where the copy can
+    is a store of its own, which counts as another one: a query does not continue with it before it is started again. Where the copy can
     have links to segments, it takes next to no room, and damage of the disk hits both: copy it to another disk.
 
     Raises StoreError MISSING, NOT_EMPTY, CORRUPT, PERMISSION or IO; StoreFullError. Then ``target`` has no store.

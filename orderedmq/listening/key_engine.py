@@ -244,7 +244,7 @@ class KeyEngine(Engine):
         return True
 
     def _decide(self, lane: KeyLane, count: int, status: OutcomeStatus) -> list[Outcome]:
-        """The first ``count`` messages of the lane's batch are decided; the lane goes on with what is left of it."""
+        """The first ``count`` messages of the lane's batch are decided; the lane continues with what is left of it."""
         batch = lane.batch
         assert batch is not None
         done, messages = batch.messages, lane.waiting

@@ -141,7 +141,7 @@ SOURCE_OPTIONS: Final = (
         "where to begin if the group never committed, or there is no group: first|last|timestamp",
     ),
     Option("consumeTimestamp", None, "the time of consumeFromWhere=timestamp; same forms as startingTimestamp"),
-    Option("failOnDataLoss", "true", "fail if unread messages are gone; false: go on with a warning that counts them"),
+    Option("failOnDataLoss", "true", "fail if unread messages are gone; false: continue with a warning that counts them"),
     Option("maxOffsetsPerTrigger", None, "stream only: maximum messages per micro-batch, counted before filtering", "no limit"),
     Option("minOffsetsPerTrigger", None, "stream only: minimum messages per micro-batch; it waits for them", "no waiting"),
     Option("maxTriggerDelay", "15m", "stream only: maximum wait for minOffsetsPerTrigger"),

@@ -88,7 +88,7 @@ def refuse_second_run(group: str, client: ClientIdentity, members: Iterable[Memb
     """Raise GroupError IN_USE when another run of ``client``'s query is a member.
 
     A broker that keeps lineage sees both runs as one owner: a queue that moves between them keeps its tenure, and the two runs
-    would go on from different positions of one checkpoint. So the second run must wait until the first has left, is dead, or
+    would resume from different positions of one checkpoint. So the second run must wait until the first has left, is dead, or
     has been silent for as long as a member lives.
     """
     for other in members:

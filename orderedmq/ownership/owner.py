@@ -10,11 +10,11 @@ A queue that was just locked is read from one of three offsets (the lineage rule
 - the group has no offset → the checkpoint's offset if there is one, else the beginning that the reader was asked for.
 
 A broker that keeps no lineage cannot tell the first two apart: see ``unbroken``. A replay of a logged batch repeats a queue's
-whole range if the queue goes on at the checkpoint's offset, and nothing of it if the queue is entered at the group's.
+whole range if the queue resumes at the checkpoint's offset, and nothing of it if the queue is entered at the group's.
 
 Spark commits a logged batch as a whole, even the ranges that were not repeated. So a replay may leave a queue out only if the
 run that locks it next enters it at the group's offset, because another query holds it or held it. A queue that a former run of
-this same query still holds would come back with its tenure unbroken, and go on behind messages that were never processed: see
+this same query still holds would come back with its tenure unbroken, and continue behind messages that were never processed: see
 ``indispensable``.
 
 Exclusive mode is the strategy "all queues" with the policy "refuse": every queue or none. Shared mode is an
@@ -48,7 +48,7 @@ class Policy(Enum):
 
     #: The query cannot run: all queues or none.
     REFUSE = "refuse"
-    #: Another member has not given the queue up yet: go on without it, ask again.
+    #: Another member has not given the queue up yet: resume without it, ask again.
     HAND_OVER = "hand over"
 
 
@@ -110,7 +110,7 @@ class Owner:
         lineage: bool = True,
         companion: Companion | None = None,
     ) -> None:
-        """``lineage``: whether the broker tells a tenure that goes on from a new one.
+        """``lineage``: whether the broker tells a tenure that resumes from a new one.
 
         ``companion``: makes the token of a queue's companion (None: queues have none).
         """
@@ -189,7 +189,7 @@ class Owner:
             self.owned[queue] = Owned(queue, None)
 
     def lost(self, tokens: Collection[LockToken]) -> list[MessageQueue]:
-        """Forget the queues of stale tokens: their new owner goes on at the group's offset. Return those that were owned.
+        """Forget the queues of stale tokens: their new owner resumes at the group's offset. Return those that were owned.
 
         A companion's token is stale because its leader's lock was lost.
         """

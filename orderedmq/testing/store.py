@@ -102,7 +102,7 @@ class TemporaryStore:
         ``query`` is a function that gets the session and ``options``, and returns a writer that is not started:
         ``lambda spark, broker: spark.readStream....writeStream.format(...)``. A writer itself will do as well, without ``spark``. The
         test sets the trigger (availableNow) and the checkpoint, a folder of this store that has the name of the function, or
-        ``checkpoint``. So a second call goes on where the first has ended.
+        ``checkpoint``. So a second call resumes where the first has ended.
 
         Raises Spark's StreamingQueryException if the query fails; QueryTestError NOT_A_QUERY, and TIMED_OUT after ``timeout`` seconds.
         """

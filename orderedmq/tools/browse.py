@@ -2,7 +2,7 @@
 
 Rules: nothing is moved and no group is needed. A search over queues reads them evenly in time: the queue whose reading has come least
 far is read next. So what was found is complete up to the time that all queues have been read to, and a search that is cut short there
-goes on from there. Messages of one queue stay in order: a message counts as stored no earlier than those before it, also where
+resumes from there. Messages of one queue stay in order: a message counts as stored no earlier than those before it, also where
 a RocketMQ broker's clock went back. (A search that goes on over such a place finds it by a binary search, which may miss messages.)
 """
 

@@ -449,7 +449,7 @@ class _Replay:
         if self.broker.groups.renew(self.tokens):
             raise LockError(
                 LockCondition.LOST,
-                f"this replay of {piece.token.queue.topic} paused for too long, and another one began, which goes on from here",
+                f"this replay of {piece.token.queue.topic} paused for too long, and another one began, which resumes from here",
             )
         _send(self.broker.log, _choose_queues(piece.letters, targets, self.to_topic, self.keying or Keying()))
 

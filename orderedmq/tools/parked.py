@@ -32,7 +32,7 @@ _CHOICES: Final = 8
 
 
 class LotReader:
-    """Reads the parking lots of groups, and each message once: a later look goes on where the last one ended."""
+    """Reads the parking lots of groups, and each message once: a later look resumes where the last one ended."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -1,4 +1,4 @@
-"""The Log protocol with a filter: a pull returns matching rows, and the offset to go on at behind the others."""
+"""The Log protocol with a filter: a pull returns matching rows, and the offset to resume at behind the others."""
 
 from __future__ import annotations
 

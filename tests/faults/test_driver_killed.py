@@ -1,8 +1,8 @@
 """kill -9 of a Spark driver at named points of a micro-batch. The restarted query's output is its input, once and in order.
 
 One driver runs a query per point, each in its own store, until all are held at their points; then one kill ends them all. A
-task or a commit that is held at a point survives its driver without noticing its end. It goes on when the restarted query is
-done, and must have no effect. A source runner goes on at once and finds its driver gone.
+task or a commit that is held at a point survives its driver without noticing its end. It continues when the restarted query is
+done, and must have no effect. A source runner resumes at once and finds its driver gone.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def test_a_former_run_that_is_paused_for_longer_than_its_locks_live_is_replaced(
     until(lambda: all(lock.remaining == 0 for lock in case.world.held()), "the locks of the former run expire")
     assert all(lock.alive for lock in case.world.held())
     case.goes_on()
-    # The former run goes on after the restart and changes nothing.
+    # The former run continues after the restart and changes nothing.
     before = case.world.group_at()
     ended(case, signal.SIGCONT)
     assert case.world.group_at() == before

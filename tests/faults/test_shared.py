@@ -178,7 +178,7 @@ def test_two_then_three_then_one_query_with_one_killed_and_one_paused_lose_and_r
             four.outlast(LIFE, owner)
             divided(four, 4)
             at = four.count()
-            until(lambda: four.count() > at + 30, "the last query goes on alone")
+            until(lambda: four.count() > at + 30, "the last query continues alone")
         finally:
             four.points.release(publish)
             paused.resume()

@@ -1,4 +1,4 @@
-"""Where a query goes on when its checkpoint or its group's offsets are new, old or deleted, or when queues were added."""
+"""Where a query continues when its checkpoint or its group's offsets are new, old or deleted, or when queues were added."""
 
 from __future__ import annotations
 

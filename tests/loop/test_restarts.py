@@ -1,4 +1,4 @@
-"""A query that ends between any two steps of Spark goes on where it was, without loss or repeat."""
+"""A query that ends between any two steps of Spark resumes where it was, without loss or repeat."""
 
 from __future__ import annotations
 

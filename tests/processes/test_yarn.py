@@ -86,7 +86,7 @@ Path(place).write_text(os.environ.get("CONTAINER_ID", "none"))
 
 
 class Yarn:
-    """A ResourceManager and a NodeManager in a JVM of their own. All their files, and those of containers, are in ``folder``."""
+    """A ResourceManager and a NodeManager in a separate JVM. All their files, and those of containers, are in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -141,7 +141,7 @@ class Yarn:
             self._client.killApplication(application.getApplicationId())
 
     def processes(self) -> list[psutil.Process]:
-        """What runs in containers, found by its working directory: each is a session of its own and outlives the NodeManager."""
+        """What runs in containers, and scripts that start them: separate sessions, whose working directory is a container's."""
         home = f"{self._folder}/target/"
         return [process for process in psutil.process_iter(["cwd"]) if (process.info["cwd"] or "").startswith(home)]
 
@@ -173,7 +173,7 @@ class Yarn:
 
 
 class Pipeline:
-    """A store with messages in the topic ``orders``, and the job that takes them to ``invoices``, in a folder of its own."""
+    """A store with messages in the topic ``orders``, and the job that takes them to ``invoices``, in its own folder."""
 
     def __init__(self, yarn: Yarn, folder: Path) -> None:
         self.yarn = yarn

@@ -65,7 +65,7 @@ def test_rows_that_a_broker_lost_with_its_machine_are_sent_again_only_if_spark_h
         with pytest.raises(DataLossError) as caught:
             world.log.pull(world.queue, 40, 10, 1 << 20, ("body",))
         assert caught.value.sub == "BEYOND_END"
-    # Spark goes on with the next batch: what it committed before is its own no more, and nothing is there twice.
+    # Spark continues with the next batch: what it committed before is its own no more, and nothing is there twice.
     committed.outbox().publish(committed.batch(2), [committed.write(third, 2)])
     assert committed.bodies() == first + third
     published = committed.outbox().publish(committed.batch(2), [committed.write(third, 2)])

@@ -106,7 +106,7 @@ def blame(call: Callable[[], object]) -> str:
 def test_a_query_that_is_restarted_forgets_no_queue_of_a_broker_that_the_nameserver_does_not_know_yet(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would go on at the group's offset, which is behind: a batch is told to the group when the next one begins."""
+    """It would resume at the group's offset, which is behind: a batch is told to the group when the next one begins."""
     monkeypatch.setattr(groups_module, "_LOCK_TIMEOUT", 2.0)
     processed = world.started()
     assert positions(processed, world.topic) == dict.fromkeys(world.queues, 10)

@@ -137,7 +137,7 @@ def test_a_killed_query_that_goes_on_with_more_cores_writes_each_row_once(
 ) -> None:
     """Files are split by the number of cores, so the batch's rows are in other partitions. Some rows of several splits say the same.
 
-    It goes on in the tests' session, which is told to split for four cores.
+    It continues in the tests' session, which is told to split for four cores.
     """
     topic, files, lines = "files", 3, 2000
     expected: Counter[str] = Counter()

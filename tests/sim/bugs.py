@@ -73,7 +73,7 @@ def commit_of_a_given_up_queue() -> AbstractContextManager[Any]:
 
 
 def renew_that_grants_a_free_queue() -> AbstractContextManager[Any]:
-    """A client that lost a queue and finds it free gets it back by a renewal, and goes on where it was."""
+    """A client that lost a queue and finds it free gets it back by a renewal, and resumes where it was."""
     renew = rules.renew
 
     def grants(lock: QueueLock | None, token: LockToken, now: Instant) -> QueueLock | None:

@@ -135,7 +135,7 @@ class Model:
         return world._replace(locks=_put(world.locks, queue, Lock("held", name, epoch, name, tenure)))
 
     def unbroken(self, world: World, name: str, queue: int, logged: int, processed: int) -> bool:
-        """Whether ``name``, just granted the queue, goes on at its own position. ``processed``: how far that would be."""
+        """Whether ``name``, just granted the queue, resumes at its own position. ``processed``: how far that would be."""
         if not self.fenced and not self.shared:
             return world.group[queue] <= processed
         lock = world.locks[queue]

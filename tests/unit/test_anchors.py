@@ -24,7 +24,7 @@ class FakeLog:
 
 
 class Query:
-    """A query that logs batch after batch, and goes on from the last one's anchors."""
+    """A query that logs batch after batch, and resumes from the last one's anchors."""
 
     def __init__(self, *topics: str) -> None:
         self.log, self.topics = FakeLog(), topics

@@ -1,4 +1,4 @@
-"""Browsing messages: what a search over queues finds is complete and in order, wherever it is cut short and goes on."""
+"""Browsing messages: what a search over queues finds is complete and in order, wherever it is cut short and continues."""
 
 from __future__ import annotations
 

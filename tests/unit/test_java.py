@@ -189,7 +189,7 @@ def test_many_processes_make_one_shim(cache: Path, tmp_path: Path) -> None:
     program = fake_java(tmp_path / "jdk", "21")
     code = (
         "import subprocess, sys; from pathlib import Path; from orderedmq.java import make_shim\n"
-        "print('ready', flush=True); sys.stdin.read()\n"  # all wait here, and go on together
+        "print('ready', flush=True); sys.stdin.read()\n"  # all wait here, and continue together
         "home = make_shim(Path(sys.argv[1]), 21)\n"
         "print(home, subprocess.check_output([home / 'bin' / 'java', 'ran'], text=True).strip())\n"
     )

@@ -606,7 +606,7 @@ def test_a_process_that_is_told_to_end_does_not_wait_for_its_threads(rig: Rig, t
     rig.send("a", "b", "c")
     child = os.fork()
     if not child:
-        # A child of the test must not go on with the suite, whatever happens.
+        # A child of the test must not continue with the suite, whatever happens.
         with contextlib.suppress(BaseException):
             signal.signal(signal.SIGTERM, leave)
             try:

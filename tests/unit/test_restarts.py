@@ -94,7 +94,7 @@ def happen(store: Store, token: LockToken, steps: tuple[str, ...]) -> None:
             case "mine":
                 store.give_back(store.take(ClientIdentity("me", "me@between")))
             case "former":
-                # A restart that is refused the queue now does not go on without it.
+                # A restart that is refused the queue now does not resume without it.
                 refusal = rules.refusal(store.lock, QUEUE, store.instant(), True) if store.lock else None
                 assert store.take(AGAIN) is None
                 assert refusal is not None
@@ -152,7 +152,7 @@ def test_a_restart_repeats_goes_on_or_leaves_the_queue_to_others(
     owner.boundary(end, [QUEUE])
     owner.enter(end, known, store.reset, {QUEUE: 0})
     assert owner.owned[QUEUE].position == (E if repeats else group)
-    # Where it does not go on at the checkpoint's end, the next batch says so.
+    # Where it does not resume at the checkpoint's end, the next batch says so.
     assert any(owned.entered for owned in owner.owned.values()) == (not repeats and group != E)
     owner._check()
 

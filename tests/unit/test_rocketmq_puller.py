@@ -410,7 +410,7 @@ def test_messages_that_are_deleted_while_others_are_found_are_never_passed_over(
 
 
 def test_behind_the_end_is_named_also_of_an_empty_queue(broker: FakeBroker) -> None:
-    """Trap 5: an empty queue answers any offset but 0 as illegal, with 0 to go on at."""
+    """Trap 5: an empty queue answers any offset but 0 as illegal, with 0 to resume at."""
     puller = puller_of(broker)
     assert puller.pull(QUEUE, 5000, 10, 10, COLUMNS).num_rows == 0
     with pytest.raises(DataLossError, match="BEYOND_END.*5000.*5001"):
@@ -656,7 +656,7 @@ def test_ranges_that_a_broker_looks_at_in_one_go_are_asked_for_side_by_side() ->
 def test_messages_that_are_gone_are_not_taken_for_others_that_do_not_match() -> None:
     broker = FilteringBroker({50: "a"}, 0, 2000)
     puller = puller_of(broker)
-    # MESSAGE_WAS_REMOVING has the code of "no match", and goes on behind what it removes.
+    # MESSAGE_WAS_REMOVING has the code of "no match", and continues behind what it removes.
     broker.instead[0] = [broker.says(NO_MATCHED, 800), broker.says(NO_NEW, 900)]
     assert matching(puller, 0, 2000) == [50]
     assert [begin for begin, _, _ in broker.asked].count(0) == 3
@@ -764,7 +764,7 @@ def test_rows_end_before_a_body_whose_checksum_is_wrong_if_that_is_verified(coun
         assert caught.value.condition == "ORDEREDMQ_DATA_LOSS.UNREADABLE"
         assert caught.value.message == (
             f"message 20 of queue {QUEUE} cannot be read: its body of {len(stored)} bytes does not have the checksum that was stored with "
-            "it; the broker's commit log is damaged, or what came from it; failOnDataLoss=false goes on without it, with a warning"
+            "it; the broker's commit log is damaged, or what came from it; set failOnDataLoss=false to skip it with a warning"
         )
         assert caught.value.behind == 21
         assert rows(21) == list(range(21, min(21 + count, 330)))

@@ -1,7 +1,7 @@
 """Checks a whole store: its pages, the seal of every entry, the rules between its databases, and its segment files.
 
 The check reads one snapshot without LMDB, which damaged pages can crash. A finding is a line of text. The check changes
-nothing, and goes on after damage. It holds all entries in memory and reads payloads one by one.
+nothing, and continues after damage. It holds all entries in memory and reads payloads one by one.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def not_the_same(path: str | Path) -> StoreError:
     return StoreError(
         StoreCondition.REPLACED,
         f"the store at {path} was replaced by another one while it was in use, perhaps by a copy; put the former one back, or restart the "
-        "programs that used it to go on with the new one",
+        "programs that used it to continue with the new one",
     )
 
 

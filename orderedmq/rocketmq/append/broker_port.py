@@ -170,7 +170,7 @@ class BrokerPort:
     def _settle(self, deadline: float | None) -> None:
         """Wait until a request that was given up is either refused or stored and readable; see `orderedmq.rocketmq.append`.
 
-        The wait begins with the broker's next answer: a broker that stood still goes on with what it had received. ``deadline``: the
+        The wait begins with the broker's next answer: a broker that stood still continues with what it had received. ``deadline``: the
         deadline of the request that is sent to get this answer, or None if the broker has just answered.
         """
         if self._unsettled:

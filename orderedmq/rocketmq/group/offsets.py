@@ -123,7 +123,7 @@ class GroupOffsets:
         raise LockError(
             LockCondition.LOST,
             f"the offsets of group {group!r} in {len(found)} queues ({', '.join(map(str, sorted(found)))}) were reset by RocketMQ's own "
-            "tools, so this query's work since its last commit is not committed; restart the query, it goes on at the new offsets",
+            "tools, so this query's work since its last commit is not committed; restart the query; it resumes at the new offsets",
         )
 
     def _accept_resets(self, group: str, queues: Sequence[MessageQueue], seconds: float) -> None:

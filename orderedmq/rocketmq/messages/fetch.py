@@ -131,7 +131,7 @@ class Fetch:
             self._stop = max(until, self._next)
 
     def continues(self, offset: int, max_messages: int) -> bool:
-        """Whether a pull of ``max_messages`` from ``offset`` on may go on with this object."""
+        """Whether a pull of ``max_messages`` from ``offset`` on may continue with this object."""
         # Each answer must fit into a pull.
         return offset == self.position and not self._ended and max_messages >= min(self._largest, self._next - offset)
 

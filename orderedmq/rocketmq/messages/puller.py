@@ -64,7 +64,7 @@ class Puller:
         self._group = TOOLS_GROUP
         self._patience = patience
         self._known: dict[MessageQueue, Known] = {}
-        #: What reads ahead, and since when: the next pull of the queue goes on with it.
+        #: What reads ahead, and since when: the next pull of the queue continues with it.
         self._ahead: dict[MessageQueue, tuple[Fetch, float]] = {}
         note = MalformedText().note
         self._decode = partial(decode_rows, malformed=note, names=client.names, verify_crc=settings.verify_body_crc)
