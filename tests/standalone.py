@@ -1,4 +1,4 @@
-"""Spark's standalone cluster, from the pip-installed package: a master and workers, each in a folder of its own."""
+"""Spark's standalone cluster, from the pip-installed package: a master and workers, each in its own folder."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def test_a_decommissioned_executor_finishes_its_task(rig: Rig) -> None:
         worker = next(one for one in rig.cluster.workers if executor in psutil.Process(one.pid).children(recursive=True))
         worker.send_signal(signal.SIGPWR)
         rig.through(driver, lambda: gone(executor.pid), "the executor ends by itself")
-        assert not any(rig.group_at("l").values()), "the micro-batch goes on"
+        assert not any(rig.group_at("l").values()), "the micro-batch is still running"
         rig.wait_for_offset(MESSAGES, group="l")
         assert driver.stop()["failure"] is None
     assert {queue: repeated(calls) for queue, calls in rig.accepted().items()} == {str(queue): 0 for queue in rig.queues}

@@ -1,4 +1,4 @@
-"""A real Spark cluster over a real RocketMQ: a master and two workers, each in a folder of its own. Nothing but the network is shared."""
+"""A real Spark cluster over a real RocketMQ: a master and two workers, each in its own folder. Nothing but the network is shared."""
 
 from __future__ import annotations
 
