@@ -108,10 +108,24 @@ def stop_on_sigterm(spark: SparkSession, timeout: float = 60.0) -> None:
     def terminate(signum: int, frame: object) -> None:
         del signum, frame
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        stopping.run()
+        # The main thread may be waiting for an answer of Java's, in query.awaitTermination(), so it cannot ask Java for anything
+        # itself. It stays here meanwhile, so that the program does not go its way when the first query has ended.
+        others = threading.Thread(target=stopping.run, name="orderedmq-sigterm", daemon=True)
+        others.start()
+        others.join(timeout + 2 * _GIVE_BACK)
+        _forget_answer(spark)
         sys.exit(_TERMINATED)
 
     signal.signal(signal.SIGTERM, terminate)
+
+
+def _forget_answer(spark: SparkSession) -> None:
+    """Close this thread's connection to Java. An answer that nobody has read there would be taken for that of the next call."""
+    gateway = getattr(getattr(spark, "_sc", None), "_gateway", None)
+    find = getattr(getattr(gateway, "_gateway_client", None), "get_thread_connection", None)
+    connection = find() if find is not None else None
+    if connection is not None:
+        connection.close()
 
 
 class _Stopping:

@@ -97,6 +97,11 @@ class Driver:
         self._answer(90.0)
 
     @property
+    def code(self) -> int | None:
+        """The driver's exit code, once it has ended."""
+        return self._process.poll()
+
+    @property
     def alive(self) -> bool:
         """Whether the driver was not killed."""
         return self._process.poll() is None
@@ -121,6 +126,12 @@ class Driver:
 
     def stop(self, query: str = "q") -> dict[str, Any]:
         return self._tell({"do": "stop", "query": query})
+
+    def wait_for_its_query(self, query: str = "q") -> None:
+        """Have the driver's main thread wait in `awaitTermination`. It takes no further command."""
+        self._tell({"do": "await", "query": query})
+        # It has answered a moment before it asks Java.
+        time.sleep(0.5)
 
     def stop_on_sigterm(self) -> None:
         """Have SIGTERM stop the queries at a boundary."""

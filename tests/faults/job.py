@@ -62,6 +62,9 @@ def main(master: str, *settings: str) -> None:
             case "stop on sigterm":
                 stop_on_sigterm(spark)
                 answer({})
+            case "await":
+                answer({})
+                queries[name].awaitTermination()
             case "state":
                 answer(state(queries[name]))
             case "stop":

@@ -145,7 +145,7 @@ def test_another_source_is_refused_by_name(world: World) -> None:
 
 @pytest.mark.holds("stop at a boundary")
 @pytest.mark.nightly
-@pytest.mark.parametrize("whom", ["python", "java"])
+@pytest.mark.parametrize("whom", ["python", "python that waits for its query", "java"])
 def test_an_application_that_is_told_to_end_stops_its_queries_at_a_boundary(whom: str, world: World, tmp_path: Path) -> None:
     driver = Driver(tmp_path / "driver")
     try:
@@ -156,14 +156,20 @@ def test_an_application_that_is_told_to_end_stops_its_queries_at_a_boundary(whom
         world.points.arm("write", after=5)
         world.produce(10)
         world.points.wait("write")
-        [process] = driver.of_kind("tests.faults.job" if whom == "python" else JVM)
-        send(process, "tests.faults.job" if whom == "python" else JVM, signal.SIGTERM)
+        if "waits" in whom:
+            driver.wait_for_its_query()
+        kind = JVM if whom == "java" else "tests.faults.job"
+        [process] = driver.of_kind(kind)
+        send(process, kind, signal.SIGTERM)
         time.sleep(1.0)
         assert process.is_running(), "its batch is not done"
         world.points.release("write")
         until(lambda: gone(process.pid), "the program ends")
         assert not world.held()
         assert "was stopped between two micro-batches" in world.log() + driver.errors.read_text()
+        if whom != "java":
+            until(lambda: driver.code is not None, "its driver has ended")
+            assert (driver.code, "Traceback" in driver.errors.read_text()) == (143, False), driver.errors.read_text()
     finally:
         driver.close()
     world.run(source={"lockTimeout": "0"})
