@@ -6,22 +6,34 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from orderedmq.broker import Log
+from orderedmq.conditions import OptionCondition
+from orderedmq.errors import OptionError
 from orderedmq.testing.rows import Row, batches
 from orderedmq.tools.audit import Audit, Side, audit
 from orderedmq.tools.audit_sides import RowsSide, TableSide, TopicSide
 
-#: A topic; the Parquet file or directory at a path; or rows.
-Given = str | Path | Iterable[Row]
+#: A topic; the Parquet file or directory at a path; rows; or a DataFrame, of which only `toArrow` is used.
+Given = str | Path | Iterable[Row] | Any
 
 
 def side(given: Given, name: str, log: Log, id_field: str | None, columns: dict[str, Any]) -> Side:
     """Return one side of the comparison. ``name`` is what rows are called. Raises the errors of the sides."""
     if isinstance(given, str):
+        if "/" in given:
+            raise OptionError(
+                OptionCondition.INVALID,
+                f"{given!r} is not the name of a topic: for a Parquet file or directory pass Path({given!r})",
+            )
         return TopicSide(log, given, id_field)
     if isinstance(given, Path):
         return TableSide(given, id_field=id_field, **columns)
-    return RowsSide(name, batches(list(given), name), id_field)
+    if hasattr(given, "toArrow"):
+        given = given.toArrow()
+    rows = [given] if isinstance(given, pa.RecordBatch | pa.Table) else list(given)
+    return RowsSide(name, batches(rows, name), id_field)
 
 
 def difference(expected: Side, actual: Side) -> str | None:

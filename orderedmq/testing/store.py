@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from orderedmq.conditions import QueryTestCondition, StoreCondition
 from orderedmq.connections import connect
 from orderedmq.errors import StoreError
+from orderedmq.model import DEAD_LETTER_PREFIX
 from orderedmq.testing import comparison, failures, kill, queries, session
 from orderedmq.testing.comparison import Given
 from orderedmq.testing.kill import After
@@ -19,6 +20,7 @@ from orderedmq.testing.problems import QueryTestError
 from orderedmq.testing.rows import Row, batches
 from orderedmq.text import text_of
 from orderedmq.tools.browse import rows_of
+from orderedmq.tools.dead_letters import letter_queues
 from orderedmq.tools.producer import Producer
 
 if TYPE_CHECKING:
@@ -79,16 +81,21 @@ class TemporaryStore:
         """Return the messages that a topic has, one queue after the other, each in the order of its offsets.
 
         A message is a dict with topic, broker_name, queue_id, queue_offset, sharding_key, tags, keys, body (bytes), store_timestamp
-        (µs since 1970), message_id and properties. Dead letters are in the topic ``%DLQ%<group>``. A topic that nobody has written
-        to has none.
+        (µs since 1970), message_id and properties. Dead letters are in the topic ``%DLQ%<group>``, and a group may have none.
+        Raises TopicError, GroupError or StoreError MISSING, so that a wrong name is not an empty topic.
         """
-        if topic not in self._topics():
-            return []
-        bounds = self.broker.log.bounds(self.broker.log.queues(topic))
+        if topic.startswith(DEAD_LETTER_PREFIX):
+            queues = letter_queues(self.broker, topic.removeprefix(DEAD_LETTER_PREFIX))
+        else:
+            queues = self.broker.log.queues(topic)
+        bounds = self.broker.log.bounds(queues)
         return [row for queue, at in bounds.items() for row in rows_of(self.broker.log, queue, at.min_offset, at.max_offset)]
 
     def by_key(self, topic: str) -> dict[str | None, list[str]]:
-        """Return the bodies of a topic's messages as text, in order, by their sharding key: ``{"order-1": ["created", "paid"]}``."""
+        """Return the bodies of a topic's messages as text, in order, by their sharding key: ``{"order-1": ["created", "paid"]}``.
+
+        Raises what `messages` raises.
+        """
         found: dict[str | None, list[str]] = {}
         for message in self.messages(topic):
             found.setdefault(message["sharding_key"], []).append(text_of(message["body"]))
@@ -175,9 +182,10 @@ class TemporaryStore:
     ) -> None:
         """Assert that ``actual`` has the messages of ``expected`` and no others, each once, and those of a key in their order.
 
-        Each is a topic's name, the ``Path`` of a Parquet file or directory, or rows as `produce` takes them. A message is known by its
-        key and its body, or by the field ``id_field`` of JSON bodies. ``key_column``, ``id_column`` and ``order_column`` are those of
-        Parquet, as in the command ``orderedmq audit``, which makes the same comparison.
+        Each is a topic's name, the ``Path`` of a Parquet file or directory, or rows as `produce` takes them, also a DataFrame with the
+        columns sharding_key and body. Messages are compared, not totals. A message is known by its key and its body, or by the field
+        ``id_field`` of JSON bodies. ``key_column``, ``id_column`` and ``order_column`` are those of Parquet, as in the command
+        ``orderedmq audit``, which makes the same comparison.
 
         Raises AssertionError, with the first differences of each kind; OptionError and TopicError for what cannot be compared.
         """

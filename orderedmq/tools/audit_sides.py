@@ -17,7 +17,7 @@ import xxhash
 
 from orderedmq.broker import Log, QueueBounds
 from orderedmq.conditions import OptionCondition, TopicCondition
-from orderedmq.errors import OptionError, TopicError
+from orderedmq.errors import OptionError, Remedy, TopicError
 from orderedmq.pulls import pulls
 from orderedmq.routing.key_hash import HashedKeys
 from orderedmq.text import text_of, valid
@@ -112,7 +112,11 @@ class TableSide:
             if name not in names:
                 raise OptionError(
                     OptionCondition.INVALID,
-                    f"{path} has no column {name!r}, only {', '.join(names)}; give --key-column, --id-column and --order-column",
+                    f"{path} has no column {name!r}, only {', '.join(names)}",
+                    Remedy(
+                        "name its columns with key_column, id_column and order_column",
+                        "give --key-column, --id-column and --order-column",
+                    ),
                 )
         if "queue_id" in names and pa.types.is_integer(self._data.schema.field("queue_id").type):
             self._columns.append("queue_id")

@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orderedmq.errors import OptionError, SchemaError
+from orderedmq.errors import GroupError, OptionError, SchemaError, TopicError
 from orderedmq.testing import FailedOnce, QueryTestError, TemporaryStore
 from orderedmq.testing.queries import checkpoint_of, writer_of
+from tests.contract.support import locked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,11 +48,23 @@ def test_numbers_are_keys_as_in_the_sink(store: TemporaryStore) -> None:
     assert store.by_key("orders") == {"7": ["a", "c"], "8": ["b"]}
 
 
-def test_no_rows_make_an_empty_topic_and_a_topic_that_is_missing_has_none(store: TemporaryStore) -> None:
-    assert store.messages("orders") == []
+def test_no_rows_make_an_empty_topic(store: TemporaryStore) -> None:
     store.produce("orders", queues=2)
     assert [topic.queues for topic in store.broker.log.topics()] == [2]
     assert store.by_key("orders") == {}
+
+
+def test_a_wrong_name_is_not_an_empty_topic(store: TemporaryStore) -> None:
+    store.produce("orders", ("a", "1"))
+    with pytest.raises(TopicError, match="no topic 'ordrs'"):
+        store.by_key("ordrs")
+    with pytest.raises(GroupError, match="no consumer group 'leger'"):
+        store.messages("%DLQ%leger")
+    [queue, *_] = store.broker.log.queues("orders")
+    client = store.broker.groups.join("query")
+    [token] = locked(store.broker, "ledger", client, [queue])
+    store.broker.groups.commit({token: 0})
+    assert store.messages("%DLQ%ledger") == []
 
 
 @pytest.mark.parametrize(
@@ -67,7 +80,7 @@ def test_a_row_that_is_no_message_is_refused_before_any_is_written(store: Tempor
     with pytest.raises(SchemaError) as caught:
         store.produce("orders", ("a", "1"), row)
     assert says in str(caught.value)
-    assert store.messages("orders") == []
+    assert store._topics() == set()
 
 
 def test_a_store_without_a_folder_is_removed_and_one_with_a_folder_stays(tmp_path: Path) -> None:
@@ -87,9 +100,19 @@ def test_topics_rows_and_tables_with_the_same_messages_are_the_same(store: Tempo
     store.produce("one", *rows)
     store.produce("two", ("b", "2"), ("a", "1"), ("a", "3"), queues=2)
     pq.write_table(pa.table({"sharding_key": ["b", "a", "a"], "body": ["2", "1", "3"]}), tmp_path / "t.parquet")
-    for actual in ("two", rows, tmp_path / "t.parquet", [pa.table({"sharding_key": ["a", "b", "a"], "body": ["1", "2", "3"]})]):
+    table = pa.table({"sharding_key": ["a", "b", "a"], "body": ["1", "2", "3"]})
+    for actual in ("two", rows, tmp_path / "t.parquet", [table], table, SimpleNamespace(toArrow=lambda: table)):
         store.assert_same("one", actual)
         store.assert_same(actual, "one")
+
+
+def test_a_side_that_cannot_be_compared_says_what_to_pass(store: TemporaryStore, tmp_path: Path) -> None:
+    store.produce("one", ("a", "1"))
+    pq.write_table(pa.table({"order": ["a"], "events": [1]}), tmp_path / "t.parquet")
+    with pytest.raises(OptionError, match="for a Parquet file or directory pass Path"):
+        store.assert_same("one", str(tmp_path / "t.parquet"))
+    with pytest.raises(OptionError, match="name its columns with key_column, id_column and order_column"):
+        store.assert_same("one", tmp_path / "t.parquet")
 
 
 def test_bodies_may_differ_where_a_field_identifies_the_message(store: TemporaryStore) -> None:
