@@ -57,6 +57,8 @@ class Case(NamedTuple):
 
 CASES = [
     Case("ExporterMissing", "nothing is scraped", {}, 6, True),
+    Case("ExporterMissing", "one of two is not scraped", {**WELL, 'up{instance="f:9405",job="orderedmq"}': "0x20"}, 8, True),
+    Case("ExporterMissing", "both are scraped", {**WELL, 'up{instance="f:9405",job="orderedmq"}': "1x20"}, 8, False),
     Case("ExporterMissing", "a broker that is away is no missing exporter", {UP: "0x60"}, 10, False),
     Case("BrokerUnreachable", "the broker went away", {UP: "1x3 0x10"}, 8, True),
     Case("BrokerUnreachable", "it came back within two minutes", {UP: "1x3 0 1x10"}, 8, False),

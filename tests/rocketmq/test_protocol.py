@@ -251,7 +251,8 @@ def test_tls_with_a_certificate_that_the_server_made_up(cluster: Cluster, tmp_pa
         pulled = client.call_address(address, message_requests.pull(world.queue, world.group, 0, 32), soon())
         assert [message.body for message in parse_all(bytes(pulled.body))] == [body]
         with Client(world.cluster.address, tls=TlsOptions()) as careful:
-            assert error_of(lambda: careful.cluster(soon())).condition == "ORDEREDMQ_ROCKETMQ.TLS"
+            error = error_of(lambda: careful.cluster(soon()))
+            assert (error.condition, "set tlsTrustCertPath to" in error.message) == ("ORDEREDMQ_ROCKETMQ.TLS", True)
         world.client.close()
 
 

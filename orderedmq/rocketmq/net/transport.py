@@ -79,8 +79,14 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
         ) from None
     except ssl.SSLError as error:
         opened.close()
-        why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
-        raise RocketMQError(RocketMQCondition.TLS, f"TLS with {address} failed: {why or error}") from None
+        if isinstance(error, ssl.SSLCertVerificationError):
+            why = (
+                f"{error.verify_message}; set tlsTrustCertPath to the PEM file of its authority, tlsVerifyHostname=false if its "
+                "certificate names another host, or, only to try things, tlsVerify=false"
+            )
+        else:
+            why = f"{error.reason or error}; compare the options whose names begin with tls with what the server asks for"
+        raise RocketMQError(RocketMQCondition.TLS, f"TLS with {address} failed: {why}") from None
     except (OSError, WriteTimeout) as error:
         opened.close()
         raise _unreachable(address, error) from None
