@@ -30,5 +30,9 @@ def sorted_rows(
             raise SinkError(SinkCondition.ORDER_BUFFER_FULL, full)
     if held:
         whole = held[0] if len(held) == 1 else pa.concat_batches(held)
+        # Each copy is released before the next one is made: the caller makes another one of what it gets.
+        held.clear()
         keys = [(column.name, "descending" if column.descending else "ascending") for column in columns]
-        yield whole.take(pc.sort_indices(whole, sort_keys=keys))
+        ordered = whole.take(pc.sort_indices(whole, sort_keys=keys))
+        del batch, whole
+        yield ordered
