@@ -7,6 +7,7 @@ import json
 import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
@@ -111,3 +112,16 @@ def test_a_batch_read_chooses_messages_by_their_tags(rig: Rig) -> None:
     assert rig.batch(topic="in", tags=" a ").count() == 20
     with pytest.raises(PySparkException, match=r"ORDEREDMQ_OPTION.UNSUPPORTED.*filterSql.*DataFrame.filter"):
         rig.batch(topic="in", filterSql="a > 5")
+
+
+def test_real_time_and_continuous_mode_are_refused_before_anything_is_locked(rig: Rig) -> None:
+    rig.topic("in", rows=2)
+    writer = rig.stream(topic="in", consumerGroup="g").writeStream.format("console").outputMode("update")
+    for trigger, reason in (
+        ({"realTime": "5 seconds"}, "REAL_TIME_MODE.INPUT_STREAM"),
+        ({"continuous": "1 second"}, "continuous"),
+    ):
+        started = writer.option("checkpointLocation", str(rig.folder / reason)).trigger(**trigger)
+        with pytest.raises((PySparkException, Py4JJavaError), match=reason):
+            started.start().awaitTermination()
+    assert not rig.broker.admin.locks("g")
