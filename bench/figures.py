@@ -19,8 +19,7 @@ RESULTS: Final = ROOT / "docs" / "bench-results.json"
 PAGE: Final = ROOT / "docs" / "performance.md"
 AGAINST_KAFKA: Final = ROOT / "docs" / "guides" / "against-kafka.md"
 README: Final = ROOT / "README.md"
-#: Runs that are kept, and how many of them, the newest, documents quote for a case.
-KEPT: Final = 20
+#: How many runs of a case, the newest, documents quote. A run of which nothing is quoted any more is not kept.
 QUOTED: Final = 3
 
 _TABLE: Final = re.compile(r"(?<=<!-- bench: )([^\n]*)( -->\n).*?(?=<!-- end of bench -->)", re.DOTALL)
@@ -89,9 +88,11 @@ def _run(cases: Mapping[str, Iterable[Mapping[str, Any]]], **rest: Any) -> Run:
 
 
 def keep(run: Run, path: Path = RESULTS) -> None:
-    """Add a run, instead of one of the same date, and drop the oldest ones."""
-    runs = [one for one in read_runs(path) if one.date != run.date]
-    path.write_text(json.dumps({"runs": [asdict(one) for one in [*runs, run][-KEPT:]]}, indent=1) + "\n")
+    """Add a run, in place of one of the same date, and drop those of which nothing is quoted any more."""
+    runs = [*(one for one in read_runs(path) if one.date != run.date), run]
+    cases = {case for one in runs for case in one.cases}
+    used = {one.date for case in cases for one in quoted(runs, case)}
+    path.write_text(json.dumps({"runs": [asdict(one) for one in runs if one.date in used]}, indent=1) + "\n")
 
 
 # --- ranges

@@ -68,6 +68,12 @@ class Bench:
         assert "spark" not in self.__dict__, "the session runs without these jars"
         self._jars += jars
 
+    def renew(self) -> None:
+        """End the session, so that its next use starts one with new workers."""
+        if "spark" in self.__dict__:
+            self.spark.stop()
+            del self.spark
+
     def close(self) -> None:
         self.closing.close()
         if "spark" in self.__dict__:
@@ -157,12 +163,12 @@ def _speed(batches: Sequence[tuple[int, int]]) -> float:
     return rows / micros
 
 
-def status(field: str) -> int:
-    """A line of this process's status, in KiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+def status(field: str, pid: int | str = "self") -> int:
+    """A line of a process's status, in KiB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1])
-    raise OSError(f"/proc/self/status has no {field}")
+    raise OSError(f"/proc/{pid}/status has no {field}")
 
 
 def disk_speed(folder: Path) -> float:

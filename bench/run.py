@@ -31,6 +31,7 @@ from bench import (
     stores,
     throughput,
     web_page,
+    worker_memory,
 )
 from bench.figures import QUOTED, VERSUS, Figure, Run, keep, read_runs, shown, table, versus, write_documents
 from bench.measure import Bench, Skipped
@@ -62,6 +63,7 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "web-page": web_page.figures,
     "exporter": exporter.figures,
     "start": start.figures,
+    "worker-memory": worker_memory.figures,
     "rocketmq-pull": rocketmq.pull,
     "rocketmq-pull-mixed": rocketmq.pull_mixed,
     "rocketmq-pull-verified": rocketmq.pull_verified,

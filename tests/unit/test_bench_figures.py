@@ -13,8 +13,8 @@ import pytest
 from bench import kafka, process_cpu
 from bench.figures import (
     AGAINST_KAFKA,
-    KEPT,
     PAGE,
+    QUOTED,
     README,
     VERSUS,
     Figure,
@@ -101,14 +101,16 @@ def test_a_figure_without_a_peer_is_kept_and_not_quoted() -> None:
     assert "MB/s" not in table([run(1, Figure("file → sink", "disk", 258.0, "MB/s"))], ["rocketmq-pull"])
 
 
-def test_runs_are_kept_in_their_order_and_the_oldest_are_dropped(tmp_path: Path) -> None:
+def test_runs_are_kept_in_their_order_while_a_case_of_theirs_is_quoted(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     assert read_runs(path) == []
-    for day in range(1, KEPT + 3):
+    rare = run(1, FIGURE, case="start")
+    keep(rare, path)
+    for day in range(2, QUOTED + 4):
         keep(run(day), path)
         # A run is kept after each of its cases.
         keep(run(day, FIGURE), path)
-    assert read_runs(path) == [run(day, FIGURE) for day in range(3, KEPT + 3)]
+    assert read_runs(path) == [rare, *(run(day, FIGURE) for day in range(4, QUOTED + 4))]
 
 
 # --- against Kafka
