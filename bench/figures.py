@@ -88,7 +88,7 @@ def _run(cases: Mapping[str, Iterable[Mapping[str, Any]]], **rest: Any) -> Run:
 
 
 def keep(run: Run, path: Path = RESULTS) -> None:
-    """Add a run, in place of one of the same date, and drop those of which nothing is quoted any more."""
+    """Add a run, instead of one of the same date, and drop those of which nothing is quoted any more."""
     runs = [*(one for one in read_runs(path) if one.date != run.date), run]
     cases = {case for one in runs for case in one.cases}
     used = {one.date for case in cases for one in quoted(runs, case)}

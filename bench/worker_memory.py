@@ -1,6 +1,6 @@
 """Peak memory of the Python workers of an executor, from which docs/guides/deploying.md has its rule for spark.executor.memoryOverhead.
 
-Each query has a session of its own, so that its workers are new. The peak is the system's (VmHWM). It does not depend on how
+Each query has another session, so that its workers are new. The peak is the system's (VmHWM). It does not depend on how
 busy the machine is.
 """
 
@@ -117,7 +117,7 @@ def _sorted(bench: Bench, run: Callable[[], None]) -> Figure:
 
 
 def _peaks(bench: Bench, run: Callable[[], None]) -> tuple[float, float]:
-    """Run a query in a session of its own. Return how many workers a core had, and the sum of their peaks in MB."""
+    """Run a query in a new session. Return how many workers a core had, and the sum of their peaks in MB."""
     bench.renew()
     run()
     peaks = [status("VmHWM", worker.pid) * 1024 / 1e6 for worker in _workers()]
