@@ -17,7 +17,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Final, Literal, Self
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final, Literal, Self
 
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
@@ -148,7 +149,9 @@ ForeachBatch = Callable[[pa.Table, int], object]
 
 @dataclass(frozen=True)
 class Frame:
-    """What a listener needs of a DataFrame: the names of its columns, and ``mapInArrow``."""
+    """What a listener needs of a DataFrame: its columns' names, ``mapInArrow``, and a session in which every setting is the default."""
+
+    sparkSession: ClassVar[Any] = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default: default))
 
     columns: list[str]
     function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None

@@ -37,6 +37,7 @@ from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import PROPERTIES_TYPE, MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.rows.message_trace import Ended, ReturnType, TracedCall, TracedMessage
+from tests.micro_batches import Frame
 from tests.unit.test_listener_shell import Rig, rig
 
 __all__ = ["rig"]
@@ -389,7 +390,10 @@ COLUMNS = ["topic", "broker_name", "queue_id", "queue_offset", "body", "lock_tok
 
 
 def frame(*more: str) -> DataFrame:
-    return cast(DataFrame, SimpleNamespace(columns=[*COLUMNS, *more], mapInArrow=lambda run, schema: "planned"))
+    return cast(
+        DataFrame,
+        SimpleNamespace(columns=[*COLUMNS, *more], mapInArrow=lambda run, schema: "planned", sparkSession=Frame.sparkSession),
+    )
 
 
 @pytest.mark.parametrize("consume", [consume_orderly, partial(consume_orderly, order=OrderPerKey()), consume_concurrently])
