@@ -7,6 +7,7 @@ well, until ``python -m tests.wording --shrink`` has written it down.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import sys
@@ -47,7 +48,6 @@ PATTERNS: Final = {
 }
 #: A string with fewer words is a name or a value.
 _WORDS: Final = 4
-_STRINGS: Final = (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
@@ -58,8 +58,23 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
         return
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
-            if token.type == tokenize.COMMENT or (token.type in _STRINGS and len(token.string.split()) >= _WORDS):
-                yield from enumerate(token.string.split("\n"), token.start[0])
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+    # Not the tokens of strings: releases of Python divide an f-string differently.
+    for node in _strings(ast.parse(path.read_text())):
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        string = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
+        if len(string.split()) >= _WORDS:
+            yield from enumerate(string.split("\n"), node.lineno)
+
+
+def _strings(node: ast.AST) -> Iterator[ast.Constant | ast.JoinedStr]:
+    """Yield the strings of a module, each whole, however many pieces it is written in."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.JoinedStr) or (isinstance(child, ast.Constant) and isinstance(child.value, str)):
+            yield child
+        else:
+            yield from _strings(child)
 
 
 def found() -> dict[str, dict[str, list[str]]]:
