@@ -102,29 +102,32 @@ def stop_on_sigterm(spark: SparkSession, timeout: float = 60.0) -> None:
     Call it in the main thread, after the session was made. Whoever sends the signal must wait longer than ``timeout`` seconds before a kill.
     """
     stopping = _Stopping(spark, timeout)
-    if hasattr(spark, "_jvm"):
+    # A session of Spark Connect has no Java in this program's reach.
+    has_java = hasattr(spark, "_jvm")
+    if has_java:
         _call_before_spark_ends(spark, stopping)
 
     def terminate(signum: int, frame: object) -> None:
         del signum, frame
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        # The main thread may be waiting for an answer of Java's, in query.awaitTermination(), so it cannot ask Java for anything
-        # itself. It stays here meanwhile, so that the program does not go its way when the first query has ended.
-        others = threading.Thread(target=stopping.run, name="orderedmq-sigterm", daemon=True)
-        others.start()
-        others.join(timeout + 2 * _GIVE_BACK)
-        _forget_answer(spark)
+        # The signal interrupts the main thread, which usually waits for Java in query.awaitTermination(). Its connection is in the middle
+        # of that call, so another thread, with another connection, stops the queries. The main thread waits here for that thread:
+        # otherwise awaitTermination() would return when the first query ends, and the program would end before the others have stopped.
+        stopper = threading.Thread(target=stopping.run, name="orderedmq-sigterm", daemon=True)
+        stopper.start()
+        stopper.join(timeout + 2 * _GIVE_BACK)
+        if has_java:
+            _close_connection(spark)
         sys.exit(_TERMINATED)
 
     signal.signal(signal.SIGTERM, terminate)
 
 
-def _forget_answer(spark: SparkSession) -> None:
-    """Close this thread's connection to Java. An answer that nobody has read there would be taken for that of the next call."""
-    gateway = getattr(getattr(spark, "_sc", None), "_gateway", None)
-    find = getattr(getattr(gateway, "_gateway_client", None), "get_thread_connection", None)
-    connection = find() if find is not None else None
-    if connection is not None:
+def _close_connection(spark: SparkSession) -> None:
+    """Close this thread's connection to Java, which is in the middle of a call: the next call would read that call's answer as its own."""
+    client: Any = spark.sparkContext._gateway._gateway_client  # type: ignore[union-attr]
+    # Only pinned threads, Spark's default, keep a connection. Without them, each call takes one that no other call uses.
+    if hasattr(client, "get_thread_connection") and (connection := client.get_thread_connection()) is not None:
         connection.close()
 
 

@@ -143,7 +143,7 @@ class Inline(Calls[T, R]):
 
 
 class Threads(Calls[T, R]):
-    """At most ``most`` calls at a time, in threads of their own. An object belongs to one thread. A thread cannot be interrupted."""
+    """At most ``most`` calls at a time, in separate threads. An object belongs to one thread. A thread cannot be interrupted."""
 
     def __init__(self, function: Callable[[T], R], most: int) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ class Policy(Enum):
 
     #: The query cannot run: all queues or none.
     REFUSE = "refuse"
-    #: Another member has not given the queue up yet: resume without it, ask again.
+    #: Another member has not given the queue up yet: continue without it, and ask again.
     HAND_OVER = "hand over"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -15,8 +15,16 @@ from orderedmq.testing.rows import Row, batches
 from orderedmq.tools.audit import Audit, Side, audit
 from orderedmq.tools.audit_sides import RowsSide, TableSide, TopicSide
 
-#: A topic; the Parquet file or directory at a path; rows; or a DataFrame, of which only `toArrow` is used.
-Given = str | Path | Iterable[Row] | Any
+
+@runtime_checkable
+class Frame(Protocol):
+    """What is used of a DataFrame of Spark."""
+
+    def toArrow(self) -> pa.Table: ...
+
+
+#: A topic; the Parquet file or directory at a path; rows; or a DataFrame.
+Given: TypeAlias = str | Path | Iterable[Row] | pa.Table | Frame
 
 
 def side(given: Given, name: str, log: Log, id_field: str | None, columns: dict[str, Any]) -> Side:
@@ -30,9 +38,9 @@ def side(given: Given, name: str, log: Log, id_field: str | None, columns: dict[
         return TopicSide(log, given, id_field)
     if isinstance(given, Path):
         return TableSide(given, id_field=id_field, **columns)
-    if hasattr(given, "toArrow"):
+    if isinstance(given, Frame):
         given = given.toArrow()
-    rows = [given] if isinstance(given, pa.RecordBatch | pa.Table) else list(given)
+    rows = [given] if isinstance(given, pa.Table) else list(given)
     return RowsSide(name, batches(rows, name), id_field)
 
 

@@ -184,14 +184,18 @@ def letter_queues(broker: Broker, group: str, chosen: LetterFilter = LetterFilte
             raise
         broker.admin.group_offsets(group)
         return []
-    found = [queue for queue in every if chosen.at_broker in (None, queue.broker_name)]
-    names = ", ".join(queue.broker_name for queue in every)
-    if not found:
-        raise OptionError(
-            OptionCondition.INVALID, f"broker {chosen.at_broker!r} has no dead letters of group {group!r}; name one of {names}"
-        )
+    found = at_broker(every, chosen.at_broker)
     if chosen.offsets:
         require_one_broker(found)
+    return found
+
+
+def at_broker(queues: Sequence[MessageQueue], name: str | None) -> list[MessageQueue]:
+    """Return the queues of dead letters that a broker has; None: all. Raises OptionError INVALID if it has none."""
+    found = [queue for queue in queues if name in (None, queue.broker_name)]
+    if queues and not found:
+        names = ", ".join(queue.broker_name for queue in queues)
+        raise OptionError(OptionCondition.INVALID, f"broker {name!r} has no queue of {queues[0].topic}; name one of {names}")
     return found
 
 
@@ -409,7 +413,7 @@ class _Replay:
         at, upto = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
         if in_turn:
             self.done.deleted += waiting(broker, queue, broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, 0), upto)
-        # Letters in quarantine lie before the offset as well: replays of all have passed them by.
+        # Letters in quarantine are also before the offset: replays of all have passed them by.
         begin = at.min_offset if self.chosen.offsets or self.chosen.quarantined is not False else upto
         return _Part(token, self.chosen.spans(broker.log, queue, begin, at.max_offset), upto)
 

@@ -25,7 +25,7 @@ State = Literal["waiting", "held", "dropped"]
 
 #: Seconds for which a listing of the topics is used again.
 LISTING_AGE: Final = 10.0
-#: How often a lot is read again that its owner has just shortened.
+#: How often to read a lot again because its owner has just shortened it.
 _TRIES: Final = 3
 #: Queues that an error names.
 _CHOICES: Final = 8

@@ -39,7 +39,7 @@ STALE: Final = 60.0
 
 
 class Reached:
-    """The watches of a broker, over a connection that is made again after an error that another try would not mend.
+    """The watches of a broker. It connects again after an error that a retry on the same connection would not repair.
 
     A client of RocketMQ finds its servers again by itself. A store that was deleted, moved or replaced has to be opened again.
     """

@@ -71,11 +71,12 @@ class Repairs:
         given: Mapping[str, str] = request.query_params
         chosen = _filter(given)
         filtered = chosen.chooses or bool(chosen.quarantined)
-        queues = dead_letters.letter_queues(broker, group, chosen)
-        names: dict[str, Any] = {"letters": [], "waiting": 0, "earlier": None, "later": None, "queue": None, "brokers": []}
+        queues = dead_letters.letter_queues(broker, group)
+        brokers = [one.broker_name for one in queues]
+        names: dict[str, Any] = {"letters": [], "waiting": 0, "earlier": None, "later": None, "queue": None, "brokers": brokers}
         if queues:
             # A broker numbers its letters from 0, so a page has those of one.
-            queue = queues[0]
+            queue = dead_letters.at_broker(queues, chosen.at_broker)[0]
             at, upto = broker.log.bounds([queue])[queue], dead_letters.replayed_to(broker, queue)
             first, last = number_of(request, "first"), at.max_offset
             begin = first if first is not None else at.min_offset if filtered else last - ROWS
@@ -85,11 +86,9 @@ class Repairs:
             replayed = dead_letters.replayed(broker, queue, found, chosen, upto)
             if filtered and len(found) == ROWS:
                 end = found[-1].offset + 1
-            every = [one.broker_name for one in dead_letters.letter_queues(broker, group)]
-            if len(every) > 1:
+            if len(queues) > 1:
                 given = {**given, "broker": queue.broker_name}
             names["queue"] = queue
-            names["brokers"] = every
             names["letters"] = [(one, _state(one, chosen, replayed)) for one in found]
             names["waiting"] = dead_letters.waiting(broker, queue, upto, last)
             conditions = _conditions(given)

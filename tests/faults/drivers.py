@@ -130,8 +130,6 @@ class Driver:
     def wait_for_its_query(self, query: str = "q") -> None:
         """Have the driver's main thread wait in `awaitTermination`. It takes no further command."""
         self._tell({"do": "await", "query": query})
-        # It has answered a moment before it asks Java.
-        time.sleep(0.5)
 
     def stop_on_sigterm(self) -> None:
         """Have SIGTERM stop the queries at a boundary."""

@@ -12,6 +12,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -27,6 +31,17 @@ def state(query: StreamingQuery) -> dict[str, Any]:
     # In this order: a query that fails between the two looks would otherwise have ended without a failure.
     active, failure = query.isActive, query.exception()
     return {"id": str(query.id), "active": active, "failure": None if failure is None else str(failure)}
+
+
+MAIN = threading.get_ident()
+
+
+def when_main_waits(done: Callable[[], None]) -> None:
+    """Call ``done`` once the main thread waits for Java's answer to ``awaitTermination``."""
+    waits = {"awaitTermination", "readinto"}
+    while not waits <= {frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._current_frames()[MAIN])}:
+        time.sleep(0.01)
+    done()
 
 
 def main(master: str, *settings: str) -> None:
@@ -63,7 +78,7 @@ def main(master: str, *settings: str) -> None:
                 stop_on_sigterm(spark)
                 answer({})
             case "await":
-                answer({})
+                threading.Thread(target=when_main_waits, args=(lambda: answer({}),)).start()
                 queries[name].awaitTermination()
             case "state":
                 answer(state(queries[name]))

@@ -53,7 +53,7 @@ def test_killed_clients_servers_runners_and_workers_lose_and_repeat_nothing(tmp_
             client.kill_all()
             client.close()
             if kind == "client":
-                # The server and its query resume without the client. The next client's query takes the place of that query.
+                # The server and its query continue without the client. The next client's query takes the place of that query.
                 world.produce(100)
                 world.wait_for(3 * (150 * (number + 1) + 100 * seen["kills of client"]), timeout=300)
             else:

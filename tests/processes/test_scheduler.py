@@ -120,18 +120,34 @@ def repeated(calls: Sequence[tuple[int, int]]) -> int:
     return len(again)
 
 
+def held_in_turn(rig: Rig, driver: Driver) -> Iterator[tuple[str, int, int]]:
+    """Start a query, and hold a task of three further micro-batches: while it reads, while it writes, and when it has staged its rows.
+
+    Yields the point, how many messages each queue has by then, and the number of the task's process.
+    """
+    messages = 30
+    rig.produce(messages)
+    driver.start(**rig.spec())
+    rig.wait_for(QUEUES * messages, timeout=180)
+    for point, after in {"read": 20, "write": 20, "staged": 0}.items():
+        rig.points.arm(point, after=after)
+        rig.produce(40)
+        messages += 40
+        yield point, messages, rig.points.wait(point)
+
+
 @pytest.mark.holds("executors come and go")
 def test_with_speculation_each_row_is_in_the_sink_once_and_a_listener_is_refused(rig: Rig) -> None:
-    speculation = {"spark.speculation": "true", "spark.speculation.quantile": "0.5", "spark.speculation.multiplier": "1.5"}
+    speculation = {
+        "spark.speculation": "true",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.multiplier": "1.5",
+        # Only a task that is held takes so long, also on a busy machine.
+        "spark.speculation.minTaskRuntime": "5s",
+    }
     with rig.driver(speculation) as driver:
-        rig.produce(30)
-        driver.start(**rig.spec())
-        rig.wait_for(QUEUES * 30, timeout=180)
-        for number, (point, after) in enumerate({"read": 20, "write": 20, "staged": 0}.items(), 1):
-            rig.points.arm(point, after=after)
-            rig.produce(40)
-            first = rig.points.wait(point)
-            rig.through(driver, partial(rig.has, 30 + 40 * number), f"{30 + 40 * number} messages of each queue")
+        for _, messages, first in held_in_turn(rig, driver):
+            rig.through(driver, partial(rig.has, messages), f"{messages} messages of each queue")
             until(partial(gone, first), "Spark ends the first attempt", 30.0)
         rig.wait_for_offset(30 + 3 * 40)
         rig.judge()
@@ -170,16 +186,10 @@ def test_executors_that_come_back_after_an_idle_time_go_on_under_the_same_locks(
 @pytest.mark.holds("executors come and go")
 def test_a_killed_executors_tasks_run_again_and_each_row_is_in_the_sink_once(rig: Rig) -> None:
     with rig.driver() as driver:
-        rig.produce(30)
-        driver.start(**rig.spec())
-        rig.wait_for(QUEUES * 30, timeout=180)
-        for number, (point, after) in enumerate({"read": 20, "write": 20, "staged": 0}.items(), 1):
-            rig.points.arm(point, after=after)
-            rig.produce(40)
-            pid = rig.points.wait(point)
-            rig.executor_of(pid).kill()
+        for point, messages, held in held_in_turn(rig, driver):
+            rig.executor_of(held).kill()
             rig.points.release(point)
-            rig.through(driver, partial(rig.has, 30 + 40 * number), f"{30 + 40 * number} messages of each queue")
+            rig.through(driver, partial(rig.has, messages), f"{messages} messages of each queue")
         rig.wait_for_offset(30 + 3 * 40)
         rig.judge()
         until(lambda: rig.tokens() == 0, "what the killed attempts staged is gone")

@@ -1,4 +1,4 @@
-"""When a query asks again what tells its topics from later ones of their names."""
+"""When a query asks again for the anchors of its topics, which distinguish them from later topics of the same name."""
 
 from __future__ import annotations
 

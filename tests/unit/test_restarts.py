@@ -94,7 +94,7 @@ def happen(store: Store, token: LockToken, steps: tuple[str, ...]) -> None:
             case "mine":
                 store.give_back(store.take(ClientIdentity("me", "me@between")))
             case "former":
-                # A restart that is refused the queue now does not resume without it.
+                # A restart that is refused the queue now does not continue without it.
                 refusal = rules.refusal(store.lock, QUEUE, store.instant(), True) if store.lock else None
                 assert store.take(AGAIN) is None
                 assert refusal is not None

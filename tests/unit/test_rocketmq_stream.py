@@ -102,7 +102,7 @@ def test_a_server_has_vanished_if_no_byte_came_since_the_last_one_or_since_reque
     assert not one.vanished(1000.0)
     one.add({0: "a"}, 1000.0)
     assert not one.vanished(1000.0 + SILENCE - 0.1)
-    # Another request does not begin the wait again, and a byte does.
+    # Another request does not restart the wait; a byte does.
     one.add({1: "b"}, 1001.0)
     fed(one, answer(7)[:3], 1002.0)
     assert not one.vanished(1000.0 + SILENCE)

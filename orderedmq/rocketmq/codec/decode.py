@@ -270,7 +270,7 @@ class _Columns:
             texts = gather(self._buffer, begins, ends + 1, pa.binary(), order=self._order)
             data, bounds = contents(texts)
             if data.flags.writeable:
-                # Instead of the byte that follows. The array was just made, and nobody else has it.
+                # Overwrite the byte after each text. The array was just made, so nobody else sees the change.
                 data[bounds[1:] - 1] = VALUE_END[0]
                 return texts
         return gather(self._buffer, begins, ends, pa.binary(), order=self._order)

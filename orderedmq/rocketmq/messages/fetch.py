@@ -61,7 +61,7 @@ _REPLICA_AGAIN: Final = 30.0
 _TICK: Final = 1.0
 #: The least bytes of a stored message besides its body.
 _LEAST_OVERHEAD: Final = 91
-#: Instead of the id of a replica that the route has and the master not.
+#: Stands for a replica id that is in the route and that the master does not know.
 _STAND_IN: Final = -1
 
 
