@@ -265,7 +265,7 @@ def _message(call: ast.Call, names: Mapping[str, object]) -> str:
     message = _text(call.args[1], names) if len(call.args) > 1 else ""
     for more in call.args[2:]:
         if isinstance(more, ast.Call) and _called(more) == "Remedy" and more.args:
-            message += f"; {_text(more.args[0], names)}"
+            message += f". {_text(more.args[0], names)}"
     return message
 
 

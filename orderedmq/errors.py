@@ -1,7 +1,9 @@
 """The errors that a user can meet: one small tree, each error with a named condition.
 
-Rules: the message is one line that stands alone (Spark wraps it in a traceback) and says what, where, the likely cause and the
-remedy. Nothing foreign (lmdb, OSError, struct) reaches a user unmapped. A text that several places need is a function here.
+Rules: a message is one line that can be read alone, because Spark wraps it in a traceback. Its first sentence says what happened and where
+(the topic, the broker, the queue), with the cause after a colon if it is known. It begins with a small letter, because it follows the
+condition. The sentences after it say what to do; they begin with a capital letter, and the last one has no full stop. Nothing foreign (lmdb, OSError,
+struct) reaches a user unmapped. A text that several places need is a function here.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ _NAME: Final = re.compile(rf"\b(?:options? )?({'|'.join(_NAMES)})\b|\boption ({'
 
 
 class Remedy(NamedTuple):
-    """What to do about an error, where more than a name differs between the options to set (Spark, Python) and the command."""
+    """What to do about an error, where more than a name differs between the options to set (Spark, Python) and the command.
+
+    Both are sentences that begin with a verb in the imperative, without the full stop at the end.
+    """
 
     options: str
     command: str
@@ -65,7 +70,7 @@ class OrderedMQError(Exception):
     """Base of all errors of this package.
 
     ``condition`` is ``FAMILY.SUB``, stable across versions: match on it, not on the text. ``message`` names options, ``typed`` says
-    the same to users of the command.
+    the same to users of the command. ``remedy`` becomes the last sentence of both.
     """
 
     family: ClassVar[str]
@@ -81,9 +86,9 @@ class OrderedMQError(Exception):
         if type(sub) is not self.conditions:
             raise AssertionError(f"{type(self).__name__} has no condition {sub!r}")
         self.sub = sub
-        self.message = message if remedy is None else f"{message}; {remedy.options}"
+        self.message = message if remedy is None else f"{message}. {remedy.options}"
         said = _NAME.sub(lambda found: _NAMES[found[1]] if found[1] else _WORDS[found[2]], message)
-        self.typed = said if remedy is None else f"{said}; {remedy.command}"
+        self.typed = said if remedy is None else f"{said}. {remedy.command}"
         super().__init__(f"[{self.condition}] {self.message}")
 
     @property
