@@ -58,6 +58,14 @@ def snippets(path: Path) -> list[Snippet]:
     ]
 
 
+def quick_start() -> tuple[str, list[str]]:
+    """Return the program of docs/index.md's quick start, and its commands in order. The first one installs the package."""
+    marked = re.findall(r"<!-- quickstart -->(.*?)<!-- /quickstart -->", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```(python|bash)\n(.*?)```", "".join(marked), re.DOTALL)
+    (program,) = (code for kind, code in blocks if kind == "python")
+    return program, "".join(code for kind, code in blocks if kind == "bash").splitlines()
+
+
 def pages(needs: str = "") -> dict[Path, list[Snippet]]:
     """Return the documents that have snippets with this need, each with those snippets."""
     found = {path: [one for one in snippets(path) if not one.tested and one.needs == needs] for path in DOCUMENTS}

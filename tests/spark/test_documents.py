@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
-from tests.snippets import name, pages, run
+from orderedmq.cli import app
+from tests.snippets import ROOT, Snippet, name, pages, quick_start, run
 
 PAGES = pages()
 #: Pages whose snippets need 7 s and more. Those of other formats, state and order per key are what users copy once.
@@ -23,6 +27,25 @@ def test_the_snippets_of_a_page_run_one_after_another(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run(PAGES[path], spark, tmp_path)
+
+
+def test_the_quick_start_runs(spark: SparkSession, tmp_path: Path) -> None:
+    program, (_, *commands) = quick_start()
+    readme = (ROOT / "README.md").read_text()
+    assert f"```python\n{program}```" in readme, "README and docs/index.md have the same program"
+    in_readme = re.findall(r"```bash\n(.*?)```", readme, re.DOTALL)
+    assert "".join(in_readme).splitlines()[1:] == commands[:5], "and the same commands"
+    said = ""
+    for command in commands:
+        if command == "omq/bin/python invoices.py":
+            run([Snippet(ROOT / "docs" / "index.md", 1, program, "")], spark, tmp_path)
+            continue
+        before, _, after = command.rpartition("omq/bin/orderedmq ")
+        typed = before.removeprefix("printf '").removesuffix("' | ").replace("\\n", "\n")
+        done = CliRunner().invoke(app, shlex.split(after.replace("data/", f"{tmp_path}/data/")), input=typed)
+        assert done.exit_code == 0, f"{command}\n{done.output}"
+        said = done.output
+    assert re.findall(r"order-1 was (\w+)", said) == re.findall(r"order-2 was (\w+)", said) == ["created", "paid", "shipped"]
 
 
 def test_pages_with_snippets_are_found() -> None:
