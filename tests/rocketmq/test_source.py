@@ -186,7 +186,7 @@ def test_sql_that_is_none_is_refused_when_the_query_is_planned(rig: Rig, kind: s
     rig.topic()
     rig.fill(0, 3)
     load = rig.stream if kind == "stream" else rig.batch
-    with pytest.raises(PySparkException, match=r"ORDEREDMQ_OPTION.INVALID\] option filterSql: 'amount >' is not valid SQL"):
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_OPTION.INVALID\] option filterSql 'amount >' is not valid SQL"):
         load(filterSql="amount >")
     with without_property_filter(rig.cluster):
         with pytest.raises(PySparkException, match=r"ORDEREDMQ_OPTION.UNSUPPORTED\] option filterSql.*enablePropertyFilter"):

@@ -73,12 +73,12 @@ GIVEN: dict[MessageQueue, pa.RecordBatch] = dict(zip(QUEUES, [rows("abcd"), rows
 @pytest.mark.parametrize(
     ("fails_at", "error", "says"),
     [
-        (1, ILLEGAL, "no; 3 of 10 rows are stored (3 of 4 of queue t/a/0): send only"),
-        (3, ILLEGAL, "no; 7 of 10 rows are stored (4 of 4 of queue t/a/0, 3 of 4 of queue t/a/1): send only"),
+        (1, ILLEGAL, "no. 3 of 10 rows are stored (3 of 4 of queue t/a/0). Send only"),
+        (3, ILLEGAL, "no. 7 of 10 rows are stored (4 of 4 of queue t/a/0, 3 of 4 of queue t/a/1). Send only"),
         (
             4,
             RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "no"),
-            "4 of 4 of queue t/a/1), and perhaps the next ones: send only",
+            "4 of 4 of queue t/a/1), and perhaps the next ones. Send only",
         ),
     ],
 )

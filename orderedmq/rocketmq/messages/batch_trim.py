@@ -16,7 +16,7 @@ from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import Unreadable
 from orderedmq.rocketmq.wire.namespaces import Namespaces
 
-#: Approximate bytes of a stored message besides its body.
+#: Approximate bytes of a stored message without its body.
 _OVERHEAD: Final = 300
 #: See `Log.tail_loss`.
 TAIL_LOSS: Final = (
@@ -38,7 +38,7 @@ def decode_rows(
     tags: frozenset[str] = frozenset(),
     verify_crc: bool = False,
 ) -> tuple[pa.RecordBatch, int]:
-    """Decode pull responses as `decode.decode` does, with queue_offset among the columns.
+    """Decode pull responses as `decode.decode` does. The result always has the column queue_offset.
 
     Raises DataLossError UNREADABLE, ProtocolError.
     """
@@ -60,7 +60,7 @@ def decode_rows(
 
 
 def drop_repeats(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows by offset, each once: an answer that reaches into the next range repeats its messages."""
+    """Return the rows sorted by offset, each once. An answer that reaches into the next range repeats messages of that range."""
     offsets = batch.column("queue_offset").to_numpy()
     if (offsets[1:] > offsets[:-1]).all():
         return batch
@@ -80,7 +80,7 @@ def cut_at_gap(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int
 
 
 def average_body(batch: pa.RecordBatch, received: int, before: float | None) -> float:
-    """Return the approximate bytes of a body: the mean of this batch's average and the average known before."""
+    """Return the approximate bytes of a body: the mean of this batch's average and ``before``, the average so far."""
     if "body" in batch.schema.names:
         now: float = total_bytes(batch.column("body")) / batch.num_rows
     else:

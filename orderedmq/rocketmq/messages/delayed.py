@@ -1,7 +1,8 @@
-"""Sends delayed rows one by one: a broker does not delay a message of a batch. They have no order, so many are in flight at a time.
+"""Sends delayed rows, each in its own request, because a broker does not delay messages of a batch. They have no order, so many
+requests are in flight at the same time.
 
-A message that waits lies in a topic of the broker's own, which other producers fill as well, so it cannot be found in its queue:
-one whose answer was lost is sent again, and may come twice (rows/delays.py).
+Until it is due, a delayed message is stored in an internal topic of the broker that all producers share, so it cannot be found in
+its queue. A message whose answer was lost is therefore sent again and may be delivered twice (rows/delays.py).
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from orderedmq.rows import delays
 from orderedmq.rows.delays import DEFAULT_LEVELS, LEVEL, TIME, DelayLimits
 from orderedmq.rows.message_rows import normalise
 
-#: The most requests to one broker in flight, and about the most bytes of their bodies.
+#: The most requests in flight to one broker, and approximately the most bytes of their bodies.
 WINDOW: Final = 32
 _WINDOW_BYTES: Final = 4 * 1024 * 1024
 #: V5_0_0 (MQVersion): the first broker with the time wheel.
 _HAS_WHEEL: Final = 413
-#: Seconds for a broker to say what it accepts.
+#: Seconds for asking a broker which delays it accepts.
 ASK_TIMEOUT: Final = 10.0
 #: Seconds for a request, and for a row with all its retries.
 _SEND_TIMEOUT: Final = 15.0
 _PATIENCE: Final = 60.0
-#: The remark of a broker that has too many messages for one moment.
+#: The remark of a broker that has too many messages that are due at the same moment.
 _FLOW_CONTROL: Final = "timer message is under flow control"
 
 
@@ -52,12 +53,12 @@ class DelayedSend(NamedTuple):
     body: SendBody
 
 
-#: Names the rights that an account lacks, if an error is about that.
+#: Returns the error to raise for an error about a queue: one that names the missing rights if the account lacks some.
 Explain = Callable[[BaseException, MessageQueue], BaseException]
 
 
 def limits_of(client: Client, queue: MessageQueue, seconds: float = ASK_TIMEOUT) -> DelayLimits:
-    """Return what the queue's broker accepts. Where its settings may not be read, or by a proxy, the version decides."""
+    """Return which delays the queue's broker accepts. The version decides if the settings cannot be read (no right, or a Proxy)."""
     deadline = Deadline.after(seconds)
     try:
         version, settings = client.call(
@@ -70,13 +71,13 @@ def limits_of(client: Client, queue: MessageQueue, seconds: float = ASK_TIMEOUT)
 
 
 def limits(broker: str, version: int, settings: Mapping[str, str]) -> DelayLimits:
-    """Return what a broker of this version (MQVersion) accepts; ``settings`` are empty if they are unknown."""
+    """Return which delays a broker of this version (MQVersion) accepts. ``settings`` are empty if they are unknown."""
     levels = len(settings["messageDelayLevel"].split()) if "messageDelayLevel" in settings else DEFAULT_LEVELS
     seconds = settings.get("timerMaxDelaySec", "")
     most = int(seconds) * 1000 if seconds.isdecimal() else None
     no_time = None
     if version < _HAS_WHEEL:
-        no_time = "it is older than RocketMQ 5.0, and would deliver such a message at once"
+        no_time = "it is older than RocketMQ 5.0 and would deliver such a message immediately"
     elif settings.get("timerWheelEnable") == "false":
         no_time = "its setting timerWheelEnable is false"
     return DelayLimits(broker, levels, no_time, most)
@@ -95,22 +96,22 @@ class DelayedSender:
         send_timeout: float = _SEND_TIMEOUT,
         explain: Explain = lambda error, _: error,
     ) -> None:
-        """``whose``: whose rows they are, for errors: " (partition 0)". ``group``: the producer group that the requests name."""
+        """``whose``: the rows' origin for error messages, such as " (partition 0)". ``group``: the requests' producer group."""
         self._client = client
         self._whose = whose
         self._group = group
         self._patience = patience
         self._send_timeout = send_timeout
         self._explain = explain
-        #: Per topic and broker: what it accepts.
+        #: The delays that a broker accepts, by topic and broker.
         self._limits: dict[tuple[str, str], DelayLimits] = {}
         self._keys = FreshKeys()
 
     def encoded(self, queue: MessageQueue, batches: Sequence[pa.RecordBatch]) -> list[DelayedSend]:
-        """Return the requests for rows with the columns of `rows.delays`, all checked.
+        """Check rows with the columns of `rows.delays` and return the requests for them.
 
         Raises OptionError UNSUPPORTED, MessageError BAD_DELAY, BAD_PROPERTY, PROPERTIES_TOO_LARGE, RocketMQUnavailableError, and
-        RocketMQError NOT_SUPPORTED for a topic to which a Proxy passes on no delayed messages.
+        RocketMQError NOT_SUPPORTED for a topic to which a Proxy does not pass on delayed messages.
         """
         where = self._where(queue)
         place = queue.topic, queue.broker_name
@@ -135,7 +136,7 @@ class DelayedSender:
         return out
 
     def send(self, entries: Iterable[DelayedSend]) -> None:
-        """Send requests until each is stored. Raises what brokers answer, and RocketMQUnavailableError; rows may be sent then."""
+        """Send requests until each is stored. Raises the brokers' errors, and RocketMQUnavailableError. Rows may be sent by then."""
         by_broker: dict[str, list[DelayedSend]] = {}
         for entry in entries:
             by_broker.setdefault(entry.queue.broker_name, []).append(entry)
@@ -147,7 +148,7 @@ class DelayedSender:
         return f"the delayed rows of queue {queue}{self._whose}"
 
     def _send_window(self, waiting: list[DelayedSend]) -> None:
-        """Send requests to one broker until each is stored. One without an answer is sent again."""
+        """Send requests to one broker until each is stored. A request without an answer is sent again."""
         failures, since = 0, time.monotonic()
         while waiting:
             failed, error = self._send_once(waiting)
@@ -165,7 +166,7 @@ class DelayedSender:
             waiting = failed
 
     def _send_once(self, waiting: list[DelayedSend]) -> tuple[list[DelayedSend], RocketMQUnavailableError | None]:
-        """Return the requests that failed in a way that another try may cure, and the last such error."""
+        """Return the requests whose errors are temporary, and the last of these errors."""
         queue = waiting[0].queue
         deadline = Deadline.after(self._send_timeout)
         try:
@@ -186,7 +187,7 @@ class DelayedSender:
                 failed.append(one)
                 last = error
                 if error.outcome_unknown:
-                    # The others on this connection would wait in vain, too.
+                    # The other requests on this connection would also wait in vain.
                     connection.close()
             except RocketMQError as error:
                 if _FLOW_CONTROL in error.message:
@@ -203,13 +204,14 @@ class DelayedSender:
             return self._explain(error, one.queue)
         return RocketMQError(
             error.sub,
-            f"row {one.row} of {self._where(one.queue)} is refused by the broker, and rows before it have been sent: {error.message}; its "
-            "delay may lie too far ahead (timerMaxDelaySec), the broker's time wheel be off (timerWheelEnable), or the row be too large",
+            f"row {one.row} of {self._where(one.queue)} is refused by the broker: {error.message}. Its delay may be too long "
+            "(timerMaxDelaySec), the broker's time wheel may be off (timerWheelEnable), or the row may be too large. Rows before it have been "
+            "sent",
         )
 
 
 def _windows(entries: Sequence[DelayedSend]) -> Iterator[list[DelayedSend]]:
-    """Yield what is in flight at a time."""
+    """Divide requests into those that may be in flight together."""
     window: list[DelayedSend] = []
     size = 0
     for one in entries:

@@ -1,13 +1,13 @@
-"""Fetches messages of one queue over a lane: many requests in flight, answers put in order and handed over in pieces.
+"""Fetches messages of one queue over a lane: many requests are in flight, and the answers are returned in order, in pieces.
 
-A broker returns at most 32 messages or 256 KiB per pull, whatever is requested
-(MessageStoreConfig.maxTransferCountOnMessageInMemory), and 8 messages or 64 KiB of what it must read from disk. So requests for
-the ranges predicted to follow are sent before the answer comes. If an answer ends short, the rest is requested again. If it
-says that there are no messages, the bounds decide what that means. A piece is handed over while requests for what follows are
-in flight, so that the broker works while it is decoded.
+A broker returns at most 32 messages or 256 KiB per pull, however many are requested
+(MessageStoreConfig.maxTransferCountOnMessageInMemory), and 8 messages or 64 KiB if it must read them from disk. So requests for
+the ranges that probably follow are sent before an answer arrives. If an answer has fewer messages than its request, the rest is
+requested again. If it has none, the queue's bounds show why. A piece is returned while requests for the next messages are in
+flight, so that the broker works while the caller decodes the piece.
 
-With a filter, a broker scans some 800 messages per pull and returns those that match. So ranges of this size are requested side
-by side, and the offset at which an answer says to continue is trusted.
+With a filter, a broker scans some 800 messages per pull and returns those that match. So ranges of this size are requested in
+parallel, and the next offset in an answer is trusted.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from orderedmq.rows.filters import Filter
 
-#: The most pulls in flight for one queue: enough for a broker to work while a piece is decoded.
+#: The most pulls in flight for one queue: enough to keep a broker working while a piece is decoded.
 IN_FLIGHT: Final = 256
-#: Of large messages fewer are in flight: no more than about these bytes, but at least this number of pulls.
+#: Fewer pulls of large messages are in flight: approximately this number of bytes, but at least this number of pulls.
 _COMING_BYTES: Final = 6 * 1024 * 1024
 _ALWAYS_IN_FLIGHT: Final = 32
-#: Messages or bytes of a piece, at least, if more follow: decoding many at once costs less for each, and takes as long as a broker
-#: needs for the pulls that are in flight meanwhile.
+#: The least messages or bytes of a piece that is not the last. Decoding many messages together costs less per message, and takes
+#: about as long as a broker needs for the pulls that are in flight.
 PIECE: Final = 8192
 PIECE_BYTES: Final = 6 * 1024 * 1024
-#: Messages that the first pull requests, to learn how many a broker returns.
+#: Messages that the first pull requests. Its answer shows how many messages a broker returns per pull.
 MOST_MESSAGES: Final = 1024
 #: Messages that a broker scans for one pull with a filter (DefaultMessageStore.getMessage: 16,000 bytes of 20 each).
 SCANNED: Final = 800
-#: Seconds until a broker's limit is learned again: messages that were on disk are in memory by then.
+#: Seconds until a broker's limit is measured again, because messages that were on disk may be in memory by then.
 _STEP_AGE: Final = 5.0
 #: Seconds that one pull may take before it is sent again.
 _PULL_TIMEOUT: Final = 15.0
 #: Seconds for which a replica that failed is not used.
 _REPLICA_AGAIN: Final = 30.0
-#: Seconds between checks whether time is up.
+#: Seconds between two checks of the time limit.
 _TICK: Final = 1.0
-#: The least bytes of a stored message besides its body.
+#: The least bytes of a stored message without its body.
 _LEAST_OVERHEAD: Final = 91
-#: Stands for a replica id that is in the route and that the master does not know.
+#: The replica id that means: a replica in the route is read instead of the master, without the master's advice.
 _STAND_IN: Final = -1
 
 
 class Fetch:
-    """Fetches messages from ``offset`` on, of one pull after another: `begin`, then `next_piece` until there are enough.
+    """Fetches messages from ``offset`` on for consecutive pulls. For each pull, call `begin`, then `next_piece` until it has enough.
 
-    Requests are for ranges that do not overlap, and an answer is never longer than its request, so answers in order are
-    messages in order. With a filter an answer may reach into the next range; what it says of that range is not used.
+    Requested ranges do not overlap, and an answer is never longer than its request, so answers in order are messages in order.
+    With a filter an answer may reach into the next range. Its messages of that range are not used.
     """
 
     def __init__(
@@ -91,30 +91,30 @@ class Fetch:
         #: Where the pull began, and its limits.
         self._offset = offset
         self._limits = PullLimits(0, 0, 0, 0)
-        #: No offset from here on is requested. It is lowered if the queue turns out to end, or to have lost messages.
+        #: Offsets from here on are not requested. Lowered where the queue ends or has lost messages.
         self._stop = offset
-        #: Whether it was.
+        #: Whether ``_stop`` was lowered.
         self._ended = False
-        #: The most messages that any request was for.
+        #: The most messages in one request so far.
         self._largest = 0
-        #: The next offset to request, and (time, begin, count) of ranges below it to request again at that time.
+        #: The next offset to request, and ranges below it to request again: (when, begin, count).
         self._next = offset
         self._again: list[tuple[float, int, int]] = []
-        #: Ranges to request, in one write, and the lane: which replica was wanted, and which it leads to.
+        #: Ranges to request in one write; the lane, the replica that was wanted for it, and the replica to which it leads.
         self._asks: list[tuple[int, int]] = []
         self._lane: Lane | None = None
         self._wanted: int | None = MASTER_ID
         self._replica = MASTER_ID
         self._template: PullTemplate | None = None
-        #: Answers by the beginning of their range: (end, body). All below ``_done`` are in pieces or in ``_parts``.
+        #: Answers by the beginning of their range: (end, body). Messages below ``_done`` are in pieces or in ``_parts``.
         self._answers: dict[int, tuple[int, memoryview]] = {}
         self._done = offset
         self._parts: list[memoryview] = []
         self._parts_size = 0
-        #: The offset after the last piece. Messages and bytes that have come since.
+        #: The offset after the last piece, and the messages and bytes that were received since that piece.
         self.position = offset
         self._count = self._size = 0
-        #: Messages and bytes that this pull has handed over in pieces and the caller still holds, and when messages came last.
+        #: Messages and bytes in this pull's pieces, which the caller holds, and when messages were last received.
         self._held_count = self._held_size = 0
         self._heard = time.monotonic()
         self._answer = known.answer
@@ -123,7 +123,7 @@ class Fetch:
         self._last: OrderedMQError | None = None
 
     def begin(self, limits: PullLimits, until: int) -> None:
-        """Begin a pull at `position`. Messages from ``until`` on are not requested."""
+        """Begin a pull at `position`. Do not request messages from ``until`` on."""
         self._offset, self._limits = self.position, limits
         self._held_count = self._held_size = 0
         self._heard = time.monotonic()
@@ -131,15 +131,15 @@ class Fetch:
             self._stop = max(until, self._next)
 
     def continues(self, offset: int, max_messages: int) -> bool:
-        """Whether a pull of ``max_messages`` from ``offset`` on may continue with this object."""
-        # Each answer must fit into a pull.
+        """Return whether a pull of ``max_messages`` from ``offset`` on can use this object and its requests in flight."""
+        # Each answer must fit into the pull.
         return offset == self.position and not self._ended and max_messages >= min(self._largest, self._next - offset)
 
     def next_piece(self, most: int) -> Answers | None:
-        """Return the next answers, of at most ``most`` messages; None if there are none that fit.
+        """Return the next answers, with at most ``most`` messages. Return None at the queue's end or if the next answer has more.
 
-        There are none at the queue's end, and where an answer has more messages, which is the first of the next pull. Raises
-        TopicError, RocketMQError; DataLossError if the pull has no piece yet.
+        An answer that is too long is the first one of the next pull. Raises TopicError, RocketMQError, and DataLossError if the
+        pull has no piece yet.
         """
         least = min(PIECE, most)
         while self._take_in_order(least, most) and self._done < self._stop:
@@ -152,7 +152,7 @@ class Fetch:
             if self._done == self._offset and self._loss is not None:
                 raise self._loss
             return None
-        # The broker works on what follows while this piece is decoded.
+        # The broker works on the next requests while the caller decodes this piece.
         self._send_more()
         self._write()
         size = self._parts_size
@@ -165,7 +165,7 @@ class Fetch:
         return made
 
     def _take_in_order(self, least: int, most: int) -> bool:
-        """Take answers that follow for a piece of ``least`` messages, and at most ``most``; return whether it needs more."""
+        """Add consecutive answers to the piece until it has ``least`` messages, and at most ``most``. Return whether it needs more."""
         answers, parts, done, begin, size = self._answers, self._parts, self._done, self.position, self._parts_size
         fits = True
         while done - begin < least and size < PIECE_BYTES and (found := answers.get(done)) is not None:
@@ -181,7 +181,7 @@ class Fetch:
         return fits and done - begin < least and size < PIECE_BYTES
 
     def close(self) -> None:
-        """Let go of the lane. Requests in flight are given up."""
+        """Give the lane back. Answers to requests in flight are discarded."""
         lane, self._lane = self._lane, None
         if lane is not None:
             self._client.give_back(lane)
@@ -221,7 +221,7 @@ class Fetch:
 
     def _room(self) -> int:
         """Return how many more requests may be sent now."""
-        # Of a queue that was not pulled before, the end is not known yet.
+        # The end of a queue is not known before its first pull.
         least = 1 if self._next == self._offset else 0
         if self._next >= self._known.end:
             return least
@@ -237,9 +237,9 @@ class Fetch:
         return max(least, most - self._in_flight)
 
     def _write(self) -> None:
-        """Send the collected requests, in one write, once the lane to the right replica has no others.
+        """Send the collected requests in one write. If another replica is wanted, wait until the lane has no request in flight.
 
-        A Proxy gets no more than it answers; the rest waits for answers.
+        A Proxy gets no more requests than it answers at the same time. The others wait for answers.
         """
         if not self._asks:
             return
@@ -264,7 +264,7 @@ class Fetch:
             lane.ask(self._template, asks, deadline)
 
     def _connect(self, replica: int, deadline: float) -> Lane:
-        """Change to a lane to a replica; to another one if the route lacks it. Raises RocketMQUnavailableError."""
+        """Open a lane to the replica, or to another replica if the route lacks it. Raises RocketMQUnavailableError."""
         self.close()
         topic, name = self._queue.topic, self._queue.broker_name
         address = self._client.address(topic, name, deadline, replica, any_replica=True)
@@ -277,10 +277,10 @@ class Fetch:
     def _ask_again(self, begin: int, count: int, delay: float) -> None:
         self._again.append((time.monotonic() + delay, begin, count))
 
-    # --- what comes
+    # --- answers
 
     def _receive(self) -> None:
-        """Wait for some answers, or until a range is due again. Raises RocketMQUnavailableError TIMEOUT."""
+        """Wait for answers, or until a range is to be requested again. Raises RocketMQUnavailableError TIMEOUT."""
         timeout = _TICK
         if self._again:
             timeout = max(0.0, min(min(one[0] for one in self._again) - time.monotonic(), _TICK))
@@ -291,15 +291,15 @@ class Fetch:
         else:
             time.sleep(timeout)
         now = time.monotonic()
-        # Not before receiving: if this process was stopped, or waited for a processor, the broker's answers have arrived meanwhile.
+        # Check the time after receiving: if this process was stopped for a while, the broker's answers have arrived by now.
         if not answers and now - self._heard > self._patience:
             why = f": {self._last.message}" if self._last is not None else ""
             raise RocketMQUnavailableError(
                 UnavailableCondition.TIMEOUT,
-                f"queue {self._queue} returned no messages at offset {self._done} for {self._patience:g} s{why}; is its broker or the "
-                "disk overloaded?",
+                f"queue {self._queue} returned no messages at offset {self._done} for {self._patience:g} s{why}. Check whether its broker or "
+                "the disk is overloaded",
             )
-        # Nothing is to be learned from an answer with what was asked for. What follows is done for each 32 messages.
+        # A fast path for answers with exactly the requested messages, because this loop runs for every 32 messages.
         usual = self._known.step if self._matching is None and now >= self._known.only_master else 0
         for begin, count, result in answers:
             if isinstance(result, PullResult):
@@ -319,15 +319,15 @@ class Fetch:
             elif self._replica == MASTER_ID and not isinstance(result, RocketMQUnavailableError):
                 raise result
             else:
-                # A replica may not know all topics and groups of its master yet: it copies them every 10 s.
+                # A replica copies topics and groups from its master every 10 s, so it may not know new ones yet.
                 self._failed(result, begin, count, self._replica)
         if answers and lane is not None and lane.proxied:
-            # The last answer may be that of a small request. After a large one, the size falls back slowly.
+            # The last answer may be that of a small request, so after a large answer the known size falls slowly.
             self._answer = self._known.answer = max(self._known.answer, self._answer - self._answer // 16)
 
     def _failed(self, error: OrderedMQError, begin: int, count: int, replica: int) -> None:
-        """Request a range without an answer again, later, from the master; by a new route unless the broker was only busy."""
-        # A lane that ends fails all its requests with one error, which counts as one failure.
+        """Request an unanswered range again later, from the master. Use a new route unless the broker was only busy."""
+        # When a lane ends, all its requests fail with the same error object. They count as one failure.
         if error is not self._last:
             self._failures += 1
             if error.sub != UnavailableCondition.BUSY:
@@ -335,10 +335,10 @@ class Fetch:
         self._last = error
         self._known.replica = MASTER_ID
         if self._replica == _STAND_IN:
-            # The master may be back: the next request looks for it.
+            # The master may be back, so the next request looks for it.
             self._wanted = None
         if replica != MASTER_ID:
-            # A replica that may not be read from (slaveReadEnable) answers that it is busy, and its master keeps suggesting it.
+            # A replica that refuses reads (slaveReadEnable=false) answers that it is busy, but its master still suggests it.
             self._known.only_master = time.monotonic() + _REPLICA_AGAIN
         self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
 
@@ -348,11 +348,11 @@ class Fetch:
         if result.status is PullStatus.FOUND or none_match:
             self._found(result, begin, count, now)
         elif self._replica == _STAND_IN:
-            why = f"its master is away, and a replica has no message at offset {begin} of queue {self._queue}"
+            why = f"the master of its broker is away, and a replica has no message at offset {begin} of queue {self._queue}"
             self._failed(RocketMQUnavailableError(UnavailableCondition.NO_BROKER, why), begin, count, MASTER_ID)
             return
         elif self._replica != MASTER_ID:
-            # A replica does not correct offsets, and may lag behind (PullMessageProcessor, offsetCheckInSlave).
+            # A replica may lag, and does not check offsets against its master's (PullMessageProcessor, offsetCheckInSlave).
             self._known.replica = MASTER_ID
             self._ask_again(begin, count, 0.0)
             return
@@ -365,10 +365,10 @@ class Fetch:
         if self._matching is not None and begin < result.min_offset:
             self._end_at(begin, aged_out(self._queue, begin, result.min_offset))
             return
-        # next_begin_offset is beyond the range if messages in between were deleted; decoding shows which ones are missing.
+        # next_begin_offset is after the range if messages in between were deleted. Decoding shows which ones are missing.
         end = min(result.next_begin_offset, begin + count)
         if end <= begin:
-            why = f"queue {self._queue}: a pull at offset {begin} found messages and says to continue at {end}"
+            why = f"a pull at offset {begin} of queue {self._queue} found messages, but its next offset is {end}"
             raise ProtocolError(ProtocolCondition.PROTOCOL, why)
         self._heard = now
         self._failures = 0
@@ -391,7 +391,7 @@ class Fetch:
             self._ask_again(end, begin + count - end, 0.0)
 
     def _not_found(self, result: PullResult, begin: int, count: int) -> None:
-        """Handle an answer without messages: the queue's end, messages that are gone, or a broker that needs a moment."""
+        """Handle an answer without messages: the queue's end, deleted messages, or a broker that cannot return them yet."""
         if begin < result.min_offset:
             self._end_at(begin, aged_out(self._queue, begin, result.min_offset))
         elif begin == result.max_offset:
@@ -399,7 +399,7 @@ class Fetch:
         elif begin > result.max_offset:
             self._end_at(begin, beyond_end(self._queue, result.max_offset, f"offset {begin} was requested", TAIL_LOSS))
         else:
-            # There are messages: not visible yet, just being deleted, or the pull met an admin's reset, which is over now.
+            # Messages exist, but they are not visible yet or are being deleted, or this pull consumed an administrator's reset.
             why = f"the broker answered {result.status.name} with next offset {result.next_begin_offset}"
             self._last = RocketMQUnavailableError(UnavailableCondition.BUSY, why)
             self._failures += 1

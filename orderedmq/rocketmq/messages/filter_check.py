@@ -15,15 +15,15 @@ from orderedmq.rows.filters import Filter
 
 
 def require(client: Client, matching: Filter, topics: Iterable[str], route: Callable[[str], Route]) -> None:
-    """Check a filter of topics' messages. ``route`` returns a topic's route.
+    """Check that all brokers of the topics support a filter. ``route`` returns a topic's route.
 
-    Every broker of the topics checks SQL. Tags need no check. Raises OptionError INVALID or UNSUPPORTED, RocketMQError.
+    Each broker checks SQL. Tags need no check. Raises OptionError INVALID or UNSUPPORTED, RocketMQError.
     """
     if not matching.sql:
         return
     deadline = Deadline.after(REQUEST_TIMEOUT)
     if client.behind_proxy(deadline):
-        # It says that any SQL is right (ClientManagerActivity.checkClientConfig), and brokers ignore SQL that is wrong.
+        # A Proxy accepts any SQL (ClientManagerActivity.checkClientConfig), and brokers ignore a filter with invalid SQL.
         raise_not_through_proxy("option filterSql")
     asked: set[str] = set()
     for topic in topics:
@@ -38,15 +38,15 @@ def require(client: Client, matching: Filter, topics: Iterable[str], route: Call
 
 
 def _filter_error(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
-    """Return the error that a broker's refusal of a filter stands for (ClientManageProcessor.checkClientConfig)."""
+    """Return the error to raise when a broker refuses a filter (ClientManageProcessor.checkClientConfig)."""
     if error.sub == RocketMQCondition.FILTER:
         return OptionError(
-            OptionCondition.INVALID, f"option filterSql: {matching.sql!r} is not valid SQL for RocketMQ: {error.message}"
+            OptionCondition.INVALID, f"option filterSql {matching.sql!r} is not valid SQL for RocketMQ: {error.message}"
         )
     if error.sub == RocketMQCondition.SERVER_ERROR and "not support" in error.message:
         return OptionError(
             OptionCondition.UNSUPPORTED,
-            f"option filterSql is not supported by broker {broker_name!r}, whose setting enablePropertyFilter is false: set it to true and "
+            f"option filterSql is not supported by broker {broker_name!r}, whose setting enablePropertyFilter is false. Set it to true and "
             "restart the broker, use tags, or filter the DataFrame (DataFrame.filter)",
         )
     return error

@@ -1,8 +1,8 @@
 """The Log protocol over a RocketMQ cluster: finds, pulls and appends messages.
 
-Brokers answer a request for the bounds of a queue that does not exist as for an empty queue, so the route is checked first. If
-the nameserver has no route, that proves little: a restarted one has none until the brokers report to it, up to 30 s later. The
-brokers themselves decide then.
+For a queue that does not exist, brokers return the bounds of an empty queue, so the route is checked first. A missing route
+proves little, because a restarted nameserver has no routes until the brokers report to it, up to 30 s later. The brokers are
+then asked whether the topic exists.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ T = TypeVar("T")
 
 #: Seconds for which a route that the nameserver confirmed counts as fresh.
 ROUTE_FRESH: Final = 1.0
-#: Seconds until a topic is compared with its anchor again.
+#: Seconds between two comparisons of a topic with its anchor.
 COMPARISON_AGE: Final = 10.0
 _MOST_COMPARED: Final = 10_000
-#: The incarnation of every topic: brokers keep nothing that distinguishes it from an earlier one of its name; `anchor` does, if
-#: possible.
+#: The incarnation of every topic. Brokers store nothing that distinguishes a topic from an earlier one with the same name; `anchor`
+#: distinguishes them where possible.
 ONLY_INCARNATION: Final = ""
-#: A limit in bytes that fits fewer average messages than this is measured, not estimated.
+#: `RocketMQLog.advance` measures messages instead of estimating if its limit in bytes is below this number of average messages.
 _EXACT_MESSAGES: Final = 64
 _US_PER_MS: Final = 1000
-#: Seconds for which messages that a broker leaves out are pulled again. It skips what it cannot read (DefaultMessageStore.getMessage),
-#: also for a moment after a start.
+#: Seconds for which messages that a broker leaves out are pulled again. A broker skips messages that it cannot read
+#: (DefaultMessageStore.getMessage), which also happens for a moment after its start.
 HOLE_PATIENCE: Final = 15.0
 
 
@@ -77,7 +77,7 @@ class RocketMQLog:
         self._client = client
         self._puller = Puller(client, settings)
         self._by_settings: dict[PullSettings, RocketMQLog] = {}
-        #: Appends without the checks of `append`, for topics that no producer may write.
+        #: Appends without the checks of `append`, for topics to which users' producers may not write.
         self.sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
@@ -87,7 +87,7 @@ class RocketMQLog:
         self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
 
     def reading(self, how: PullSettings) -> RocketMQLog:
-        """See `Log.reading`. The log is kept, since later tasks benefit from what it knows of the queues."""
+        """See `Log.reading`. The log is kept, so that later tasks use its knowledge of the queues."""
         if how not in self._by_settings:
             self._by_settings[how] = RocketMQLog(self._client, how)
         return self._by_settings[how]
@@ -95,7 +95,10 @@ class RocketMQLog:
     # -- topics
 
     def topics(self) -> list[TopicInfo]:
-        """Return the users' topics and dead letters, but no static topics. Topics that come or go meanwhile may be missing."""
+        """Return the users' topics and dead letter topics, but no static topics.
+
+        Topics that are created or deleted during the call may be missing.
+        """
         deadline = Deadline.after(REQUEST_TIMEOUT)
         # A restarted nameserver may not list topics that this object has seen.
         try:
@@ -108,7 +111,7 @@ class RocketMQLog:
         return [TopicInfo(name, len(route.subscribe_set()), ONLY_INCARNATION) for name, route in self._routes(names)]
 
     def _routes(self, names: Sequence[str]) -> Iterator[tuple[str, Route]]:
-        """Yield the routes of those topics that exist, requested all at once."""
+        """Request all routes at the same time, and yield those of topics that exist and are not static."""
         deadline = Deadline.after(REQUEST_TIMEOUT)
         sent: list[Pending[Route]] = []
         try:
@@ -128,7 +131,7 @@ class RocketMQLog:
             yield name, route
 
     def _await_route(self, name: str, pending: Pending[Route] | None) -> Route:
-        """Return the answer of ``pending``; if there is none, request the route again. Raises as `route`."""
+        """Return the answer of ``pending``. If it has no route, call `route` and raise its errors."""
         if pending is not None:
             try:
                 return pending.result()
@@ -144,17 +147,17 @@ class RocketMQLog:
         return list(self.route(topic).subscribe_set())
 
     def targets(self, topic: str) -> list[MessageQueue]:
-        """See `Log.targets`. A shrinking topic may have fewer queues for writing, and a broker may be read-only."""
+        """See `Log.targets`. A topic that shrinks may have fewer queues for writing than for reading, and a broker may be read-only."""
         self._confirmed.pop(topic, None)
         return list(self.route(topic).publish_list())
 
     def forget(self, topic: str) -> None:
-        """Forget the topic's route and the comparisons with its anchors: their next uses ask the servers."""
+        """Forget the topic's route and the comparisons with its anchors, so that their next uses ask the servers."""
         self._confirmed.pop(topic, None)
         self._compared = {pair: found for pair, found in self._compared.items() if pair[0] != topic}
 
     def route(self, topic: str) -> Route:
-        """Return the topic's route, up to 1 s old if a nameserver answers.
+        """Return the topic's route. It is at most 1 s old if a nameserver answers.
 
         Raises TopicError MISSING, RocketMQError STATIC_TOPIC.
         """
@@ -183,28 +186,29 @@ class RocketMQLog:
         except TopicError:
             pass
         except RocketMQError as error:
-            # A Proxy does not know the request. What it says about a topic, it heard from nameservers.
+            # A Proxy does not know this request, and its answers about topics come from nameservers.
             if error.sub != RocketMQCondition.NOT_SUPPORTED:
                 raise
         raise missing_topic(topic)
 
     def require(self, queue: MessageQueue) -> None:
-        """Raise TopicError MISSING or NO_SUCH_QUEUE for a queue that cannot be read."""
+        """Check that a queue can be read. Raises TopicError MISSING or NO_SUCH_QUEUE."""
         found = self.route(queue.topic).subscribe_set()
         if queue not in found and not self._existing([queue]):
             raise no_such_queue(queue.topic, f"{queue.broker_name}/{queue.queue_id}", f"it has {len(found)} queues")
 
     def refuse_hidden_static(self, topic: str) -> None:
-        """Refuse to write to a static topic through a Proxy, whose routes do not tell. Raises RocketMQError STATIC_TOPIC.
+        """Refuse to write to a static topic through a Proxy. Raises RocketMQError STATIC_TOPIC.
 
-        Brokers refuse requests for logical queues that are elsewhere. A source finds out when it asks for its queues' bounds.
+        A Proxy's routes do not show that a topic is static, but brokers refuse requests for logical queues of other brokers. A
+        source meets that error when it requests the bounds of its queues.
         """
         if topic not in self._plain and self._client.behind_proxy(Deadline.after(REQUEST_TIMEOUT)):
             self.bounds(self.queues(topic))
             self._plain.add(topic)
 
     def _existing(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        """Return ``queues`` without those known to be gone; see `fan_out.existing`."""
+        """Return ``queues`` without those that are known to be deleted; see `fan_out.existing`."""
 
         def route(topic: str, fresh: bool) -> Route:
             if fresh:
@@ -216,14 +220,14 @@ class RocketMQLog:
     # -- anchors
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
-        """See `Log.anchor`: the anchor is a message before the offsets. Costs one request while such messages are stored."""
+        """See `Log.anchor`. The anchor is a message before one of the offsets. Needs one request if that message is stored."""
         there = self.route(topic).subscribe_set()
         of_queues = {queue: at for queue, at in offsets.items() if queue in there}
         found = self._puller.ask_as_group(lambda group: find_anchor(self._client, group, of_queues))
         return "" if found is None else str(found)
 
     def is_another(self, topic: str, anchor: str) -> bool:
-        """See `Log.is_another`. A message that aged out, or whose queue is gone, proves nothing. Compares every 10 s."""
+        """See `Log.is_another`. An anchor that was deleted by age, or whose queue was deleted, proves nothing. Compares every 10 s."""
         now = time.monotonic()
         at, another = self._compared.get((topic, anchor), (float("-inf"), False))
         if not another and now - at >= COMPARISON_AGE:
@@ -243,9 +247,9 @@ class RocketMQLog:
     # -- bounds
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
-        """See `Log.bounds`. Raises RocketMQUnavailableError for a queue of a broker that is away or unknown."""
+        """See `Log.bounds`. Raises RocketMQUnavailableError for a queue whose broker is away or unknown."""
         asked = self._existing(queues)
-        # The minimum first: read after the maximum, it could be higher.
+        # Request the minimum first, because a minimum that is read after the maximum could be higher.
         found = ask_queues(
             self._client,
             [(queue, make(queue)) for queue in asked for make in (message_requests.min_offset, message_requests.max_offset)],
@@ -261,11 +265,11 @@ class RocketMQLog:
         return found[queue]
 
     def change(self) -> None:
-        """Return None: brokers have no such number."""
+        """Return None, because brokers have no number of changes."""
         return
 
     def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
-        """See `Log.offset_at`. Brokers keep milliseconds, which are compared as µs."""
+        """See `Log.offset_at`. Brokers store milliseconds, which are compared as µs."""
         bounds = self.bounds_of(queue)
         ms = -(-timestamp // _US_PER_MS)
         hint = self._client.call(
@@ -282,7 +286,7 @@ class RocketMQLog:
         return int(row.column(0).cast(pa.int64())[0].as_py())
 
     def stored_at(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """See `Log.stored_at`. Pulls all messages at once."""
+        """See `Log.stored_at`. Pulls all messages at the same time."""
         asked = self._existing(list(offsets))
         found = self._puller.ask_as_group(
             lambda group: ask_queues(
@@ -297,7 +301,7 @@ class RocketMQLog:
     # -- messages
 
     def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
-        """See `Log.advance`. Exact if the first few messages decide, else estimated from the sizes of those pulled last."""
+        """See `Log.advance`. Exact if the first few messages reach the limit, else estimated from the sizes pulled last."""
         if begin >= end:
             return begin
         average = self._puller.average(queue)
@@ -336,14 +340,14 @@ class RocketMQLog:
         matching: Filter,
         anchor: str | None = None,
     ) -> tuple[pa.RecordBatch, int]:
-        """See `Log.pull_matching`. Check SQL first (`require_filter`): brokers return all messages if it does not parse."""
+        """See `Log.pull_matching`. Check SQL first with `require_filter`, because brokers return all messages if it is invalid."""
         select_schema(columns)
         pull = partial(self._puller.pull_matching, queue, offset, max_messages, max_bytes, columns, matching)
         rows, following = self._pulled(queue, anchor, pull)
         return self._shown(rows), following
 
     def _shown(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows whose topics lack the client's namespace, as Java's client shows them."""
+        """Return the rows with topic names without the client's namespace, as Java's client shows them."""
         index = rows.schema.get_field_index("topic")
         if self._client.names.prefix is None or index < 0:
             return rows
@@ -361,13 +365,13 @@ class RocketMQLog:
             raise missing_topic(queue.topic) from None
         except RocketMQError as error:
             if error.sub in (RocketMQCondition.SERVER_ERROR, RocketMQCondition.INVALID_PARAMETER):
-                # A broker answers with one of these for a queue that is gone, but also for other reasons.
+                # A broker answers with one of these errors for a deleted queue, but also for other reasons.
                 self.forget(queue.topic)
                 self.require(queue)
             raise
 
     def _pull_again(self, queue: MessageQueue, offset: int, pull: Callable[[], T]) -> T:
-        """Pull, again while the broker leaves messages out though it says that the queue begins before them."""
+        """Pull, and retry while the broker skips messages that its own minimum offset says it still has."""
         deadline, failures = Deadline.after(HOLE_PATIENCE), 0
         while True:
             try:
@@ -392,16 +396,16 @@ class RocketMQLog:
         access.require(self._client, wanted, rights.SOURCE, rights.of_source_at_proxy(topics, group))
 
     def append(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> dict[MessageQueue, OffsetRange]:
-        """See `Log.append`. Readers see the rows when it returns. Without other producers the rows of a queue have no gap.
+        """See `Log.append`. Readers see the rows when it returns. Without other producers, a queue's rows have consecutive offsets.
 
-        Raises TopicError MISSING also for a topic that is deleted meanwhile, which may take some rows with it; does not create
-        it again.
+        Raises TopicError MISSING also for a topic that is deleted during the call, which may delete rows that were sent. The topic
+        is not created again.
         """
         for queue in rows:
             check_topic(queue.topic, writing=True)
             self.require(queue)
             self.refuse_hidden_static(queue.topic)
-        # All rows are encoded before any is sent, so that a row that cannot be sent refuses the others as well.
+        # Encode all rows before sending any, so that nothing is sent if one row is invalid.
         encoded = {queue: self.sender.encoded(queue, some) for queue, some in rows.items()}
         stored: Counter[MessageQueue] = Counter()
         added: dict[MessageQueue, OffsetRange] = {}
@@ -416,7 +420,7 @@ class RocketMQLog:
         return added
 
     def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
-        """See `Log.append_delayed`. Also raises what `append` raises. A row whose answer was lost may come twice."""
+        """See `Log.append_delayed`. Also raises the errors of `append`. A row whose answer was lost may be delivered twice."""
         for queue in rows:
             check_topic(queue.topic, writing=True)
             self.require(queue)

@@ -1,4 +1,4 @@
-"""Binary search from a hint. Pure."""
+"""Binary search that begins at a hint. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 def find_first(late: Callable[[int], bool], low: int, high: int, hint: int) -> int:
-    """Return the first offset in [low, high) that is ``late``, else ``high``. Every offset after a late one is late, too.
+    """Return the first offset in [low, high) that is ``late``, or ``high`` if none is. Every offset after a late one must be late.
 
-    ``hint`` may be any offset; if it is right, two calls of ``late`` are enough. A broker before 5.1.1 answers a search for a
-    time with the nearest message, which may be too early, and any broker with an offset outside the bounds
+    ``hint`` may be any offset. If it is the result, two calls of ``late`` are enough. A broker's answer to a search by time is
+    only a hint: before 5.1.1 it is the nearest message, which may be too early, and in any release it may be outside the bounds
     (ConsumeQueue.getOffsetInQueueByTime).
     """
     at = min(max(hint, low), high)

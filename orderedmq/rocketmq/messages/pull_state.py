@@ -1,4 +1,4 @@
-"""What is known of a queue from earlier pulls, the limits of a pull, and a part of its result. Pure."""
+"""The knowledge about a queue from earlier pulls, the limits of a pull, and a part of its result. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from orderedmq.rocketmq.wire.codes import MASTER_ID
 
 @dataclass
 class Known:
-    """What earlier pulls of a queue have shown."""
+    """Facts about a queue that earlier pulls have shown."""
 
-    #: Messages that the broker returns per pull, and when that was learned.
+    #: Messages that the broker returns per pull, and when that was measured.
     step: int = 32
     learned: float = float("-inf")
     end: int = 0
@@ -28,7 +28,11 @@ class Known:
 
 
 class PullLimits(NamedTuple):
-    """Of one pull: messages and bytes of their bodies to return, messages and bytes in all to hold. Bytes are approximate."""
+    """The limits of one pull. Bytes are approximate.
+
+    ``max_messages``, ``max_bytes``: the messages to return, and the bytes of their bodies. ``hold_messages``, ``hold_bytes``: the
+    messages and total bytes to hold in memory.
+    """
 
     max_messages: int
     max_bytes: int
@@ -37,7 +41,7 @@ class PullLimits(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Answers in the order of their messages, and the offset after these."""
+    """Answers in the order of their messages, and the offset after the last message."""
 
     parts: list[memoryview]
     end: int

@@ -1,9 +1,8 @@
-"""Pulls one queue and decodes what comes, piece by piece, while the broker works on what follows (see `fetch`).
+"""Pulls one queue and decodes the answers piece by piece, while the broker works on the next requests (see `fetch`).
 
-Rules: rows come without a gap, or a DataLossError is raised, also for a message that cannot be read. A message of another
-queue is a ProtocolError. With a filter, messages
-that are just being deleted look like messages that do not match, until the broker says that they are gone. After 120 s without
-progress, TIMEOUT is raised.
+Rules: rows have consecutive offsets, or a DataLossError is raised, also for a message that cannot be read. A message of another
+queue is a ProtocolError. With a filter, messages that are being deleted look like messages that do not match, until the broker
+reports a higher minimum offset. After 120 s without progress, TIMEOUT is raised.
 """
 
 from __future__ import annotations
@@ -32,30 +31,30 @@ from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
 
 T = TypeVar("T")
 
-#: Seconds without a message after which a pull fails (Java: ``pullMaxIdleTime``, after which pulling counts as dead).
+#: Seconds without a message after which a pull fails, as Java's ``pullMaxIdleTime``.
 PULL_MAX_IDLE: Final = 120.0
 #: Seconds until the average body size is measured again.
 _AVERAGE_AGE: Final = 10.0
-#: Seconds for which messages that were read ahead wait for the next pull: a topic may be deleted meanwhile.
+#: Seconds for which messages that were read ahead can be used by the next pull. Limited because the topic may be deleted.
 _AHEAD_AGE: Final = 10.0
-#: Messages that a pull is for, at least, if it reads ahead: smaller pulls would be cut where answers end.
+#: The least messages of a pull that reads ahead. A smaller pull would return clearly fewer messages, because it ends where an answer ends.
 AHEAD: Final = 4096
-#: Bytes of the block of `keep_freed_pages`: more than any array that decoding makes.
+#: Bytes of the block in `keep_freed_pages`: larger than any array that decoding makes.
 _LARGE_BLOCK: Final = 8 * 1024 * 1024
 
 
 @cache
 def keep_freed_pages() -> None:
-    """Have the C library keep memory that it would give back to the system and take again for each piece that is decoded.
+    """Make glibc keep freed memory, which it would otherwise return to the system and request again for each decoded piece.
 
-    Fresh pages cost about a sixth of decoding. Once a block has been freed, glibc serves smaller ones from its heap, and keeps
-    up to twice that size of it (mallopt(3), M_MMAP_THRESHOLD). Elsewhere this does nothing.
+    Fresh pages take about a sixth of the decoding time. Once a large block has been freed, glibc takes smaller blocks from its
+    heap, and keeps up to twice the block's size there (mallopt(3), M_MMAP_THRESHOLD). With another C library this has no effect.
     """
     bytearray(_LARGE_BLOCK)
 
 
 class Puller:
-    """Pulls messages of any queue, for any thread."""
+    """Pulls messages of any queue. Thread-safe."""
 
     def __init__(self, client: Client, settings: PullSettings = DEFAULT_PULL, *, patience: float = PULL_MAX_IDLE) -> None:
         """``patience``: seconds without progress after which a pull fails."""
@@ -64,16 +63,16 @@ class Puller:
         self._group = TOOLS_GROUP
         self._patience = patience
         self._known: dict[MessageQueue, Known] = {}
-        #: What reads ahead, and since when: the next pull of the queue continues with it.
+        #: The fetches that read ahead, and since when. The next pull of the queue continues with its fetch.
         self._ahead: dict[MessageQueue, tuple[Fetch, float]] = {}
         note = MalformedText().note
         self._decode = partial(decode_rows, malformed=note, names=client.names, verify_crc=settings.verify_body_crc)
         keep_freed_pages()
 
     def ask_as_group(self, ask: Callable[[str], T]) -> T:
-        """Run ``ask`` as TOOLS_CONSUMER; if the account lacks permission for it, run it as the reader's own group.
+        """Call ``ask`` with the group TOOLS_CONSUMER. If the account lacks permission for that group, use the reader's group.
 
-        The reader's group is not tried first: a pull in its name would consume a reset by RocketMQ's own tools, which the
+        The reader's group is not tried first, because its pull would consume a pending reset by RocketMQ's own tools, which the
         group's next commit has to notice.
         """
         try:
@@ -91,7 +90,7 @@ class Puller:
         return queue in self._known
 
     def average(self, queue: MessageQueue) -> float | None:
-        """Return the approximate bytes of the bodies pulled last; None if there were none in the last 10 s."""
+        """Return the approximate average bytes of the bodies pulled last; None if none was pulled in the last 10 s."""
         known = self._known.get(queue)
         return known.body_bytes if known is not None and time.monotonic() - known.measured < _AVERAGE_AGE else None
 
@@ -104,7 +103,7 @@ class Puller:
         columns: tuple[str, ...],
         until: int | None = None,
     ) -> pa.RecordBatch:
-        """Pull rows; see `Log.pull`. Raises RocketMQUnavailableError TIMEOUT, too."""
+        """Pull rows; see `Log.pull`. Also raises RocketMQUnavailableError TIMEOUT."""
         rows = _Rows(queue, offset, max_bytes, columns, self._decode)
         known = self._fetch(queue, offset, max_messages, max_bytes, None, rows.add, until)
         if not rows.batches:
@@ -116,7 +115,7 @@ class Puller:
     def pull_matching(
         self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...], matching: Filter
     ) -> tuple[pa.RecordBatch, int]:
-        """Pull the rows that match; see `Log.pull_matching`. Raises RocketMQUnavailableError TIMEOUT, too."""
+        """Pull the rows that match; see `Log.pull_matching`. Also raises RocketMQUnavailableError TIMEOUT."""
         parts: list[memoryview] = []
         end = offset
 
@@ -144,7 +143,7 @@ class Puller:
         take: Callable[[Answers], bool],
         until: int | None = None,
     ) -> Known:
-        """Give pieces to ``take`` until it returns False. Return what is known of the queue."""
+        """Pass pieces to ``take`` until it returns False. Return the knowledge about the queue."""
         ahead = self._take_ahead(queue, offset, max_messages) if matching is None else None
         known = self._known.get(queue) or Known()
         settings = self._settings
@@ -161,12 +160,12 @@ class Puller:
             try:
                 fetch.begin(limits, stop)
                 while fetch.position < end and (piece := fetch.next_piece(end - fetch.position)) is not None:
-                    # Joining what was decoded costs more than another pull, which has its messages by then.
+                    # End after one piece: the next pull finds its messages read ahead, which is faster than joining pieces.
                     if not take(piece) or reads_ahead:
                         break
                 keep = until is not None and offset < fetch.position < stop
             finally:
-                # Another thread may have pulled the queue meanwhile.
+                # Another thread may have pulled the queue and stored its fetch during this pull.
                 former, _ = self._ahead.pop(queue, (None, 0.0))
                 if keep:
                     self._ahead[queue] = (fetch, time.monotonic())
@@ -183,7 +182,7 @@ class Puller:
         return known
 
     def _take_ahead(self, queue: MessageQueue, offset: int, max_messages: int) -> Fetch | None:
-        """Return what reads ahead for such a pull, if there is anything. What reads ahead for nobody ends."""
+        """Return the fetch that has read ahead for this pull, if any. Close this queue's fetch if it does not fit, and old ones."""
         now = time.monotonic()
         found = None
         for other in list(self._ahead):
@@ -198,7 +197,7 @@ class Puller:
 
 
 class _Rows:
-    """Decoded rows from ``offset`` on, without a gap."""
+    """Decoded rows with consecutive offsets from ``offset`` on."""
 
     def __init__(
         self,
@@ -220,13 +219,13 @@ class _Rows:
         self._room = max(max_bytes, PIECE_BYTES)
 
     def add(self, piece: Answers) -> bool:
-        """Decode a piece; return whether the next one continues it and may be added. Raises DataLossError before any rows."""
+        """Decode a piece, and return whether the next piece may be added. Raises DataLossError if no rows were decoded before."""
         queue, next_ = self._queue, self._next
         try:
             batch, end = self._decode(queue, piece.parts, self._columns, next_, piece.end, self._left)
             batch = cut_at_gap(batch, queue, next_, end)
         except DataLossError:
-            # The next pull begins with what is lost, and says so.
+            # The next pull begins at the lost message and raises the error.
             if self.batches:
                 return False
             raise

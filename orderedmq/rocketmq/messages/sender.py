@@ -1,7 +1,7 @@
 """Sends rows of one queue in batches, in order, each message once (`orderedmq.rocketmq.append`).
 
-RocketMQ's producers send again without a search after a lost answer, and make duplicates. They also have several requests in flight, so
-a failure can change the order.
+After a lost answer, RocketMQ's producers send again without searching for the messages, which can make duplicates. They also have
+several requests in flight, so a failure can change the order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ E = TypeVar("E", bound=OrderedMQError)
 
 
 class Sender:
-    """Sends for any thread, with one request in flight per queue."""
+    """Sends rows to any queue, with one request in flight per queue. Thread-safe."""
 
     def __init__(self, client: Client, puller: Puller) -> None:
         self._client = client
@@ -44,12 +44,12 @@ class Sender:
         _senders.add(self)
 
     def _begin(self) -> None:
-        """Make new keys and locks. After a fork, parent and child would make the same keys, and the locks may be held for ever."""
+        """Create new keys and locks. A forked child would make the same keys as its parent, and its locks might never be released."""
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
         self.keys = FreshKeys()
 
     def encoded(self, queue: MessageQueue, rows: pa.RecordBatch) -> tuple[list[SendBody], pa.Array]:
-        """Return the requests for rows, all checked, and the rows' new UNIQ_KEYs. Raises MessageError, and as `packing_for`."""
+        """Check rows, and return the requests for them and their new UNIQ_KEYs. Raises MessageError and the errors of `packing_for`."""
         where = f"queue {queue}"
         checked = normalise(rows, where)
         keys = self.keys.take(checked.num_rows)
@@ -59,13 +59,13 @@ class Sender:
     def append_encoded(
         self, queue: MessageQueue, bodies: Sequence[SendBody], keys: pa.Array, stored: Counter[MessageQueue] | None = None
     ) -> OffsetRange:
-        """Append what `encode` yields. ``keys`` are the rows' UNIQ_KEYs, which no other message has.
+        """Append the requests that `encode` yielded. ``keys`` are the rows' UNIQ_KEYs, which no other message has.
 
-        ``stored`` counts the rows that the broker has acknowledged. Raises RocketMQError or RocketMQUnavailableError, whose outcome is
-        unknown if more rows may be stored.
+        ``stored`` counts the rows that the broker has acknowledged. Raises RocketMQError or RocketMQUnavailableError. The error has
+        ``outcome_unknown`` if more rows may be stored.
         """
         with self._locks[queue]:
-            # Only now, as it takes over what the last append has left unsettled.
+            # Create the port under the lock, because it takes over requests that the last append has left unsettled.
             port = BrokerPort(self._client, queue, self.timing)
             rows = _NewRows(bodies, keys, port, self._puller, stored if stored is not None else Counter())
             appender = Appender(port, rows)
@@ -74,7 +74,7 @@ class Sender:
             except RocketMQUnavailableError as error:
                 if not appender.in_doubt or error.outcome_unknown:
                     raise
-                # A request without an answer, and then a broker that is away.
+                # A request had no answer, and the broker was away afterwards: the error must say that the outcome is unknown.
                 raise RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, error.message) from error
         if bodies:
             port.await_readable(rows.end)
@@ -82,7 +82,7 @@ class Sender:
 
 
 class _NewRows:
-    """The `Outgoing` of rows with new UNIQ_KEYs: no message before the queue's end at the first look can be one of them."""
+    """The `Outgoing` of rows with new UNIQ_KEYs. No message below the queue's end at the first look can be one of these rows."""
 
     def __init__(
         self, bodies: Sequence[SendBody], keys: pa.Array, port: BrokerPort, puller: Puller, stored: Counter[MessageQueue]
@@ -92,7 +92,7 @@ class _NewRows:
         self._port = port
         self._puller = puller
         self._stored = stored
-        #: The offsets of the first row, and after the last one, that is stored; before that, the queue's end.
+        #: The offset of the first stored row, and the offset after the last one. Both are the queue's end before a row is stored.
         self.begin = self.end = -1
 
     def look(self) -> bool:
@@ -100,7 +100,7 @@ class _NewRows:
         if self.end < 0:
             self.begin = self.end = end
             return False
-        # One request is in flight at a time, so only the first one that waits may be stored.
+        # Only one request is in flight at a time, so of the waiting ones only the first may be stored.
         body = self._waiting[0]
         found = self._find(self._keys[body.first].as_py(), end)
         if found is not None:
@@ -121,7 +121,7 @@ class _NewRows:
         return False
 
     def _find(self, key: str, end: int) -> int | None:
-        """Return the offset of the message with a key; None if there is none from the last known end on."""
+        """Return the offset of the message with a key; None if no message from the last known end on has it."""
         at = self.end
         while at < end:
             ids = self._puller.pull(self._port.queue, at, min(end - at, _LOOK_MESSAGES), _LOOK_BYTES, ("message_id",)).column(0)
@@ -138,9 +138,9 @@ _senders: Final = BeginAnew(Sender._begin)
 
 
 def sent_in_part(error: E, stored: Mapping[MessageQueue, int], wanted: Mapping[MessageQueue, int]) -> E:
-    """Return the error that ended an append, with the number of rows that are stored in each queue; unchanged if none are stored.
+    """Return the error that ended an append, with the number of rows stored in each queue added to its message.
 
-    ``stored``: how many rows the broker has acknowledged. ``wanted``: how many there are in total.
+    ``stored``: the rows that the broker has acknowledged. ``wanted``: all rows. The error is unchanged if no row is stored.
     """
     if not any(stored.values()):
         return error
@@ -149,5 +149,5 @@ def sent_in_part(error: E, stored: Mapping[MessageQueue, int], wanted: Mapping[M
     perhaps = ", and perhaps the next ones" if unknown else ""
     return type(error)(
         error.sub,
-        f"{error.message}; {sum(stored.values())} of {sum(wanted.values())} rows are stored ({where}){perhaps}: send only the others again",
+        f"{error.message}. {sum(stored.values())} of {sum(wanted.values())} rows are stored ({where}){perhaps}. Send only the others again",
     )

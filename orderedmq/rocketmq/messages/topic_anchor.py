@@ -1,8 +1,8 @@
 """Detects a topic that was deleted and created again, by the position of one of its messages in the broker's commit log.
 
-A broker does not record when a topic was created, but uses each position in its commit log once. If the message at an offset of
-a queue is at the same position as before, the queue is the same. If it is elsewhere, or the queue ends before it, the topic was
-created again (or the broker lost its messages, which is no better). A message that was deleted by age proves nothing.
+A broker does not record when a topic was created, but uses each position in its commit log only once. If the message at an offset
+of a queue has the same position as before, the topic is the same. If it has another position, or the queue ends before the offset,
+the topic was created again (or the broker lost messages, which is no better). A message that was deleted by age proves nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 
 _TEXT = re.compile(r"(.+)/([0-9]{1,6})/([0-9]{1,19})@([0-9a-f]{1,16})")
-#: Stands for the position of a message behind the queue's end.
+#: Means, as a position, that the message's offset is after the queue's end.
 BEYOND: Final = -1
 
 
@@ -38,15 +38,15 @@ class Anchor(NamedTuple):
 
 
 def parse_anchor(text: str) -> Anchor | None:
-    """Return the anchor that a text stands for; None if it is not an anchor."""
+    """Return the anchor whose text this is; None if it is not the text of an anchor."""
     found = _TEXT.fullmatch(text)
     return Anchor(found[1], int(found[2]), int(found[3]), int(found[4], 16)) if found else None
 
 
 def find_anchor(client: Client, group: str, offsets: Mapping[MessageQueue, int]) -> Anchor | None:
-    """Return the message before the highest of a topic's offsets that has one; None if no queue has a message there.
+    """Return the message directly before the highest of a topic's offsets, or before a lower one if that message is not stored.
 
-    The highest comes first, since its message is the last to be deleted.
+    Prefers the highest offset, because its message is probably the last to be deleted. Returns None if no such message is stored.
     """
     for queue, offset in sorted(offsets.items(), key=lambda item: (-item[1], item[0])):
         position = position_of(client, group, queue, offset - 1) if offset > 0 else None
@@ -56,7 +56,7 @@ def find_anchor(client: Client, group: str, offsets: Mapping[MessageQueue, int])
 
 
 def is_same_topic(client: Client, group: str, topic: str, anchor: Anchor) -> bool | None:
-    """Return whether the topic is the anchor's; None if that is unknown because the message was deleted by age."""
+    """Return whether the topic still has the anchor's message; None if the message was deleted by age, which proves nothing."""
     position = position_of(client, group, MessageQueue(topic, anchor.broker_name, anchor.queue_id), anchor.offset)
     return None if position is None else position == anchor.position
 
@@ -72,7 +72,10 @@ def position_of(client: Client, group: str, queue: MessageQueue, offset: int) ->
 
 
 def first_message(client: Client, queue: MessageQueue, offset: int, result: PullResult) -> StoredMessage | None:
-    """Return the message with which the answer to a pull at ``offset`` begins, None if it has none. Raises ProtocolError for another."""
+    """Return the first message in the answer to a pull at ``offset``; None if the answer has no messages.
+
+    Raises ProtocolError if that message has another queue or offset.
+    """
     if result.status is not PullStatus.FOUND:
         return None
     message, _ = parse_stored(bytes(result.body), 0)
@@ -81,6 +84,7 @@ def first_message(client: Client, queue: MessageQueue, offset: int, result: Pull
         raise foreign(message, stored_in)
     if message.queue_offset != offset:
         raise ProtocolError(
-            ProtocolCondition.PROTOCOL, f"queue {queue}: a pull at offset {offset} begins with {message.queue_offset}"
+            ProtocolCondition.PROTOCOL,
+            f"a pull at offset {offset} of queue {queue} returned message {message.queue_offset} first",
         )
     return message

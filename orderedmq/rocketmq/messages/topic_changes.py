@@ -1,6 +1,6 @@
-"""Changes topics at all servers that must know of it: brokers store topics, and nameservers list them (MQAdminExt).
+"""Changes topics at brokers, which store them, and at nameservers, which list them (MQAdminExt).
 
-So a topic is created at each broker, and deleted at all brokers before it is deleted at the nameservers.
+A topic is created at each broker. It is deleted at all brokers before it is deleted at the nameservers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.rocketmq.wire.message_requests import topic_stats
 
-#: Seconds until a broker's new topic must be known to the nameservers; it usually takes a few ms.
+#: Seconds within which the nameservers must know a new topic. It usually takes a few ms.
 _REGISTER_TIMEOUT: Final = 30.0
 _POLL: Final = 0.01
 
 
 def queue_counts(log: RocketMQLog, topic: str) -> dict[str, int]:
-    """Return a topic's number of queues by broker, as the nameserver knows it now; empty for a topic that does not exist."""
+    """Return a topic's current number of queues by broker, as the nameserver knows it. Empty if the topic does not exist."""
     log.forget(topic)
     try:
         return {data.broker_name: max(data.read_queues, data.write_queues) for data in log.route(topic).queues}
@@ -34,7 +34,7 @@ def queue_counts(log: RocketMQLog, topic: str) -> dict[str, int]:
 
 
 def await_registration(known: Callable[[], bool], topic: str) -> None:
-    """Wait until ``known``, which asks the nameserver for the topic's new queues. Raises RocketMQUnavailableError TIMEOUT."""
+    """Wait until ``known()`` is true: it asks the nameserver for the topic's new queues. Raises RocketMQUnavailableError TIMEOUT."""
     limit = Deadline.after(_REGISTER_TIMEOUT)
     while not known():
         if time.monotonic() > limit:
@@ -45,7 +45,7 @@ def await_registration(known: Callable[[], bool], topic: str) -> None:
 def _raise_unregistered(topic: str) -> NoReturn:
     raise RocketMQUnavailableError(
         UnavailableCondition.TIMEOUT,
-        f"the brokers created topic {topic!r}, but the nameserver does not know its queues after {_REGISTER_TIMEOUT:.0f} s: check that all "
+        f"the brokers created topic {topic!r}, but the nameserver does not know its queues after {_REGISTER_TIMEOUT:.0f} s. Check that all "
         "brokers register with it",
     )
 
@@ -57,7 +57,7 @@ def every_master(client: Client) -> dict[str, str]:
     if away or not cluster.brokers:
         raise RocketMQUnavailableError(
             UnavailableCondition.NO_BROKER,
-            f"topics can be changed only while every broker has a master; brokers without one: {', '.join(away) or 'all'}",
+            f"topics can be changed only while every broker has a master, but these brokers have none: {', '.join(away) or 'all'}",
         )
     return {name: str(cluster.brokers[name].master) for name in sorted(cluster.brokers)}
 
@@ -71,7 +71,7 @@ def delete_topic(client: Client, log: RocketMQLog, name: str, masters: Iterable[
         try:
             client.call_address(nameserver, admin_requests.delete_topic_in_nameserver(name), Deadline.after(REQUEST_TIMEOUT))
         except RocketMQUnavailableError as error:
-            # A nameserver keeps no routes on disk, so one that is down has nothing to forget.
+            # A nameserver keeps routes only in memory, so one that is down has nothing to delete.
             failed = error
     log.forget(name)
     if failed is not None and len(client.nameservers) == 1:
@@ -79,11 +79,11 @@ def delete_topic(client: Client, log: RocketMQLog, name: str, masters: Iterable[
 
 
 def delete_at_broker(client: Client, master: str, topic: str) -> None:
-    """Delete a topic at one broker, where it may be missing."""
+    """Delete a topic at one broker. It may be missing there."""
     try:
         client.call_address(master, admin_requests.delete_topic(topic), Deadline.after(REQUEST_TIMEOUT))
     except RocketMQError as error:
-        # With timerWheelEnable=false 5.x fails after its last step (AdminBrokerProcessor.deleteTopicInBroker).
+        # With timerWheelEnable=false, 5.x reports an error after the topic is deleted (AdminBrokerProcessor.deleteTopicInBroker).
         if error.sub != RocketMQCondition.SERVER_ERROR or _is_at_broker(client, master, topic):
             raise
 

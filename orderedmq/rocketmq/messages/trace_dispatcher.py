@@ -1,8 +1,8 @@
-"""Sends message traces: a queue in memory and one thread, as Java's AsyncTraceDispatcher. Thread-safe.
+"""Sends message traces with a queue in memory and one thread, as Java's AsyncTraceDispatcher does. Thread-safe.
 
-Rules: best effort. Whoever adds a trace never waits for it and never fails by it. The traces that wait are bounded; those above
-the bound, and those that the trace topic's brokers do not take within some seconds, are dropped, counted and logged. Sends of
-traces have connections of their own. As in Java, the trace topic is in no namespace of version 1.
+Traces are sent with best effort: a thread that adds a trace never waits, and gets no error. The number of waiting traces is limited.
+Traces above the limit, and traces that the brokers do not accept within some seconds, are dropped, counted and logged. Traces are
+sent on separate connections. As in Java, the trace topic has no namespace of version 1.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from orderedmq.rows.message_trace import TRACE_TOPIC, TracedCall, region_of
 
 log = logging.getLogger("orderedmq")
 
-#: The group that sends of traces name (TraceConstants.GROUP_NAME_PREFIX).
+#: The producer group of the traces (TraceConstants.GROUP_NAME_PREFIX).
 TRACE_PRODUCER_GROUP: Final = "_INNER_TRACE_PRODUCER"
-#: The most messages whose traces wait, and the most bytes of requests that they are made of.
+#: The most messages whose traces wait, and the most bytes of the requests from which traces are made.
 MAX_WAITING: Final = 65_536
 MAX_BYTES: Final = 16 * 1024 * 1024
-#: The most messages whose traces are sent at once.
+#: The most messages whose traces are sent together.
 _TOGETHER: Final = 4096
-#: Seconds to wait for more traces before some are sent.
+#: Seconds to wait for more traces before sending.
 _LINGER: Final = 0.1
-#: Seconds for a request (Java: sendMsgTimeout of the trace producer), and for what waits when the connection is closed.
+#: Seconds for a request (as the sendMsgTimeout of Java's trace producer), and for sending waiting traces during `close`.
 _SEND_TIMEOUT: Final = 5.0
 _CLOSE_TIMEOUT: Final = 5.0
-#: Seconds between two warnings of dropped traces.
+#: Seconds between two warnings about dropped traces.
 _WARN_INTERVAL: Final = 60.0
 
 
 class _Item(NamedTuple):
-    """Traces that wait: of a call, or of a request for ``queue``. ``size``: the bytes of the request's body."""
+    """Waiting traces of a listener's call, or of a request for ``queue``. ``size``: the bytes of the request's body."""
 
     messages: int
     size: int
@@ -63,10 +63,10 @@ class _Item(NamedTuple):
 
 
 class TraceDispatcher:
-    """The traces of one connection for one topic."""
+    """Collects and sends the traces of one client to one trace topic."""
 
     def __init__(self, client: Client, topic: str) -> None:
-        """``client``: of the sends that are traced. Does no I/O."""
+        """``client``: the client whose messages are traced. Does no I/O."""
         self.topic = topic
         self._traced = client
         self._client = client.another(names=client.names.without_prefix())
@@ -87,26 +87,26 @@ class TraceDispatcher:
         self._turn = random.randrange(1 << 16)
 
     def check(self) -> None:
-        """Raise OptionError UNSUPPORTED if the cluster has no such topic."""
+        """Check that the trace topic exists. Raises OptionError UNSUPPORTED if not."""
         try:
             self._client.route(self.topic, Deadline.after(REQUEST_TIMEOUT))
         except TopicError:
             remedy = (
-                "set traceTopicEnable=true at a broker and restart it, or name a topic of your own in customizedTraceTopic"
+                "Set traceTopicEnable=true at a broker and restart it, or name another topic in customizedTraceTopic"
                 if self.topic == TRACE_TOPIC
-                else "create it, or leave out customizedTraceTopic"
+                else "Create it, or leave out customizedTraceTopic"
             )
             raise OptionError(
                 OptionCondition.UNSUPPORTED,
-                f"enableMsgTrace: the cluster has no topic {self.topic!r} for message traces; {remedy}",
+                f"option enableMsgTrace cannot be used because the cluster has no topic {self.topic!r} for message traces. {remedy}",
             ) from None
 
-    # --- what is traced
+    # --- adding traces
 
     def sent(
         self, queue: MessageQueue, body: SendBody, group: str, born: int, result: SendResult, fields: Mapping[str, str]
     ) -> None:
-        """Add the traces of a request that was answered; see `net.client.SendTrace`."""
+        """Add the traces of a request after its answer; see `net.client.SendTrace`."""
         region = region_of(fields)
         if region is None or queue.topic == self.topic:
             return
@@ -116,7 +116,7 @@ class TraceDispatcher:
         self._add(_Item(body.rows, len(body.body), one, queue))
 
     def called(self, call: TracedCall) -> None:
-        """Add the traces of a call of a listener that begins or has ended."""
+        """Add the traces of a listener's call at its beginning or end."""
         self._add(_Item(len(call.messages), 0, call))
 
     def _add(self, item: _Item) -> None:
@@ -133,7 +133,7 @@ class TraceDispatcher:
         if full:
             self._drop(item.messages, "they came faster than they could be sent")
             return
-        # Not while Python ends, or where no thread can be had: then what waits is dropped by `close`, or with the process.
+        # No thread can start while Python exits or when the system has none left. `close` or the exit then drops the traces.
         with contextlib.suppress(RuntimeError):
             thread.start()
 
@@ -199,7 +199,7 @@ class TraceDispatcher:
             request = send_request(queue, body, TRACE_PRODUCER_GROUP)
             self._client.call(request, Deadline.after(_SEND_TIMEOUT), topic=self.topic, broker_name=queue.broker_name)
 
-    # --- what was dropped
+    # --- dropped traces
 
     def _failed(self, messages: int, error: Exception) -> None:
         explained: BaseException = error
@@ -208,7 +208,7 @@ class TraceDispatcher:
         self._drop(messages, str(explained))
 
     def _drop(self, messages: int, why: str, *, at_once: bool = False) -> None:
-        """Count them, and from time to time, or ``at_once``, say so."""
+        """Count dropped traces, and log a warning: immediately with ``at_once``, else at most every 60 s."""
         with self._changed:
             self.dropped += messages
             self._untold += messages
@@ -218,11 +218,11 @@ class TraceDispatcher:
                 return
             self._told = time.monotonic()
             untold, why, self._untold = self._untold, self._why, 0
-        # Not under the lock: a handler of logs may be slow.
+        # Log without holding the lock, because a log handler may be slow.
         log.warning("the traces of %d messages were not written to topic %s: %s", untold, self.topic, why)
 
     def close(self) -> None:
-        """Send what waits, for some seconds at most, and end the thread and the connections."""
+        """Wait some seconds at most until the waiting traces are sent, then end the thread and the connections."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
