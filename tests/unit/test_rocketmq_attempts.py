@@ -361,7 +361,7 @@ def test_a_replay_of_the_second_partition_with_other_rows_differs_too() -> None:
         world.committed = -1
         verdict = commit(world, SinkBatch(SINK, 1), [written(world, 1, [*names, "b1"], partition)])
         assert verdict.replayed
-        assert "1 rows are not there" in (verdict.differs or "")
+        assert "1 rows are missing" in (verdict.differs or "")
         assert world.messages == before
 
 
@@ -446,7 +446,7 @@ def test_requests_shrink_until_the_broker_takes_them_and_a_row_that_it_never_tak
     port.limit = 0
     with pytest.raises(RocketMQError) as caught:
         work.write(rows_of(["a1"]), 20)
-    assert "row 20 for queue t/broker-a/0 (partition 0) is larger than the broker takes" in caught.value.message
+    assert "row 20 for queue t/broker-a/0 (partition 0) is larger than the broker accepts" in caught.value.message
     assert refusal.message in caught.value.message
     port.refusal = RocketMQError(RocketMQCondition.SERVER_ERROR, "NullPointerException")
     with pytest.raises(RocketMQError, match="NullPointerException"):

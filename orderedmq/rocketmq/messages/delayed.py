@@ -205,8 +205,8 @@ class DelayedSender:
         return RocketMQError(
             error.sub,
             f"row {one.row} of {self._where(one.queue)} is refused by the broker: {error.message}. Its delay may be too long "
-            "(timerMaxDelaySec), the broker's time wheel may be off (timerWheelEnable), or the row may be too large. Rows before it have been "
-            "sent",
+            "(timerMaxDelaySec), the broker's time wheel may be off (timerWheelEnable), or the row may be too large. Rows before it have "
+            "been sent",
         )
 
 

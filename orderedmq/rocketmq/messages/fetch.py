@@ -61,7 +61,7 @@ _REPLICA_AGAIN: Final = 30.0
 _TICK: Final = 1.0
 #: The least bytes of a stored message without its body.
 _LEAST_OVERHEAD: Final = 91
-#: The replica id that means: a replica in the route is read instead of the master, without the master's advice.
+#: The replica id while the master is away and any replica in the route is read instead.
 _STAND_IN: Final = -1
 
 
@@ -296,8 +296,8 @@ class Fetch:
             why = f": {self._last.message}" if self._last is not None else ""
             raise RocketMQUnavailableError(
                 UnavailableCondition.TIMEOUT,
-                f"queue {self._queue} returned no messages at offset {self._done} for {self._patience:g} s{why}. Check whether its broker or "
-                "the disk is overloaded",
+                f"queue {self._queue} returned no messages at offset {self._done} for {self._patience:g} s{why}. Check whether its broker "
+                "or the disk is overloaded",
             )
         # A fast path for answers with exactly the requested messages, because this loop runs for every 32 messages.
         usual = self._known.step if self._matching is None and now >= self._known.only_master else 0

@@ -1,17 +1,17 @@
 """A sink's numbers in one topic, stored as offsets of a consumer group without consumers. See lookback.py.
 
-The offset of a queue is its *bookmark*. The other numbers are `registers`: the run and batch that write to a queue, which batches are
-committed, and whose numbers these are. The committed batches are kept at every broker: a batch may have rows in some queues only, but a
-repeat of it with other rows may come to any queue.
+The offset of a queue is its *bookmark*. The other numbers are `registers`: the run and batch that write to a queue, the committed
+batches, and the sink to which the numbers belong. Every broker stores the committed batches, because a batch may have rows in some
+queues only, and its repeat with other rows may write to any queue.
 
-The existence of the group is information, too: a broker writes a new group to disk at once, but offsets only within 5 s. If the
-group exists, the sink may have sent messages, even without a bookmark, and the queue's history is read. If it does not, the
-sink is new or its group was deleted, so only the queue's last messages are searched. If none of them is the sink's, the
-bookmarks are set to the ends that the topic's queues had before any task could send. Tasks that set them at the same time set
-lower bookmarks at worst.
+A broker writes a new group to disk immediately, but offsets only within 5 s. So the existence of the group is also information. If
+the group exists, the sink may have sent messages even if there is no bookmark, and the queue's history is read. If it does not
+exist, the sink is new or its group was deleted, so only the queue's last messages are searched. If none of them is the sink's, the
+bookmarks are set to the ends that the topic's queues had before any task could send. If several tasks do this at the same time, the
+bookmarks are at worst too low.
 
 A group that the user named may exist before the sink and hold another sink's bookmarks. So each broker also stores the *mark*
-there, a number that stands for the sink. The bookmarks of a sink that is gone are too low at worst. Two running sinks would use
+there, a number that identifies the sink. Bookmarks of a sink that was deleted are at worst too low. Two running sinks would use
 each other's bookmarks, so a commit checks the mark.
 """
 
@@ -38,12 +38,12 @@ from orderedmq.rocketmq.wire.request import Request
 T = TypeVar("T")
 
 
-#: Seconds for a request with all its retries: a broker may be restarting.
+#: Seconds for a request with all its retries, because a broker may be restarting.
 TIMEOUT: Final = 60.0
 
 
 class WriterEntry(NamedTuple):
-    """The run that writes a batch to a queue. Its partitions are below ``width``; ``batch`` has the number's last 15 bits."""
+    """The run that writes a batch to a queue. Its partitions are below ``width``; ``batch`` is the last 15 bits of the batch number."""
 
     width: int
     batch: int
@@ -51,7 +51,7 @@ class WriterEntry(NamedTuple):
 
     @classmethod
     def of(cls, writer: Writer) -> WriterEntry:
-        """Return the entry that the queue must have before the writer sends; a greater width will do, too."""
+        """Return the entry that the queue must have before the writer sends. An entry with a greater width is also sufficient."""
         return cls(min(writer.partition + 1, (1 << 16) - 1), writer.batch & 0x7FFF, int(writer.run or "0", 16))
 
     @classmethod
@@ -67,9 +67,9 @@ class WriterEntry(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What a task needs to know of a queue before it writes.
+    """The numbers of a queue that a task needs before it writes.
 
-    ``bookmark``: see `Bookmarks.get`. ``committed``: the newest batch known to be committed, -1 for none. ``end``: the queue's.
+    ``bookmark``: see `Bookmarks.get`. ``committed``: the newest batch known to be committed; -1 for none. ``end``: the queue's end.
     """
 
     bookmark: int | None
@@ -90,7 +90,7 @@ class Bookmarks:
         self._timeout = timeout
 
     def get(self, queue: MessageQueue) -> int | None:
-        """Return the bookmark, or None where the sink never wrote; a broker before 5.0 may answer 0 there."""
+        """Return the bookmark; None if it was never set. A broker before 5.0 may then return 0."""
         return self._ask(queue, consumer_offset(self.group, queue))
 
     def move(self, queue: MessageQueue, bookmark: int) -> None:
@@ -98,12 +98,12 @@ class Bookmarks:
         try:
             self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
         except GroupError:
-            # From 5.3 on the group must exist.
+            # From 5.3 on, the group must exist.
             self._create_group(queue)
             self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
 
     def read(self, queue: MessageQueue) -> Numbers:
-        """Return the queue's numbers, asked for at once. Those of another sink's group count as missing."""
+        """Return the queue's numbers, all requested at the same time. Numbers of another sink in the group count as missing."""
         asked: list[Request[Any]] = [
             consumer_offset(self.group, one) for one in (queue, registers.committed(queue), registers.writer(queue))
         ]
@@ -116,7 +116,7 @@ class Bookmarks:
         return Numbers(bookmark if is_own else None, (committed or 0) - 1 if is_own else -1, WriterEntry.parse(entry or 0), end)
 
     def committed(self, queue: MessageQueue, batch: int) -> Committed:
-        """Return what the queue's broker knows of the batch. The numbers of another sink's group count as missing."""
+        """Return what the queue's broker knows about the batch. Numbers of another sink in the group count as missing."""
         places = [registers.committed(queue), registers.history(queue, commit_history.slot_of(batch))]
         if self._mark is not None:
             places.append(registers.mark(queue))
@@ -127,11 +127,11 @@ class Bookmarks:
     def commit(self, queue: MessageQueue, batch: int, known: Committed) -> None:
         """Store at the queue's broker that the batch is committed. `require_own` must have checked the mark there.
 
-        ``known``: what the broker said of the batch.
+        ``known``: the answer of `committed` about this batch.
         """
         history = commit_history.with_batch(known.history, batch)
         if history != known.history and known.newest - batch < KEPT_BATCHES:
-            # Before the newest batch: a history that is ahead says nothing of a batch that is not committed.
+            # Write the history before the newest batch: after a failure in between, `Committed.has` ignores this batch's bit.
             self.move(registers.history(queue, commit_history.slot_of(batch)), history)
         if known.newest < batch:
             self.move(registers.committed(queue), batch + 1)
@@ -144,17 +144,17 @@ class Bookmarks:
         seen_before: Callable[[int], bool],
         permitted: Callable[[], None],
     ) -> None:
-        """Like `commit`, at a broker that has none of the batch's rows. ``seen_before`` and ``permitted``: see `enter`."""
+        """Like `commit`, but for a broker that has none of the batch's rows. ``seen_before`` and ``permitted``: see `enter`."""
         if known.newest < 0:
             if self._mark is not None and self.get(registers.mark(queue)) not in (None, 0, self._mark):
-                # The mark is another sink's, which may be running.
+                # Another sink, which may be running, has stored this mark.
                 return
             # This may be the first use of the group, and creating it includes setting the bookmarks.
             self.enter(queue, seen_before, permitted)
         self.commit(queue, batch, known)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Reset the bookmark and the committed batches of a topic that was created again: they would hide messages."""
+        """Reset the bookmark and the committed batches after the topic was created again, because they would hide messages."""
         self.move(queue, 0)
         self._forget_batches(queue)
 
@@ -164,24 +164,24 @@ class Bookmarks:
                 self.move(place, 0)
 
     def entry(self, queue: MessageQueue) -> WriterEntry:
-        """Return the queue's entry; all 0 before the first run."""
+        """Return the queue's entry. All its numbers are 0 before the first run."""
         return WriterEntry.parse(self.get(registers.writer(queue)) or 0)
 
     def write_entry(self, queue: MessageQueue, entry: WriterEntry) -> None:
         self.move(registers.writer(queue), entry.value)
 
     def enter(self, queue: MessageQueue, seen_before: Callable[[int], bool], permitted: Callable[[], None]) -> int | None:
-        """Return the bookmark for a task that is about to write; None if it is lost.
+        """Return the bookmark for a task that will write; None if it is lost. Create the group and its bookmarks if they are missing.
 
-        ``seen_before(end)`` tells whether messages of the sink stand shortly before an offset. ``permitted`` raises an error if
-        the account lacks a right that a sink needs; nothing is stored then.
+        ``seen_before(end)`` returns whether the last messages before an offset include messages of the sink. ``permitted()`` raises
+        an error if the account lacks a right that a sink needs. Nothing is stored in that case.
         """
         bookmark = self._own_bookmark(queue)
         if bookmark:
             return bookmark
         ends = self._ends(queue)
         if self._was_used(queue):
-            # Another task may have set it just now.
+            # Another task may have set the bookmark just now.
             return self.get(queue)
         permitted()
         if seen_before(ends[queue]):
@@ -207,11 +207,11 @@ class Bookmarks:
             raise GroupError(
                 GroupCondition.IN_USE,
                 f"sinkGroup {self.group!r} has the bookmarks of another query (or txnAppId, or checkpoint) that writes to topic "
-                f"{self._topic!r} (broker {queue.broker_name}): stop that one, or set another sinkGroup for this one, and start it again",
+                f"{self._topic!r} (broker {queue.broker_name}). Stop that query, or set another sinkGroup for this one, and start it again",
             )
 
     def _store_mark(self, queue: MessageQueue, mark: int) -> None:
-        """Store this sink's mark, and clear the committed batches, which were another sink's."""
+        """Store this sink's mark, and clear the committed batches, which another sink has stored."""
         self._forget_batches(queue)
         self.move(registers.mark(queue), mark)
 
@@ -225,7 +225,7 @@ class Bookmarks:
         return self.get(registers.mark(queue)) == self._mark
 
     def _ends(self, queue: MessageQueue) -> dict[MessageQueue, int]:
-        """Return the ends of all queues that the topic has at the queue's broker, since each broker has its own group."""
+        """Return the ends of all queues of the topic at the queue's broker. Each broker has its own numbers of the group."""
         route = self._client.route(self._topic, Deadline.after(self._timeout))
         queues = [one for one in route.publish_list() if one.broker_name == queue.broker_name]
         return {one: self._ask(one, message_requests.max_offset(one)) for one in dict.fromkeys([*queues, queue])}
@@ -236,7 +236,7 @@ class Bookmarks:
         except RocketMQError as error:
             if not error.denied:
                 raise
-            # An account that may not list groups has to read the history.
+            # If the account may not list groups, assume that the group exists, so that the history is read.
             return True
 
     def _create_group(self, queue: MessageQueue) -> None:
@@ -245,7 +245,7 @@ class Bookmarks:
         except RocketMQError as error:
             if not error.denied:
                 raise
-            # A pull creates the group, too, where the broker permits that.
+            # A pull also creates the group, if the broker permits that.
             with contextlib.suppress(GroupError):
                 self._ask(queue, message_requests.pull(registers.queue_of(queue), self.group, 0, 1))
 

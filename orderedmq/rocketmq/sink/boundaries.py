@@ -1,11 +1,11 @@
-"""Reads ahead for a look-back: the messages where requests begin, many in one round trip.
+"""Reads ahead for a look-back: pulls the messages where requests begin, many in one round trip.
 
-A task that comes to a queue late in a batch walks back over the requests that other tasks have sent there (lookback.py), and reads
-the two messages around the beginning of each. One by one, that is a round trip for each request. Here samples of the queue say where
-requests begin, and all messages there are pulled at once.
+A task that starts to write to a queue late in a batch walks back over the requests that other tasks have sent there (lookback.py). It
+reads the two messages around the beginning of each request, which would need one round trip per request. Here the stamps of sampled
+messages show where requests begin, and all messages at these places are pulled at the same time.
 
-Nothing else depends on it: messages do not change, so a pair that was read ahead is what a pull would return. A pair that was not
-foreseen is left to that pull, and so is everything after a fault.
+This is only an optimization: messages do not change, so a pair that was read ahead is the same that a pull would return. A pair that
+was not read ahead is pulled by the caller, and so are all pairs after an error.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 
-#: Messages between two samples: a full request of small messages has some 4,000.
+#: Messages between two samples. A full request of small messages has some 4,000.
 STRIDE: Final = 2048
-#: Samples of one round trip.
+#: Samples per round trip.
 SAMPLES: Final = 64
-#: Round trips for the beginnings of requests that the samples, and then the messages around these beginnings, have shown.
+#: Round trips after the samples. Each pulls the beginnings of requests that the messages of the round before have shown.
 _ROUNDS: Final = 4
-#: Seconds for all of it.
+#: Seconds for all round trips together.
 _TIMEOUT: Final = 5.0
 
 
 class Boundaries:
-    """Pairs of messages of one queue. Used by one thread at a time."""
+    """Pairs of adjacent messages of one queue that were read ahead. Used by one thread at a time."""
 
     def __init__(self, client: Client, queue: MessageQueue, sink: str) -> None:
         self._client = client
@@ -45,13 +45,13 @@ class Boundaries:
         self._sink = sink
         self._pairs: dict[int, pa.RecordBatch] = {}
         self._asked = 0
-        #: Beginnings from here on were looked for.
+        #: Beginnings of requests from this offset on were searched for; None before the first search.
         self._lowest: int | None = None
 
     def pair(self, begin: int) -> pa.RecordBatch | None:
         """Return the messages ``begin`` and ``begin`` + 1 with `message_stamp.COLUMNS`; None if they were not read ahead."""
         self._asked += 1
-        # One request is usual. Whoever asks for a second one is on the way down.
+        # Usually only one request is skipped, so read ahead only when the caller asks for a second pair.
         if begin not in self._pairs and self._asked > 1 and (self._lowest is None or begin < self._lowest):
             try:
                 self._read_ahead(begin)
@@ -79,7 +79,7 @@ class Boundaries:
             self._client.give_back(lane)
 
     def _pull(self, lane: Lane, template: PullTemplate, ranges: list[tuple[int, int]], deadline: float) -> pa.RecordBatch:
-        """Return the messages of some ranges, and keep the pairs among them. Raises OrderedMQError, Unreadable."""
+        """Return the messages of some ranges, and keep the pairs of adjacent ones. Raises OrderedMQError, Unreadable."""
         bodies = {}
         lane.ask(template, ranges, deadline)
         while lane.in_flight:
@@ -97,7 +97,7 @@ class Boundaries:
         return batch
 
     def _beginnings(self, messages: pa.RecordBatch) -> set[int]:
-        """Return where the messages' requests begin, as far as they are the sink's."""
+        """Return the offsets at which the requests of the sink's messages among these begin."""
         out = set()
         for offset, pairs in zip(messages.column("queue_offset").to_pylist(), messages.column("properties").to_pylist()):
             stamp = read_stamp({name: value or "" for name, value in pairs or ()}, self._sink)

@@ -1,7 +1,7 @@
 """One queue at its broker, as one attempt of one sink's partition uses it: lock, read, send. See queue_writer.py.
 
-A lock is trusted for 30 s, and only on the connection on which it was granted: a broker that restarted has forgotten it, and
-one that was away may have granted it to another attempt (RocketMQ's lock is advisory). A send ends before the broker would
+A lock is trusted for 30 s, and only on the connection on which it was granted: a broker that restarted has forgotten the lock, and a
+broker that was away may have granted it to another attempt (RocketMQ's lock is advisory). A send ends before the broker would
 grant the lock to another attempt.
 
 Attempts of one partition exclude each other by a lock of their run and partition. Runs of one batch exclude each other by the
@@ -42,11 +42,11 @@ from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.group_requests import lock, unlock
 from orderedmq.rows.pull_settings import PullSettings
 
-#: The producer group of all sends. Nothing is looked up by it.
+#: The producer group of all sends. Nothing is searched by its name.
 SINK_PRODUCER_GROUP: Final = "OMQ_SINK"
 #: Bytes of bodies per read when a task looks back.
 _READ_BYTES: Final = 16 * 1024 * 1024
-#: Take-overs after which an attempt gives up. After one, another run may be at the queue again if it had lost its locks.
+#: The most tries to take over a queue. Several can be needed, because a run that had lost its locks may take the queue back.
 _TAKE_OVERS: Final = 20
 _LOCK_RETRY: Final = Backoff(first=0.02, most=0.5)
 
@@ -55,8 +55,8 @@ _LOCK_RETRY: Final = Backoff(first=0.02, most=0.5)
 class LockTiming(Timing):
     """Time limits of an attempt, in seconds.
 
-    A lock is trusted for ``lock_trust``, renewed after ``lock_renew`` and waited for up to ``lock_wait``. After ``lock_yield``
-    of waiting, an attempt gives back its idle queues. ``send_timeout`` is also that of a lock request.
+    A lock is trusted for ``lock_trust`` and renewed after ``lock_renew``. An attempt waits for a lock for up to ``lock_wait``, and
+    gives back its idle queues each time it has waited for about ``lock_yield``. ``send_timeout`` also limits a lock request.
     """
 
     visible: float = 5.0
@@ -68,10 +68,9 @@ class LockTiming(Timing):
 
 
 class RocketMQQueue(BrokerPort):
-    """The `QueuePort` of a queue.
+    """The `QueuePort` of a queue. Used by one thread at a time.
 
-    Used by one thread at a time. ``writer`` None: a batch without identity, which is sent without a lock and without looking
-    back.
+    ``writer`` is None for a batch without identity, which is sent without a lock and without looking back.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class RocketMQQueue(BrokerPort):
         stop: threading.Event,
         waits: Callable[[], None] = lambda: None,
     ) -> None:
-        """``waits`` is called from time to time while this attempt waits for another one's lock."""
+        """``waits`` is called from time to time while this attempt waits for a lock of another attempt."""
         super().__init__(
             client, queue, timing, request=lambda body: send_request(queue, body, SINK_PRODUCER_GROUP, client.trace)
         )
@@ -99,13 +98,13 @@ class RocketMQQueue(BrokerPort):
             self._entry = WriterEntry.of(writer)
             self._boundaries = Boundaries(client, queue, writer.sink)
         self._entered = False
-        # What was read under the lock and is still to be used.
+        # The numbers that `acquire` has read under the lock, until `start` uses them.
         self._numbers: Numbers | None = None
-        # Read as the sink's own group if the account may not read as any other.
+        # Read as the sink's own group if the account may not read as another group.
         self._log = log.reading(PullSettings(self._group)) if writer is not None else log
         # The connection on which the lock was granted, and when it was requested.
         self._granted: tuple[Connection, float] | None = None
-        # Whether the lock was granted at all and not given back.
+        # Whether the lock was granted and not given back since.
         self._held = False
 
     # --- the lock
@@ -125,31 +124,32 @@ class RocketMQQueue(BrokerPort):
             numbers = self._bookmarks.read(self.queue)
         self._entered = True
         for _ in range(_TAKE_OVERS):
-            # Another run that comes now waits for the lock that we hold.
+            # A run that starts now waits for the lock that this attempt holds.
             if numbers.entry.covers(self._entry) or self._take_over(numbers.entry):
                 self._numbers = numbers
                 return
             numbers = self._bookmarks.read(self.queue)
         raise LockError(
             LockCondition.HELD_BY_OTHER,
-            f"other runs of the same batch take queue {self.queue} over again and again: is the query running twice? Stop one of them",
+            f"other runs of the same batch take over queue {self.queue} again and again, so the query may be running twice. Stop one of "
+            "the runs",
         )
 
     def enter(self) -> None:
-        """Make the sink's group and bookmarks at the queue's broker if they are missing."""
+        """Create the sink's group and bookmarks at the queue's broker if they are missing."""
         if not self._entered:
             self._bookmarks.enter(self.queue, self.seen_before, self.require_rights)
             self._entered = True
 
     def _is_ours(self) -> bool:
-        """Whether the queue's entry names our run."""
+        """Return whether the queue's entry names this attempt's run."""
         return self._bookmarks.entry(self.queue).covers(self._entry)
 
     def _take_over(self, known: WriterEntry) -> bool:
-        """Make our run the queue's writer once no attempt of the former one holds a lock.
+        """Make this run the queue's writer as soon as no attempt of the former run holds a lock.
 
-        The former run's locks are held meanwhile, so an attempt that gets one later finds that the queue is ours. Returns whether
-        no attempt of another run of the batch can have sent anything since the entry was ``known``.
+        This attempt holds the former run's locks while it writes the entry. So an attempt that gets such a lock later reads that the
+        queue has another writer. Returns whether no other run of the batch can have sent a message since the entry was ``known``.
         """
         assert self._writer is not None
         gate = self._lock_named("gate")
@@ -172,9 +172,9 @@ class RocketMQQueue(BrokerPort):
     def _lock_all(
         self, keys: list[MessageQueue], kept: MessageQueue | None = None, unless: Callable[[], bool] = lambda: False
     ) -> tuple[Connection, float] | None:
-        """Wait for all these locks; return their connection and when they were requested. None as soon as ``unless`` is true.
+        """Wait for all these locks, and return their connection and when they were requested. Return None when ``unless()`` is true.
 
-        If only some are granted, they are given back except ``kept``. Raises LockError HELD_BY_OTHER.
+        If only some locks are granted, give them back, except ``kept``. Raises LockError HELD_BY_OTHER.
         """
         began = time.monotonic()
         yields = began + self._lock_timing.lock_yield * random.uniform(0.5, 1.5)
@@ -200,8 +200,8 @@ class RocketMQQueue(BrokerPort):
                 raise LockError(
                     LockCondition.HELD_BY_OTHER,
                     f"another attempt of the same task or batch has kept queue {self.queue} locked for {asked - began:.0f} s (group "
-                    f"{self._group}), and this one must wait for it: the lock of a dead attempt expires after 60 s, so the other one is alive, "
-                    "or the broker's clock was changed; end the other one",
+                    f"{self._group}), and this attempt must wait for it. The lock of a dead attempt expires after 60 s, so the other attempt "
+                    "is alive, or the broker's clock was changed. End the other attempt",
                 )
             if asked > yields:
                 self._waits()
@@ -209,13 +209,13 @@ class RocketMQQueue(BrokerPort):
             self._wait(_LOCK_RETRY.delay(refusals, random.random()))
 
     def _unlock(self, keys: list[MessageQueue], deadline: float) -> None:
-        """Give locks back. Those of another attempt stay; those that cannot be given back expire by themselves."""
+        """Give locks back. Another attempt's locks are not changed. A lock whose broker cannot be reached expires by itself."""
         if keys:
             with contextlib.suppress(RocketMQUnavailableError):
                 self._connect(deadline).call(unlock(self._group, self._client_id, keys), deadline)
 
     def _lock_of(self, entry: WriterEntry, partition: int) -> MessageQueue:
-        """Return the lock that attempts of one partition take in a run."""
+        """Return the key of the lock of one partition in the entry's run."""
         return self._lock_named(f"{entry.run:08x}/{min(partition, entry.width - 1)}")
 
     def _own_lock(self) -> MessageQueue:
@@ -253,7 +253,7 @@ class RocketMQQueue(BrokerPort):
     def release(self, end: int) -> None:
         deadline = Deadline.after(self._timing.visible)
         try:
-            # No other attempt may get the lock before that.
+            # Settle the requests without an answer before another attempt can get the lock.
             self._settle(deadline)
             if end:
                 await_end(lambda: self._ask(message_requests.max_offset(self.queue), deadline), end, self._timing.visible)
@@ -274,10 +274,10 @@ class RocketMQQueue(BrokerPort):
         numbers, self._numbers = self._numbers or self._bookmarks.read(self.queue), None
         bookmark, committed, _, end = numbers
         if bookmark is not None and bookmark > end:
-            # They were asked for at once, and the bookmark may have been read later.
+            # Both were requested at the same time, and the bookmark may have been read later than the end.
             end = self.end()
         if bookmark is not None and bookmark > end:
-            # A bookmark behind the queue's end would hide messages, so it is reset to the beginning.
+            # A bookmark after the queue's end would hide messages, so it is reset to the beginning.
             self._bookmarks.forget(self.queue)
             bookmark, committed = None, -1
         return Start(end, bookmark, committed)
@@ -296,7 +296,7 @@ class RocketMQQueue(BrokerPort):
                 batch = self._log.pull(self.queue, begin, end - begin, _READ_BYTES, COLUMNS)
             except DataLossError as error:
                 if error.sub == DataLossCondition.UNREADABLE and error.behind is not None:
-                    # The message is another producer's: no sink compresses.
+                    # Another producer sent this message, because a sink's messages are never compressed.
                     begin = error.behind
                     continue
                 least = self.least()
@@ -305,9 +305,9 @@ class RocketMQQueue(BrokerPort):
                 begin = least
                 continue
             if not batch.num_rows:
-                # The master has these messages, so a replica that lags answered. Taking this for the end would send rows twice.
+                # The master has these messages, so a replica that lags has answered. If this counted as the end, rows would be sent twice.
                 failures += 1
-                why = f"no message came for offset {begin} of queue {self.queue}, which ends at {end}; a replica may lag"
+                why = f"a pull at offset {begin} of queue {self.queue}, which ends at {end}, returned no message: a replica may lag"
                 self.pause(RocketMQUnavailableError(UnavailableCondition.UNAVAILABLE, why), failures)
                 continue
             failures = 0
@@ -315,7 +315,7 @@ class RocketMQQueue(BrokerPort):
             begin = batch.column(0)[-1].as_py() + 1
 
     def seen_before(self, end: int) -> bool:
-        """Whether messages of the sink are among the last PROBE ones before ``end``."""
+        """Return whether messages of the sink are among the last PROBE messages before ``end``."""
         assert self._writer is not None
         begin = max(self.least(), end - PROBE)
         return any(find_messages(batch, self._writer) for batch in self.read(begin, end))
@@ -323,7 +323,7 @@ class RocketMQQueue(BrokerPort):
     # --- sending
 
     def _connection_to_send_on(self, deadline: float) -> Connection:
-        """Return the connection on which the lock was granted: on another one, the broker may not know the lock any more."""
+        """Return the connection on which the lock was granted. After a reconnection, the broker may have forgotten the lock."""
         return self._granted[0] if self._granted is not None else super()._connection_to_send_on(deadline)
 
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
@@ -338,4 +338,4 @@ class RocketMQQueue(BrokerPort):
 
 def abandoned(queue: MessageQueue) -> OrderedMQError:
     """Return the error of an attempt that was abandoned while it was writing."""
-    return SinkError(SinkCondition.TOKEN_GONE, f"the write to queue {queue} was given up")
+    return SinkError(SinkCondition.TOKEN_GONE, f"the write to queue {queue} has been abandoned")

@@ -1,4 +1,4 @@
-"""A task's report to the commit on each queue, as the text of its receipt's token, and what the commit concludes. Pure."""
+"""A task's report on each of its queues, which is the token of its receipt, and the decisions of the commit. Pure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ from orderedmq.rocketmq.sink.commit_history import Committed
 
 @dataclass(frozen=True)
 class QueueReport:
-    """One queue of one attempt.
+    """The report of one attempt on one queue.
 
-    ``sent``, ``found``, ``missing``: number of rows that this attempt sent, that an earlier one had sent, and that a committed
-    batch lacks. ``extra``: number of messages of the same run, partition and batch that match no row. [``begin``, ``end``): the
-    range of all these messages, with other messages among them; empty if there are none. ``committed``: the batch was committed
-    before this attempt. ``newest``: the sink's newest batch that was seen. ``of_others``: number of the batch's messages that
-    other runs sent. ``taken``: the offsets of those among them that were taken for rows, as `pack` returns them. ``delayed``:
-    number of delayed rows, which no other number counts and no range covers.
+    - ``begin``, ``end``: the range [begin, end) of the attempt's messages, with other messages among them; empty if it has none.
+    - ``sent``: number of rows that this attempt sent.
+    - ``found``: number of rows that an earlier attempt had sent.
+    - ``missing``: number of rows that are not in the queue, although the batch is committed.
+    - ``extra``: number of messages of the same run, partition and batch that match no row.
+    - ``committed``: whether the batch was committed before this attempt.
+    - ``newest``: the sink's newest batch that was seen.
+    - ``of_others``: number of the batch's messages that other runs sent.
+    - ``taken``: the offsets of those among them that match rows of this attempt, as `pack` returns them.
+    - ``delayed``: number of delayed rows, which the other numbers and the range do not include.
     """
 
     queue: MessageQueue
@@ -54,7 +58,7 @@ class QueueReport:
 
 @dataclass(frozen=True)
 class Token:
-    """An attempt's report on all its queues. ``sink`` None: its batch has no identity."""
+    """An attempt's report on all its queues. ``sink`` is None for a batch without identity."""
 
     sink: str | None
     batch: int
@@ -67,7 +71,7 @@ class Token:
 
 
 def parse_token(batch: SinkBatch, receipt: Receipt) -> Token:
-    """Read a receipt's token. Raises SinkError TOKEN_GONE for a receipt that is not of this batch."""
+    """Read a receipt's token. Raises SinkError TOKEN_GONE for a receipt of another batch."""
     try:
         fields = json.loads(receipt.token)
         reports = tuple(QueueReport(**{**report, "queue": MessageQueue(*report["queue"])}) for report in fields.pop("reports"))
@@ -81,14 +85,14 @@ def parse_token(batch: SinkBatch, receipt: Receipt) -> Token:
     if (token.sink is None) != (batch.sink_id is None) or not of_sink or rows != dict(receipt.rows):
         raise SinkError(
             SinkCondition.TOKEN_GONE,
-            f"the receipt of partition {receipt.partition} is one of batch {token.batch} of sink {token.sink}, not of batch {batch.batch_id} "
-            f"of sink {batch.sink_id}: a commit accepts only the receipts of its own tasks",
+            f"the receipt of partition {receipt.partition} belongs to batch {token.batch} of sink {token.sink}, not to batch "
+            f"{batch.batch_id} of sink {batch.sink_id}. Commit only receipts of the batch's tasks",
         )
     return token
 
 
 def pack(offsets: Sequence[int]) -> str:
-    """Encode offsets as a short text, since a retry may have found a million messages."""
+    """Encode offsets as a short text, because a retry may have found a million messages."""
     if not offsets:
         return ""
     steps = np.diff(np.sort(np.asarray(offsets, dtype="<i8")), prepend=0)
@@ -102,7 +106,7 @@ def unpack(text: str) -> Int64s:
 
 
 def count_contested(tokens: Sequence[Token]) -> dict[MessageQueue, dict[int, int]]:
-    """Return how many tasks took each message, for the queues in which several tasks took the same message of another run."""
+    """Return how many tasks took each message of another run, for queues in which several tasks took the same message."""
     offsets: dict[MessageQueue, list[Int64s]] = {}
     for token in tokens:
         for report in token.reports:
@@ -117,7 +121,7 @@ def count_contested(tokens: Sequence[Token]) -> dict[MessageQueue, dict[int, int
 
 
 def count_unmatched(tokens: Sequence[Token], settled: Sequence[QueueReport] = ()) -> dict[MessageQueue, int]:
-    """Count, per queue, the messages that other runs of the batch sent and that match no row. ``settled``: see `judge`."""
+    """Return, by queue, the number of messages that other runs of the batch sent and that match no row. ``settled``: see `judge`."""
     again = {report.queue for report in settled}
     there: dict[MessageQueue, int] = {}
     used: Counter[MessageQueue] = Counter()
@@ -139,13 +143,13 @@ def ranges(reports: Sequence[QueueReport]) -> dict[MessageQueue, OffsetRange]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a commit has to do: whether the batch was committed before, and the bookmarks to move."""
+    """The result of `judge`: whether the batch was committed before, and the bookmarks to move."""
 
     replayed: bool
     bookmarks: Mapping[MessageQueue, int]
-    #: What differs from the batch that was committed; None if nothing does, as far as can be known.
+    #: The difference to the rows that were committed; None if none is known.
     differs: str | None = None
-    #: The sink's newest batch that anybody has seen; -1 for none.
+    #: The sink's newest batch that a task or broker has seen; -1 for none.
     newest: int = -1
 
 
@@ -158,12 +162,12 @@ def judge(
     *,
     skip: bool = False,
 ) -> Verdict:
-    """Decide what a commit has to do. Raises SinkError OUT_OF_ORDER; BATCH_TOO_OLD unless ``skip``.
+    """Decide what a commit has to do. Raises SinkError OUT_OF_ORDER, and BATCH_TOO_OLD unless ``skip``.
 
-    ``bookmarks``: the present ones of the queues that have messages of the batch. ``known``: what the brokers of its topics say of
-    it. ``settled``: the reports of `contested.settle` on some of these queues, with all messages that the tasks took there. If an
-    earlier commit was interrupted, some bookmarks have moved already. The tasks then found all rows and sent none, and the other
-    bookmarks are moved.
+    ``bookmarks``: the present bookmarks of the queues that have messages of the batch. ``known``: what the brokers of its topics know
+    about the batch. ``settled``: the reports of `contested.settle` on some of these queues, with all messages that the tasks took
+    there. If an earlier commit was interrupted, some bookmarks have already moved, and the tasks have found all rows and sent none.
+    The verdict then has the other bookmarks.
     """
     assert batch.sink_id is not None
     number, known = batch.batch_id, list(known)
@@ -175,8 +179,8 @@ def judge(
     committed |= {report.queue for report in reports if report.committed}
     moves = {queue: span.begin + 1 for queue, span in spans.items() if queue not in committed}
     if newest > number:
-        # A task takes a batch for committed as soon as there is a later one, so it sends nothing. Whether it was committed is
-        # known here. A broker that was killed may have forgotten it, but then all its rows are found.
+        # A task assumes that a batch is committed as soon as a later batch exists, and sends nothing. Only here it is known whether it
+        # was committed. A killed broker may have forgotten the commit, but then the tasks have found all rows.
         published = any(one.has(number) for one in known) or _is_complete(reports, lacking)
     else:
         published = bool(committed) or any(one.has(number) for one in known)
@@ -188,13 +192,13 @@ def judge(
 
 
 def _is_complete(reports: Sequence[QueueReport], lacking: Mapping[MessageQueue, int]) -> bool:
-    """Whether each row was found in its queue, and there are any rows."""
+    """Return whether the batch has rows, and each of them was found in its queue."""
     found = sum(report.found for report in reports)
     return 0 < found == sum(report.rows for report in reports) and not any(lacking.values())
 
 
 def _seen(reports: Sequence[QueueReport]) -> str:
-    """Return what readers see of a batch that was not committed."""
+    """Return a text that says how many rows of an uncommitted batch readers see; empty if none."""
     sent, found = sum(report.sent for report in reports), sum(report.found for report in reports)
     total = sum(report.rows for report in reports)
     return f" ({found + sent} of its {total} rows have been sent, and readers see them)" if found + sent else ""
@@ -210,9 +214,9 @@ def _differs(
         missing = report.missing + lacking.get(report.queue, 0)
         extra = report.extra + others.get(report.queue, 0)
         if report.committed and (missing or extra):
-            what = f"{extra} of its messages match no row now, {missing} rows are not there; none of these has been sent"
+            what = f"{extra} of its messages match no row now, and {missing} rows are missing, which have not been sent"
         elif committed and report.queue not in committed and report.sent:
-            what = f"it had no rows there before and has {report.sent} now, which have been sent"
+            what = f"the batch had no rows there before, and has {report.sent} now, which have been sent"
         else:
             continue
         return f"queue {report.queue}: {what}"

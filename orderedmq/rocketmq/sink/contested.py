@@ -1,9 +1,9 @@
-"""Sends, at the commit, the rows that are missing because several tasks took the same messages. No sockets here.
+"""At the commit, sends rows that are missing because several tasks took the same message for a row of theirs. No sockets here.
 
-A batch that is written again in other partitions finds messages of an earlier run. Tasks that have rows with equal content may
-then take the same message. The commit reads the taken messages from the queue, repeats each for every task that took it, and
-writes them like the rows of one more task. Of rows with equal content, the writer finds as many as there are messages and sends
-the rest. A commit that is interrupted is repeated like any task.
+When a batch is written again with other partitions, its tasks find messages of an earlier run. Tasks that have rows with equal content
+may take the same message. The commit reads such messages from the queue, repeats each for every task that took it, and writes the
+copies like the rows of one more task. Of rows with equal content, the writer finds as many as there are messages, and sends the
+rest. A commit that is interrupted is repeated, as a task is.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from orderedmq.rows.message_rows import normalise
 
 
 def settle(port: QueuePort, writer: Writer, taken: Mapping[int, int]) -> QueueReport:
-    """Send rows until the queue has as many messages as rows.
+    """Send rows until the queue has as many messages as the tasks have rows.
 
-    ``taken``: offsets of messages, and how many tasks took each for one of their rows. ``writer``: of the run, with a partition
-    that no task has. Raises DataLossError AGED_OUT for a message that was deleted meanwhile, and what `QueueWriter.write`
-    raises.
+    ``taken``: offsets of messages, and how many tasks took each for one of their rows. ``writer``: a writer of the run with a partition
+    that no task has. Raises DataLossError AGED_OUT if a message was deleted after a task took it, and the errors of
+    `QueueWriter.write`.
     """
     work = QueueWriter(port, writer, writer.partition)
     where = f"queue {port.queue} (batch {writer.batch})"
@@ -45,7 +45,7 @@ def settle(port: QueuePort, writer: Writer, taken: Mapping[int, int]) -> QueueRe
         raise DataLossError(
             DataLossCondition.AGED_OUT,
             f"{len(offsets) - read} messages of {where}, which an earlier attempt sent, were deleted by the broker before the batch was "
-            "committed, so rows with their content may be missing: let the broker keep messages for longer (fileReservedTime), and start the "
-            "query again",
+            "committed, so rows with their content may be missing. Let the broker keep messages for longer (fileReservedTime), and start "
+            "the query again",
         )
     return work.report()

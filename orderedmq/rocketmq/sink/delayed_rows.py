@@ -1,9 +1,9 @@
-"""The delayed rows of one attempt: held until its other rows are stored, checked as a whole, and sent one by one.
+"""The delayed rows of one attempt: they are held until its other rows are stored, checked together, and sent one by one.
 
-A message that waits lies in a topic of the broker's own, which other producers fill as well, so a later attempt cannot find it: a
-batch that is repeated before its commit sends its delayed rows again. They are held so that an attempt that fails before its
-end sends none. A batch that was committed sends none either. They have no stamp: `lookback` would take one that becomes due for a
-message that was sent then.
+Until it is due, a delayed message is stored in an internal topic of the broker that all producers share, so a later attempt cannot find
+it. So a batch that is repeated before its commit sends its delayed rows again. The rows are held so that an attempt that fails before
+its end sends none of them. The repeat of a committed batch also sends none. Delayed messages have no stamp, because `lookback` would
+treat a message that becomes due as one that was sent at that time.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from orderedmq.rows.delays import DelayLimits
 #: Bytes of delayed rows that a task holds. Above this it sends them before its other rows are stored.
 HELD_BYTES: Final = 64 * 1024 * 1024
 
-#: What a broker is asked before the first delayed row of an attempt is sent there; None for a batch without identity.
+#: Called before an attempt's first delayed row is sent to a broker. Returns the sink's state there; None for a batch without identity.
 Enter = Callable[[MessageQueue], Start | None]
 
 
 def require(client: Client, columns: Sequence[str], topic: str | None) -> None:
     """See `Outbox.require_delays`.
 
-    A topic that is missing will be at every broker, and rows of several topics may go to any: then all brokers must refuse.
-    Those that are away or do not tell are left out. Raises RocketMQError NOT_SUPPORTED for a topic to which a Proxy passes on no
-    delayed messages.
+    Raises the OptionError of a broker that refuses the columns. For a missing topic, or without a topic, rows may go to any broker:
+    an error is then raised only if all brokers refuse. Brokers that are away or do not answer are left out. Raises RocketMQError
+    NOT_SUPPORTED for a topic to which a Proxy does not pass on delayed messages.
     """
     deadline = Deadline.after(ASK_TIMEOUT)
     found: list[DelayLimits] = []
@@ -87,13 +87,13 @@ class DelayedRows:
         )
         self._held: dict[MessageQueue, list[pa.RecordBatch]] = {}
         self._bytes = 0
-        #: Per topic and broker: what it said first.
+        #: The first result of ``enter``, by topic and broker.
         self._starts: dict[tuple[str, str], Start | None] = {}
         #: Rows per queue, sent or not.
         self.counts: dict[MessageQueue, int] = {}
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
-        """Hold rows with the columns of `rows.delays`. If too many are held, send all. Raises what `send` raises."""
+        """Hold rows with the columns of `rows.delays`. If more than HELD_BYTES are held, send all. Raises the errors of `send`."""
         if not any(known.topic == queue.topic for known in self.counts):
             require_delayable(self._client, queue, self._patience)
         self._held.setdefault(queue, []).append(rows)
@@ -103,9 +103,9 @@ class DelayedRows:
             self.send()
 
     def send(self) -> None:
-        """Send what is held. All rows are checked first.
+        """Check all held rows, then send them.
 
-        Raises OptionError UNSUPPORTED, MessageError BAD_DELAY, BAD_PROPERTY, PROPERTIES_TOO_LARGE; what brokers answer; and
+        Raises OptionError UNSUPPORTED, MessageError BAD_DELAY, BAD_PROPERTY, PROPERTIES_TOO_LARGE; the brokers' errors; and
         RocketMQUnavailableError. Rows may have been sent in the last two cases.
         """
         held, self._held, self._bytes = self._held, {}, 0

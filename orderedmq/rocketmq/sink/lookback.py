@@ -1,17 +1,17 @@
-"""Finds which of a task's rows are in a queue already: how far back to look, and which rows are missing. Pure.
+"""Finds which of a task's rows are already in a queue: how far back to look, and which rows are missing. Pure.
 
-A *bookmark* is a number that a sink keeps for each queue: the offset behind the first message of its last committed batch, or
-the queue's end when the sink first came there. So a batch was committed exactly if one of its messages lies below the bookmark.
-A bookmark that is too low or lost only makes a look longer. One that is too high would hide messages.
+A *bookmark* is an offset that a sink stores for each queue: the offset after the first message of its last committed batch, or the
+queue's end when the sink first wrote there. So a batch is committed exactly if one of its messages is below the bookmark. A bookmark
+that is too low or lost only makes the search longer. A bookmark that is too high would hide messages.
 
-Rules: a message that is read counts as stored. Rows and messages are compared by content, since Spark may hand a retry its rows
-in another order. If more rows than messages have the same content, the surplus is missing. An attempt's messages are the first
-rows it was given, so what a later attempt adds keeps the order of a key, as long as each attempt had all rows of the key in one
-task, in the same order.
+Rules: a message that can be read counts as stored. Rows and messages are compared by content, because Spark may give a retry its rows
+in another order. If more rows than messages have the same content, the surplus rows are missing. An attempt sends its rows in order, so
+its messages are its first rows. Rows that a later attempt adds therefore keep the order of a key, if each attempt had all rows of the
+key in one task, in the same order.
 
-A run of the batch may have its rows in other partitions than an earlier run, so a message of another run may be any task's row.
-Each task that has a row with equal content takes it, so several tasks of one run may take the same message. The queue then has
-fewer messages than rows, never more, and the commit sends what is missing (contested.py).
+A run of the batch may have its rows in other partitions than an earlier run, so a message of another run may be any task's row. Each
+task that has a row with equal content takes such a message, so several tasks of one run may take the same message. The queue then has
+fewer messages than rows, never more, and the commit sends the missing rows (contested.py).
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from orderedmq.model import OffsetRange
 from orderedmq.ownership.micro_batch import KEPT_BATCHES
 from orderedmq.rocketmq.sink.message_stamp import SinkMessage, Writer, digests, may_be_of
 
-#: Messages of the first step. It is usually the only one, unless the sink failed or others write much. A pull gives 32 at most.
+#: Messages of the first step, which is usually the only one, unless the sink failed or others write much. A pull returns at most 32.
 FIRST_STEP: Final = 32
 #: Steps grow up to this many messages.
 LARGEST_STEP: Final = 8192
-#: Messages at a queue's end that are searched when nothing is known of the sink there: its bookmarks may have been lost.
+#: Messages at a queue's end that are searched if no bookmark of the sink is known, because the bookmark may have been lost.
 PROBE: Final = 2048
 
 
 class Lookback:
-    """A walk backwards from a queue's end, in growing steps: `next` names the range to read, `record` takes its messages.
+    """A walk backwards from a queue's end, in growing steps: `next` returns the range to read, and `record` takes its messages.
 
-    A batch's partitions write to the same queues, so nearly all messages since the bookmark may be other partitions'. So the
-    walk skips the request that another partition's message came in, if that is longer than a step, and reads the message at its
-    other end. Messages that another run of the batch sent are all read.
+    A batch's partitions write to the same queues, so nearly all messages since the bookmark may be from other partitions. When the
+    walk meets a message of another partition, it skips the rest of that message's request if it is longer than a step, and reads the
+    request's first message. Messages that another run of the batch sent are all read.
     """
 
     def __init__(self, writer: Writer, bookmark: int | None, end: int) -> None:
         """``bookmark``: None if unknown. ``end``: the queue's end."""
         self._writer = writer
         self._least = 0
-        # The message just below the bookmark is the last committed batch's first one: it tells whether that batch is ours.
+        # The message just below the bookmark is the first one of the last committed batch. It shows whether that is the writer's batch.
         self._floor = 0 if bookmark is None else max(0, bookmark - 1)
         self._at = end
         self._step = FIRST_STEP
-        #: The lowest sequence seen, by run and partition, among messages of our batch that may be ours.
+        #: The lowest sequence seen, by run and partition, among messages that may be the writer's.
         self._firsts: dict[tuple[str, int], int] = {}
         #: The lowest offset of these messages.
         self._lowest_own: int | None = None
         self._older = False
         self._newest = -1
-        # While the walk skips a request: the message of it that was read, and where the walk was then.
+        # While a request is skipped: the message of it that was read, and the position of the walk at that time.
         self._skipped: tuple[SinkMessage, int] | None = None
         self._trusts_stamps = True
 
     def set_least(self, least: int) -> None:
-        """Set the offset of the queue's first remaining message. Asking for it costs a request, which a short walk saves."""
+        """Set the offset of the queue's first remaining message. A short walk does without it, because it costs a request."""
         self._least = least
         self._floor = max(least, self._floor)
         if self._skipped is not None:
@@ -69,10 +69,10 @@ class Lookback:
     def next(self) -> OffsetRange | None:
         """Return the range to read now; None at the end of the walk."""
         floor = self._lowest
-        # A first message (sequence 0) does not end the walk: messages that should not have been sent, or another run's, may lie
-        # before it. Nor does an older batch's message while first ones are missing: a late attempt of that batch sent it. For a
-        # batch that newer ones followed, a distance must do, since no older batch may exist. It was committed, so rows that are
-        # not found are not sent.
+        # A first message (sequence 0) does not end the walk, because messages that should not have been sent, or messages of another
+        # run, may be before it. A message of an older batch does not end the walk while first messages are missing, because a late
+        # attempt of that batch may have sent it. For a batch that newer batches followed, a distance of PROBE messages ends the walk,
+        # because there may be no older batch. Such a batch counts as committed, so rows that are not found are not sent.
         firsts = not any(self._firsts.values())
         far = self._is_old and self._lowest_own is not None and self._lowest_own - self._at >= PROBE
         complete = firsts and (self._older or far)
@@ -87,19 +87,19 @@ class Lookback:
 
     @property
     def _lowest(self) -> int:
-        # A batch that newer ones followed began below the bookmark.
+        # A batch that newer batches followed begins below the bookmark.
         return self._least if self._is_old else self._floor
 
     def record(self, messages: Sequence[SinkMessage]) -> Sequence[SinkMessage]:
         """Take the sink's messages in the range that `next` returned, in order.
 
-        Messages of other partitions may be left out, except the first and the last. Returns the messages that count, or none
-        if they will be read again.
+        Messages of other partitions may be left out, except the first and the last. Returns the messages to count, or none if the
+        walk will read them again.
         """
         looked = self.next()
         assert looked is not None
         if self._skipped is not None and not self._is_in_skipped_request(self._skipped[0], messages):
-            # The message's stamp is wrong: read all that was skipped, and skip no more.
+            # The stamp of the skipped request is wrong. Read the skipped messages, and never skip again.
             self._at, self._skipped, self._trusts_stamps = self._skipped[1], None, False
             return ()
         for message in messages:
@@ -116,18 +116,15 @@ class Lookback:
         return messages
 
     def _skip_request(self, message: SinkMessage) -> None:
-        """Skip to where the message's request began, or to the lowest message to read.
-
-        The next read verifies the stamp there.
-        """
+        """Skip to the first message of this message's request, or to the lowest message to read. `record` then verifies the stamp."""
         target = max(message.begin, self._lowest) + 1
         if not self._is_own(message) and self._at - target > self._step:
             self._skipped = (message, self._at)
-            # Read the message that must be there, and one more, which may be of another request.
+            # Read two messages: one that must belong to the request, and the one before it, which may belong to another request.
             self._at, self._step = target, 2
 
     def _is_in_skipped_request(self, left: SinkMessage, messages: Sequence[SinkMessage]) -> bool:
-        """Whether the last message that was read belongs to the request that was skipped."""
+        """Return whether the last message that was read belongs to the skipped request, as the stamp of ``left`` promised."""
         if not messages or messages[-1].offset != self._at - 1:
             return False
         last = messages[-1]
@@ -138,23 +135,23 @@ class Lookback:
 
 
 class Ledger:
-    """One attempt's account of its rows in one queue: which messages are its rows, and which rows are still to be sent."""
+    """One attempt's record of its rows in one queue: which messages are its rows, and which rows it still has to send."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        #: Messages of this partition in this run that match no row so far: offsets by content digest.
+        #: Messages of this partition and run that match no row so far: offsets by content digest.
         self._unclaimed: dict[bytes, list[int]] = {}
-        #: The same for messages that other runs of the batch sent; and the number of all such messages.
+        #: The same for messages that other runs of the batch sent, and the number of all messages of other runs.
         self._others: dict[bytes, list[int]] = {}
         self.of_others = 0
-        #: Offsets of other runs' messages that were taken for rows.
+        #: Offsets of other runs' messages that were matched with rows.
         self.taken: list[int] = []
         self._acknowledged: list[OffsetRange] = []
         #: The sequence of the next message.
         self.sequence = 0
         #: All messages below this offset were read.
         self.seen = 0
-        #: Whether the batch was committed before: nothing may be added to it.
+        #: Whether the batch was committed before. If so, no row may be added to it.
         self.committed = False
         #: The sink's newest batch that was seen; -1 for none.
         self.newest = -1
@@ -164,7 +161,7 @@ class Ledger:
 
     @property
     def extra(self) -> int:
-        """The number of messages of this partition in this run that match no row."""
+        """The number of messages of this partition and run that match no row."""
         return sum(map(len, self._unclaimed.values()))
 
     def note_committed(self, committed: int) -> None:
@@ -173,7 +170,7 @@ class Ledger:
         self.committed = self.committed or committed >= self._writer.batch
 
     def read(self, messages: Iterable[SinkMessage], end: int, bookmark: int | None = None) -> None:
-        """Take the sink's messages in a range that was not read before. ``end``: everything below it was read."""
+        """Take the sink's messages in a range that was not read before. ``end``: all messages below it were read."""
         for message in messages:
             self.newest = max(self.newest, message.batch)
             if message.batch > self._writer.batch or (
@@ -194,7 +191,7 @@ class Ledger:
         self._acknowledged = [known for known in self._acknowledged if known.end > self.seen]
 
     def claim(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows to send: those that no message matches, or none if the batch is committed."""
+        """Return the rows that match no message and must be sent; none if the batch is committed."""
         if self._unclaimed or self._others:
             missing = [not (self._take(digest) or self._take_of_others(digest)) for digest in digests(rows)]
             if not all(missing):

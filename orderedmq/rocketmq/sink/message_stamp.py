@@ -1,20 +1,20 @@
 """The stamp that a sink writes on each message, by which a task recognises its rows in a queue. Pure.
 
-A stamp is (sink, batch, run, partition, sequence, request), in one short property: what a broker does with a message costs more
-with each property.
+A stamp is (sink, batch, run, partition, sequence, request). It is one short property, because each property of a message costs the
+broker time.
 
 - A *run* is one Spark job that writes the batch. Within a run, a partition has the same rows in every attempt. Another run may
   have the same rows in other partitions.
-- The *sequence* numbers from 0 the messages of one partition of one run in one queue, whichever attempt sent them. It grows
-  with the offset, so 0 is the first message.
+- The *sequence* is the number of a message among those of one partition and run in one queue, from 0, whichever attempt sent it. It
+  grows with the offset, so 0 is the first message.
 - The *request* is the sequence of the first message that was sent in the same request. A broker stores a request in one piece
   (``CommitLog.asyncPutMessages`` holds the queue's lock for a whole batch), so a reader can skip all of it.
 
-The property's value is ``sink.batch.run.partition.`` and 16 digits: 12 of the sequence, 4 of the message's place in its request.
-The sink is there as a hash of 64 bits (`sink_digest`).
+The property's value is ``sink.batch.run.partition.`` and 16 digits: 12 for the sequence, and 4 for the message's place in its
+request. The sink is written as a hash of 64 bits (`sink_digest`).
 
-A message *may be* a task's row if an attempt of the same partition of its run sent it, or any task of another run of the batch.
-Messages without a run were sent for a writer without one.
+A message *may be* a task's row if an attempt of the same partition and run sent it, or any task of another run of the batch.
+Messages without a run were sent by a writer without a run.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from orderedmq.rocketmq.codec.encode import Stamp
 from orderedmq.rocketmq.codec.gather import Int64s
 from orderedmq.rows.message_rows import reserved
 
-#: Prefix of sinks' consumer groups. They have no consumers: they hold a sink's bookmarks and the locks of its tasks.
+#: Prefix of sinks' consumer groups. These groups have no consumers. They hold a sink's bookmarks and the locks of its tasks.
 GROUP_PREFIX: Final = "OMQ_SINK_"
 #: The columns of a message that `find_messages` needs.
 COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "properties")
 
 _PLAIN = re.compile(r"[A-Za-z0-9_:.@/-]{1,100}")
 _BOOKMARK_GROUP = re.compile(GROUP_PREFIX + "[0-9a-f]{24}")
-#: The largest number of a batch. Some numbers of 19 digits are larger.
+#: The largest batch number. Some numbers of 19 digits are larger.
 _LARGEST: Final = 2**63 - 1
-#: A stamp's value, as Python and Arrow (RE2) both read it.
+#: The pattern of a stamp's value, for Python and for Arrow (RE2).
 _STAMP: Final = (
     r"^(?P<sink>[A-Za-z0-9_-]{11})\.(?P<batch>[0-9]{1,19})\.(?P<run>[0-9a-f]*)\.(?P<partition>[0-9]{1,18})"
     r"\.(?P<sequence>[0-9]{12})(?P<place>[0-9]{4})$"
 )
-#: Up to this many messages are examined one by one, which takes 7 µs for each: examining columns takes 1,000 for one message and for
-#: a hundred. The usual look is of 32 messages (lookback.py).
+#: Up to this many messages are examined one by one, which takes 7 µs per message. Examining columns takes 1,000 µs, whether for one
+#: message or for a hundred. A task usually looks at 32 messages (lookback.py).
 _FEW: Final = 32
 
 
@@ -59,7 +59,7 @@ _FEW: Final = 32
 class Writer:
     """A writing task: one partition of one batch of a sink, in one run.
 
-    ``sink`` comes from `sink_name`, ``run`` from `run_name`. ``group`` is the sink's group if the user names one.
+    ``sink`` is the result of `sink_name`, ``run`` that of `run_name`. ``group`` is the sink's group if the user has named one.
     """
 
     sink: str
@@ -74,14 +74,14 @@ class Writer:
 
 
 class SinkMessage(NamedTuple):
-    """A message of the sink. ``digest``: of its content if the message may be the writer's, else empty."""
+    """A message of the sink. ``digest``: the digest of its content if the message may be the writer's, else empty."""
 
     offset: int
     batch: int
     partition: int
     sequence: int
     digest: bytes
-    #: The sequence of the first message of its request, never above its own.
+    #: The sequence of the first message of its request, never above ``sequence``.
     request: int
     run: str = ""
 
@@ -92,7 +92,7 @@ class SinkMessage(NamedTuple):
 
 
 def sink_name(sink_id: str) -> str:
-    """Return the sink's id as a property's value: itself, or its hash if it is long or has unusual characters."""
+    """Return the sink's id in a form that can be a property's value: unchanged, or hashed if it is long or has unusual characters."""
     if _PLAIN.fullmatch(sink_id):
         return sink_id
     return "#" + blake2b(sink_id.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
@@ -100,7 +100,7 @@ def sink_name(sink_id: str) -> str:
 
 @lru_cache(maxsize=16)
 def sink_digest(sink: str) -> str:
-    """Return what stands for the sink in a stamp: 11 characters."""
+    """Return the hash of the sink in its stamps: 11 characters."""
     return base64.urlsafe_b64encode(blake2b(sink.encode("utf-8", "surrogatepass"), digest_size=8).digest()).decode().rstrip("=")
 
 
@@ -112,21 +112,21 @@ def run_name(job: str) -> str:
 
 
 def bookmark_group(sink: str, topic: str, named: str | None = None) -> str:
-    """Return the consumer group of the sink's bookmarks in a topic: ``named`` by the user, else derived from the sink."""
+    """Return the consumer group of the sink's bookmarks in a topic: ``named`` if the user chose one, else derived from the sink."""
     return named or GROUP_PREFIX + _digest_of(sink, topic)
 
 
 def is_bookmark_group(group: str) -> bool:
-    """Whether a group's name is one that `bookmark_group` derives from a sink."""
+    """Return whether a group's name has the form that `bookmark_group` derives from a sink."""
     return _BOOKMARK_GROUP.fullmatch(group) is not None
 
 
 def lock_key(sink: str, queue: MessageQueue, name: str, *, proxied: bool = False) -> MessageQueue:
-    """Return what an attempt locks at a queue's broker in the sink's group, under the given name.
+    """Return the key that an attempt locks at a queue's broker in the sink's group, for a given lock name.
 
-    Several tasks write to the queue at the same time, so they use several names. A broker grants the lock of any queue, whether
-    it has such a queue or not. ``proxied``: for a lock through a Proxy, which finds the broker by its name, so the name becomes
-    a number above all queues' ids. Two names may have the same number: then one waits for the other.
+    Several tasks write to the queue at the same time, so each uses another name. A broker grants a lock for any queue, also for one
+    that does not exist. ``proxied``: whether the lock is requested through a Proxy. A Proxy finds the broker by the broker name, so
+    the lock name becomes a queue id above all real ones. If two names have the same number, one attempt waits for the other.
     """
     if proxied:
         digest = blake2b(f"{sink}\0{queue}\0{name}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
@@ -135,7 +135,7 @@ def lock_key(sink: str, queue: MessageQueue, name: str, *, proxied: bool = False
 
 
 def sink_mark(sink: str) -> int:
-    """Return a number above 0 that stands for the sink and can be stored as a group's offset."""
+    """Return a number above 0 that identifies the sink and can be stored as a group's offset."""
     return 1 + int.from_bytes(blake2b(sink.encode("utf-8", "surrogatepass"), digest_size=7).digest(), "big")
 
 
@@ -144,7 +144,7 @@ def _digest_of(sink: str, topic: str) -> str:
 
 
 class _Stamps(NamedTuple):
-    """The stamps of one sink among messages; ``rows`` are the messages' numbers. ``requests`` as in `SinkMessage`."""
+    """The stamps of one sink in a batch of messages. ``rows``: the positions of their messages. ``requests``: see `SinkMessage`."""
 
     rows: Int64s
     batches: Int64s
@@ -155,10 +155,10 @@ class _Stamps(NamedTuple):
 
 
 def find_messages(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessage]:
-    """Return the sink's messages among those read with `COLUMNS`, by offset.
+    """Return the sink's messages among messages read with `COLUMNS`, sorted by offset.
 
-    These are all that may be the writer's, and of the others at least the last one and the first of each batch. A message with
-    a malformed stamp is left out.
+    The result has all messages that may be the writer's, and of the sink's other messages at least the last one and the first one of
+    each batch. A message with a malformed stamp is left out.
     """
     if messages.num_rows <= _FEW:
         return _find_one_by_one(messages, writer)
@@ -202,7 +202,7 @@ def _stamps(properties: pa.Array, writer: Writer) -> _Stamps:
 
 
 def read_stamp(properties: Mapping[str, str], sink: str) -> SinkMessage | None:
-    """Return the sink's stamp on a message, with offset 0 and no digest; None if there is none, or a malformed one."""
+    """Return the sink's stamp on a message, with offset 0 and no digest; None if the stamp is missing or malformed."""
     found = re.fullmatch(_STAMP, properties.get(SINK_STAMP, ""))
     if found is None or found["sink"] != sink_digest(sink) or int(found["batch"]) > _LARGEST:
         return None
@@ -223,19 +223,19 @@ def _find_one_by_one(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessa
 
 
 def may_be_of(writer: Writer, message: SinkMessage) -> bool:
-    """Whether a message may be one of the writer's rows: of its partition in its run, or of any in another run of the batch."""
+    """Return whether a message may be a row of the writer: from its partition and run, or from another run of the batch."""
     return message.batch == writer.batch and (message.run != writer.run or message.partition == writer.partition)
 
 
 def digests(rows: pa.RecordBatch) -> list[bytes]:
     """Return a 16-byte digest of each row's or message's content: body, tags, keys, sharding key and the user's properties.
 
-    A row and the message that was made of it have the same digest: an empty text counts as none, properties have no order, and
-    of two properties with one name the last one counts.
+    A row and the message that was made from it have the same digest: an empty text counts as no text, the order of properties does
+    not matter, and of two properties with the same name the last one counts.
     """
     names = [name for name in COLUMNS[1:] if name in rows.schema.names]
     if "properties" in names and not _has_user_properties(rows.column("properties")):
-        # The usual case, and properties take most of the time.
+        # This is the usual case, and reading properties takes most of the time.
         names.remove("properties")
     columns = {name: rows.column(name).to_pylist() for name in names}
     nothing: list[None] = [None] * rows.num_rows
@@ -257,7 +257,7 @@ def _digest(
 
 
 def _has_user_properties(properties: pa.Array) -> bool:
-    """Whether any row may have a property that the user set."""
+    """Return whether any row may have a property that the user set."""
     bounds = properties.offsets
     names = properties.keys.slice(bounds[0].as_py(), bounds[-1].as_py() - bounds[0].as_py())
     return not pc.all(reserved(names)).as_py()

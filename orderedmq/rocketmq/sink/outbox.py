@@ -1,13 +1,13 @@
 """The Outbox over RocketMQ: rows are sent as they are added, and a commit moves the sink's bookmarks.
 
-RocketMQ cannot hide messages until a batch is committed. So a task that writes a batch again searches each queue for the rows
-that earlier attempts sent, whatever their partitions, and sends what is missing (lookback.py). A commit sends rows for which
-several tasks found the same message (contested.py). Readers see a batch's rows before its commit, and also those of a batch
-that is never committed.
+RocketMQ cannot hide messages until a batch is committed. So a task that writes a batch again searches each queue for the rows that
+earlier attempts sent, from any partition, and sends only the missing ones (lookback.py). A commit sends rows that are missing because
+several tasks found the same message (contested.py). Readers see a batch's rows before its commit, and also the rows of a batch that is
+never committed.
 
-Once a batch with identity is committed, each row is in its queue once. This holds as long as all attempts were given the same
-rows, and no request that was given up is carried out a second later. (A broker refuses a request that has waited for 200 ms,
-but a network may hold one back; repeated messages have the same stamps.) A batch without identity is written at least once.
+Once a batch with identity is committed, each row is in its queue once. This requires that all attempts were given the same rows, and
+that no abandoned request is executed more than a second later. (A broker refuses a request that has waited for 200 ms, but a network
+may delay one. Repeated messages have the same stamps.) A batch without identity is written at least once.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ T = TypeVar("T")
 
 log = logging.getLogger("orderedmq")
 
-#: Queues about which brokers are asked in parallel.
+#: Queues or brokers for which requests are sent in parallel.
 PARALLEL: Final = 16
 #: Seconds for a request to a broker that has none of a batch's rows.
 _OTHER_BROKERS: Final = 5.0
 
 
 class _TopicBroker(NamedTuple):
-    """A broker of a topic, as one of its queues. ``required``: it has rows of the batch, so it has to be asked."""
+    """A broker of a topic, named by one of its queues. ``required``: it has rows of the batch, so the commit must reach it."""
 
     queue: MessageQueue
     required: bool
@@ -79,14 +79,14 @@ class RocketMQOutbox:
         """Do nothing: a RocketMQ broker cannot bind a publish to a source's lock."""
 
     def require_rights(self, topic: str, group: str | None, *, identified: bool) -> None:
-        """See `Outbox.require_rights`. ``group`` None: any group that this package derives from a sink."""
+        """See `Outbox.require_rights`. With ``group`` None, check for any group that this package derives from a sink."""
         if not access.refuses_routes(self._client, Deadline.after(REQUEST_TIMEOUT)):
             return
         wanted = rights.of_sink(topic, group or f"{GROUP_PREFIX}*") if identified else rights.of_write(topic)
         access.require(self._client, wanted, rights.SINK)
 
     def open(self, batch: SinkBatch, partition: int) -> RocketMQStaging:
-        """See `Outbox.open`. Raises GroupError BAD_NAME for the group that the user named."""
+        """See `Outbox.open`. Raises GroupError BAD_NAME if the user named a group with an invalid name."""
         if batch.group is not None:
             lock_rules.check_name(batch.group)
         return RocketMQStaging(self._client, self._log, batch, partition, self._timing)
@@ -99,16 +99,15 @@ class RocketMQOutbox:
         move_offsets: bool = True,  # noqa: ARG002
         skip_differing_replay: bool = False,
     ) -> Published:
-        """Record that the batch is complete; its rows can be read already. No group's offsets move here.
+        """Record that the batch is committed. Readers already see its rows. No source group's offsets are moved here.
 
-        A batch that was committed before is not sent again, nor is one that is older than another one that was: `_record_commit`
-        stores at the brokers which batches were committed. Raises SinkError REPLAY_DIFFERS for a batch that was committed with
-        other rows, as far as its tasks saw that in the queues that they now write; OUT_OF_ORDER, BATCH_TOO_OLD; TOKEN_GONE for
-        receipts that are not of this batch.
+        Tasks do not send a batch again that was committed, or that is older than a committed batch: `_record_commit` stores the
+        committed batches at the brokers. Raises SinkError REPLAY_DIFFERS if the batch was committed with other rows and its tasks
+        noticed that in the queues to which they now write; OUT_OF_ORDER; BATCH_TOO_OLD; TOKEN_GONE for receipts of another batch.
         """
         chosen: dict[int, Token] = {}
         for receipt in receipts:
-            # Two attempts of one partition have the same rows: the first receipt counts.
+            # Two attempts of one partition have the same rows, so the first receipt counts.
             chosen.setdefault(receipt.partition, parse_token(batch, receipt))
         tokens = [chosen[partition] for partition in sorted(chosen)]
         if batch.sink_id is None:
@@ -140,7 +139,7 @@ class RocketMQOutbox:
         return Published(True, {}) if verdict.replayed else Published(False, spans)
 
     def require_delays(self, columns: Sequence[str], topic: str | None) -> None:
-        """See `Outbox.require_delays`. What cannot be found out now is found out when rows go to a broker."""
+        """See `Outbox.require_delays`. A broker that cannot be asked now is asked when rows are sent to it."""
         delayed_rows.require(self._client, columns, topic)
 
     def _settle(self, batch: SinkBatch, tokens: Sequence[Token]) -> list[QueueReport]:
@@ -161,9 +160,9 @@ class RocketMQOutbox:
         return RocketMQQueue(self._client, self._log, queue, writer, client_id, self._timing, threading.Event())
 
     def _brokers(self, batch: SinkBatch, written: Iterable[MessageQueue]) -> list[_TopicBroker]:
-        """Return each broker of the batch's topics, since a repeat of it with other rows may come to any queue.
+        """Return all brokers of the batch's topics, because a repeat of the batch with other rows may write to any queue.
 
-        If the rows have a topic column, only topics with rows of the batch are covered.
+        If the rows have a topic column, only topics with rows of the batch are included.
         """
         required = {(queue.topic, queue.broker_name): _TopicBroker(queue, True) for queue in written}
         topics = {topic for topic, _ in required} | ({batch.topic} if batch.topic is not None else set())
@@ -179,7 +178,7 @@ class RocketMQOutbox:
         return Bookmarks(self._client, sink_name(batch.sink_id), queue.topic, batch.group, timeout=timeout)
 
     def _committed(self, batch: SinkBatch, broker: _TopicBroker) -> Committed | None:
-        """Return what a broker knows of the batch; None if it has none of the rows and cannot be reached."""
+        """Return what a broker knows about the batch; None if it has none of the rows and cannot be reached."""
         if broker.required:
             return self._marks(batch, broker.queue).committed(broker.queue, batch.batch_id)
         with contextlib.suppress(OrderedMQError):
@@ -187,7 +186,7 @@ class RocketMQOutbox:
         return None
 
     def _record_commit(self, batch: SinkBatch, broker: _TopicBroker, known: Committed | None) -> None:
-        """Store at a broker that the batch is committed. One that has none of the rows and cannot be reached is skipped."""
+        """Store at a broker that the batch is committed. Skip a broker that has none of the rows and cannot be reached."""
         if known is None:
             return
         assert batch.sink_id is not None
@@ -200,7 +199,7 @@ class RocketMQOutbox:
             bookmarks.commit_elsewhere(broker.queue, batch.batch_id, known, queue.seen_before, queue.require_rights)
 
     def _for_each(self, places: Iterable[P], what: Callable[[P], T]) -> dict[P, T]:
-        """Call ``what`` for many queues or brokers in parallel, since each call waits for a broker."""
+        """Call ``what`` for many queues or brokers in parallel, because each call waits for a broker."""
         asked = list(places)
         if len(asked) < 2:
             return {place: what(place) for place in asked}
@@ -208,17 +207,17 @@ class RocketMQOutbox:
             return dict(zip(asked, pool.map(what, asked)))
 
     def discard(self, receipts: Sequence[Receipt]) -> None:
-        """Do nothing: sent rows stay. The batch's next attempt finds them and sends what is missing."""
+        """Do nothing: sent rows stay. The batch's next attempt finds them and sends the missing ones."""
 
 
 def _warn(batch: SinkBatch, tokens: Sequence[Token], settled: Sequence[QueueReport]) -> None:
-    """Warn of messages that match no row of the batch and cannot be taken back."""
+    """Warn about messages that match no row of the batch, because they cannot be deleted."""
     committed = {report.queue for token in tokens for report in token.reports if report.committed}
     for queue, extra in count_unmatched(tokens, settled).items():
         if queue not in committed:
             log.warning(
-                "queue %s has %d messages of batch %d that an earlier run sent and that match no row of the last run: readers see them; the "
-                "query is not deterministic",
+                "queue %s has %d messages of batch %d that an earlier run sent and that match no row of the last run, because the query is "
+                "not deterministic. Readers see these messages",
                 queue,
                 extra,
                 batch.batch_id,
@@ -227,8 +226,8 @@ def _warn(batch: SinkBatch, tokens: Sequence[Token], settled: Sequence[QueueRepo
         for report in token.reports:
             if report.extra and not report.committed:
                 log.warning(
-                    "queue %s has %d messages of batch %d, partition %d, that an earlier attempt sent and that match no row of the last one: "
-                    "readers see them; the query is not deterministic",
+                    "queue %s has %d messages of batch %d, partition %d, that an earlier attempt sent and that match no row of the last "
+                    "one, because the query is not deterministic. Readers see these messages",
                     report.queue,
                     report.extra,
                     batch.batch_id,

@@ -1,8 +1,8 @@
-"""The rows of one attempt for one queue: which of them are there, and the requests that send the others. No sockets here.
+"""The rows of one attempt for one queue: which of them are stored, and the requests that send the others. No sockets here.
 
-`orderedmq.rocketmq.append` sends them, and says why each is there once. Rows are sent only while the attempt holds the queue's lock, on
-the connection on which it was granted. An attempt that has lost the lock or the connection first reads the messages that have arrived
-since, and then sends.
+`orderedmq.rocketmq.append` sends the requests, and explains why each row is stored once. Rows are sent only while the attempt holds the
+queue's lock, on the connection on which it was granted. After losing the lock or the connection, an attempt first reads the messages
+that have arrived since, and then sends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from orderedmq.rocketmq.sink.message_stamp import Writer, find_messages
 
 
 class Start(NamedTuple):
-    """What an attempt knows when it begins with a queue: its end, the sink's bookmark if known, the sink's newest committed batch or -1."""
+    """The state of a queue when an attempt starts to write to it.
+
+    ``bookmark``: the sink's bookmark; None if unknown. ``committed``: the sink's newest committed batch; -1 for none.
+    """
 
     end: int
     bookmark: int | None
@@ -34,7 +37,7 @@ class Start(NamedTuple):
 class QueuePort(Port, Protocol):
     """One queue at its broker, as an attempt uses it. A method raises OrderedMQError after it has tried for long enough.
 
-    `acquire` waits until other attempts of the partition, and of other runs of the batch, have given up their locks.
+    `acquire` waits until other attempts of the partition, and attempts of other runs of the batch, have released their locks.
     """
 
     queue: MessageQueue
@@ -46,23 +49,23 @@ class QueuePort(Port, Protocol):
 
     def end(self) -> int: ...
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield messages [begin, end) with `message_stamp.COLUMNS`; fewer if some are deleted meanwhile."""
+        """Yield the messages in [begin, end) with `message_stamp.COLUMNS`, without those that are deleted during the call."""
         ...
 
     def packing(self, rows: pa.RecordBatch, where: str, first: int) -> Packing:
-        """Return how rows are divided into requests. ``where`` names the target in errors, which count rows from ``first``."""
+        """Return how to divide rows into requests. Errors name the target ``where``, and number the rows from ``first`` on."""
         ...
 
     def release(self, end: int) -> None:
-        """Wait until all messages below ``end`` can be read, and give the lock back. It may be acquired again."""
+        """Wait until all messages below ``end`` can be read, and give the lock back. `acquire` may be called again."""
         ...
 
 
 class QueueWriter:
-    """Writes one attempt's rows to one queue. Used by one thread at a time. It is the `Outgoing` of the rows that `write` is given."""
+    """Writes one attempt's rows to one queue. Used by one thread at a time. It is the `Outgoing` of the rows passed to `write`."""
 
     def __init__(self, port: QueuePort, writer: Writer | None, partition: int) -> None:
-        """``writer`` None: a batch without identity. Its rows are not searched for: after a lost answer they are sent again."""
+        """``writer`` is None for a batch without identity. Its rows are never searched for, but sent again after a lost answer."""
         self._port = port
         self._writer = writer
         self._where = f"queue {port.queue} (partition {partition})"
@@ -70,16 +73,16 @@ class QueueWriter:
         self._keys = FreshKeys()
         self._appender = Appender(port, self)
         self._looked_back = False
-        # The rows that are still to be written, and the number of the first one.
+        # The rows that are not yet written, and the number of the first one.
         self._rows: pa.RecordBatch | None = None
         self._first = 0
-        #: Maximum rows per call of the encoder, and so per request; None: no limit.
+        #: Maximum rows per call of the encoder, and so per request; None for no limit.
         self._most_rows: int | None = None
 
     def write(self, rows: pa.RecordBatch, first: int) -> None:
-        """Write the rows behind those of earlier calls. ``first``: the number of the first row, for errors.
+        """Write the rows after those of earlier calls. ``first``: the number of the first row, for errors.
 
-        Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE, and what the port raises.
+        Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE, and the errors of the port.
         """
         if rows.num_rows:
             self._rows, self._first = rows, first
@@ -104,7 +107,7 @@ class QueueWriter:
         )
 
     def let_go(self) -> None:
-        """Wait until sent rows can be read, and give the queue back. The next write reads what came meanwhile."""
+        """Wait until sent rows can be read, and give the queue back. The next write first reads messages that arrived since."""
         self._appender.look_again()
         span = self._ledger.span
         self._port.release(span.end if span is not None else 0)
@@ -137,7 +140,7 @@ class QueueWriter:
         self._ledger.read((), start.end)
 
     def _look(self, end: int, writer: Writer) -> None:
-        """Read the messages that came since the last look or send."""
+        """Read the messages that have arrived since the last look or send."""
         begin = self._ledger.seen
         if begin < end:
             for batch in self._port.read(begin, end):
@@ -163,14 +166,14 @@ class QueueWriter:
         self._first += body.rows
 
     def adapt(self, body: SendBody, error: OrderedMQError) -> bool:
-        """Halve the requests if this one was too large: the broker's limit is below the default."""
+        """Halve the number of rows per request if this request was too large, because the broker's limit is below the default."""
         if not _is_too_large(error):
             return False
         if body.rows == 1:
             raise RocketMQError(
                 RocketMQCondition.MESSAGE_ILLEGAL,
-                f"row {self._first} for {self._where} is larger than the broker takes (its maxMessageSize), or has a property that the broker "
-                f"refuses; the rows before it have been sent: {error.message}",
+                f"row {self._first} for {self._where} is larger than the broker accepts (its maxMessageSize), or has a property that the "
+                f"broker refuses: {error.message}. The rows before it have been sent",
             )
         self._most_rows = body.rows // 2
         return True
@@ -185,7 +188,7 @@ class QueueWriter:
 def _is_too_large(error: OrderedMQError) -> bool:
     """Return whether a broker refused a request because of its size.
 
-    Brokers before 5.0 report that with a code that they use for other errors as well, so the message counts.
+    Brokers before 5.0 report that with a code that they also use for other errors, so the message decides.
     """
     if not isinstance(error, RocketMQError):
         return False

@@ -1,4 +1,4 @@
-"""One attempt of a writing task over RocketMQ: a thread per queue sends its rows, queues in parallel, and each is given back."""
+"""One attempt of a writing task over RocketMQ: threads send the rows of its queues in parallel, and then give the queues back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from orderedmq.rocketmq.wire import rights
 from orderedmq.rows import delays
 from orderedmq.rows.message_rows import normalise
 
-#: Queues that one task writes in parallel.
+#: Queues to which one task writes in parallel.
 PARALLEL: Final = 16
 #: Bytes of rows that may wait for their queues in one task. Above this, `RocketMQStaging.add` waits.
 WAITING_BYTES: Final = 64 * 1024 * 1024
@@ -48,9 +48,9 @@ class _Backlog:
 
 
 class RocketMQStaging:
-    """The Staging protocol for one attempt; used by one thread.
+    """The Staging protocol for one attempt. Used by one thread.
 
-    One thread at a time sends a queue's rows, queues in parallel.
+    Its threads send the rows of several queues in parallel, but one thread at a time sends the rows of one queue.
     """
 
     def __init__(self, client: Client, log: RocketMQLog, batch: SinkBatch, partition: int, timing: LockTiming) -> None:
@@ -64,7 +64,7 @@ class RocketMQStaging:
             if batch.sink_id is not None
             else None
         )
-        #: The client id of this attempt's locks, unique to it.
+        #: The client id of this attempt's locks. No other attempt has the same.
         self._client_id = f"sink@{uuid.uuid4().hex}"
         self._backlogs: dict[MessageQueue, _Backlog] = {}
         self._delayed = DelayedRows(client, batch.batch_id, partition, timing, self._enter, self._explain)
@@ -77,7 +77,7 @@ class RocketMQStaging:
         self._error: BaseException | None = None
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
-        """Send rows, sooner or later. Also raises the error of rows added before, some of which may have been sent."""
+        """Take rows, which are sent later by a thread. Also raises the error of earlier rows, some of which may have been sent."""
         rows, delayed = delays.split(rows)
         if delayed is not None:
             self._require(queue)
@@ -89,7 +89,7 @@ class RocketMQStaging:
         checked = normalise(rows, where, first)
         if backlog is None:
             backlog = self._backlogs[queue] = self._make_backlog(queue)
-        # Rows that a Proxy does not pass on are refused before the others of this call are sent.
+        # Refuse rows that a Proxy does not pass on before any row of this call is sent.
         packing_for(self._client, queue, checked, where, self._timing.patience, first)
         with self._changed:
             self._changed.wait_for(lambda: self._waiting_bytes < WAITING_BYTES or self._error is not None)
@@ -106,7 +106,7 @@ class RocketMQStaging:
                 self._start_pool().submit(self._work, backlog)
 
     def receipt(self) -> Receipt:
-        """Wait until everything added is stored and readable, free the queues, and return the receipt."""
+        """Wait until all added rows are stored and can be read, give the queues back, and return the receipt."""
         self._join()
         if self._error is not None:
             raise self._error
@@ -123,7 +123,7 @@ class RocketMQStaging:
         return Receipt(token.text(), self._partition, rows)
 
     def abandon(self) -> None:
-        """Stop sending, and free the queues. Rows that were sent stay."""
+        """Stop sending, and give the queues back. Rows that were sent stay."""
         self._stop.set()
         with self._changed:
             self._error = self._error or abandoned(next(iter(self._backlogs), MessageQueue("", "", 0)))
@@ -139,7 +139,7 @@ class RocketMQStaging:
 
     def _require(self, queue: MessageQueue) -> None:
         check_topic(queue.topic, writing=True)
-        # A route that is some seconds old will do: a queue that was deleted refuses what is sent.
+        # A route that is some seconds old is sufficient, because a broker refuses rows for a deleted queue.
         if queue not in self._route(queue.topic):
             self._log.require(queue)
         self._log.refuse_hidden_static(queue.topic)
@@ -150,7 +150,7 @@ class RocketMQStaging:
         )
 
     def _enter(self, queue: MessageQueue) -> Start | None:
-        """Make the sink's group for delayed rows, and return what is known of the sink there; None without identity."""
+        """Create the sink's group for delayed rows, and return the state of the queue; None for a batch without identity."""
         if self._writer is None:
             return None
         broker_queue = self._broker_queue(queue)
@@ -169,7 +169,7 @@ class RocketMQStaging:
         return self._pool
 
     def _work(self, backlog: _Backlog) -> None:
-        """Write the rows that wait for one queue until none are left."""
+        """Write the rows that wait for one queue until none is left."""
         try:
             while (waiting := self._next(backlog)) is not None:
                 for rows in _join_alike(waiting):
@@ -185,14 +185,14 @@ class RocketMQStaging:
                 self._end(backlog)
 
     def _explain(self, error: BaseException, queue: MessageQueue) -> BaseException:
-        """Return the error; if the account lacks a right, one that names all the rights that it lacks."""
+        """Return the error, or one that names all missing rights if the account lacks some."""
         if self._writer is None:
             return error
         group = bookmark_group(self._writer.sink, queue.topic, self._writer.group)
         return access.explain(self._client, error, rights.of_sink(queue.topic, group), rights.SINK)
 
     def _next(self, backlog: _Backlog) -> list[pa.RecordBatch] | None:
-        """Return the waiting rows. None if there are none, or after an error; the backlog then has no thread any more."""
+        """Return the waiting rows, or None if no rows wait or after an error. After None, the backlog no longer has a thread."""
         with self._changed:
             waiting, backlog.waiting = backlog.waiting, []
             if waiting and self._error is None:
@@ -206,7 +206,7 @@ class RocketMQStaging:
         self._changed.notify_all()
 
     def _yield(self) -> None:
-        """Give idle queues back while another attempt's lock is waited for: if it waits for ours, both would wait for ever."""
+        """Give idle queues back while waiting for another attempt's lock: if that attempt waits for one of them, both wait forever."""
         with self._changed:
             idle = [backlog for backlog in self._backlogs.values() if not backlog.busy]
             for backlog in idle:
@@ -215,7 +215,7 @@ class RocketMQStaging:
         for backlog in idle:
             try:
                 backlog.writer.let_go()
-                # Rows may have been added to the backlog meanwhile.
+                # Rows may have been added to the backlog during `let_go`.
                 self._start_pool().submit(self._work, backlog)
             except BaseException as error:  # as in `_work`
                 with self._changed:
@@ -239,7 +239,7 @@ class RocketMQStaging:
 
 
 def _join_alike(waiting: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield adjacent batches with the same columns as one, so that small ones share a request."""
+    """Yield adjacent batches with the same columns as one batch, so that small batches share a request."""
     for _, alike in itertools.groupby(waiting, key=lambda batch: batch.schema.names):
         batches = list(alike)
         yield pa.concat_batches(batches) if len(batches) > 1 else batches[0]
