@@ -1,4 +1,4 @@
-"""Commits the offsets of a group's queues and parking lots, and commits again what a killed broker forgot."""
+"""Commits the offsets of a group's queues and parking lots, and commits them again if a killed broker has forgotten them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 class Commits:
     """Moves group offsets for tokens that hold their locks. Thread-safe.
 
-    What was last committed under a lock is kept with the lock (`HeldLock.committed`).
+    The offsets that were last committed under a lock are kept in `HeldLock.committed`.
     """
 
     def __init__(self, offsets: GroupOffsets) -> None:
         self._offsets = offsets
-        # Queries and their renewals both write offsets: an older offset must not arrive after a newer one.
+        # Held while offsets are written: queries and renewals both write them, and an older offset must not arrive after a newer one.
         self._committing = threading.Lock()
 
     def move(self, offsets: Mapping[LockToken, int], held_locks: HeldLocks) -> None:
-        """Move offsets forward from what this process knows. Raises LockError LOST if RocketMQ's own tools reset the group."""
+        """Move offsets forward from those that this process knows. Raises LockError LOST if RocketMQ's own tools reset the group."""
         with self._committing:
             for group, of_group in by_group(offsets).items():
                 self._move(group, {token: offsets[token] for token in of_group}, held_locks)
@@ -54,8 +54,8 @@ class Commits:
     ) -> None:
         """Write the offsets of parking lots before those of queues.
 
-        A broker takes no two offsets at once. Whoever comes after a death in between repeats the range of the queue. The other
-        way round he would repeat parked messages, which are older than what was processed of their keys.
+        A broker cannot set two offsets in one request. If this process is killed in between, the queue's next owner repeats the range
+        of the queue. In the other order, it would repeat parked messages although later messages of their keys were processed.
         """
         lots = {queue: at for queue, at in moves.items() if is_parked(queue)}
         for part in (lots, {queue: at for queue, at in moves.items() if queue not in lots}):
@@ -63,7 +63,7 @@ class Commits:
                 self._offsets.move(group, part, held_locks.queues(group), seconds)
 
     def reset(self, group: str, offsets: Mapping[LockToken, int], held_locks: HeldLocks) -> None:
-        """Set offsets of one group in any direction. Raises as `move`."""
+        """Set offsets of one group in any direction. Raises the errors of `move`."""
         with self._committing:
             self._offsets.move(group, {token.queue: at for token, at in offsets.items()}, held_locks.queues(group))
             for token, at in offsets.items():
@@ -72,11 +72,11 @@ class Commits:
                     held.committed[token.queue] = at
 
     def repeat(self, locks: Sequence[HeldLock], held_locks: HeldLocks, seconds: float) -> list[LockToken]:
-        """Commit again what a killed broker forgot: the offsets of its last 5 s. Returns tokens found to be lost.
+        """Commit again the offsets that a killed broker forgot, which are those of its last 5 s. Return tokens found to be lost.
 
-        ``locks`` are of one group.
+        All ``locks`` are of the same group.
         """
-        # A commit in progress writes the newest offsets, and a renewal has no time to wait for it.
+        # Do not wait for a commit in progress: it writes the newest offsets, and a renewal has no time to wait.
         if not self._committing.acquire(blocking=False):
             return []
         behind: dict[MessageQueue, int] = {}
@@ -87,7 +87,7 @@ class Commits:
                 group = locks[0].token.group
                 known = self._offsets.read(group, list(done), seconds)
                 behind = {queue: at for queue, (at, _) in done.items() if at > known.get(queue, -1)}
-                # A lot without an offset may be a new one of that name: the offset would hide what is parked there.
+                # A lot without an offset may be a new lot of the same name, in which the offset would hide parked messages.
                 behind = {queue: at for queue, at in behind.items() if known.get(queue) or not is_parked(queue)}
                 self._write(group, behind, held_locks, seconds)
         except LockError:

@@ -1,13 +1,13 @@
 """Dead letters in %DLQ%<group>, where RocketMQ's own tools look for them.
 
-The broker creates the topic for a message of %RETRY%<group> that was retried too often
-(AbstractSendMessageProcessor.handleRetryAndDLQ). A Java orderly consumer sends such a message when it gives up. The first
-letter is sent like this, because it needs no right to create topics. The others go to the topic directly, in batches, or like
-the first if the account may not write to the topic. A letter is stored at the broker of the queue that it comes from.
+When a message is sent to %RETRY%<group> that was retried too often, the broker creates the dead letter topic and stores the message
+there (AbstractSendMessageProcessor.handleRetryAndDLQ). A Java orderly consumer sends such a message when it gives up. The first letter
+is sent in this way, because this needs no right to create topics. The others are sent to the topic directly, in batches, or like the
+first one if the account may not write to the topic. A letter is stored at the broker of its message's queue.
 
-`orderedmq.rocketmq.append` puts each letter there once. A letter is identified by its UNIQ_KEY, a hash of (group, queue, offset) and of
-the queue's seek number, so that a reset of the queue forgets its letters. The key is searched for among the last LOOK_BACK letters. Two
-clients that add letters of one queue at the same time can miss each other's; the queue's lock should prevent that.
+`orderedmq.rocketmq.append` stores each letter once. A letter is identified by its UNIQ_KEY, a hash of (group, queue, offset) and of the
+queue's seek number, so that letters from before a reset of the queue do not count. The key is searched among the last LOOK_BACK
+letters. Two clients that add letters of one queue at the same time can miss each other's letters. The queue's lock should prevent that.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from orderedmq.rows.dead_letters import ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC, d
 from orderedmq.rows.message_rows import normalise
 from orderedmq.rows.pull_settings import PullSettings
 
-#: Letters at the topic's end that are searched for a repeat.
+#: Number of letters at the topic's end that are searched for a repeated letter.
 LOOK_BACK: Final = 32 * 1024
-#: A letter's properties that name its origin and that no producer may set (rows.dead_letters).
+#: The properties of a letter that name its origin. Producers may not set them (rows.dead_letters).
 _ORIGIN: Final = ("REAL_TOPIC", "REAL_QID", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME")
 _PIECE: Final = 4096
 _TIMING: Final = Timing(patience=GROUP_TIMEOUT)
@@ -55,7 +55,7 @@ def key_of(group: str, queue: MessageQueue, offset: int, seek: int = 0) -> str:
 
 
 class _Origin(NamedTuple):
-    """Where a letter says that it comes from. None: it does not say."""
+    """The place of a letter's message, as the letter's properties name it. A field is None if its property is missing."""
 
     topic: str | None
     queue_id: str | None
@@ -63,13 +63,13 @@ class _Origin(NamedTuple):
 
 
 class DeadLetterTopic:
-    """Adds letters to dead-letter topics. Thread-safe."""
+    """Adds letters to dead letter topics. Thread-safe."""
 
     def __init__(self, client: Client, log: RocketMQLog, offsets: GroupOffsets) -> None:
         self._client = client
         self._log = log
         self._offsets = offsets
-        #: Per dead-letter queue: the last LOOK_BACK letters in their order, by their keys, and the offset up to which they were read.
+        #: By dead letter queue: the last LOOK_BACK letters by key, in their order, and the offset up to which the queue was read.
         self._seen: dict[MessageQueue, tuple[dict[str, _Origin], int]] = {}
 
     def sending_by(self, client: Client) -> DeadLetterTopic:
@@ -86,20 +86,20 @@ class DeadLetterTopic:
         offsets: Sequence[int],
         require_lock: Callable[[], None],
     ) -> int:
-        """Append the letters that are not there yet, in order, and return their number.
+        """Append the letters that are not stored yet, in order, and return their number.
 
-        ``require_lock`` raises an error if the queue's lock is lost. Raises what `normalise` and `Client.call` raise.
+        ``require_lock`` raises an error if the queue's lock is lost. Raises the errors of `normalise` and `Client.call`.
         """
         rows = normalise(letters, f"dead letters of queue {queue}")
         if not rows.num_rows:
             return 0
-        # Check the rights before the first letter is sent: without them it would be stored, but a repeat could not find it.
+        # Check the rights before the first letter is sent. Without them the letter would be stored, but a repeat could not find it.
         access.require(self._client, rights.of_dead_letters(group), rights.LISTENER)
         new = _Letters(self, group, queue, letters, rows, offsets)
         port = BrokerPort(self._client, queue, _TIMING, request=new.request, target=new.target, require_lock=require_lock)
         Appender(port, new).run()
         if new.added:
-            # Otherwise the next caller would not find them, nor a topic that is new.
+            # Wait, because the next call might otherwise not find these letters, or the new topic.
             await_end(lambda: self._end(new.target), new.end, GROUP_TIMEOUT)
         return new.added or 0
 
@@ -113,7 +113,7 @@ class DeadLetterTopic:
         except RocketMQError as error:
             if error.sub != RocketMQCondition.NO_PERMISSION:
                 raise
-            # `put` requires this right, so the account has added none.
+            # `put` requires this right, so the account has not added any letters.
             return set()
         mine = queue.topic, str(queue.queue_id)
         every = [
@@ -127,7 +127,7 @@ class DeadLetterTopic:
         return {at for key, at in found if key == key_of(group, queue, at, seek)}
 
     def _look(self, group: str, target: MessageQueue) -> tuple[dict[str, _Origin], int]:
-        """Return the last letters, by their keys, and the queue's end, which is 0 for a missing queue."""
+        """Return the last letters by key, and the queue's end. The end is 0 if the queue does not exist."""
         bounds = self._log.bounds([target]).get(target)
         seen, upto = self._seen.pop(target, ({}, 0))
         if bounds is None:
@@ -145,7 +145,7 @@ class DeadLetterTopic:
             origins = [pc.map_lookup(batch.column(1), name, "first").to_pylist() for name in named]
             seen.update(zip(batch.column(0).to_pylist(), map(_Origin, *origins), strict=True))
             at += batch.num_rows
-        # A process that lives for months would keep the key of every letter.
+        # Forget older letters, because a process that lives for months would otherwise keep the key of every letter.
         for key in list(itertools.islice(seen, max(0, len(seen) - LOOK_BACK))):
             del seen[key]
         self._seen[target] = (seen, max(at, upto))
@@ -168,7 +168,7 @@ class _Letters:
         rows: pa.RecordBatch,
         offsets: Sequence[int],
     ) -> None:
-        """``rows``: what `normalise` made of ``letters``."""
+        """``rows``: the result of `normalise` for ``letters``."""
         self._topic = topic
         self._group = group
         self._queue = queue
@@ -179,13 +179,14 @@ class _Letters:
         self._keys = [key_of(group, queue, offset, seek) for offset in offsets]
         self.target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
         self._seen: dict[str, _Origin] = {}
-        # The rows of the letters that are not there.
+        # The rows of the letters that are not stored.
         self._waiting: list[int] = []
-        # How the letter that is being sent goes: the topic is missing, or the account must not write to it.
+        # Whether the present letter is sent to the retry topic, whether the account may not write to the dead letter topic, and
+        # whether the group was created.
         self._by_retry = self._denied = self._made_group = False
         #: The topic's end, after the last letter that was sent.
         self.end = 0
-        #: How many letters were not there at the first look.
+        #: How many letters were not stored at the first look.
         self.added: int | None = None
 
     def look(self) -> bool:
@@ -201,9 +202,9 @@ class _Letters:
         return len(new) < before
 
     def missing(self) -> Iterator[SendBody]:
-        # Without a letter the topic may not exist.
+        # Send the first letter alone if the topic has no letters, because then it may not exist.
         first = len(self._waiting) if self._denied else 0 if self.end else 1
-        # All are encoded, and so checked, before one is sent.
+        # Encode, and so check, all letters before sending one.
         alone = self._encoded(0, first, Packing.ALONE)
         for number, body in enumerate(alone + self._encoded(first, len(self._waiting), Packing.BATCH)):
             self._by_retry = number < len(alone)
@@ -218,12 +219,12 @@ class _Letters:
         return list(encode(self._rows.take(chosen), keys, where, extra=origin, first=begin, packing=packing))
 
     def request(self, body: SendBody) -> Request[SendResult]:
-        """Return the request that sends letters to the topic, or one letter as a message that was retried too often."""
+        """Return a request that sends letters to the topic, or sends one letter as a message that was retried too often."""
         trace = self._topic._client.trace
         if not self._by_retry:
             return send_request(self.target, body, self._group, trace)
         retry = MessageQueue(RETRY_PREFIX + self._group, self._queue.broker_name, 0)
-        # 4.9 wants as many retries as the maximum, 5.x wants more.
+        # The broker makes it a dead letter if its retries reach the maximum (4.9) or exceed it (5.x).
         return send_request(retry, body, self._group, trace, stored_in=self.target, reconsume_times=1, max_reconsume_times=0)
 
     def record_sent(self, body: SendBody, offset: int) -> None:
@@ -233,7 +234,7 @@ class _Letters:
         self.end = offset + body.rows
 
     def adapt(self, body: SendBody, error: OrderedMQError) -> bool:  # noqa: ARG002
-        """Create the group if it is missing, and use the retry topic if the account may not write to the dead-letter topic."""
+        """Create the group if it is missing, or use the retry topic if the account may not write to the dead letter topic."""
         if isinstance(error, GroupError) and not self._made_group:
             self._topic._offsets.create_group(self._group, [self._queue], Deadline.after(GROUP_TIMEOUT))
             self._made_group = True
@@ -247,7 +248,7 @@ class _Letters:
 def _origin(letters: pa.RecordBatch, topic: str) -> dict[str, pa.Array]:
     """Return properties that name each letter's origin."""
     found = property_columns(letters, _ORIGIN)
-    # Properties that Java's tools look for in a dead letter.
+    # Java's tools read these properties of a dead letter.
     found["RETRY_TOPIC"] = pa.array([topic] * letters.num_rows, pa.string())
     found["DLQ_ORIGIN_TOPIC"] = found["RETRY_TOPIC"]
     found["DLQ_ORIGIN_MESSAGE_ID"] = found["ORIGIN_MESSAGE_ID"]

@@ -1,8 +1,8 @@
 """The Groups protocol over a cluster: members, queue locks and group offsets.
 
-lock_rules.py has the rules for locks, offsets.py stores the numbers, membership.py lists the members. This module keeps the
-locks of this process's clients, and when they were last confirmed. A token of another process, such as the driver's in a task,
-is verified at the brokers.
+lock_rules.py has the rules for locks, offsets.py stores the numbers, and membership.py lists the members. This module keeps the
+locks of this process's clients, with the times when they were last confirmed. A token of another process, such as the driver's
+token in a task, is verified at the brokers.
 
 Nothing is enforced: brokers accept commits and pulls from any client. Stale tokens are refused as far as this process can
 detect them.
@@ -47,13 +47,13 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import LEAST_TIMEOUT, Deadline
 from orderedmq.rocketmq.net.fan_out import lock_queues, unlock_queues
 
-#: Seconds for a lock request. Trust counts from when it is sent, so a slower grant would hardly be trusted.
+#: Seconds for a lock request. A lock is trusted from when its request is sent, so a slower grant could hardly be used.
 _LOCK_TIMEOUT: Final = 15.0
-#: Seconds for renewing at all brokers. With RENEW_INTERVAL and the heartbeat that follows, it stays below HOLDER_TRUST.
+#: Seconds for renewing locks at all brokers. Together with RENEW_INTERVAL and the next heartbeat this is less than HOLDER_TRUST.
 _RENEW_TIMEOUT: Final = 3.0
-#: Seconds for giving queues back. A lock whose broker cannot be told expires by itself.
+#: Seconds for giving queues back. A lock whose broker cannot be reached expires by itself.
 _UNLOCK_TIMEOUT: Final = 3.0
-#: Seconds for which `stale` reuses a fence: a query calls it between any two batches. Tasks and commits always read the fence.
+#: Seconds for which `stale` reuses a fence, because a query calls it between any two batches. Tasks and commits always read the fence.
 FENCE_AGE: Final = 1.0
 #: Seconds between checks whether a client is a member again.
 _MEMBER_POLL: Final = 0.5
@@ -84,7 +84,7 @@ class RocketMQGroups:
         _all.add(self)
 
     def sending_by(self, client: Client) -> RocketMQGroups:
-        """Return the same groups, but ``client`` sends their dead letters and parks their messages, and traces that."""
+        """Return groups that share this object's state, but send dead letters and parked messages, with traces, through ``client``."""
         made = copy.copy(self)
         made._dead_letters = self._dead_letters.sending_by(client)
         made._parking_lots = self._parking_lots.sending_by(client)
@@ -99,7 +99,7 @@ class RocketMQGroups:
         return identity
 
     def leave(self, client: ClientIdentity) -> None:
-        """End the client's membership and give back its locks, since no other client can. Lingering locks stay."""
+        """End the client's membership and give back its locks, because no other client can do that. Lingering locks stay."""
         member_client = self._member_clients.pop(client.client_id, None)
         if member_client is None:
             return
@@ -115,8 +115,8 @@ class RocketMQGroups:
     ) -> list[Member]:
         """See `Groups.heartbeat`. Membership ends with the connection, or 120 s after the last heartbeat.
 
-        The first heartbeat waits for brokers that are away; later ones do not, since the same thread renews locks. Raises GroupError
-        DISAGREES or MISSING as `MemberClient.send_heartbeat`.
+        The first heartbeat waits for brokers that are away. Later ones do not wait, because the same thread renews locks. Raises
+        GroupError DISAGREES or MISSING as `MemberClient.send_heartbeat` does.
         """
         lock_rules.check_name(group)
         member_client = self._member_clients.get(client.client_id)
@@ -139,7 +139,7 @@ class RocketMQGroups:
         return self._roster.members(group, self.trust, GROUP_TIMEOUT)
 
     def _reported_locks(self, client_id: str, group: str) -> list[tuple[LockToken, float]]:
-        """Return a client's locks in a group with their wall-clock confirmation times, for other members to read."""
+        """Return a client's locks in a group, with the wall-clock times of their confirmations. Other members read them."""
         now, wall = time.monotonic(), time.time()
         return [
             (lock.token, round(wall - (now - lock.confirmed), 3))
@@ -152,9 +152,9 @@ class RocketMQGroups:
     def lock(
         self, group: str, client: ClientIdentity, queues: Sequence[MessageQueue]
     ) -> dict[MessageQueue, LockToken | Refusal]:
-        """See `Groups.lock`. A queue whose lock was not confirmed within HOLDER_TRUST is a new grant. Waits for brokers that are away.
+        """See `Groups.lock`. A lock that was not confirmed within HOLDER_TRUST becomes a new grant. Waits for brokers that are away.
 
-        Raises RocketMQUnavailableError; the client then holds no queue that it did not hold before.
+        Raises RocketMQUnavailableError. In that case the client holds no queue that it did not hold before.
         """
         lock_rules.check_name(group)
         deadline = Deadline.after(GROUP_TIMEOUT)
@@ -190,7 +190,7 @@ class RocketMQGroups:
             new = {queue: name != client.client_id for queue, name in fresh.items() if queue in granted}
             out: dict[MessageQueue, LockToken | Refusal] = {**self._grant(group, client, new, asked)}
         except OrderedMQError:
-            # One broker may have granted locks although another could not be reached.
+            # Give back all new locks, because one broker may have granted some although another broker could not be reached.
             unlock_queues(self._client, group, fresh, _UNLOCK_TIMEOUT)
             raise
         for queue, lock in known.items():
@@ -206,7 +206,7 @@ class RocketMQGroups:
     def _grant(
         self, group: str, client: ClientIdentity, queues: Mapping[MessageQueue, bool], asked: float
     ) -> dict[MessageQueue, LockToken]:
-        """Return new tokens and fence off all older ones. ``queues``: whether each lock has the query's name."""
+        """Return new tokens, and make all older ones stale. ``queues``: for each queue, whether its lock has the query's name."""
         fences = self._offsets.fences(group, list(queues))
         epochs = {queue: self._epochs.next(fences[queue]) for queue in queues}
         tokens = {
@@ -219,7 +219,7 @@ class RocketMQGroups:
         return tokens
 
     def _refusal(self, group: str, queue: MessageQueue, mine: str, ids: Sequence[str], brokers: Sequence[str]) -> Refusal:
-        """Return the refusal of a queue. The broker does not name the holder, so this process and the members are asked."""
+        """Return the refusal for a queue. The broker does not name the holder, so this process's locks and the members are asked."""
         for lock in self._held_locks.of_queue(group, queue):
             if lock.token.client_id == mine:
                 continue
@@ -234,9 +234,9 @@ class RocketMQGroups:
         return Refusal(queue, "", ", ".join(others[:5]), None, False, LOCK_LIFE)
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """See `Groups.renew`. Also commits again the offsets that a broker has forgotten.
+        """See `Groups.renew`. Also commits offsets again that a broker has forgotten.
 
-        Raises RocketMQUnavailableError if a broker could not be asked and no lock is known to be lost.
+        Raises RocketMQUnavailableError if a broker could not be reached and no lock is known to be lost.
         """
         asked = time.monotonic()
         locks = {token: lock for token in tokens if (lock := self._held_locks.own(token)) is not None}
@@ -244,10 +244,10 @@ class RocketMQGroups:
         failed: OrderedMQError | None = None
         for of_broker in by_broker(token for token in locks if token not in gone):
             group = of_broker[0].group
-            # Unreachable brokers share one time limit: the others' locks must be renewed again while they are still trusted.
+            # Unreachable brokers share one time limit, so that locks at other brokers are renewed while they are still trusted.
             left = max(LEAST_TIMEOUT, asked + _RENEW_TIMEOUT - time.monotonic())
             try:
-                # Fences first: a lock request would take back a queue that was taken from us.
+                # Read the fences first, because a lock request would take back a queue that was taken from this client.
                 gone.update(self._fenced(of_broker, left))
                 kept = [token for token in of_broker if token not in gone]
                 at = time.monotonic()
@@ -268,15 +268,15 @@ class RocketMQGroups:
         return [token for token in tokens if token in gone]
 
     def check(self, token: LockToken) -> bool:
-        """See `Groups.check`. Outside the client's own process this prolongs the lock: brokers offer no other request."""
+        """See `Groups.check`. In another process than the client's this also renews the lock: brokers have no request that only asks."""
         return not self._stale([token])
 
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """See `Groups.stale`. What others did within the last second may not be noticed yet."""
+        """See `Groups.stale`. A lock that was lost within the last second may not be noticed yet."""
         return self._stale(tokens, self.fence_age)
 
     def _stale(self, tokens: Sequence[LockToken], fence_age: float = 0.0) -> list[LockToken]:
-        """Return the tokens that are stale; those of parking lots with the tokens of their queues."""
+        """Return the stale tokens. The token of a parking lot is stale if its queue's token is stale."""
         guards = {token: guarding(token) for token in tokens}
         gone = self._stale_locks(list(dict.fromkeys(guards.values())), fence_age)
         return [token for token in tokens if guards[token] in gone]
@@ -290,14 +290,14 @@ class RocketMQGroups:
             if lock is not None and not lock.trusted(now, self.trust):
                 gone.add(token)
             elif lock is None:
-                # All locks of this process's clients are known here, so one that is missing is lost.
+                # All locks of this process's clients are known here, so a lock that is not known is lost.
                 (gone.add if token.client_id in self._own_clients else foreign.append)(token)
         doubtful = [token for token in tokens if token not in gone and self._held_locks.must_read_fence(token, now, fence_age)]
         fenced = self._fenced(doubtful)
         self._held_locks.record_fences_read(doubtful, fenced, now)
         gone.update(fenced)
-        # A lock request for a client that is no longer a member would revive a lock that was given up.
-        # The time counts from here: reading the fences may have waited for a broker that was away.
+        # Ask for locks only if the client is still a member, because a lock request would take a lock again that was given back.
+        # The time limit begins here, because reading the fences may have waited for a broker that was away.
         deadline = Deadline.after(self.patience)
         asked = [token for token in foreign if token not in gone and self._is_member(token, deadline)]
         held = {token for token in asked if self._still_granted(token)}
@@ -309,9 +309,9 @@ class RocketMQGroups:
         return token.queue in lock_queues(self._client, token.group, names, _LOCK_TIMEOUT)
 
     def _is_member(self, token: LockToken, deadline: float) -> bool:
-        """Whether the token's client is a member. Waits for one that lost its connection: its next heartbeat restores it.
+        """Return whether the token's client is a member. Wait for a client that lost its connection, because it will rejoin.
 
-        Raises RocketMQUnavailableError if the broker stays away: it has not said that the client is none.
+        Raises RocketMQUnavailableError if the broker stays away, because then it is unknown whether the client is a member.
         """
         while True:
             brokers = self._brokers_of([token.queue])
@@ -322,7 +322,7 @@ class RocketMQGroups:
             except RocketMQUnavailableError as error:
                 away = error
             if not brokers:
-                why = f"the nameserver has no master of the broker of queue {token.queue}: it is down, or starting"
+                why = f"the nameserver has no master for the broker of queue {token.queue}: the broker is down or starting"
                 away = RocketMQUnavailableError(UnavailableCondition.NO_BROKER, why)
             if away is not None and time.monotonic() >= deadline:
                 raise away
@@ -331,7 +331,7 @@ class RocketMQGroups:
             time.sleep(_MEMBER_POLL)
 
     def _fenced(self, tokens: Sequence[LockToken], seconds: float = GROUP_TIMEOUT) -> list[LockToken]:
-        """Return the tokens whose queue was granted again, given back or set from outside since."""
+        """Return the tokens whose queue has since been granted again, given back, or changed from outside."""
         out = []
         for group in {token.group for token in tokens}:
             of_group = [token for token in tokens if token.group == group]
@@ -340,7 +340,7 @@ class RocketMQGroups:
         return out
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
-        """See `Groups.unlock`; but a lingering lock lives as long as any that is not renewed (RocketMQ's unlockDelay)."""
+        """See `Groups.unlock`. A lingering lock expires like any lock that is not renewed, as with RocketMQ's unlockDelay."""
         for of_broker in by_broker(tokens):
             locks = [lock for token in of_broker if (lock := self._held_locks.own(token)) is not None]
             for lock in locks:
@@ -348,13 +348,14 @@ class RocketMQGroups:
             if linger > 0 or not locks:
                 continue
             group = locks[0].token.group
-            # A lock that cannot be checked or given back now expires at the end of its life.
+            # A lock that cannot be checked or given back now expires by itself.
             with contextlib.suppress(RocketMQUnavailableError):
-                # A lock under the query's name may belong to a later run, which has then raised the fence.
+                # A lock under the query's name may now belong to a later run. That run has raised the fence.
                 named = [lock.token for lock in locks if lock.name != lock.token.client_id]
                 fenced = self._fenced(named, _UNLOCK_TIMEOUT)
                 own = [lock for lock in locks if lock.token not in fenced]
-                # Fence first: a task that checks its lock now must not get it again. A deleted topic or group needs none.
+                # Raise the fences first, so that a task that checks its lock now does not take it again. A deleted topic or group needs
+                # no fence.
                 with contextlib.suppress(TopicError, GroupError):
                     self._offsets.raise_fences(group, {one.token.queue: one.token.epoch for one in own}, _UNLOCK_TIMEOUT)
                 unlock_queues(self._client, group, {one.token.queue: one.name for one in own}, _UNLOCK_TIMEOUT)
@@ -365,7 +366,7 @@ class RocketMQGroups:
         return self._offsets.read(group, queues)
 
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
-        """See `Groups.commit`. Offsets move only forward from what this process knows; brokers accept any offset."""
+        """See `Groups.commit`. Offsets move only forward from those that this process knows, but brokers accept any offset."""
         self._require(offsets, "committed")
         self._commits.move(offsets, self._held_locks)
 
@@ -388,19 +389,19 @@ class RocketMQGroups:
         return self._offsets.settled(group, queue, span)
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
-        """See `Groups.dead_letter`. A repeat is recognised among the last dead_letter_topic.LOOK_BACK letters."""
-        require_lock = self._required(token, f"{len(offsets)} of its messages were put aside")
+        """See `Groups.dead_letter`. A repeated letter is recognised among the last dead_letter_topic.LOOK_BACK letters."""
+        require_lock = self._required(token, f"{len(offsets)} of its messages became dead letters")
         return self._dead_letters.put(token.group, token.queue, letters, offsets, require_lock)
 
     def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
-        """See `Groups.letters`. Letters that can be read now, of the last dead_letter_topic.LOOK_BACK of the queue's broker."""
+        """See `Groups.letters`. Finds letters that can be read now, among the last dead_letter_topic.LOOK_BACK at the queue's broker."""
         return self._dead_letters.known(token.group, token.queue, spans)
 
     def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
-        """See `Groups.park`, but not all or none: after an error the first of ``puts`` may be parked, and a repeat finds them.
+        """See `Groups.park`. This is not atomic: after an error, the first of ``puts`` may be parked, and a repeated call finds them.
 
         The lock is checked before each request. Also raises RocketMQError NO_PERMISSION, and MessageError PROPERTIES_TOO_LARGE
-        for a message whose properties leave no room for its ticket.
+        for a message whose properties leave no room for those of a parked message.
         """
         require_lock = self._required(token, f"{len(puts)} of its messages were parked")
         return self._parking_lots.park(token.group, guarding(token).queue, puts, require_lock)
@@ -421,7 +422,7 @@ class RocketMQGroups:
         return require
 
     def _require(self, offsets: Mapping[LockToken, int], doing: str) -> None:
-        """Check tokens and offsets. Raises LockError LOST if a token is stale, OffsetError INVALID if an offset is negative."""
+        """Check tokens and offsets. Raises LockError LOST if a token is stale, and OffsetError INVALID if an offset is negative."""
         for token, offset in offsets.items():
             if offset < 0:
                 raise not_an_offset(offset, token.queue, token.group)
@@ -438,7 +439,7 @@ class RocketMQGroups:
         return list(found.values())
 
     def _in_child(self) -> None:
-        """Start empty in the child of a fork: clients and locks are the parent's."""
+        """Start without clients and locks in the child of a fork, because they belong to the parent."""
         self._roster = Roster(self._directory)
         self._member_clients, self._own_clients, self._held_locks = self._roster.clients, set(), HeldLocks()
         self._commits = Commits(self._offsets)

@@ -13,17 +13,17 @@ from orderedmq.rocketmq.group.lock_rules import lock_name
 
 @dataclass
 class HeldLock:
-    """A lock held by a client of this process. ``confirmed``: when its last successful request was sent (monotonic seconds)."""
+    """A lock of a client of this process. ``confirmed``: when its last successful request was sent (monotonic seconds)."""
 
     token: LockToken
     confirmed: float
-    #: The group's offsets of the queue and its parking lot, as last committed, reset or read under this lock.
+    #: The group's offsets in the queue and its parking lot, as last committed, reset or read under this lock.
     committed: dict[MessageQueue, int] = field(default_factory=dict)
     #: When the queue's fence was last found below the token's epoch (monotonic seconds).
     fence_read: float = float("-inf")
 
     def trusted(self, now: float, trust: float = HOLDER_TRUST) -> bool:
-        """Whether no other client can have been granted the queue since ``confirmed`` (ProcessQueue.isLockExpired)."""
+        """Return whether the broker cannot have granted the queue to another client since ``confirmed`` (ProcessQueue.isLockExpired)."""
         return now - self.confirmed <= trust
 
     @property
@@ -35,8 +35,8 @@ class HeldLock:
 class HeldLocks:
     """All `HeldLock` objects of this process. Thread-safe.
 
-    Two clients of a process may both believe that they hold a queue, and only the broker knows which one does. So a queue has
-    one `HeldLock` per client.
+    Two clients of a process may both believe that they hold a queue, and only the broker knows which of them does. So a queue can
+    have one `HeldLock` per client.
     """
 
     def __init__(self) -> None:
@@ -58,12 +58,12 @@ class HeldLocks:
         return lock if lock is not None and lock.token.epoch == token.epoch else None
 
     def must_read_fence(self, token: LockToken, now: float, max_age: float) -> bool:
-        """Whether the token's fence must be read from its broker: it was not read within the last ``max_age`` seconds."""
+        """Return whether the token's fence must be read because it was not read within the last ``max_age`` seconds."""
         held = self.own(token)
         return held is None or now - held.fence_read >= max_age
 
     def record_fences_read(self, tokens: Iterable[LockToken], fenced: Iterable[LockToken], now: float) -> None:
-        """Record that these tokens' fences were read at ``now``. For tokens in ``fenced`` they are read again at each check."""
+        """Record that these tokens' fences were read at ``now``. Fences of tokens in ``fenced`` will be read again at each check."""
         behind = set(fenced)
         for token in tokens:
             held = self.own(token)
@@ -91,7 +91,7 @@ class HeldLocks:
             return list(self._found.get((group, queue), {}).values())
 
     def clients(self, group: str) -> set[str]:
-        """Return the client ids that hold locks in the group, whether members or not."""
+        """Return the ids of this process's clients that hold locks in the group, whether they are members or not."""
         with self._lock:
             return {client_id for (name, _), held in self._found.items() if name == group for client_id in held}
 

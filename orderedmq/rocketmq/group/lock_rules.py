@@ -1,22 +1,22 @@
 """Rules that give RocketMQ's queue locks trust, epochs and fences. Sends no requests.
 
-The broker's lock table (RebalanceLockManager) stores a client id and a time for each (group, queue). It has no epoch and no
-lineage, and a renewal also grants a queue that is free. So these rules apply on top:
+The broker's lock table (RebalanceLockManager) stores a client id and a time for each (group, queue). It stores no epoch and no earlier
+owners, and a renewal also grants a queue that is free. So these additional rules apply:
 
 - *Trust*: a lock is trusted for HOLDER_TRUST (30 s, half of its life) from when its last successful request was sent. After
   that, another client may have held the queue: ``lock`` treats a success as a new grant with a new epoch, ``renew`` reports a
   loss.
 - *Epoch*: the time of the grant in microseconds since 1970, raised above the queue's *fence* and all earlier epochs of this
   process.
-- *Fence*: a number stored beside the group's offset of the queue (offsets.py). A token whose epoch is not above it is stale.
+- *Fence*: a number stored next to the group's offset in the queue (offsets.py). A token whose epoch is not above it is stale.
   Grants, unlocks, seeks and forced releases raise it. Java consumers do not raise it, and a killed broker forgets the last 5 s,
   so a token above the fence may still be stale.
-- *Restart of a broker*: roster.py keeps its members from taking each other's queues.
-- *Tenure*: always the token's own epoch, since the broker keeps no lineage. So a restarted query of a shared group enters each
-  queue at the group's offset. An exclusive one follows its checkpoint unless the group's offset is higher (Owner.unbroken).
-- *Name*: the client id of a lock may be any text, not just a member's. A run uses its query's name while no other run of the
-  query is a member, so a restarted query is granted its own locks at once. Otherwise it uses its own client id, and the runs
-  exclude each other like different queries. The token says which one it is.
+- *Restart of a broker*: roster.py prevents members from taking each other's queues while the broker does not know all members.
+- *Tenure*: always the token's epoch, because the broker does not store earlier owners. So a restarted query of a shared group resumes
+  each queue at the group's offset. An exclusive query follows its checkpoint unless the group's offset is higher (Owner.unbroken).
+- *Name*: the client id of a lock may be any text, not only a member's id. A run uses its query's name while no other run of the
+  query is a member, so a restarted query is granted its own locks immediately. Otherwise it uses its own client id, and the runs
+  exclude each other like different queries. The token says which of the two names its lock has.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from orderedmq.ownership.lock import ClientIdentity, LockToken
 
 #: Prefix of this package's client ids. The last part is unique to a run: ``orderedmq-<query>@<host>-<pid>-<random>``.
 PREFIX: Final = "orderedmq-"
-#: Maximum characters of a group's name: its retry topic has seven more (%RETRY%), and a topic's name at most 127.
+#: Maximum characters of a group's name. Its retry topic has seven more (%RETRY%), and a topic's name has at most 127.
 MAX_GROUP: Final = 120
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_HOST = re.compile(r"[^A-Za-z0-9.-]")
 
 
 def check_name(group: str) -> None:
-    """Check a group's name. Raises GroupError BAD_NAME, also for a longer name than 5.x accepts (Validators.checkGroup)."""
+    """Check a group's name. Raises GroupError BAD_NAME, also if the name is longer than 5.x accepts (Validators.checkGroup)."""
     check_group(group)
     if len(group) > MAX_GROUP:
         raise GroupError(
             GroupCondition.BAD_NAME,
-            f"consumer group {group!r} has {len(group)} characters, RocketMQ allows {MAX_GROUP} at most",
+            f"consumer group {group!r} has {len(group)} characters, but RocketMQ allows {MAX_GROUP} at most",
         )
 
 
 def query_name(owner: str) -> str:
-    """Return the name of a query's locks: the same on every machine and after each restart. An unusual ``owner`` is hashed."""
+    """Return the name of a query's locks, which is the same on every machine and after each restart. An unusual ``owner`` is hashed."""
     plain = (
         owner
         if _PLAIN.fullmatch(owner)
@@ -71,22 +71,22 @@ def new_client(owner: str) -> ClientIdentity:
 
 
 def is_ours(client_id: str) -> bool:
-    """Whether a client id is a query's of this package. Others are consumers in Java and other languages."""
+    """Return whether a client id belongs to a query of this package. Other clients are consumers in Java and other languages."""
     return client_id.startswith(PREFIX) and "@" in client_id
 
 
 def query_of(client_id: str) -> str:
-    """Return the `query_name` that a client id begins with. Any other client's id is returned whole."""
+    """Return the `query_name` with which a client id begins. The id of a client in another language is returned unchanged."""
     return client_id.partition("@")[0] if is_ours(client_id) else client_id
 
 
 def is_only_run(client_id: str, members: Iterable[str]) -> bool:
-    """Whether no other run of the same query is among the members."""
+    """Return whether no other run of the same query is among the members."""
     return all(other == client_id or query_of(other) != query_of(client_id) for other in members)
 
 
 def lock_name(client_id: str, *, only_run: bool) -> str:
-    """Return the client id under which the broker has a client's lock. ``only_run``: see `is_only_run`."""
+    """Return the name under which the broker stores a client's lock. ``only_run``: see `is_only_run`."""
     return query_of(client_id) if only_run else client_id
 
 
@@ -96,7 +96,7 @@ def lock_names(client_id: str) -> tuple[str, ...]:
 
 
 class Epochs:
-    """Numbers that always grow within a process, and between processes as far as their clocks agree. Thread-safe."""
+    """Numbers that always grow within a process, and across processes as far as their clocks agree. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,15 +110,19 @@ class Epochs:
 
 
 def lost_lock(token: LockToken, doing: str, life: float) -> LockError:
-    """Return the error for a lost lock. ``doing``: what came too late. ``life``: seconds for which a lock is trusted."""
+    """Return the error for a lost lock.
+
+    ``doing``: the action that came too late, in the past tense ("3 of its messages were parked"). ``life``: seconds for which a lock
+    is trusted.
+    """
     trusted = f"a lock is trusted ({life:.0f} s)"
     return lost(token.group, token.queue, token.epoch, f"before {doing}", trusted, "at the group's offset")
 
 
 def not_created(group: str) -> GroupError:
-    """Return the error for a group that does not exist where brokers create none on demand."""
+    """Return the error for a group that does not exist at brokers that do not create groups on demand."""
     return GroupError(
         GroupCondition.MISSING,
-        f"consumer group {group!r} does not exist, and the brokers do not create it on demand (autoCreateSubscriptionGroup=false): create "
+        f"consumer group {group!r} does not exist, and the brokers do not create it on demand (autoCreateSubscriptionGroup=false). Create "
         f"it (mqadmin updateSubGroup -c CLUSTER -g {group}), or use a group that exists",
     )

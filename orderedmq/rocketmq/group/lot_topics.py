@@ -1,4 +1,4 @@
-"""The topics of parking lots at the brokers, for administrators: which there are, what is parked in them, and their deletion."""
+"""Finds the topics of parking lots at the brokers, counts their parked messages, and deletes them, for administrators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LotTopics:
         self._offsets = offsets
 
     def find(self, *, group: str | None = None, topic: str | None = None) -> dict[str, tuple[str, str]]:
-        """Return the topics of parking lots of a group, or for a topic, with group and topic."""
+        """Return the topics of parking lots with their (group, topic): all, or those of one group, one topic, or both."""
         names = sorted(self._client.topics(Deadline.after(REQUEST_TIMEOUT)))
         found = {name: of for name in names if (of := origin(name)) is not None}
         return {name: of for name, of in found.items() if group in (None, of[0]) and topic in (None, of[1])}
@@ -44,7 +44,7 @@ class LotTopics:
         return {lot: bounds.max_offset for lot, bounds in self._log.bounds(lots).items()}
 
     def count(self, group: str, lots: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """Return how many messages are parked in each lot; lots without any are left out."""
+        """Return how many messages are parked in each lot. Lots without parked messages are left out."""
         counts: dict[MessageQueue, int] = {}
         log, offsets = self._log.reading(PullSettings(group)), self._offsets.read(group, lots)
         for lot, bounds in self._log.bounds(lots).items():
@@ -69,9 +69,9 @@ class LotTopics:
     ) -> None:
         """Delete these topics of parking lots, with the groups' offsets in them. Raises RocketMQUnavailableError.
 
-        A group that reads a parking lot as its topic may have lots for it, which are deleted as well.
+        A group may have read a parking lot as a normal topic and have parking lots for it. These lots are also deleted.
 
-        ``explain`` makes an error's message from the topics that are left and the reason.
+        ``explain`` makes an error's message from the topics that were not deleted and the reason.
         """
         left = sorted(names)
         while left:
@@ -86,13 +86,13 @@ class LotTopics:
     def _delete_one(self, name: str, group: str, masters: Mapping[str, str]) -> None:
         self.delete(self.find(topic=name), masters)
         offsets = self._offsets.read(group, self.queues_of([name]))
-        # Before 5.0 offsets outlive their topic. In a new lot of that name they would hide what is parked.
+        # Before 5.0, offsets outlive their topic. In a new lot of the same name they would hide parked messages.
         cleared = self._offsets.clear(group, [lot for lot, offset in offsets.items() if offset])
         try:
             delete_topic(self._client, self._log, name, masters.values())
         except RocketMQError as error:
             if error.denied:
-                # If the lot stays, what the group has settled in it stays settled.
+                # The lot stays, so restore the group's offsets in it.
                 with contextlib.suppress(TopicError):
                     self._offsets.write(group, {lot: offsets[lot] for lot in cleared})
             raise

@@ -1,9 +1,9 @@
 """Membership in groups: heartbeats of this process's clients, and the list of all members.
 
-For a broker, a member is a TCP connection (ConsumerManager, ClientChannelInfo). Membership ends at once when the connection
+For a broker, a member is a TCP connection (ConsumerManager, ClientChannelInfo). Membership ends immediately when the connection
 ends, also after kill -9. A client that is paused or cut off is forgotten after 120 s. So each client has its own connections
-and sends heartbeats to every broker of its topics. Each broker keeps its own list of members. All queries read the list of the
-same broker, so that they divide the queues alike.
+and sends heartbeats to every broker of its topics. Each broker has its own list of members. All queries read the list of the
+same broker, so that they divide the queues in the same way.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from orderedmq.rocketmq.wire.request import Request
 
 #: Seconds for a request about members to one broker.
 _TIMEOUT: Final = 5.0
-#: Seconds for one broker's list of members, before another broker is asked.
+#: Seconds to wait for one broker's list of members before another broker is asked.
 LIST_TIMEOUT: Final = 2.5
 #: Seconds for a heartbeat to all brokers.
 _BEAT_TIMEOUT: Final = 3.0
-#: Seconds until a member is asked about itself again: after an answer, and after none.
+#: Seconds until a member is asked about itself again: after an answer, and after a request without an answer.
 _INFO_AGE: Final = 5.0
 _SILENCE_AGE: Final = 30.0
-#: Seconds until a consumer in another language is asked again which locks it has. A Java client of 5.x asks its broker while it
-#: answers, in as many threads as the machine has cores, and needs one of them for the broker's answer. If all are busy with
-#: such questions, it waits for 5 s and drops the connection that makes it a member. So it is asked seldom; what it reads is
-#: asked once.
+#: Seconds until a consumer in another language is asked again which locks it has. While a Java client of 5.x answers, it sends a request
+#: to its broker. It answers in as many threads as the machine has cores, and needs one of them for the broker's reply. If all are busy
+#: answering, it waits for 5 s and drops the connection that makes it a member. So it is rarely asked for its locks, and only once for
+#: its subscription.
 _LOCKS_AGE: Final = 60.0
-#: Seconds for a member's answer about itself: the broker waits 10 s for a member that was stopped.
+#: Seconds for a member's answer about itself, because the broker would wait 10 s for a member that was stopped.
 _INFO_TIMEOUT: Final = 2.0
 
 #: Takes (client id, group); returns the client's locks there with their confirmation times (wall clock, seconds).
@@ -67,7 +67,7 @@ class MemberClient:
         self.identity = identity
         self._held = held
         self._client = cluster.another(on_push=self._answer_broker)
-        #: At the broker, a subscription with a higher version replaces another member's for the same topic.
+        #: At the broker, a subscription with a higher version replaces another member's subscription to the same topic.
         self._version = int(time.time() * 1000)
         self._groups: dict[str, _Membership] = {}
         #: The connection that carried the last heartbeat to each broker.
@@ -84,15 +84,15 @@ class MemberClient:
     ) -> None:
         """Send a heartbeat to every broker of the topics.
 
-        Raises GroupError DISAGREES, before anything is sent, if consumers in another language in the group read other topics or
-        filter otherwise, or exist at all when this client wants all queues; GroupError MISSING where brokers do not create
-        groups on demand; RocketMQUnavailableError if no broker can be reached.
+        Raises GroupError DISAGREES, before a heartbeat is sent, if the group has consumers in another language and these read other
+        topics or have another filter, or this client wants all queues; GroupError MISSING if the group does not exist and brokers do
+        not create groups on demand; RocketMQUnavailableError if no broker can be reached.
         """
         deadline = Deadline.after(_TIMEOUT)
         names = running_info.topics_of(subscription.topics, self._listed(subscription.topics, deadline))
         brokers = _masters(self._client, names, deadline)
         if not brokers:
-            why = f"the nameserver knows no broker, so no heartbeat for group {group!r} was sent: the brokers are down, or starting"
+            why = f"the nameserver knows no broker, so no heartbeat for group {group!r} was sent: the brokers are down or starting"
             raise RocketMQUnavailableError(UnavailableCondition.NO_BROKER, why)
         before = self._groups.get(group)
         if before is None or before.member.subscription != subscription:
@@ -108,12 +108,12 @@ class MemberClient:
             topics := running_info.subscriptions(group, names, subscription),
             version=self._version,
         )
-        # Before the heartbeat is sent: other members may ask at once.
+        # Set this before the heartbeat is sent, because other members may ask immediately afterwards.
         self._groups[group] = _Membership(member, topics, brokers)
         reached, failed, began = list[str](), None, time.monotonic()
         for address in brokers:
             try:
-                # Unreachable brokers share one time limit: the same thread renews locks.
+                # Unreachable brokers share one time limit, because the same thread renews locks.
                 self._send_heartbeat(address, said, max(began + _BEAT_TIMEOUT, Deadline.after(LEAST_TIMEOUT)))
                 reached.append(address)
             except RocketMQUnavailableError as error:
@@ -129,11 +129,11 @@ class MemberClient:
             raise not_created(group)
 
     def _listed(self, topics: str, deadline: float) -> Sequence[str]:
-        """Return the existing topics. A Proxy does not list them, so there a Subscription's text is one of names."""
+        """Return the existing topics. A Proxy cannot list topics, so behind a Proxy ``topics`` is always a list of names."""
         return topics.split(",") if self._client.behind_proxy(deadline) else self._client.topics(deadline)
 
     def send_heartbeat_to_new(self, group: str, brokers: Sequence[str]) -> None:
-        """Send a heartbeat to brokers that joined the route since the last one: tasks check this client's membership there."""
+        """Send a heartbeat to brokers that are new since the last one, because tasks check this client's membership there."""
         known = self._groups.get(group)
         new = [address for address in brokers if address not in known.brokers] if known is not None else []
         if known is None or not new:
@@ -144,7 +144,8 @@ class MemberClient:
         self._groups[group] = replace(known, brokers=[*known.brokers, *new])
 
     def _send_heartbeat(self, address: str, said: Request[None], deadline: float) -> None:
-        # If this connection ends before the answer, the request is sent again over another; then one extra heartbeat follows.
+        # If this connection ends before the answer, the request is sent again on another one. Then `cut_off` is true, and one extra
+        # heartbeat follows.
         connection = self._client.connection(address, deadline)
         if self._heartbeat_connections.get(address, connection) is not connection:
             self._rejoined = time.monotonic()
@@ -152,11 +153,11 @@ class MemberClient:
         self._client.call_address(address, said, deadline)
 
     def rejoined_within(self, seconds: float) -> bool:
-        """Whether this client had to become a member again within the last ``seconds``, because a broker lost its connection."""
+        """Return whether this client rejoined a broker within the last ``seconds`` because the connection to it had ended."""
         return time.monotonic() - self._rejoined < seconds
 
     def cut_off(self) -> bool:
-        """Whether a connection to a broker has ended, and with it this client's membership there."""
+        """Return whether a connection to a broker has ended, and with it this client's membership at that broker."""
         brokers = {address for known in list(self._groups.values()) for address in known.brokers}
         return any(connection.closed for address, connection in list(self._heartbeat_connections.items()) if address in brokers)
 
@@ -166,12 +167,12 @@ class MemberClient:
         return known.brokers if known is not None else []
 
     def topics(self, group: str) -> list[str]:
-        """Return the names of the topics in this client's heartbeats, also where its subscription is a pattern."""
+        """Return the names of the topics in this client's heartbeats, also if its subscription is a pattern."""
         known = self._groups.get(group)
         return [one.topic for one in known.topics if not one.topic.startswith(RETRY_PREFIX)] if known is not None else []
 
     def leave(self) -> None:
-        """Leave all groups and close the connections. A broker that cannot be told notices their end."""
+        """Leave all groups and close the connections. A broker that cannot be reached notices the end of its connection."""
         groups, self._groups = self._groups, {}
         for group, known in groups.items():
             for address in known.brokers:
@@ -188,7 +189,9 @@ class MemberClient:
         group = names.bare(command.ext.get("consumerGroup", ""))
         known = self._groups.get(group)
         if known is None:
-            return RemotingCommand(ResponseCode.SYSTEM_ERROR, flag=FLAG_RESPONSE, remark=f"no member of group {group} any more")
+            return RemotingCommand(
+                ResponseCode.SYSTEM_ERROR, flag=FLAG_RESPONSE, remark=f"group {group} no longer has this client as a member"
+            )
         topics = [replace(one, topic=names.spelled(one.topic)) for one in known.topics]
         held = [
             (replace(token, queue=token.queue._replace(topic=names.spelled(token.queue.topic))), at)
@@ -199,12 +202,12 @@ class MemberClient:
 
 
 class Directory:
-    """The members of groups, as brokers list them, and what members report about themselves. Thread-safe."""
+    """The members of groups as listed by brokers, and the members' reports about themselves. Thread-safe."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._lock = threading.Lock()
-        #: Held while a consumer in another language is asked: see _LOCKS_AGE.
+        #: Held while a consumer in another language is asked; see _LOCKS_AGE.
         self._asking = threading.Lock()
         #: (group, client id) → when the member was asked, and its answer.
         self._known: dict[tuple[str, str], tuple[float, Info | None]] = {}
@@ -215,8 +218,8 @@ class Directory:
     def ids(self, group: str, brokers: Sequence[str], seconds: float = 0.0) -> list[str]:
         """Return the sorted client ids of a group's members, as listed by the first of the brokers that can be reached.
 
-        Each broker is asked for LIST_TIMEOUT, and all of them again until ``seconds`` are over. Raises RocketMQUnavailableError if
-        none can be reached.
+        Waits for each broker for up to LIST_TIMEOUT, and tries all brokers again until ``seconds`` have passed. Raises
+        RocketMQUnavailableError if none can be reached.
         """
         deadline = Deadline.after(seconds)
         while True:
@@ -235,7 +238,7 @@ class Directory:
                 raise failed
 
     def ids_everywhere(self, group: str) -> list[str]:
-        """Like `ids`, but from all brokers together, for callers that do not know the group's topics."""
+        """Like `ids`, but return the members at all brokers, for callers that do not know the group's topics."""
         found: set[str] = set()
         for address in self.masters():
             with contextlib.suppress(RocketMQUnavailableError):
@@ -254,10 +257,10 @@ class Directory:
         strict: bool = False,
         others: float = _LOCKS_AGE,
     ) -> Info | None:
-        """Return what a member reports about itself; None without a readable answer.
+        """Return a member's report about itself; None if it has never given a readable answer.
 
-        An answer is reused for some seconds unless ``fresh``, that of a consumer in another language for ``others`` seconds.
-        ``strict``: raises NO_PERMISSION if the account may not ask.
+        An answer is reused for some seconds, or for ``others`` seconds if the member is a consumer in another language. ``fresh``: do
+        not reuse an answer. ``strict``: raise RocketMQError NO_PERMISSION if the account may not ask.
         """
         begun = time.monotonic()
         ours = is_ours(client_id)
@@ -269,7 +272,8 @@ class Directory:
 
         if reusable():
             return self._known[group, client_id][1]
-        # The renewing thread and a boundary may ask at the same time. The time limit is for a child that was forked meanwhile.
+        # The renewing thread and a boundary may ask at the same time. The time limit is for a child of a fork that happened while this
+        # lock was held.
         alone = not ours and self._asking.acquire(timeout=2 * _INFO_TIMEOUT)
         try:
             return self._known[group, client_id][1] if reusable() else self._ask(group, client_id, brokers, strict=strict)
@@ -291,7 +295,7 @@ class Directory:
             except RocketMQError as error:
                 if strict and error.sub == RocketMQCondition.NO_PERMISSION:
                     raise
-                # It is away or stopped, denies permission, or answers in another format. It is a member all the same.
+                # The member is away or stopped, the account has no permission, or the answer cannot be read. It is still a member.
                 continue
         if found is None and known is not None:
             found = known[1]
@@ -306,7 +310,7 @@ class Directory:
     ) -> list[Member]:
         """Return the members with these client ids.
 
-        A member that does not answer is assumed to have the subscription ``like``, which selects ``topics`` now.
+        A member that does not answer is assumed to have the subscription ``like``, which selects the ``topics`` now.
         """
         found = []
         for client_id in ids:
@@ -317,7 +321,7 @@ class Directory:
     def holder(
         self, group: str, queue: MessageQueue, ids: Sequence[str], brokers: Sequence[str]
     ) -> tuple[Member, HeldQueue] | None:
-        """Return the member that reports the queue's lock, and the lock; None if none does."""
+        """Return the member that reports to hold the queue's lock, and that lock; None if no member does."""
         for client_id in ids:
             info = self.info(group, client_id, brokers)
             for held in info.held if info is not None else ():
@@ -326,10 +330,10 @@ class Directory:
         return None
 
     def refuse_other_consumers(self, group: str, mine: Subscription, topics: Sequence[str], brokers: Sequence[str]) -> None:
-        """Refuse to join consumers in another language that subscribe differently, or at all if this client wants all queues.
+        """Raise GroupError DISAGREES if the group has consumers in another language with which this client cannot share it.
 
-        A heartbeat replaces what the whole *group* reads, so these consumers would get no messages any more. Raises GroupError
-        DISAGREES.
+        These are consumers that read other topics or have another filter, or any consumer if this client wants all queues. A heartbeat
+        replaces the subscription of the whole *group*, so these consumers would no longer get messages.
         """
         strangers = [client_id for client_id in self.ids(group, brokers) if not is_ours(client_id)]
         if not strangers:
@@ -338,8 +342,8 @@ class Directory:
         if mine.assignment != "shared":
             raise GroupError(
                 GroupCondition.DISAGREES,
-                f"group {group!r} has other consumers, {names}, and this query wants all queues for itself (assignment=exclusive): stop them, "
-                "share the queues with them (assignment=shared), or give this query a consumerGroup of its own",
+                f"group {group!r} has other consumers, {names}, but this query wants all queues for itself (assignment=exclusive). Stop "
+                "these consumers, share the queues with them (assignment=shared), or give this query another consumerGroup",
             )
         read: dict[str, TopicSubscription] = {}
         for address in brokers:
@@ -352,16 +356,16 @@ class Directory:
             if not one.same_as(wanted):
                 raise GroupError(
                     GroupCondition.DISAGREES,
-                    f"group {group!r} has other consumers, {names}, which filter {one.topic} by {one.expression_type} {one.expression!r}, but "
-                    f"this query by {wanted.expression_type} {wanted.expression!r}: all consumers of a group must have the same filter; change "
-                    "this query's tags or filterSql, or give it a consumerGroup of its own",
+                    f"group {group!r} has other consumers, {names}, which filter {one.topic} by {one.expression_type} {one.expression!r}, "
+                    f"but this query filters by {wanted.expression_type} {wanted.expression!r}. All consumers of a group must have the "
+                    "same filter. Change this query's tags or filterSql, or give it another consumerGroup",
                 )
         if theirs and theirs.keys() != set(topics):
             raise GroupError(
                 GroupCondition.DISAGREES,
                 f"group {group!r} has other consumers, {names}, which read {', '.join(sorted(theirs))}, but this query reads "
-                f"{', '.join(topics)}: all consumers of a group must read the same topics; change this query's topics, or give it a "
-                "consumerGroup of its own",
+                f"{', '.join(topics)}. All consumers of a group must read the same topics. Change this query's topics, or give it another "
+                "consumerGroup",
             )
 
 
@@ -375,5 +379,5 @@ def _masters(client: Client, topics: Sequence[str], deadline: float) -> list[str
             )
     if not found:
         found = {name: broker.master for name, broker in client.cluster(deadline).brokers.items() if broker.master}
-    # A Proxy is the address of every broker.
+    # Through a Proxy, all brokers have the same address.
     return list(dict.fromkeys(found[name] for name in sorted(found)))

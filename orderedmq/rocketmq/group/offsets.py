@@ -1,8 +1,8 @@
 """A group's numbers at the brokers: its offsets, and the `registers` of queues and of the group.
 
-A 5.x broker distinguishes "never committed" from "committed 0" (``setZeroIfNotFound``). A 4.9 broker answers 0 to both while
-the queue's first message is recent (ConsumerManageProcessor.queryConsumerOffset). Then the table of all offsets is read, as
-replicas read it.
+A 5.x broker distinguishes "never committed" from "committed 0" (``setZeroIfNotFound``). A 4.9 broker answers 0 in both cases while
+the queue's first message is recent (ConsumerManageProcessor.queryConsumerOffset). In this case the table of all offsets is read,
+which replicas also read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orderedmq.rocketmq.wire.request import Request, int_field
 GROUP_TIMEOUT: Final = 25.0
 #: V5_0_0: from this version on, a broker distinguishes "never committed" from 0.
 _TELLS_NEVER: Final = 413
-#: Messages of a queue that have a bit in its registers.
+#: Messages from a queue's beginning that have a bit in its registers.
 _MOST_SETTLED: Final = registers.SETTLED_BLOCKS * registers.SETTLED_BLOCK
 
 
@@ -41,7 +41,7 @@ class GroupOffsets:
     # -- offsets
 
     def read(self, group: str, queues: Sequence[MessageQueue], seconds: float = GROUP_TIMEOUT) -> dict[MessageQueue, int]:
-        """Return the committed offsets. Queues that have none or do not exist are left out."""
+        """Return the committed offsets. Queues that do not exist or have no committed offset are left out."""
         deadline = Deadline.after(seconds)
         there = existing(self._client, queues, lambda topic, fresh: self._client.route(topic, deadline, fresh=fresh), deadline)
         answers = ask_queues(self._client, [(queue, _offset(group, queue)) for queue in there], deadline)
@@ -62,11 +62,11 @@ class GroupOffsets:
         return self._client.call(every, deadline, topic=at.topic, broker_name=at.broker_name).get(group, {})
 
     def write(self, group: str, offsets: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> list[MessageQueue]:
-        """Set offsets in any direction, and create the group where a broker requires it (5.3).
+        """Set offsets in any direction, and create the group if a broker requires that it exists (5.3).
 
         Returns the queues that RocketMQ's own tools have reset: a 5.x broker (useServerSideResetOffset) keeps the reset offset
-        until it is accepted (`move`). Raises GroupError MISSING where brokers do not create groups on demand, OffsetError
-        INVALID for an offset that is negative or too large.
+        until it is accepted (`move`). Raises GroupError MISSING if brokers do not create groups on demand, and OffsetError INVALID
+        for an offset that is negative or too large.
         """
         if not offsets:
             return []
@@ -74,9 +74,9 @@ class GroupOffsets:
         for queue, offset in offsets.items():
             if not 0 <= offset < 2**63:
                 raise not_an_offset(offset, queue, group)
-        # A broker that has no offset of the group in a topic makes a table for them, and does so without a lock
-        # (ConsumerOffsetManager.commitOffset). Of two first offsets that arrive together, each may get a table, and one of the
-        # tables is lost. So one offset of each topic at each broker is written before the others.
+        # For the first offset of the group in a topic, a broker creates a table, without a lock (ConsumerOffsetManager.commitOffset). If
+        # two first offsets arrive at the same time, the broker may create two tables and lose one. So one offset of each topic at each
+        # broker is written before the others.
         first = set({(queue.topic, queue.broker_name): queue for queue in offsets}.values())
         kept: list[MessageQueue] = []
         for queues in ([queue for queue in offsets if queue in first], [queue for queue in offsets if queue not in first]):
@@ -90,9 +90,9 @@ class GroupOffsets:
         return kept
 
     def clear(self, group: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Set offsets to 0, but create no group; return the queues whose offset was set.
+        """Set offsets to 0, but create no group. Return the queues whose offset was set.
 
-        A 5.3 broker that does not have the group refuses: it deletes offsets with their topic.
+        A 5.3 broker without the group refuses. It needs no change, because it deletes offsets with their topic.
         """
         cleared = []
         for queue in queues:
@@ -107,35 +107,32 @@ class GroupOffsets:
     ) -> None:
         """Like `write`, for a consumer that holds the locks of the queues ``held``.
 
-        Raises LockError LOST if RocketMQ's own tools reset the group. It then finds and accepts all resets of these queues
-        together, and raises the group's reset number: a restart follows the offsets that the tools set, whatever its
-        checkpoint says.
+        Raises LockError LOST if RocketMQ's own tools have reset the group. Before that, it finds and accepts all resets of these queues,
+        and raises the group's reset number, so that a restarted query follows the offsets that the tools have set instead of its
+        checkpoint.
         """
         found = self.write(group, offsets, seconds)
         if not found:
             return
         others = sorted(set(held).difference(offsets))
-        # Write the other offsets again unchanged: the broker's answers name those that were reset.
+        # Write the other offsets again unchanged, because the broker's answers say which queues were reset.
         found += self.write(group, self.read(group, others, seconds), seconds)
-        # Before the resets are accepted: if this process is killed in between, they are found again.
+        # Raise the number before accepting the resets: if this process is killed in between, they are found again.
         self.raise_reset_number(group, found)
         self._accept_resets(group, found, seconds)
         raise LockError(
             LockCondition.LOST,
             f"the offsets of group {group!r} in {len(found)} queues ({', '.join(map(str, sorted(found)))}) were reset by RocketMQ's own "
-            "tools, so this query's work since its last commit is not committed; restart the query; it resumes at the new offsets",
+            "tools, so this query's work since its last commit is not committed. Restart the query to resume at the new offsets",
         )
 
     def _accept_resets(self, group: str, queues: Sequence[MessageQueue], seconds: float) -> None:
-        """Accept resets by RocketMQ's own tools with one pull per queue, so that brokers take these queues' offsets again."""
+        """Accept resets by RocketMQ's own tools with one pull per queue, so that brokers accept commits for these queues again."""
         asked = [(queue, message_requests.pull(queue, group, 0, 1)) for queue in queues]
         ask_queues(self._client, asked, Deadline.after(seconds))
 
     def create_group(self, group: str, queues: Sequence[MessageQueue], deadline: float) -> None:
-        """Create the group at the queues' brokers by a pull, as any consumer does.
-
-        Raises GroupError MISSING where that is disabled.
-        """
+        """Create the group at the queues' brokers with a pull, as any consumer does. Raises GroupError MISSING if this is disabled."""
         one_of_each = {queue.broker_name: queue for queue in queues}.values()
         for queue in one_of_each:
             real = registers.queue_of(queue)
@@ -150,13 +147,13 @@ class GroupOffsets:
     # -- fences
 
     def fences(self, group: str, queues: Sequence[MessageQueue], seconds: float = GROUP_TIMEOUT) -> dict[MessageQueue, int]:
-        """Return the fence of each queue, 0 where it has none."""
+        """Return the fence of each queue; 0 for a queue without a fence."""
         return dict(zip(queues, self._registers(group, [registers.fence(queue) for queue in queues], seconds)))
 
     def fence(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
-        """Set fences: tokens up to these epochs are stale for every client that reads them."""
+        """Set fences. Tokens with these or lower epochs become stale for every client that reads the fences."""
         kept = self.write(group, {registers.fence(queue): epoch for queue, epoch in epochs.items()}, seconds)
-        assert not kept, "no tool knows a fence, so none resets it"
+        assert not kept, "RocketMQ's tools do not know fences, so they never reset one"
 
     def raise_fences(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
         """Like `fence`, but only for queues whose fence is lower."""
@@ -166,7 +163,7 @@ class GroupOffsets:
     # -- the reset number
 
     def reset_number(self, group: str) -> int:
-        """Return the highest reset number that any broker has. Unreachable brokers are skipped, but one must answer."""
+        """Return the highest reset number of the group at any broker. Unreachable brokers are skipped, but one must answer."""
         masters = self.masters()
         answers = [0]
         for name, address in masters.items():
@@ -176,7 +173,7 @@ class GroupOffsets:
                 )
                 answers.append(offset or 0)
         if len(answers) == 1 and masters:
-            # No broker answered. Ask one again and raise its error if it fails, too: 0 would mean that the group was never reset.
+            # No broker answered. Ask one again, so that its error is raised: 0 would mean that the group was never reset.
             name, address = next(iter(masters.items()))
             asked = [(address, _offset(group, registers.reset_number(group, name)))]
             [(offset, _)] = ask_servers(self._client, asked, Deadline.after(5.0))
@@ -184,14 +181,14 @@ class GroupOffsets:
         return max(answers)
 
     def seek_number(self, group: str, queue: MessageQueue) -> int:
-        """Return a number that each reset of the queue raises; 0 before the first."""
+        """Return a number that each reset of the queue raises; 0 before the first reset."""
         return self._registers(group, [registers.seek_number(queue)])[0]
 
     def raise_reset_number(self, group: str, queues: Sequence[MessageQueue]) -> int:
         """Raise the reset number at every reachable broker and return it.
 
-        ``queues`` are those whose offsets were set, and get it as their seek number. Their brokers must be reachable, else the error
-        of one is raised.
+        ``queues`` are those whose offsets were set. The number is also stored as their seek number. If one of their brokers cannot be
+        reached, its error is raised.
         """
         raised = self.reset_number(group) + 1
         self.write(group, {registers.seek_number(queue): raised for queue in queues})
@@ -216,30 +213,30 @@ class GroupOffsets:
                 self._client.call_address(address, request, deadline)
 
     def _create_retry_topic(self, group: str, queue: MessageQueue, address: str, deadline: float) -> None:
-        """Create the group and its retry topic at a broker that has neither of them, or only one."""
+        """Create the group and its retry topic at a broker that lacks at least one of them."""
         if self._client.behind_proxy(deadline):
-            # A Proxy keeps heartbeats to itself. A broker creates the topic for a message, and the group for a pull. The queue
-            # does not exist, so nothing is stored.
+            # A Proxy does not pass on heartbeats. A message makes the broker create the topic, and a pull makes it create the group.
+            # The queue does not exist, so the message is not stored.
             nowhere = queue._replace(queue_id=MAX_QUEUES)
             with contextlib.suppress(RocketMQError, TopicError):
                 self._client.call_address(address, message_requests.send(nowhere, b"?", "", group=group, born=0), deadline)
             with contextlib.suppress(RocketMQError, TopicError):
                 self._client.call_address(address, message_requests.pull(nowhere, group, 0, 1), deadline)
             return
-        # The group's first heartbeat creates both. This broker had none, so no member's subscription is replaced.
+        # The group's first heartbeat creates both. This broker has had no heartbeat, so no member's subscription is replaced.
         with self._client.another() as member:
             name = f"orderedmq-reset@{time.time_ns()}"
             member.call_address(address, group_requests.heartbeat(name, group, (), version=1), deadline)
             member.call_address(address, group_requests.unregister(name, group), deadline)
 
     def make_retry_topic(self, group: str) -> None:
-        """Make the group's retry topic where its members' heartbeats do not: a Proxy keeps them to itself."""
+        """Create the group's retry topic behind a Proxy. Elsewhere the members' heartbeats create it, but a Proxy does not pass them on."""
         deadline = Deadline.after(GROUP_TIMEOUT)
         if self._client.behind_proxy(deadline):
             for name, address in self.masters().items():
                 self._create_retry_topic(group, registers.reset_number(group, name), address, deadline)
 
-    # -- messages that were settled out of turn
+    # -- messages that were settled out of order
 
     def settle(self, group: str, queue: MessageQueue, offsets: Sequence[int]) -> None:
         """See `Groups.settle`. The lock is not checked."""
@@ -247,8 +244,8 @@ class GroupOffsets:
         if last >= _MOST_SETTLED or queue.queue_id >= registers.SETTLED_QUEUES:
             raise OffsetError(
                 OffsetCondition.INVALID,
-                f"message {last} of queue {queue} cannot be processed out of turn: over RocketMQ that is for the first {_MOST_SETTLED:,} "
-                f"messages of a queue whose number is below {registers.SETTLED_QUEUES:,}; process the queue in its order",
+                f"message {last} of queue {queue} cannot be processed out of order: over RocketMQ this is possible only for the first "
+                f"{_MOST_SETTLED:,} messages of a queue whose id is below {registers.SETTLED_QUEUES:,}. Process the queue in order",
             )
         new: dict[int, int] = {}
         for offset in offsets:
@@ -274,18 +271,18 @@ class GroupOffsets:
         return {offset for offset in every if span.begin <= offset < end}
 
     def _registers(self, group: str, places: Sequence[MessageQueue], seconds: float = GROUP_TIMEOUT) -> list[int]:
-        """Return the numbers of registers, 0 for one that was never written."""
+        """Return the numbers in these registers; 0 for a register that was never written."""
         answers = ask_queues(self._client, [(place, _offset(group, place)) for place in places], Deadline.after(seconds))
         return [number or 0 for number, _ in answers]
 
     def masters(self) -> dict[str, str]:
-        """Return the addresses of all masters, which are the brokers that accept writes, by broker name."""
+        """Return the addresses of all masters by broker name. Masters are the brokers that accept writes."""
         brokers = self._client.cluster(Deadline.after(GROUP_TIMEOUT)).brokers
         return {name: broker.master for name, broker in sorted(brokers.items()) if broker.master is not None}
 
 
 def _offset(group: str, queue: MessageQueue) -> Request[tuple[int | None, bool]]:
-    """Request a number, and whether it was really stored: a 4.9 broker answers 0 instead of none."""
+    """Return a request for a stored number, and whether the answer is certain: 4.9 answers 0 also if no number is stored."""
     asked = group_requests.consumer_offset(group, queue)
 
     def parse(response: RemotingCommand) -> tuple[int | None, bool]:
@@ -299,7 +296,7 @@ def _offset(group: str, queue: MessageQueue) -> Request[tuple[int | None, bool]]
 
 @contextlib.contextmanager
 def _explain_missing(group: str) -> Iterator[None]:
-    """Replace GroupError MISSING by one that says how to create the group, where brokers do not create it on demand."""
+    """Replace GroupError MISSING by an error that says how to create the group at brokers that do not create it on demand."""
     try:
         yield
     except GroupError as error:

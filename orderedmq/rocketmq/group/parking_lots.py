@@ -1,11 +1,11 @@
 """Parking lots at the brokers: the topics %PARKED%<group>%<topic>, and the messages that are parked in them (parking/rules.py).
 
-`orderedmq.rocketmq.append` puts each message there once. A copy names the place of its message (property PARKED_FROM), which is
-searched for from the group's offset in the lot to the lot's end. What this process has read or sent is remembered, and only the rest
-is read again.
+`orderedmq.rocketmq.append` parks each message once. A copy names the place of its message (property PARKED_FROM), so copies are searched
+for this place from the group's offset in the lot to the lot's end. This process remembers the messages that it has read or sent, and
+reads only the others.
 
-Nothing keeps another process out but the queue's lock, which is checked before each request. Two processes that park at the
-same time may park a message twice: `parking.lot.Lot` counts the first copy.
+Only the queue's lock, which is checked before each request, prevents other processes from parking. Two processes that park at the same
+time may park a message twice. `parking.lot.Lot` counts only the first copy.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from orderedmq.rocketmq.wire import admin_requests, rights
 from orderedmq.rows.dead_letters import clip
 from orderedmq.rows.pull_settings import PullSettings
 
-#: Seconds for making the lots at another broker, which may be away: it is not needed now.
+#: Seconds for creating the lots at another broker, which may be away, because those lots are not needed now.
 _OTHERS_TIMEOUT: Final = 2.0
-#: Bytes of bodies that are copied at once, about, and the first number of messages, while their size is not known.
+#: Approximate bytes of bodies that are copied together, and the number of messages copied first, while their size is not known.
 _COPY_BYTES: Final = 16 * 1024 * 1024
 _FIRST_COPY: Final = 64
 _MOST_COPIED: Final = 4096
 _NO_LIMIT: Final = 1 << 40
-#: Settled messages that are remembered at most.
+#: The most settled messages that are remembered.
 _MOST_SETTLED: Final = 10_000
 #: Bytes of the two separators of a property.
 _SEPARATORS: Final = 2
@@ -67,10 +67,10 @@ _COLUMNS: Final = {"tags": TAGS, "keys": KEYS, "sharding_key": SHARDING_KEY}
 
 @dataclass
 class _Known:
-    """What this process knows of a lot from ``begin`` up to ``end``.
+    """This process's knowledge of a lot from the offset ``begin`` up to ``end``.
 
-    ``places`` maps the place from which a message was copied to the offset of its copy; to the last one, if it was parked again after
-    it had been processed. ``last``: the message id of the last message; "" if none was read.
+    ``places`` maps the place from which a message was copied to the offset of its copy. If the message was parked again after it had been
+    processed, this is the last copy. ``last``: the message id of the lot's last known message; "" if none was read.
     """
 
     begin: int
@@ -100,14 +100,14 @@ class ParkingLots:
         return made
 
     def park(self, group: str, queue: MessageQueue, puts: Sequence[Put], require_lock: Callable[[], None]) -> list[bool]:
-        """See `RocketMQGroups.park`. ``require_lock`` raises if the queue's lock is lost."""
+        """See `RocketMQGroups.park`. ``require_lock`` raises an error if the queue's lock is lost."""
         lot = parked_queue(group, queue)
         for put in puts:
             if put.source not in (queue, lot):
                 raise ValueError(f"{put.source} is neither queue {queue} nor its parking lot {lot}")
         if not puts:
             return []
-        # Check the rights first: what is parked without them could not be found again.
+        # Check the rights first, because messages that are parked without them could not be found again.
         access.require(self._client, rights.of_parking(group, queue.topic), rights.PARKING)
         with self._locks[lot]:
             settled = self._offsets.read(group, [queue, lot])
@@ -129,7 +129,7 @@ class ParkingLots:
         settled: int,
         require_lock: Callable[[], None],
     ) -> None:
-        """Append the messages that are not in the lot yet. ``wanted`` has them by their places."""
+        """Append those of the ``wanted`` messages that are not yet in the lot. ``wanted``: messages by their places."""
         port = BrokerPort(self._client, lot, require_lock=require_lock)
         for deleted in (False, True):
             copies = _Copies(self, port, group, queue, wanted, settled)
@@ -138,7 +138,7 @@ class ParkingLots:
                 port.await_readable(copies.end)
                 return
             except TopicError as error:
-                # Somebody deleted the lot: it is made again, once.
+                # The lot was deleted. Create it again, but only once.
                 if error.sub != TopicCondition.MISSING or deleted:
                     raise
                 self._log.forget(lot.topic)
@@ -148,7 +148,7 @@ class ParkingLots:
     # -- the topic
 
     def _require(self, group: str, queue: MessageQueue, lot: MessageQueue, puts: Sequence[Put]) -> None:
-        """Require the messages to be there, and make the lot's topic if it is missing, or grow it if it lacks this queue.
+        """Check that the messages exist, and create the lot's topic if it is missing, or extend it if it lacks this queue.
 
         Raises DataLossError AGED_OUT or BEYOND_END.
         """
@@ -165,7 +165,7 @@ class ParkingLots:
             self._make(group, queue, lot)
 
     def _make(self, group: str, queue: MessageQueue, lot: MessageQueue) -> None:
-        """Give the lot's topic as many queues at each broker as the topic of ``queue`` has there. The other brokers need not be available."""
+        """Give the lot's topic as many queues at each broker as the topic of ``queue`` has. Only the lot's broker must be reachable."""
         wanted, there = queue_counts(self._log, queue.topic), queue_counts(self._log, lot.topic)
         wanted[lot.broker_name] = max(wanted.get(lot.broker_name, 0), lot.queue_id + 1)
         for broker_name, queues in wanted.items():
@@ -178,7 +178,7 @@ class ParkingLots:
                         raise
         await_registration(lambda: lot.queue_id < queue_counts(self._log, lot.topic).get(lot.broker_name, 0), lot.topic)
         if self._offsets.read(group, [lot]).get(lot):
-            # Before 5.0 a broker keeps the offset of an earlier topic of that name. It would hide what is parked.
+            # Before 5.0, a broker keeps the offset of an earlier topic of the same name. It would hide parked messages.
             self._offsets.write(group, {lot: 0})
 
     def _make_at(self, broker_name: str, topic: str, lots: str, queues: int, seconds: float) -> None:
@@ -190,20 +190,20 @@ class ParkingLots:
                 raise
             command = f"mqadmin updateTopic -c CLUSTER -t {lots} -r {queues} -w {queues}"
             raise RocketMQError(
-                error.sub, f"{error.message}; or have an administrator make the parking lots: {command}"
+                error.sub, f"{error.message}. Alternatively, have an administrator create the parking lots with {command}"
             ) from error
 
     # -- looking
 
     def _look(self, log: RocketMQLog, lot: MessageQueue, settled: int) -> _Known:
-        """Return what lies in the lot from the group's offset ``settled`` to its end."""
+        """Return the knowledge of the lot from the group's offset ``settled`` to its end, after reading new messages."""
         bounds = self._log.bounds([lot]).get(lot, QueueBounds(0, 0))
         least = max(bounds.min_offset, min(settled, bounds.max_offset))
         known = self._known.pop(lot, None)
         fits = known is not None and known.begin <= least <= known.end <= bounds.max_offset
         if known is None or not fits or least - known.begin > _MOST_SETTLED:
             known = _Known(least, least)
-        # Its last message shows whether the lot is still the one that is known, or was deleted and created again.
+        # The last known message shows whether the lot was deleted and created again since.
         check = bool(known.last) and known.end > bounds.min_offset
         at = known.end - 1 if check else known.end
         for rows in pulls(log, lot, at, bounds.max_offset, _MOST_COPIED, _NO_LIMIT, ("message_id", "properties")):
@@ -222,7 +222,7 @@ _all: Final = BeginAnew(ParkingLots._begin)
 
 
 class _Copies:
-    """The `Outgoing` of messages that are to be parked: those of ``wanted``, by their places, that the lot does not have."""
+    """The `Outgoing` of messages to park: those of ``wanted``, by their places, that are not in the lot."""
 
     def __init__(
         self,
@@ -233,8 +233,8 @@ class _Copies:
         wanted: Mapping[str, Put],
         settled: int,
     ) -> None:
-        """``port``: the lot's. ``settled``: the group's offset in the lot. A copy below it was processed, or dropped by a seek: it is
-        not parked any more.
+        """``port``: the port of the lot. ``settled``: the group's offset in the lot. A copy below it was processed, or dropped by a seek,
+        so it is no longer parked.
         """
         self._lots = lots
         self._group = group
@@ -248,7 +248,7 @@ class _Copies:
         self._waiting: list[Put] = []
         # The UNIQ_KEYs of the messages that are being sent.
         self._keys: pa.Array = pa.array([], pa.string())
-        #: The lot's end after the last message that is known here.
+        #: The offset after the lot's last known message.
         self.end = 0
 
     def look(self) -> bool:
@@ -265,10 +265,10 @@ class _Copies:
         while self._waiting:
             puts = self._waiting[:count]
             messages = _copies(self._log, puts)
-            # The copy keeps the message's own key: RocketMQ's tools find it by that.
+            # A copy keeps its message's UNIQ_KEY, because RocketMQ's tools find it by that key.
             self._keys = pc.coalesce(property_columns(messages, [UNIQ_KEY])[UNIQ_KEY], self._log.sender.keys.take(len(puts)))
             rows = _fit(to_park(messages, puts), self._keys, puts, where)
-            # All are encoded before one is sent, so that one that cannot be sent refuses the others.
+            # Encode all messages before sending one, so that none is sent if one is invalid.
             packing = self._port.packing(rows, where, 0)
             yield from list(encode(rows, self._keys, where, extra=property_columns(rows, PARKED_PROPERTIES), packing=packing))
             size = int(pc.sum(pc.binary_length(rows.column("body"))).as_py())
@@ -279,7 +279,7 @@ class _Copies:
         parked, self._waiting = self._waiting[: body.rows], self._waiting[body.rows :]
         known.places.update({put.place: offset + number for number, put in enumerate(parked)})
         self.end = offset + body.rows
-        # Operators' commands may lie in between: the next look reads them.
+        # If operators' commands were appended in between, the next look reads them.
         if offset == known.end:
             known.end, known.last = self.end, self._keys[body.first + body.rows - 1].as_py()
 
@@ -288,7 +288,7 @@ class _Copies:
 
 
 def _copies(log: RocketMQLog, puts: Sequence[Put]) -> pa.RecordBatch:
-    """Return the messages (SOURCE_COLUMNS) at the places, in the order of ``puts``."""
+    """Return the messages at the places of ``puts``, in the order of ``puts``, with SOURCE_COLUMNS."""
     places: dict[MessageQueue, dict[int, int]] = {}
     for number, put in enumerate(puts):
         places.setdefault(put.source, {})[put.at] = number
@@ -301,7 +301,7 @@ def _copies(log: RocketMQLog, puts: Sequence[Put]) -> pa.RecordBatch:
 
 
 def _fit(rows: pa.RecordBatch, keys: pa.Array, puts: Sequence[Put], where: str) -> pa.RecordBatch:
-    """Shorten error texts such that RocketMQ can carry each row's properties. Raises MessageError PROPERTIES_TOO_LARGE."""
+    """Shorten error texts so that RocketMQ accepts the size of each row's properties. Raises MessageError PROPERTIES_TOO_LARGE."""
     column = rows.column("properties")
     properties = column.to_pylist()
     changed = False
@@ -317,8 +317,8 @@ def _fit(rows: pa.RecordBatch, keys: pa.Array, puts: Sequence[Put], where: str) 
         if room < 0:
             raise MessageError(
                 MessageCondition.PROPERTIES_TOO_LARGE,
-                f"message {puts[row].at} of queue {puts[row].source} cannot be put into {where}: its properties leave no room for those of a "
-                f"parked message ({-room} bytes too many); send smaller ones, or use OrderPerQueue",
+                f"message {puts[row].at} of queue {puts[row].source} cannot be put into {where}: its properties leave no room for those of "
+                f"a parked message ({-room} bytes too many). Send smaller properties, or use OrderPerQueue",
             )
         properties[row] = list({**found, PARKED_ERROR: clip(found[PARKED_ERROR], room)}.items())
         changed = True

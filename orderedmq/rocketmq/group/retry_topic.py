@@ -1,8 +1,8 @@
 """The retry topic %RETRY%<group>, into which brokers put copies of messages that a consumer sends back.
 
-A broker makes the topic with the group's first heartbeat. A message that is sent back lies in the broker's delay topic, where
-nobody can look for it, until its copy comes into the retry topic. So a message whose answer was lost, or whose batch runs
-again, may be sent back twice, by Java's consumers and by this one: its copies count their retries separately.
+A broker creates the topic with the group's first heartbeat. Until its copy is put into the retry topic, a message that is sent back is
+stored in the broker's delay topic, in which clients cannot search. So a message whose answer was lost, or whose batch runs again, may be
+sent back twice, by Java's consumers and by this package. Its copies count their retries separately.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class RetryTopic:
             try:
                 self._send_back(group, queue, offset, delay_level, max_reconsume_times)
             except OrderedMQError:
-                # The next call begins with this message, and says what is wrong.
+                # The next call begins with this message and raises the error.
                 if not number:
                     raise
                 return number
         return len(messages)
 
     def _require(self, group: str, queue: MessageQueue) -> None:
-        """Require the queue's broker to have a retry queue: without one it would drop what is sent back, and say nothing."""
+        """Check that the queue's broker has a retry queue, because without one it would drop the messages without an error."""
         topic = RETRY_PREFIX + group
         if not any(one.broker_name == queue.broker_name for one in self._log.route(topic).subscribe_set()):
             raise TopicError(
                 TopicCondition.NO_SUCH_QUEUE,
-                f"broker {queue.broker_name!r} has no queue of {topic!r}, so it would drop what is sent back: give the group one there "
-                f"(mqadmin updateSubGroup -g {group} -q 1)",
+                f"broker {queue.broker_name!r} has no queue of {topic!r}, so it would drop messages that are sent back. Give the group a "
+                f"retry queue there (mqadmin updateSubGroup -g {group} -q 1)",
             )
 
     def _send_back(self, group: str, queue: MessageQueue, offset: int, delay_level: int, max_reconsume_times: int) -> None:

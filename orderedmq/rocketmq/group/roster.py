@@ -1,8 +1,9 @@
-"""The members of groups as this process counts them, also while a restarted broker does not know them all.
+"""The members of groups as this process counts them, also while a restarted broker does not know all of them.
 
-A broker that was restarted has forgotten members and locks. It learns of a member by its next heartbeat, and would grant every queue
-meanwhile, though its owner trusts the lock for ``trust`` seconds. So for that long after a client of this process had to become a member
-again, the members that were listed before still count, and a queue that one of them may hold is not asked for.
+A broker that was restarted has forgotten members and locks. It knows a member again after the member's next heartbeat. Until then it
+would grant the member's queues to others, although their owner trusts its locks for ``trust`` seconds. So for ``trust`` seconds after a
+client of this process had to rejoin, the members that were listed before still count, and locks that one of them may hold are not
+requested.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ class Roster:
     def __init__(self, directory: Directory) -> None:
         self.clients: dict[str, MemberClient] = {}
         self._directory = directory
-        #: The members of each group by client id, and since when brokers no longer list them (infinity: they are listed).
+        #: The members of each group by client id, with the time since when the broker no longer lists them; infinity if it does.
         self._listed: dict[str, dict[str, float]] = {}
 
     def send_heartbeat(
         self, client: MemberClient, group: str, subscription: Subscription, room: str | None, name: str | None, deadline: float
     ) -> None:
-        """Send a heartbeat, again until the deadline while no broker can be reached. Raises as `MemberClient.send_heartbeat`."""
+        """Send a heartbeat; retry until the deadline if no broker can be reached. Raises the errors of `MemberClient.send_heartbeat`."""
         while True:
             try:
                 return client.send_heartbeat(group, subscription, room, self._directory, name)
@@ -43,7 +44,7 @@ class Roster:
             time.sleep(_POLL)
 
     def members(self, group: str, trust: float, patience: float) -> list[Member]:
-        """Return the group's members, by client id. Waits up to ``patience`` seconds for brokers that are away."""
+        """Return the group's members, sorted by client id. Waits up to ``patience`` seconds for brokers that are away."""
         own: dict[str, Member] = {}
         brokers: list[str] = []
         topics: list[str] = []
@@ -62,9 +63,10 @@ class Roster:
         return [found[client_id] for client_id in sorted(found)]
 
     def ids(self, group: str, brokers: Sequence[str], trust: float, patience: float = 0.0) -> list[str]:
-        """Return the client ids of a group's members, also of those that a broker may have forgotten. Raises as `Directory.ids`.
+        """Return the client ids of a group's members, including members that a broker may have forgotten.
 
-        A member that is no longer listed counts for ``trust`` more seconds. Of a query that was started again, only the new run counts.
+        Such a member counts for ``trust`` seconds after it is no longer listed, but not if another run of its query is listed. Raises
+        the errors of `Directory.ids`.
         """
         ids = self._directory.ids(group, brokers, patience)
         now = time.monotonic()
@@ -72,8 +74,8 @@ class Roster:
         if self._rejoins(group, ids, trust):
             queries = {query_of(one) for one in ids}
             for one, missed in self._listed.get(group, {}).items():
-                # The time counts from the first list that lacks the member, even if a broker is lost again meanwhile: the member
-                # trusts no lock for longer.
+                # The time counts from the first list without the member, even if a broker restarts again, because the member does not
+                # trust its locks for longer.
                 if query_of(one) not in queries and now - (since := min(missed, now)) < trust:
                     listed[one] = since
         self._listed[group] = listed
@@ -97,7 +99,7 @@ class Roster:
         return held.intersection(queues)
 
     def _rejoins(self, group: str, listed: Sequence[str], trust: float) -> bool:
-        """Whether a broker has lost a client of this process within the last ``trust`` seconds, and with it perhaps all members."""
+        """Return whether a broker lost a client of this process in the last ``trust`` seconds, and may thus have forgotten all members."""
         return any(
             client_id not in listed or client.rejoined_within(trust)
             for client_id, client in list(self.clients.items())

@@ -1,10 +1,9 @@
-"""What a member of a group reports about itself, as others encode and read it. No I/O; reads the wall clock.
+"""A group member's report about itself: encoding and decoding. No I/O, but it reads the wall clock.
 
-A heartbeat cannot carry it: its subscriptions belong to the *group*, and each heartbeat replaces them. But a broker forwards
-GET_CONSUMER_RUNNING_INFO (the request of ``mqadmin consumerStatus``) to a member's connection, and each client answers for
-itself. A query of this package answers with a Java consumer's body and adds its Subscription, room and locks as a property. A
-Java consumer's answer has its topics, strategy, queues and locks. Source: ConsumerRunningInfo, ProcessQueueInfo,
-MixAll.object2Properties.
+A heartbeat cannot contain this report, because its subscriptions belong to the *group*, and each heartbeat replaces them. But a broker
+forwards GET_CONSUMER_RUNNING_INFO (the request of ``mqadmin consumerStatus``) to a member's connection, and each client answers for
+itself. A query of this package answers with a Java consumer's body and adds its Subscription, room and locks as a property. A Java
+consumer's answer has its topics, strategy, queues and locks. Source: ConsumerRunningInfo, ProcessQueueInfo, MixAll.object2Properties.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from orderedmq.rocketmq.wire.frame import Bytes
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription, topic_subscription
 from orderedmq.rows.filters import ALL, canonical
 
-#: The property in which a query of this package reports what RocketMQ has no field for.
+#: The property in which a query of this package reports values for which RocketMQ has no field.
 OURS: Final = "orderedmq"
-#: The ``boot_id`` of an Instant in wall-clock seconds since 1970, which other machines can read.
+#: The ``boot_id`` of an Instant in wall-clock seconds since 1970, which has the same meaning on every machine.
 WALL: Final = "wall clock"
 #: Seconds after which a broker forgets a member without heartbeats (ClientHousekeepingService, CHANNEL_EXPIRED_TIMEOUT).
-#: Another rule than `ownership.membership.MEMBER_LIFE`, which is the embedded broker's.
+#: `ownership.membership.MEMBER_LIFE` is the embedded broker's limit.
 CHANNEL_LIFE: Final = 120.0
 
 _JAVA_STRATEGIES: Final = {
@@ -46,13 +45,13 @@ _CLASS_NAME = re.compile(r"(?:[\w$]+\.)*([\w$]+)(?:@[0-9a-f]+)?")
 
 
 def now() -> Instant:
-    """Return the wall-clock time, to the millisecond, as other machines can read it."""
+    """Return the wall-clock time, to the millisecond, in a form that other machines can use."""
     return Instant(WALL, round(time.time(), 3))
 
 
 @dataclass(frozen=True)
 class HeldQueue:
-    """A queue whose lock a member reports. ``renewed``: wall clock, seconds; epoch and tenure are 0 if it reports none."""
+    """A queue whose lock a member reports. ``renewed``: wall-clock seconds. ``epoch`` and ``tenure`` are 0 if not reported."""
 
     queue: MessageQueue
     renewed: float
@@ -62,7 +61,7 @@ class HeldQueue:
 
 @dataclass(frozen=True)
 class Info:
-    """A member's answer."""
+    """A member's report about itself."""
 
     member: Member
     held: tuple[HeldQueue, ...] = ()
@@ -71,7 +70,7 @@ class Info:
 def encode(member: Member, topics: Sequence[TopicSubscription], held: Iterable[tuple[LockToken, float]], version: int) -> bytes:
     """Return a member's ConsumerRunningInfo.
 
-    ``held``: locks with wall-clock confirmation times. ``version``: see `heartbeat`.
+    ``held``: locks with the wall-clock times of their confirmations. ``version``: see `heartbeat`.
     """
     locks = list(held)
     own = {
@@ -94,7 +93,7 @@ def encode(member: Member, topics: Sequence[TopicSubscription], held: Iterable[t
         "mqPopTable": {},
         "statusTable": {},
     }
-    # fastjson writes objects as keys of a map, which is not JSON, and Java's tools expect exactly that.
+    # fastjson writes objects as keys of a map. This is not valid JSON, but Java's tools expect it.
     table = ",".join(
         f"{json.dumps({'brokerName': token.queue.broker_name, 'queueId': token.queue.queue_id, 'topic': token.queue.topic})}:"
         + json.dumps({"locked": True, "droped": False, "lastLockTimestamp": int(at * 1000)})
@@ -121,15 +120,15 @@ def decode(client_id: str, body: Bytes) -> Info:
     subscription = subscription_of(topics, _JAVA_STRATEGIES.get(shown[1], shown[1]) if shown else None, assignment)
     concurrent = properties.get("PROP_CONSUMEORDERLY") == "false"
     if concurrent:
-        # What it sends back may come into a queue of any member.
+        # Messages that it sends back may reach a queue of any member.
         subscription = replace(subscription, failures="retryTopic")
     member = Member(client_id, client_id, subscription, joined, now(), life=CHANNEL_LIFE)
-    # A concurrent consumer locks nothing, and says of all its queues that they are locked (RebalanceImpl, pq.setLocked).
+    # A concurrent consumer holds no locks, but reports all its queues as locked (RebalanceImpl, pq.setLocked).
     return Info(member, () if concurrent else tuple(_java_locks(field(fields, "mqTable", dict, {}))))
 
 
 def subscription_of(topics: Iterable[TopicSubscription], strategy: str | None, assignment: str = "shared") -> Subscription:
-    """Return another client's topics and filters as a Subscription. Its retry topic does not count."""
+    """Return the topics and filters of a consumer in another language as a Subscription, without its retry topic."""
     read = [one for one in topics if one.topic and not one.topic.startswith(RETRY_PREFIX)]
     filters = sorted({(one.expression_type, canonical(one.expression, one.expression_type)) for one in read}) or [("TAG", ALL)]
     names = ",".join(sorted(one.topic for one in read))
@@ -137,20 +136,20 @@ def subscription_of(topics: Iterable[TopicSubscription], strategy: str | None, a
 
 
 def silent_member(client_id: str, like: Subscription | None) -> Member:
-    """Return a member that does not answer.
+    """Return the member to assume for a client that does not answer.
 
-    It counts and is taken to agree, since RocketMQ itself compares no subscriptions.
+    It counts as a member with the subscription ``like``, because RocketMQ does not compare subscriptions either.
     """
     return Member(query_of(client_id), client_id, like or Subscription("shared", ""), 0, now(), life=CHANNEL_LIFE)
 
 
 def with_like_texts(member: Member, like: Subscription | None, topics: Iterable[str]) -> Member:
-    """Return a member with the texts of the subscription ``like`` where both mean the same.
+    """Return a member with the texts of the subscription ``like``, as far as both mean the same.
 
-    This concerns consumers in other languages. They name topics where ``like`` may have a pattern, which selects ``topics``
-    now, and they may not report their strategy: RocketMQ compares neither. An orderly consumer sends nothing back, and reads the
-    retry topic, too; no consumer in another language reads parking lots. Members of this package stay as they are and are
-    compared by their texts, since one may have listed a new topic before another.
+    This changes only consumers in other languages. They report topic names, but ``like`` may have a pattern, which selects the
+    ``topics`` now. They may not report their strategy. RocketMQ compares neither. An orderly consumer sends no messages back, but
+    also reads the retry topic. A consumer in another language never reads parking lots. Members of this package are not changed and
+    are compared by their texts, because one of them may have listed a new topic before another.
     """
     theirs = member.subscription
     if like is None or is_ours(member.client_id) or theirs.assignment != "shared":
@@ -196,7 +195,7 @@ def _java_locks(table: Mapping[str, Any]) -> Iterable[HeldQueue]:
 
 
 def rename(info: Info, bare: Callable[[str], str]) -> Info:
-    """Return the answer with each topic's name as ``bare`` returns it."""
+    """Return the report with each topic's name replaced by ``bare(name)``."""
     topics = ",".join(map(bare, info.member.subscription.topics.split(",")))
     member = replace(info.member, subscription=replace(info.member.subscription, topics=topics))
     return Info(member, tuple(replace(one, queue=one.queue._replace(topic=bare(one.queue.topic))) for one in info.held))
@@ -205,8 +204,8 @@ def rename(info: Info, bare: Callable[[str], str]) -> Info:
 def topics_of(text: str, existing: Iterable[str]) -> list[str]:
     """Return the existing topics that a Subscription's text selects.
 
-    The text is a list of names, separated by commas, if all of them exist. Else it is a pattern. If the pattern matches no
-    topic, the existing ones of the names count.
+    The text is a list of names, separated by commas, if all these topics exist. Otherwise it is a pattern. If the pattern matches no
+    topic, those of the names that exist are returned.
     """
     there = set(existing)
     names = set(text.split(","))
@@ -222,7 +221,7 @@ def topics_of(text: str, existing: Iterable[str]) -> list[str]:
 def subscriptions(group: str, topics: Iterable[str], wanted: Subscription) -> list[TopicSubscription]:
     """Return the subscriptions of a heartbeat.
 
-    Without the group's retry topic, its Java consumers could not pull their retries.
+    They include the group's retry topic, because the group's Java consumers could not pull their retries otherwise.
     """
     read = [TopicSubscription(topic, wanted.filter, wanted.filter_type) for topic in topics]
     return [*read, TopicSubscription(RETRY_PREFIX + group)]

@@ -1,7 +1,7 @@
-"""An administrator's hold on the locks of a group's queues, so that no query enters while something of the group is changed.
+"""Locks that an administrator takes on a group's queues, so that no query starts to read them while the group is changed.
 
-A broker does not report who holds a lock. Only a request for it shows whether a queue is locked at all, and only what members report
-(running_info.py) says by whom.
+A broker does not report who holds a lock. Only a lock request shows whether a queue is locked, and only the members' reports
+(running_info.py) show which client holds the lock.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from orderedmq.rocketmq.wire import group_requests
 
 
 class TakenLocks:
-    """Takes locks under names of its own. Thread-safe."""
+    """Takes locks under unique names. Thread-safe."""
 
     def __init__(self, client: Client, directory: Directory) -> None:
         self._client = client
         self._directory = directory
 
     def free(self, group: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        """Return the queues that nobody has locked."""
+        """Return the queues that are not locked."""
         name = _new_name()
         granted = self._lock(group, name, queues)
         self._unlock(group, name, granted)
@@ -42,8 +42,8 @@ class TakenLocks:
     ) -> Iterator[list[MessageQueue]]:
         """Hold the queues' locks during the ``with`` block and yield the queues that were granted.
 
-        Raises ``error`` (GroupError IN_USE) if the group has a member or one of the queues is locked. With ``force``, it takes the locks
-        from the members instead of raising, and some locks may not be granted.
+        Raises ``error`` (GroupError IN_USE) if the group has a member or one of the queues is locked. With ``force``, takes the locks
+        from the members instead, and does not raise even if some locks are not granted.
         """
         ids = self._directory.ids_everywhere(group)
         if not force and ids:
@@ -69,7 +69,7 @@ class TakenLocks:
         ask_queues(self._client, asked, Deadline.after(GROUP_TIMEOUT))
 
     def user(self, group: str, ids: Sequence[str], held: Sequence[MessageQueue]) -> str:
-        """Return who to name in an error as the user of the group: the owner of one of its queues, otherwise a member."""
+        """Return a text for an error that says who uses the group: the owner of one of its queues, or else a member."""
         brokers = self._directory.masters()
         for client_id in ids:
             info = self._directory.info(group, client_id, brokers, fresh=True)
@@ -78,7 +78,7 @@ class TakenLocks:
                     return f"{client_id} owns queue {one.queue}"
         if ids:
             return f"{ids[0]} is a member"
-        return f"a client that is not a member owns queue {held[0]}; if it has ended, for {LOCK_LIFE:.0f} s at most"
+        return f"a client that is not a member owns queue {held[0]}, but for at most {LOCK_LIFE:.0f} s if the client has ended"
 
 
 def _new_name() -> str:

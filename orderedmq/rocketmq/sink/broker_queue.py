@@ -200,8 +200,8 @@ class RocketMQQueue(BrokerPort):
                 raise LockError(
                     LockCondition.HELD_BY_OTHER,
                     f"another attempt of the same task or batch has kept queue {self.queue} locked for {asked - began:.0f} s (group "
-                    f"{self._group}), and this attempt must wait for it. The lock of a dead attempt expires after 60 s, so the other attempt "
-                    "is alive, or the broker's clock was changed. End the other attempt",
+                    f"{self._group}), and this attempt must wait for it. The lock of a dead attempt expires after 60 s, so the other "
+                    "attempt is alive, or the broker's clock was changed. End the other attempt",
                 )
             if asked > yields:
                 self._waits()
