@@ -106,7 +106,7 @@ class DeadLetterTopic:
     # -- looking
 
     def known(self, group: str, queue: MessageQueue, spans: Sequence[OffsetRange]) -> set[int]:
-        """Return the offsets of the queue in these ranges whose letters `put` would treat as already written."""
+        """Return the offsets in these ranges of the queue whose letters `put` would treat as already stored."""
         target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
         try:
             seen, _ = self._look(group, target)

@@ -27,7 +27,7 @@ class LotTopics:
         self._offsets = offsets
 
     def find(self, *, group: str | None = None, topic: str | None = None) -> dict[str, tuple[str, str]]:
-        """Return the topics of parking lots with their (group, topic): all, or those of one group, one topic, or both."""
+        """Return the names of parking lots' topics with their (group, topic), restricted to ``group`` and ``topic`` if given."""
         names = sorted(self._client.topics(Deadline.after(REQUEST_TIMEOUT)))
         found = {name: of for name in names if (of := origin(name)) is not None}
         return {name: of for name, of in found.items() if group in (None, of[0]) and topic in (None, of[1])}

@@ -43,8 +43,8 @@ _INFO_AGE: Final = 5.0
 _SILENCE_AGE: Final = 30.0
 #: Seconds until a consumer in another language is asked again which locks it has. While a Java client of 5.x answers, it sends a request
 #: to its broker. It answers in as many threads as the machine has cores, and needs one of them for the broker's reply. If all are busy
-#: answering, it waits for 5 s and drops the connection that makes it a member. So it is rarely asked for its locks, and only once for
-#: its subscription.
+#: answering, it waits for 5 s and drops the connection that makes it a member. So such a client is rarely asked for its locks, and only
+#: once for its subscription.
 _LOCKS_AGE: Final = 60.0
 #: Seconds for a member's answer about itself, because the broker would wait 10 s for a member that was stopped.
 _INFO_TIMEOUT: Final = 2.0
@@ -129,7 +129,7 @@ class MemberClient:
             raise not_created(group)
 
     def _listed(self, topics: str, deadline: float) -> Sequence[str]:
-        """Return the existing topics. A Proxy cannot list topics, so behind a Proxy ``topics`` is always a list of names."""
+        """Return the existing topics. A Proxy cannot list topics, so with a Proxy ``topics`` is always a list of names."""
         return topics.split(",") if self._client.behind_proxy(deadline) else self._client.topics(deadline)
 
     def send_heartbeat_to_new(self, group: str, brokers: Sequence[str]) -> None:
@@ -321,7 +321,7 @@ class Directory:
     def holder(
         self, group: str, queue: MessageQueue, ids: Sequence[str], brokers: Sequence[str]
     ) -> tuple[Member, HeldQueue] | None:
-        """Return the member that reports to hold the queue's lock, and that lock; None if no member does."""
+        """Return the member that reports holding the queue's lock, and that lock; None if no member does."""
         for client_id in ids:
             info = self.info(group, client_id, brokers)
             for held in info.held if info is not None else ():

@@ -230,7 +230,7 @@ class GroupOffsets:
             member.call_address(address, group_requests.unregister(name, group), deadline)
 
     def make_retry_topic(self, group: str) -> None:
-        """Create the group's retry topic behind a Proxy. Elsewhere the members' heartbeats create it, but a Proxy does not pass them on."""
+        """Create the group's retry topic if brokers are reached through a Proxy. Without a Proxy, members' heartbeats create it."""
         deadline = Deadline.after(GROUP_TIMEOUT)
         if self._client.behind_proxy(deadline):
             for name, address in self.masters().items():

@@ -196,7 +196,7 @@ class ParkingLots:
     # -- looking
 
     def _look(self, log: RocketMQLog, lot: MessageQueue, settled: int) -> _Known:
-        """Return the knowledge of the lot from the group's offset ``settled`` to its end, after reading new messages."""
+        """Read new messages, and return the knowledge of the lot from the group's offset ``settled`` to the lot's end."""
         bounds = self._log.bounds([lot]).get(lot, QueueBounds(0, 0))
         least = max(bounds.min_offset, min(settled, bounds.max_offset))
         known = self._known.pop(lot, None)

@@ -53,7 +53,7 @@ class DelayedSend(NamedTuple):
     body: SendBody
 
 
-#: Returns the error to raise for an error about a queue: one that names the missing rights if the account lacks some.
+#: Takes an error and its queue, and returns the error to raise, which names the missing rights if the account lacks some.
 Explain = Callable[[BaseException, MessageQueue], BaseException]
 
 
@@ -136,7 +136,7 @@ class DelayedSender:
         return out
 
     def send(self, entries: Iterable[DelayedSend]) -> None:
-        """Send requests until each is stored. Raises the brokers' errors, and RocketMQUnavailableError. Rows may be sent by then."""
+        """Send requests until each is stored. Raises the brokers' errors and RocketMQUnavailableError; some rows may be sent by then."""
         by_broker: dict[str, list[DelayedSend]] = {}
         for entry in entries:
             by_broker.setdefault(entry.queue.broker_name, []).append(entry)

@@ -40,7 +40,7 @@ from orderedmq.rows.filters import Filter
 
 #: The most pulls in flight for one queue: enough to keep a broker working while a piece is decoded.
 IN_FLIGHT: Final = 256
-#: Fewer pulls of large messages are in flight: approximately this number of bytes, but at least this number of pulls.
+#: For large messages, fewer pulls are in flight: answers of about this many bytes, but at least this many pulls.
 _COMING_BYTES: Final = 6 * 1024 * 1024
 _ALWAYS_IN_FLIGHT: Final = 32
 #: The least messages or bytes of a piece that is not the last. Decoding many messages together costs less per message, and takes
@@ -322,7 +322,7 @@ class Fetch:
                 # A replica copies topics and groups from its master every 10 s, so it may not know new ones yet.
                 self._failed(result, begin, count, self._replica)
         if answers and lane is not None and lane.proxied:
-            # The last answer may be that of a small request, so after a large answer the known size falls slowly.
+            # The last answer may belong to a small request, so after a large answer the known size falls only slowly.
             self._answer = self._known.answer = max(self._known.answer, self._answer - self._answer // 16)
 
     def _failed(self, error: OrderedMQError, begin: int, count: int, replica: int) -> None:
@@ -352,7 +352,7 @@ class Fetch:
             self._failed(RocketMQUnavailableError(UnavailableCondition.NO_BROKER, why), begin, count, MASTER_ID)
             return
         elif self._replica != MASTER_ID:
-            # A replica may lag, and does not check offsets against its master's (PullMessageProcessor, offsetCheckInSlave).
+            # A replica may lag, and does not correct invalid offsets (PullMessageProcessor, offsetCheckInSlave).
             self._known.replica = MASTER_ID
             self._ask_again(begin, count, 0.0)
             return
@@ -399,7 +399,8 @@ class Fetch:
         elif begin > result.max_offset:
             self._end_at(begin, beyond_end(self._queue, result.max_offset, f"offset {begin} was requested", TAIL_LOSS))
         else:
-            # Messages exist, but they are not visible yet or are being deleted, or this pull consumed an administrator's reset.
+            # Messages exist, but they are not visible yet or are being deleted, or this pull met an administrator's reset, which does
+            # not apply to the next pull.
             why = f"the broker answered {result.status.name} with next offset {result.next_begin_offset}"
             self._last = RocketMQUnavailableError(UnavailableCondition.BUSY, why)
             self._failures += 1

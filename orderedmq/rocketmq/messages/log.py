@@ -81,7 +81,7 @@ class RocketMQLog:
         self.sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
-        #: Topics behind a Proxy that are not static.
+        #: Topics of a Proxy that were checked and are not static.
         self._plain: set[str] = set()
         #: By topic and anchor: when they were compared, and whether the topic is another one.
         self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
@@ -176,7 +176,7 @@ class RocketMQLog:
         return route
 
     def _still_there(self, topic: str, deadline: float) -> Route:
-        """Return the last route of a topic that the nameserver lacks, if a broker has the topic. Raises TopicError MISSING."""
+        """Return the last known route of a topic that the nameserver lacks, if a broker has the topic. Raises TopicError MISSING."""
         try:
             route = self._client.route(topic, deadline)
             for name, broker in route.brokers.items():

@@ -37,7 +37,7 @@ PULL_MAX_IDLE: Final = 120.0
 _AVERAGE_AGE: Final = 10.0
 #: Seconds for which messages that were read ahead can be used by the next pull. Limited because the topic may be deleted.
 _AHEAD_AGE: Final = 10.0
-#: The least messages of a pull that reads ahead. A smaller pull would return too few, because such a pull ends where an answer ends.
+#: The least messages of a pull that reads ahead. Reading ahead ends a pull where an answer ends, which would cut smaller pulls short.
 AHEAD: Final = 4096
 #: Bytes of the block in `keep_freed_pages`: larger than any array that decoding makes.
 _LARGE_BLOCK: Final = 8 * 1024 * 1024
@@ -143,7 +143,7 @@ class Puller:
         take: Callable[[Answers], bool],
         until: int | None = None,
     ) -> Known:
-        """Pass pieces to ``take`` until it returns False. Return the knowledge about the queue."""
+        """Pass pieces to ``take`` until it returns False. Return the queue's `Known`."""
         ahead = self._take_ahead(queue, offset, max_messages) if matching is None else None
         known = self._known.get(queue) or Known()
         settings = self._settings
@@ -182,7 +182,7 @@ class Puller:
         return known
 
     def _take_ahead(self, queue: MessageQueue, offset: int, max_messages: int) -> Fetch | None:
-        """Return the fetch that has read ahead for this pull, if any. Close this queue's fetch if it does not fit, and old ones."""
+        """Return the fetch that has read ahead for this pull, if any. Close fetches that do not fit or are too old."""
         now = time.monotonic()
         found = None
         for other in list(self._ahead):

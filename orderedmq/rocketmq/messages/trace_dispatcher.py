@@ -2,7 +2,7 @@
 
 Traces are sent with best effort: a thread that adds a trace never waits, and gets no error. The number of waiting traces is limited.
 Traces above the limit, and traces that the brokers do not accept within some seconds, are dropped, counted and logged. Traces are
-sent on separate connections. As in Java, the trace topic has no namespace of version 1.
+sent on separate connections. As in Java, no namespace (version 1) is added to the trace topic's name.
 """
 
 from __future__ import annotations

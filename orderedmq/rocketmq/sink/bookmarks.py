@@ -149,7 +149,7 @@ class Bookmarks:
             if self._mark is not None and self.get(registers.mark(queue)) not in (None, 0, self._mark):
                 # Another sink, which may be running, has stored this mark.
                 return
-            # This may be the first use of the group, and creating it includes setting the bookmarks.
+            # This may be the group's first use at this broker. Creating the group includes setting the bookmarks.
             self.enter(queue, seen_before, permitted)
         self.commit(queue, batch, known)
 
@@ -225,7 +225,7 @@ class Bookmarks:
         return self.get(registers.mark(queue)) == self._mark
 
     def _ends(self, queue: MessageQueue) -> dict[MessageQueue, int]:
-        """Return the ends of all queues of the topic at the queue's broker. Each broker has its own numbers of the group."""
+        """Return the ends of all queues of the topic at the queue's broker, because each broker stores its queues' bookmarks."""
         route = self._client.route(self._topic, Deadline.after(self._timeout))
         queues = [one for one in route.publish_list() if one.broker_name == queue.broker_name]
         return {one: self._ask(one, message_requests.max_offset(one)) for one in dict.fromkeys([*queues, queue])}

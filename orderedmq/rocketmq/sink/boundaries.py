@@ -97,7 +97,7 @@ class Boundaries:
         return batch
 
     def _beginnings(self, messages: pa.RecordBatch) -> set[int]:
-        """Return the offsets at which the requests of the sink's messages among these begin."""
+        """Return, for the sink's messages among these, the offsets at which their requests begin."""
         out = set()
         for offset, pairs in zip(messages.column("queue_offset").to_pylist(), messages.column("properties").to_pylist()):
             stamp = read_stamp({name: value or "" for name, value in pairs or ()}, self._sink)

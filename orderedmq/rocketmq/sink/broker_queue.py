@@ -42,7 +42,7 @@ from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.group_requests import lock, unlock
 from orderedmq.rows.pull_settings import PullSettings
 
-#: The producer group of all sends. Nothing is searched by its name.
+#: The producer group of all sends. It is not used for anything else.
 SINK_PRODUCER_GROUP: Final = "OMQ_SINK"
 #: Bytes of bodies per read when a task looks back.
 _READ_BYTES: Final = 16 * 1024 * 1024
@@ -270,7 +270,7 @@ class RocketMQQueue(BrokerPort):
     # --- reading
 
     def start(self) -> Start:
-        # Read under the lock: the batch may have been committed while this attempt waited for it.
+        # Use numbers that were read under the lock, because the batch may have been committed while this attempt waited for the lock.
         numbers, self._numbers = self._numbers or self._bookmarks.read(self.queue), None
         bookmark, committed, _, end = numbers
         if bookmark is not None and bookmark > end:

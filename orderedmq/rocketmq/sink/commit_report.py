@@ -147,7 +147,7 @@ class Verdict:
 
     replayed: bool
     bookmarks: Mapping[MessageQueue, int]
-    #: The difference to the rows that were committed; None if none is known.
+    #: How the rows differ from those that were committed; None if no difference is known.
     differs: str | None = None
     #: The sink's newest batch that a task or broker has seen; -1 for none.
     newest: int = -1
@@ -179,8 +179,8 @@ def judge(
     committed |= {report.queue for report in reports if report.committed}
     moves = {queue: span.begin + 1 for queue, span in spans.items() if queue not in committed}
     if newest > number:
-        # A task assumes that a batch is committed as soon as a later batch exists, and sends nothing. Only here it is known whether it
-        # was committed. A killed broker may have forgotten the commit, but then the tasks have found all rows.
+        # As soon as a later batch exists, a task assumes that this batch is committed, and sends nothing. Only the commit finds out
+        # whether that is true. A killed broker may have forgotten the commit of this batch, but then the tasks have found all rows.
         published = any(one.has(number) for one in known) or _is_complete(reports, lacking)
     else:
         published = bool(committed) or any(one.has(number) for one in known)

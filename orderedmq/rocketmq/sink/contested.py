@@ -1,4 +1,4 @@
-"""At the commit, sends rows that are missing because several tasks took the same message for a row of theirs. No sockets here.
+"""At the commit, sends rows that are missing because several tasks took the same message as theirs. No sockets here.
 
 When a batch is written again with other partitions, its tasks find messages of an earlier run. Tasks that have rows with equal content
 may take the same message. The commit reads such messages from the queue, repeats each for every task that took it, and writes the

@@ -124,7 +124,7 @@ class Lookback:
             self._at, self._step = target, 2
 
     def _is_in_skipped_request(self, left: SinkMessage, messages: Sequence[SinkMessage]) -> bool:
-        """Return whether the last message that was read belongs to the skipped request, as the stamp of ``left`` promised."""
+        """Return whether the last message that was read belongs to the skipped request, as the stamp of ``left`` implies."""
         if not messages or messages[-1].offset != self._at - 1:
             return False
         last = messages[-1]
