@@ -139,7 +139,7 @@ $(DIST): $(STAMP)
 	@touch $@
 
 reference: $(STAMP) ## write what docs/reference has of the code: options, conditions, the command's help
-	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/generate.py && $(BIN)/python docs/diagrams.py
 
 demo-svg: $(PREPARED) ## record the demo as docs/demo.svg, the picture in the README
 	@$(BIN)/python docs/record_demo.py

@@ -23,7 +23,6 @@ from typing import Any, Final, Literal, cast, get_args, get_origin
 from orderedmq.cli import COMMANDS, GROUPS, load
 from orderedmq.errors import OrderedMQError
 from orderedmq.options.declared import option_table
-from orderedmq.ownership.owned_queue import TRANSITIONS, Phase
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("orderedmq", "ordered_source", "ordered_sink")
@@ -65,16 +64,6 @@ def _piped(row: re.Match[str]) -> str:
         lambda code: f"<code>{html.escape(code[1], quote=False).replace(chr(92) + '|', '&#124;')}</code>",
         row[0],
     )
-
-
-def tenure() -> str:
-    """Return the diagram of what may happen to a queue in the Owner of a query, as ARCHITECTURE.md shows it; a test compares both."""
-    names = {phase: "[*]" if phase is Phase.FREE else phase.value.replace(" ", "_") for phase in Phase}
-    steps: dict[tuple[Phase, Phase], list[str]] = {}
-    for (before, step), after in TRANSITIONS.items():
-        steps.setdefault((before, after), []).append(step.value)
-    arrows = [f"    {names[before]} --> {names[after]}: {'; '.join(told)}" for (before, after), told in steps.items()]
-    return "\n".join(["```mermaid", "stateDiagram-v2", *arrows, "```"])
 
 
 # Options.

@@ -34,15 +34,20 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *PAGES]
 
 
+def script(name: str) -> ModuleType:
+    """Return a module of the folder docs, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
     """The hook by which MkDocs makes parts of pages from the code."""
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["generate"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("generate")
 
 
 def page(name: str) -> str:
@@ -61,8 +66,12 @@ def test_the_generated_parts_of_a_page_are_what_the_code_says(path: Path, genera
     assert "<!-- include" not in generate.on_page_markdown(text)
 
 
-def test_the_diagram_of_a_queue_s_tenure_has_the_transitions_of_the_code(generate: ModuleType) -> None:
-    assert generate.tenure() in (ROOT / "ARCHITECTURE.md").read_text()
+def test_the_diagrams_are_drawn_by_the_code_and_shown_in_documents() -> None:
+    diagrams = script("diagrams")
+    files = {f"{name.replace('_', '-')}.svg": draw() for name, draw in diagrams.DIAGRAMS.items()}
+    assert {file.name: file.read_text() for file in diagrams.FOLDER.iterdir()} == files, "make reference draws them"
+    assert [file for file in files if not any(f"diagrams/{file})" in path.read_text() for path in DOCUMENTS)] == []
+    assert [str(path) for path in DOCUMENTS if "```mermaid" in path.read_text()] == []
 
 
 def test_the_page_of_options_has_every_option() -> None:
