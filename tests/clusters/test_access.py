@@ -314,7 +314,7 @@ ROLES: dict[str, Role] = {
         ("source without",), lambda cluster, account, _: roles.source(cluster, account, messageModel="broadcasting")
     ),
     "listener": Role(("source of", "`consume_orderly`"), listen, "billing"),
-    "listener with order per key": Role(("source of", "`consume_orderly`", "`OrderPerKey`, besides"), listen_by_key, "billing"),
+    "listener with order per key": Role(("source of", "`consume_orderly`", "`OrderPerKey` (+)"), listen_by_key, "billing"),
     "first parked message": Role(("`OrderPerKey`, where",), roles.make_lots, "billing"),
     "source with a parking lot": Role(
         ("source of", "source with `parkingLot"),
@@ -326,7 +326,7 @@ ROLES: dict[str, Role] = {
         lambda cluster, account, name: roles.source(cluster, account, consumerGroup=name),
         "billing",
     ),
-    "source with a retry topic": Role(("source of", "`retryTopic=true`, besides"), roles.send_back, "billing"),
+    "source with a retry topic": Role(("source of", "`retryTopic=true` (+)"), roles.send_back, "billing"),
     "sink with sinkGroup": Role(
         ("sink to `invoices`, `sinkGroup",),
         lambda cluster, account, name: roles.sink(cluster, account, "invoices", name),
