@@ -40,7 +40,7 @@ FORMER_RUN: Final = (
     "query again when"
 )
 #: What to do about an old copy of a checkpoint.
-NEWEST_CHECKPOINT: Final = "restore the newest checkpoint, or start with a new one"
+NEWEST_CHECKPOINT: Final = "Restore the newest checkpoint, or start with a new one"
 
 
 #: An account's options, and the environment variables from which the command takes them: any user of a machine sees arguments.

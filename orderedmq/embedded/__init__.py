@@ -1,1 +1,1 @@
-"""The embedded broker: a durable broker in a directory of this machine, on LMDB. store/layout.py has its databases."""
+"""The embedded broker: a durable broker in a directory of this machine, built on LMDB. store/layout.py lists its databases."""

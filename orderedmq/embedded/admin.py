@@ -45,7 +45,7 @@ from orderedmq.parking.rules import (
 
 
 class EmbeddedAdmin:
-    """The Admin protocol. ``store(create)`` opens the store; ``create`` makes a missing one."""
+    """The Admin protocol. ``store(create)`` opens the store, and creates a missing one if ``create`` is true."""
 
     def __init__(self, store: Callable[[bool], Store], clock: Clock, members: Callable[[], EmbeddedGroups]) -> None:
         self._open = store
@@ -79,8 +79,8 @@ class EmbeddedAdmin:
         if message_type is not None:
             raise OptionError(
                 OptionCondition.UNSUPPORTED,
-                f"topic {name!r} cannot have a type of messages ({message_type}): this belongs to RocketMQ 5, and every topic of an embedded "
-                "broker is ordered; leave it out",
+                f"topic {name!r} cannot have a message type ({message_type}): message types belong to RocketMQ 5, and every topic of an "
+                "embedded broker is ordered. Leave the type out",
             )
         if compression not in CODECS:
             raise OptionError(
@@ -166,13 +166,13 @@ class EmbeddedAdmin:
 
         store = self._open(False)
         deleted = store.write_deletion(delete)
-        # What was asked for is done, whatever becomes of this.
+        # The deletion is done, even if the collection of garbage fails.
         with contextlib.suppress(StoreError):
             garbage.collect_now(store, self._clock)
         return deleted
 
     def message_type(self, name: str) -> None:
-        """Return None: topics have no type of messages here."""
+        """Return None, because topics of an embedded broker have no message type."""
 
     def kept_for(self, topics: Iterable[str]) -> dict[str, float]:
         with self._read() as txn:
@@ -234,7 +234,7 @@ class EmbeddedAdmin:
             self._require_unused(txn, group)
 
     def _require_unused(self, txn: Transaction, group: str, error: Callable[[str, str], GroupError] = in_use) -> None:
-        """Raises ``error`` (GroupError IN_USE) if a living process owns a queue of the group or is a member of it."""
+        """Raises ``error`` (GroupError IN_USE) if a living process owns one of the group's queues or is a member of the group."""
         now, alive = self._clock.instant(), self._members().alive
         for key, value in txn.scan("locks", layout.group_prefix(group)):
             lock = layout.lock_from_json(value)
@@ -300,7 +300,7 @@ class EmbeddedAdmin:
             said = [layout.member_from_json(value) for _, value in txn.scan("members", prefix)]
         names = _query_names(store) | {member.client_id: member.name for member in said if member.name is not None}
         now = self._clock.instant()
-        # Each client is asked for once, however many queues it has.
+        # Each client is checked once, however many queues it owns.
         alive = {client_id: members.alive(client_id) for client_id in {lock.client_id for _, _, lock in found if lock.held}}
         return [
             LockInfo(
@@ -331,7 +331,7 @@ def _require(txn: Transaction, group: str) -> None:
 
 
 def _lots(txn: Transaction, group: str, topics: Collection[str]) -> dict[MessageQueue, MessageQueue]:
-    """Return the group's parking lots of these topics by their queues."""
+    """Return the group's parking lots of these topics, by the queue that each lot belongs to."""
     lots = [queue for topic in parking_lots.of_group(txn, group) for queue in index.queues_of(topic)]
     return {leader: lot for lot in lots if (leader := leader_of(group, lot)).topic in topics}
 
@@ -349,9 +349,9 @@ def _require_none_parked(
 
 
 def _delete(txn: Transaction, topics: Sequence[TopicInfo]) -> None:
-    """Delete topics with their messages and their parking lots, and everything that groups have of them."""
+    """Delete topics with their messages, their parking lots, and everything that groups have recorded about them."""
     going = list(topics)
-    # It grows meanwhile: a lot that another group reads may have lots of its own.
+    # The list grows during the loop, because a lot that another group reads may itself have lots.
     for topic in going:
         going += parking_lots.of_topic(txn, topic.name)
         for queue in index.queues_of(topic):
@@ -366,7 +366,7 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo]) -> None:
 
 
 def _refuse_parked(topic: str) -> None:
-    """Refuse to change a topic of parking lots. Raises TopicError RESERVED."""
+    """Refuse to change a topic that holds parking lots. Raises TopicError RESERVED."""
     found = origin(topic)
     if found is not None:
         raise is_parking_lot(topic, found[0])
@@ -382,5 +382,5 @@ def _check_retention(name: str, seconds: float | Keep | None, size: int | Keep |
         if isinstance(value, int | float) and value <= 0:
             raise OptionError(
                 OptionCondition.INVALID,
-                f"{what} of topic {name!r} is {value}; give a positive number, or none to keep for ever",
+                f"{what} of topic {name!r} is {value}. Give a positive number, or none to keep messages forever",
             )

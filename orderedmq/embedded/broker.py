@@ -1,4 +1,4 @@
-"""The embedded Broker: the four protocols on one store, which is opened at first use."""
+"""The embedded Broker: the four protocols on one store, which is opened on first use."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ class EmbeddedBroker:
             return not_the_same(self.path)
         return StoreError(
             StoreCondition.OTHER_MACHINE,
-            f"{what} at {self.path} on this machine, not the one that the query was planned with: the embedded broker serves one machine; "
-            "use namesrvAddr for a cluster, or a local master; if the store was replaced or moved meanwhile, start the query again",
+            f"the query was planned with a store at {self.path}, but {what} at this path on this machine: the embedded broker serves only "
+            "one machine. Use namesrvAddr for a cluster, or a local master. If the store was replaced or moved since then, start the "
+            "query again",
         )
 
     @property
@@ -97,10 +98,10 @@ class EmbeddedBroker:
         return None
 
     def traced(self, topic: str = "", *, check: bool = True) -> EmbeddedBroker:  # noqa: ARG002
-        """Raises OptionError UNSUPPORTED: message traces are RocketMQ's."""
+        """Raises OptionError UNSUPPORTED, because message traces belong to RocketMQ."""
         raise OptionError(
             OptionCondition.UNSUPPORTED,
-            "enableMsgTrace belongs to a RocketMQ cluster: the embedded broker has no message trace; leave it out",
+            "enableMsgTrace belongs to a RocketMQ cluster: the embedded broker has no message trace. Leave the option out",
         )
 
     def close(self) -> None:

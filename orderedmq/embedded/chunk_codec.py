@@ -1,9 +1,9 @@
 """Encodes, decodes and verifies chunks: messages of one queue as an Arrow IPC stream of one record batch. Pure.
 
-Rules: the payload leaves out a column without values, and the index entry says which columns are there. So messages that have
-only bodies take no more room than these. The messages of a chunk share the timestamps in its index entry, until a merge of
+Rules: the payload leaves out a column without values, and the index entry says which columns the payload has. So messages that have
+only bodies take no more room than their bodies. The messages of a chunk share the timestamps in its index entry, until a merge of
 chunks makes columns of timestamps that differ. Columns that follow from the position in the queue (topic, offset, message id)
-are made on reading, and only if asked for. The index entry has the payload's xxh3 checksum.
+are made on reading, and only if they are requested. The index entry has the payload's xxh3 checksum.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from orderedmq.model import MESSAGE_SCHEMA, MessageQueue, select_schema
 #: Columns that a payload can have. A column's index is its bit in ``Chunk.columns``, so the order is part of the format.
 STORED: Final = ("body", "tags", "keys", "sharding_key", "properties", "born_timestamp", "store_timestamp", "reconsume_times")
 CODECS: Final = ("none", "lz4")
-#: Maximum rows of a chunk, and about its maximum bytes: large enough for speed, small enough for short write transactions.
+#: Maximum rows of a chunk, and its approximate maximum bytes: large enough for speed, small enough for short write transactions.
 CHUNK_ROWS: Final = 16384
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 
-#: The bytes of a payload, one piece behind another.
+#: The bytes of a payload, as consecutive pieces.
 Pieces = list[bytes | pa.Buffer]
 
-#: By codec number (index in CODECS). docs/performance.md has what the default costs on the demo's bodies.
+#: Options by codec number (index in CODECS). docs/performance.md says what the default costs for the demo's bodies.
 _WRITE_OPTIONS: Final = (
     pa.ipc.IpcWriteOptions(use_threads=False),
     pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False),
@@ -68,9 +68,9 @@ def body_bytes(body: pa.Array) -> int:
 
 
 def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[Pieces, Chunk]:
-    """Return the payload of rows with some of the STORED columns, and its index entry (without its place and store times).
+    """Return the payload of rows that have some of the STORED columns, and its index entry (without place and store times).
 
-    The payload is in pieces, most of which are the memory of ``rows`` itself: to join them would copy each row once more.
+    The payload is in pieces, most of which share the memory of ``rows``. Joining them would copy each row once more.
     """
     columns, arrays = 0, []
     for bit, name in enumerate(STORED):
@@ -100,7 +100,7 @@ def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[Pieces, Chunk]:
 
 
 class _Stream:
-    """A file that Arrow writes a payload to. It keeps the pieces as they come."""
+    """A file to which Arrow writes a payload. It keeps the pieces as Arrow writes them."""
 
     closed = False
 
@@ -116,28 +116,28 @@ class _Stream:
         return len(piece)
 
     def flush(self) -> None:
-        """Do nothing: the pieces are there."""
+        """Do nothing, because ``write`` keeps every piece."""
 
     def close(self) -> None:
         self.closed = True
 
 
 def verify(payload: bytes | pa.Buffer, chunk: Chunk, queue: MessageQueue, first: int) -> None:
-    """Raises StoreError CORRUPT if the payload's size or checksum is not that of its index entry."""
+    """Check a payload's size and checksum against its index entry. Raises StoreError CORRUPT."""
     if len(payload) != chunk.stored_bytes or xxhash.xxh3_64_intdigest(payload) != chunk.checksum:
         raise StoreError(
             StoreCondition.CORRUPT,
             f"messages {first} to {first + chunk.rows - 1} of queue {queue} fail their checksum: the disk or another program "
             "changed the store's file",
             Remedy(
-                "restore it from a copy, or read on behind them with startingOffsets",
-                f"restore it from a copy, or read on behind them (--offset {first + chunk.rows})",
+                "Restore the store from a copy, or skip these messages with startingOffsets",
+                f"Restore the store from a copy, or skip these messages (--offset {first + chunk.rows})",
             ),
         )
 
 
 def decode(payload: bytes | pa.Buffer, chunk: Chunk, names: tuple[str, ...]) -> dict[str, pa.Array]:
-    """Return those columns of the payload that ``names`` lists. Others are not decompressed."""
+    """Return those columns of the payload that ``names`` lists. The other columns are not decompressed."""
     present = [name for bit, name in enumerate(STORED) if chunk.columns >> bit & 1]
     fields = [index for index, name in enumerate(present) if name in names]
     if not fields:
@@ -150,7 +150,7 @@ def decode(payload: bytes | pa.Buffer, chunk: Chunk, names: tuple[str, ...]) -> 
 def rows_of(
     payload: bytes | pa.Buffer, chunk: Chunk, names: tuple[str, ...], queue: MessageQueue, first: int, incarnation: str
 ) -> pa.RecordBatch:
-    """Return all messages of a chunk that begins at offset ``first``, with the columns ``names``."""
+    """Return all messages of the chunk that begins at offset ``first``, with the columns ``names``."""
     stored = decode(payload, chunk, names)
     arrays = []
     for name in names:
@@ -188,7 +188,7 @@ def _derived_column(name: str, chunk: Chunk, queue: MessageQueue, first: int, in
 
 @lru_cache(maxsize=32)
 def _repeated(constant: Any, kind: pa.DataType, count: int) -> pa.Array:
-    """Return a column of one value. It is cached: most chunks of a queue have the same size and the same constants."""
+    """Return a column that repeats one value. It is cached, because most chunks of a queue have the same size and constants."""
     return pa.repeat(pa.scalar(constant, kind), count)
 
 
@@ -197,7 +197,7 @@ def message_ids(incarnation: str, queue_id: int, first: int, count: int) -> pa.A
     digits = np.empty((count, 32), dtype=np.uint8)
     done = 0
     while done < count:
-        # The last three digits come from a table. The others are the same for 4096 messages.
+        # The last three digits come from a table. The other digits are the same for 4096 messages.
         high, low = divmod(first + done, 4096)
         rows = digits[done : done + 4096 - low]
         rows[:, :29] = np.frombuffer(f"{incarnation}{queue_id:04X}{high:09X}".encode(), dtype=np.uint8)
@@ -222,7 +222,7 @@ def merge(parts: list[tuple[bytes | pa.Buffer, Chunk]], codec: int) -> tuple[Pie
             names.append(name)
     wanted = tuple(name for name in STORED if name in names)
     for payload, chunk in parts:
-        # Queue, offset and incarnation matter only for columns that are never stored.
+        # Queue, offset and incarnation are dummies, because they matter only for columns that are never stored.
         kept.append(rows_of(payload, chunk, wanted, MessageQueue("", "", 0), 0, ""))
     payload, chunk = encode(pa.concat_batches(kept), codec, parts[0][1].born)
     return payload, chunk._replace(first_stored=parts[0][1].first_stored, last_stored=parts[-1][1].last_stored)

@@ -13,18 +13,18 @@ from orderedmq.ownership.lock import Instant
 
 
 class Clock(Protocol):
-    """The clock that a store uses. Tests pass their own."""
+    """The clocks that a store uses. Tests pass their own."""
 
     def instant(self) -> Instant: ...
 
     def wall(self) -> int:
-        """µs since the epoch: for message timestamps and retention by age, never for locks."""
+        """Return the wall clock's time in µs since the epoch, for message timestamps and retention by age, never for locks."""
         ...
 
 
 @cache
 def boot_id() -> str:
-    """Return the id of this boot of the machine. No other boot has it."""
+    """Return an id of the machine's current boot, which no other boot has."""
     if sys.platform == "darwin":
         return subprocess.run(
             ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True

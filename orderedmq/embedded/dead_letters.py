@@ -1,7 +1,8 @@
 """Dead letters: messages that a consumer could not process, in the topic %DLQ%<group>, which is created with one queue.
 
-(group, queue, offset) identifies a dead letter, so a batch that runs again puts no message aside twice, and gives none to its
-listener that it has put aside. Somebody who seeks a queue wants its messages processed again: what was known of them is forgotten.
+(group, queue, offset) identifies a dead letter. So a batch that runs again writes no dead letter twice, and does not give a
+dead-lettered message to its listener again. A seek of the queue forgets these records, because whoever seeks wants its messages
+processed again.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from orderedmq.rows.message_rows import normalise
 def topic_name(group: str) -> str:
     """Return the name of the group's dead-letter topic.
 
-    Raises GroupError BAD_NAME if that name is longer than a topic's may be: the group's name alone can be short enough.
+    Raises GroupError BAD_NAME if that name is too long for a topic, even though the group's name is valid by itself.
     """
     longest = MAX_NAME_LENGTH - len(DEAD_LETTER_PREFIX)
     if len(group) > longest:
         raise GroupError(
             GroupCondition.BAD_NAME,
-            f"consumer group {group!r} has {len(group)} characters, at most {longest} are allowed for a group with dead letters: the "
-            f"name of its topic {DEAD_LETTER_PREFIX}<group> may have {MAX_NAME_LENGTH}; choose a shorter name",
+            f"the name of consumer group {group!r} has {len(group)} characters, but a group with dead letters may have at most {longest}, "
+            f"because the name of its topic {DEAD_LETTER_PREFIX}<group> may have {MAX_NAME_LENGTH}. Choose a shorter name",
         )
     return DEAD_LETTER_PREFIX + group
 
@@ -40,7 +41,7 @@ def topic_name(group: str) -> str:
 def put(
     txn: Transaction, group: str, queue: MessageQueue, letters: pa.RecordBatch, offsets: Sequence[int], clock: Clock
 ) -> int:
-    """Append the letters that are new, in order, and return their number. Apply the retention that a user has given their topic."""
+    """Append the new letters in order, and return how many they are. Then apply the retention of their topic, if a user has set it."""
     new: dict[int, int] = {}
     for row, offset in enumerate(offsets):
         if offset not in new and txn.get("dead", layout.message_key(group, queue, offset)) is None:
@@ -48,7 +49,7 @@ def put(
     if not new:
         return 0
     topic = made(txn, topic_name(group), 1)
-    # Always the first queue, even if others were added.
+    # Letters always go to the first queue, even if queues were added.
     target = index.queues_of(topic)[0]
     taken = letters.take(pa.array(new.values(), pa.int64()))
     rows = normalise(taken, f"dead letters of queue {queue}")
@@ -64,12 +65,12 @@ def put(
 
 
 def known(txn: Transaction, group: str, queue: MessageQueue, spans: Sequence[OffsetRange]) -> set[int]:
-    """Return which offsets in these ranges have a letter that is not forgotten."""
+    """Return the offsets in these ranges whose messages are recorded as dead-lettered."""
     return {layout.index_offset(key) for span in spans for key in _keys(txn, group, queue, span)}
 
 
 def forget(txn: Transaction, group: str, queue: MessageQueue, begin: int) -> None:
-    """Forget which messages of the queue from ``begin`` on have letters. The letters stay in their topic."""
+    """Forget the records of dead-lettered messages of the queue from ``begin`` on. The letters stay in their topic."""
     for key in list(_keys(txn, group, queue, OffsetRange(begin, MAX_OFFSET))):
         txn.delete("dead", key)
 

@@ -1,8 +1,9 @@
-"""Deletes segment files that nobody needs: those of killed attempts, and of runs that can no longer publish them.
+"""Deletes segment files that are no longer needed: those of killed attempts, and of runs that can no longer publish them.
 
 Rules: a file is deleted only if it is a segment of this store, no index entry points to it, its writer has ended (the ``flock`` on
-it is free), and nobody can publish it any more. That is decided in a write transaction, in which no publish is under way. Whoever
-publishes, appends or connects looks, but once a minute for all of them: a file's time of change says when that was.
+it is free), and no run can publish it any more. A write transaction decides that, because no publish runs at the same time. Every
+publish, append and new connection may collect garbage, but only one of them per minute does. The modification time of a file says
+when the last collection was.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ from orderedmq.embedded.store.segments import SegmentName, parse_name
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import StoreError
 
-#: Seconds between two looks, and the least age of a file that has no header yet: its writer may be about to lock it.
+#: Seconds between two collections, and the minimum age of a deleted file without a header. The writer of a younger one may be about
+#: to lock it.
 INTERVAL: Final = 60.0
-#: µs after which a segment of a batch without an identity is deleted: nothing else tells that its job has ended.
+#: Age in µs after which an unpublished segment is deleted. For a batch without an identity, nothing else shows that its job has ended.
 FORGOTTEN: Final = 7 * 24 * 3600 * 1_000_000
-#: A file whose time of change is that of the last look. Its name is no segment's.
+#: The file whose modification time is that of the last collection. Its name is not that of a segment.
 LOOKED: Final = "looked"
 
 
 def collect(store: Store, clock: Clock) -> None:
-    """Delete the garbage, unless somebody looked within a minute. Raise nothing: it comes after work that was done, and again."""
+    """Delete the garbage, unless that was done within the last minute. Errors are ignored, because the caller's work is already done."""
     with contextlib.suppress(StoreError, OSError):
         if _due(store):
             collect_now(store, clock)
 
 
 def collect_now(store: Store, clock: Clock) -> int:
-    """Delete the garbage, and return the number of files. Raises StoreError PERMISSION or IO."""
+    """Delete the garbage, and return the number of deleted files. Raises StoreError PERMISSION or IO."""
     with store.errors_mapped("delete segments"):
         with store.read() as txn:
             unused = [found for found in map(parse_name, store.segments.names()) if found and not _used(txn, found)]
@@ -48,7 +50,7 @@ def collect_now(store: Store, clock: Clock) -> int:
 def can_be_published(header: Header, boot_id: str, now: int, latest: int | None) -> bool:
     """Whether the run that wrote a complete segment may still publish it. ``latest``: the last batch that its sink has published.
 
-    A segment of this process's own is published while its writer holds the lock. One of an earlier boot has no driver any more.
+    A segment with ``own`` is published only while its writer holds the lock. The driver of a segment from an earlier boot is dead.
     """
     if header.own or header.boot != boot_id or now - header.since > FORGOTTEN:
         return False
@@ -69,9 +71,9 @@ def _used(txn: Transaction, found: SegmentName) -> bool:
 
 
 def _delete(store: Store, clock: Clock, found: SegmentName) -> bool:
-    """Delete a file that was unused, if it is garbage.
+    """Delete a file that was unused, if it is garbage. Return whether it was deleted.
 
-    The file's lock is asked for in the transaction and never waited for: a writer may wait for it while it has the transaction.
+    The transaction tries the file's lock but never waits for it, to avoid a deadlock with a writer.
     """
     path = store.segments.folder / found.name
     with store.write() as txn, contextlib.ExitStack() as stack:
@@ -81,7 +83,7 @@ def _delete(store: Store, clock: Clock, found: SegmentName) -> bool:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             head, age = os.pread(descriptor, HEADER_BYTES, 0), time.time() - os.fstat(descriptor).st_mtime
         except OSError:
-            # Its writer lives, has given it up, or it cannot be read. Others may be garbage all the same.
+            # The file's writer is alive or has deleted it, or the file cannot be read. The collection continues with other files.
             return False
         if _used(txn, found) or not _is_garbage(txn, store, clock, found, head, age):
             return False

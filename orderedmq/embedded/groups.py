@@ -1,4 +1,4 @@
-"""The Groups protocol on the store: queue locks by the rules of orderedmq.ownership.lock, group offsets fenced by lock epochs."""
+"""The Groups protocol on the store: queue locks by the rules of ownership/lock.py, and group offsets fenced by lock epochs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def put_lock(txn: Transaction, group: str, queue: MessageQueue, lock: QueueLock)
 
 
 def require_current(txn: Transaction, token: LockToken, doing: str) -> None:
-    """Require the epoch of the lock that guards the token's queue to be that of ``token`` (the fence). Raises LockError LOST."""
+    """Require that the lock guarding the token's queue still has the epoch of ``token`` (the fence). Raises LockError LOST."""
     guard = guarding(token)
     lock = lock_at(txn, guard.group, guard.queue)
     if not rules.is_current(lock, guard):
@@ -59,7 +59,7 @@ def _lost(token: LockToken, lock: QueueLock | None, doing: str) -> LockError:
     else:
         now = f"it went to {lock.client_id}"
     life = f"its lock lives ({LOCK_LIFE:.0f} s)"
-    return lost(token.group, token.queue, token.epoch, f"before {doing}; {now}", life)
+    return lost(token.group, token.queue, token.epoch, f"before {doing}, and {now}", life)
 
 
 def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
@@ -68,9 +68,9 @@ def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
 
 
 def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
-    """Set a group's offset, and forget what it settles of parked messages. A parking lot that does not exist gets none.
+    """Set a group's offset in a queue, and forget the parked messages that it settles. Do nothing for a parking lot that does not exist.
 
-    Raises OffsetError INVALID if it is negative.
+    Raises OffsetError INVALID if the offset is negative.
     """
     if offset < 0:
         raise not_an_offset(offset, queue, group)
@@ -112,9 +112,9 @@ class EmbeddedGroups:
         self._store = store
         self._clock = clock
         self._present: dict[str, Presence] = {}
-        #: By client id, the keys of the member records that this process has written.
+        #: The keys of the member records that this process has written, by client id.
         self._records: dict[str, set[bytes]] = {}
-        #: Seconds that locks and memberships written here live without renewal.
+        #: Seconds that locks and memberships of this process live without a renewal.
         self.life = LOCK_LIFE
 
     def join(self, owner: str) -> ClientIdentity:
@@ -125,7 +125,7 @@ class EmbeddedGroups:
         return presence.client
 
     def cut_off(self, client: ClientIdentity) -> bool:
-        """Return False: a member is a process on this machine, so no connection to it can break."""
+        """Return False, because a member is a process on this machine, so no connection to it can break."""
         del client
         return False
 
@@ -140,7 +140,7 @@ class EmbeddedGroups:
                 txn.delete("members", key)
 
         try:
-            # Not in a child after fork: the client is the parent's.
+            # A child after a fork deletes nothing, because the client belongs to the parent.
             if records and presence.here:
                 self._store.write_even_if_full(forget)
         finally:
@@ -197,7 +197,7 @@ class EmbeddedGroups:
                 known[client_id] = self.alive(client_id)
             return known[client_id]
 
-        # Members of a shared group ask repeatedly for queues that others still hold. A refusal must not cost a write.
+        # Members of a shared group repeatedly request queues that other members still hold. A refusal must not cost a write.
         with self._store.read() as txn:
             now = self._clock.instant()
             for queue in queues:
@@ -213,7 +213,7 @@ class EmbeddedGroups:
             now = self._clock.instant()
             for queue in queues:
                 before = lock_at(txn, group, queue)
-                # An unused number leaves a gap in the epochs, which is harmless: they only have to grow.
+                # An unused number leaves a gap in the epochs. That is harmless, because they only have to grow.
                 after = rules.grant(before, client, now, next_epoch=txn.take_number("epoch"), alive=alive, life=self.life)
                 if after is None:
                     assert before is not None
@@ -265,7 +265,7 @@ class EmbeddedGroups:
         return out
 
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
-        # A reader commits after every batch, and the sink's publish has moved most offsets already. Then nothing is written.
+        # A reader commits after every batch, but the sink's publish has usually moved the offsets already. Then nothing is written.
         with self._store.read() as txn:
             known = {token: offset_at(txn, token.group, token.queue) for token in offsets}
             if all(at is not None and at >= offsets[token] for token, at in known.items()):
@@ -299,7 +299,7 @@ class EmbeddedGroups:
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         with self._store.write() as txn:
-            require_current(txn, token, f"{len(offsets)} of its messages were put aside")
+            require_current(txn, token, f"{len(offsets)} of its messages were dead-lettered")
             return dead_letters.put(txn, token.group, token.queue, letters, offsets, self._clock)
 
     def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
@@ -316,9 +316,9 @@ class EmbeddedGroups:
             return parking_lots.put(txn, token.group, token.queue, puts, settled, self._clock.wall())
 
     def send_back(self, token: LockToken, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
-        """See `Groups.send_back`. Raises OptionError UNSUPPORTED: this broker has no retry topics."""
+        """See `Groups.send_back`. Raises OptionError UNSUPPORTED, because this broker has no retry topics."""
         del token, messages, max_reconsume_times
-        raise OptionError(OptionCondition.UNSUPPORTED, "the embedded broker has no retry topics; read with parkingLot=true")
+        raise OptionError(OptionCondition.UNSUPPORTED, "the embedded broker has no retry topics. Read with parkingLot=true")
 
     def reset_number(self, group: str) -> int:
         with self._store.read() as txn:

@@ -1,7 +1,7 @@
 """A queue's index entries, which make messages visible. The caller holds the transaction.
 
-Rules: a queue's chunks are contiguous from ``min_offset`` to ``max_offset``. A chunk that is added behind a small one is merged
-with it, as a binary counter carries. So small batches leave few chunks, and a row is rewritten at most about ten times before
+Rules: a queue's chunks are contiguous from ``min_offset`` to ``max_offset``. A chunk that is added after a small one is merged
+with it, like a carry in a binary counter. So small batches leave few chunks, and a row is rewritten at most about ten times before
 it is in a chunk of 8k rows. Retention deletes whole chunks: by age from the front of each queue, by size the oldest of the topic.
 """
 
@@ -24,10 +24,10 @@ from orderedmq.errors import StoreError, no_such_queue
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, missing_topic
 from orderedmq.rows.retention import Clocks
 
-#: A tail chunk of this many rows or more is not merged. It is half a full chunk, and costs about as much per row to read as a
-#: full one.
+#: A tail chunk of this many rows or more is not merged. This is half a full chunk, and reading it costs about as much per row as
+#: reading a full one.
 MERGE_BELOW: Final = 8192
-#: The same by bytes: a chunk of large messages is not written again for the sake of a few more.
+#: A tail chunk of this many bytes or more is not merged, so that a chunk of large messages is not rewritten to add a few more.
 MERGE_BELOW_BYTES: Final = 1024 * 1024
 #: Maximum chunks that one append or publish retires per queue, so that its transaction stays short.
 RETIRE_AT_ONCE: Final = 64
@@ -45,7 +45,7 @@ def state(txn: Transaction, queue: MessageQueue) -> QueueState:
 
 
 def holding(txn: Transaction, queue: MessageQueue, offset: int) -> tuple[int, Chunk]:
-    """Return (first offset, chunk) of the chunk that holds ``offset``. Raises StoreError CORRUPT if no chunk does."""
+    """Return the chunk that holds ``offset`` as (first offset, chunk). Raises StoreError CORRUPT if no chunk holds it."""
     key = layout.queue_key(queue)
     sought = layout.index_key(key, offset)
     entry = txn.floor("index", sought)
@@ -57,7 +57,7 @@ def holding(txn: Transaction, queue: MessageQueue, offset: int) -> tuple[int, Ch
 
 
 def chunks(txn: Transaction, queue: MessageQueue, at: QueueState, offset: int) -> Iterator[tuple[int, Chunk]]:
-    """Yield (first offset, chunk) from the chunk that holds ``offset`` to the last one. Raises StoreError CORRUPT at a gap."""
+    """Yield the chunks from the one that holds ``offset`` to the last, as (first offset, chunk). Raises StoreError CORRUPT at a gap."""
     if offset >= at.max_offset:
         return
     following, _ = holding(txn, queue, max(offset, at.min_offset))
@@ -70,7 +70,7 @@ def chunks(txn: Transaction, queue: MessageQueue, at: QueueState, offset: int) -
         following = first + chunk.rows
         if following >= at.max_offset:
             return
-    raise txn.damaged(f"queue {queue} ends at {at.max_offset}, its chunks end at {following}")
+    raise txn.damaged(f"queue {queue} ends at {at.max_offset}, but its chunks end at {following}")
 
 
 def add(
@@ -78,7 +78,7 @@ def add(
 ) -> OffsetRange:
     """Make a chunk visible at the end of a queue of ``topic``, and return its offsets. ``now`` is in µs since the epoch.
 
-    ``payload``: what the chunk has, if it has no place in the store yet. Otherwise it is held (`payloads.hold`).
+    ``payload``: the chunk's payload if it has no place in the store yet. A payload that has a place must be held (`payloads.hold`).
     """
     key = layout.queue_key(queue)
     at = state(txn, queue)
@@ -101,7 +101,7 @@ def add(
         try:
             read.insert(0, (payloads.load(txn, queue, *tail), tail[1]))
         except (StoreError, OSError):
-            # A read reports the damaged chunk. Here it must not keep new messages out.
+            # A later read reports the damaged chunk. It must not prevent appending new messages here.
             break
         parts.insert(0, tail)
     held = at.stored_bytes - sum(part.stored_bytes for _, part in parts[:-1])
@@ -133,7 +133,7 @@ def retire(
     """Delete whole chunks from the front of a queue of ``topic``, and return the number of messages deleted.
 
     A chunk is deleted if it ends at or before offset ``before``, or if its last message was stored before ``older`` (µs since the
-    epoch). The first chunk to which neither applies ends the deletion. ``most``: maximum number of chunks.
+    epoch). The deletion ends at the first chunk that meets neither condition. ``most``: maximum number of chunks.
     """
     at = state(txn, queue)
     gone: list[tuple[int, Chunk]] = []
@@ -179,11 +179,12 @@ def retain(txn: Transaction, topic: TopicInfo, clock: Clock, *, most: int | None
 
 
 def _oldest(txn: Transaction, topic: TopicInfo, limit: int, most: int | None) -> dict[MessageQueue, list[tuple[int, Chunk]]]:
-    """Return the chunks that the topic gives up: its oldest ones, whatever the queue, of which at least ``limit`` bytes stay.
+    """Return the chunks to delete: the topic's oldest ones, from all queues, such that at least ``limit`` bytes remain.
 
-    The room of a chunk in a segment is free only when the segment is deleted. So a chunk is given up if the topic's share of the whole
-    segment fits into what its messages take on the disk above the limit, and with it the other chunks of that segment that are next.
-    Deleted messages whose segment others need count as well: more is given up for them, but never more than what can be read.
+    The space of a chunk in a segment becomes free only when the segment is deleted. So a chunk is deleted if the topic's share of its
+    whole segment is no more than the bytes above the limit. The segment's other chunks are deleted when their turn comes. Deleted
+    messages whose segment is still needed count towards the limit, so more is deleted because of them. But at least ``limit`` bytes
+    of readable messages always remain.
     """
     out: dict[MessageQueue, list[tuple[int, Chunk]]] = {}
     states = {queue: state(txn, queue) for queue in queues_of(topic)}
@@ -208,7 +209,7 @@ def _oldest(txn: Transaction, topic: TopicInfo, limit: int, most: int | None) ->
         if chunk.segment not in going:
             size = payloads.share(txn, topic, chunk)
             if size > excess:
-                # Nothing that is newer goes either, but for the rest of segments that are going.
+                # No newer chunk is deleted either, except the remaining chunks of segments that are being deleted.
                 excess = -1
                 continue
             excess -= size
@@ -221,7 +222,7 @@ def _oldest(txn: Transaction, topic: TopicInfo, limit: int, most: int | None) ->
 
 
 def _stored_before(txn: Transaction, clock: Clock, seconds: float) -> int:
-    """Return the store time, in µs since the epoch, below which a message is older than ``seconds``."""
+    """Return the store time, in µs since the epoch, before which a message is older than ``seconds``."""
     at, wall = clock.instant(), clock.wall()
     value = txn.get("meta", layout.CLOCKS)
     known = None if value is None else layout.clocks_from_json(value)

@@ -1,10 +1,10 @@
-"""Tells living owners from dead ones: an owner holds ``flock`` on a small file of its own until it dies.
+"""Tells living owners from dead ones: each owner holds ``flock`` on its own small file until it dies.
 
 A process that can take the shared lock on that file knows that the owner is dead.
 
-Rules: the file is locked before its name is published. ``flock``, not ``lockf``: with record locks, opening and closing the
-file anywhere in the owner's process would drop the lock. A child made by fork closes the descriptor it inherited: otherwise its
-parent would still seem alive after its death.
+Rules: the file is locked before its name is published. ``flock`` is used instead of ``lockf``, because with record locks, opening and
+closing the file anywhere in the owner's process would drop the lock. After a fork, the child closes the descriptor that it inherited.
+Otherwise its parent would still seem alive after its death.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_@.-]{0,199}")
 
 
 class Presence:
-    """Shows other processes that this one is alive as ``client``, until it is closed or the process dies."""
+    """Shows other processes that this process is alive as ``client``, until ``close`` or until the process dies."""
 
     def __init__(self, store: Path, owner: str) -> None:
         self.client = ClientIdentity(owner, f"{owner}@{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
@@ -47,14 +47,14 @@ class Presence:
 
     def close(self) -> None:
         if self._descriptor is not None:
-            # The store may have been moved away, replaced or made read-only. A file that stays belongs to no living process.
+            # The store may have been moved, replaced or made read-only. A file that is left then belongs to no living process.
             with contextlib.suppress(OSError):
                 self._path.unlink()
             os.close(self._descriptor)
             self._descriptor = None
 
     def _forget(self) -> None:
-        """In a child after fork: close the descriptor without unlocking, since the lock is the parent's."""
+        """In a child after a fork, close the descriptor without unlocking, because the lock belongs to the parent."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -64,16 +64,16 @@ _here: Final = BeginAnew(Presence._forget)
 
 
 def _file(store: Path, client_id: str) -> Path:
-    """Return the client's file.
+    """Return the path of the client's file.
 
-    A client id comes from checkpoints and tokens, so one that could form another path is hashed.
+    Client ids come from checkpoints and tokens, so an id that could lead to another folder is hashed.
     """
     plain = client_id if _PLAIN.fullmatch(client_id) else hashlib.blake2b(client_id.encode(), digest_size=32).hexdigest()
     return store / FOLDER / f"{plain}.alive"
 
 
 def is_alive(store: Path, client_id: str) -> bool:
-    """Whether the process of ``client_id`` is alive (a stopped one is). The file of a dead one is removed if possible."""
+    """Whether the process of ``client_id`` is alive. A suspended process is. The file of a dead process is removed if possible."""
     path = _file(store, client_id)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -35,9 +35,9 @@ _STORED = ("store_timestamp",)
 
 
 def append_rows(txn: Transaction, topic: TopicInfo, queue: MessageQueue, rows: pa.RecordBatch, now: int) -> OffsetRange:
-    """Append rows that are checked (`normalise`), and return their offsets. ``now`` is in µs since the epoch.
+    """Append rows that were checked (`normalise`), and return their offsets. ``now`` is in µs since the epoch.
 
-    It is for rows that only the transaction itself can choose. `EmbeddedLog.append` writes large ones before it takes the lock.
+    This is for rows that can be chosen only inside the transaction. `EmbeddedLog.append` writes large rows before its transaction.
     """
     begin = end = index.state(txn, queue).max_offset
     number = codec.CODECS.index(topic.compression)
@@ -50,10 +50,10 @@ def append_rows(txn: Transaction, topic: TopicInfo, queue: MessageQueue, rows: p
 def rows_between(
     txn: Transaction, queue: MessageQueue, begin: int, end: int, columns: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of [``begin``, ``end``), a chunk at a time, with ``columns``. Texts are valid.
+    """Yield the messages of [``begin``, ``end``) with ``columns``, one chunk at a time. Texts are valid.
 
-    Raises TopicError MISSING or NO_SUCH_QUEUE; DataLossError AGED_OUT if ``begin`` lies before the first message, BEYOND_END if
-    ``end`` lies behind the end; StoreError CORRUPT.
+    Raises TopicError MISSING or NO_SUCH_QUEUE; DataLossError AGED_OUT if ``begin`` is before the first message, BEYOND_END if ``end``
+    is after the queue's end; StoreError CORRUPT.
     """
     topic, at = topic_of(txn, queue.topic), index.state(txn, queue)
     _require_there(queue, at, begin, end)
@@ -66,7 +66,7 @@ def rows_between(
 
 
 def rows_at(txn: Transaction, queue: MessageQueue, offsets: Sequence[int], columns: tuple[str, ...]) -> pa.RecordBatch:
-    """Return the messages at ``offsets``, which are in order, with ``columns``. Each chunk is read once. Errors: `rows_between`."""
+    """Return the messages at the sorted ``offsets``, with ``columns``. Each chunk is read once. Raises the errors of `rows_between`."""
     topic, at = topic_of(txn, queue.topic), index.state(txn, queue)
     _require_there(queue, at, offsets[0], offsets[-1] + 1)
     found, done = [], 0
@@ -103,11 +103,11 @@ class EmbeddedLog:
         self._store = store
         self._clock = clock
         self._malformed = MalformedText()
-        #: Place, columns and rows of the chunk that was read last: several small pulls read the same chunk.
+        #: Place, columns and rows of the chunk that was read last. They are kept because several small pulls read the same chunk.
         self._last: tuple[bytes, int, tuple[str, ...], pa.RecordBatch] | None = None
 
     def reading(self, how: PullSettings) -> EmbeddedLog:
-        """Return this log: it prefetches nothing, so it needs no settings."""
+        """Return this log, which needs no settings because it prefetches nothing."""
         del how
         return self
 
@@ -126,7 +126,7 @@ class EmbeddedLog:
         return self.queues(topic)
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
-        """Return the topic's incarnation, which is the same at all offsets."""
+        """Return the topic's incarnation, which does not depend on ``offsets``."""
         del offsets
         return self.topic(topic).incarnation
 
@@ -151,7 +151,7 @@ class EmbeddedLog:
         def find(txn: Transaction) -> int:
             at = index.state(txn, queue)
             low, high = at.min_offset, at.max_offset
-            # Binary search over chunks: store timestamps never go back within a queue.
+            # A binary search over chunks works because store timestamps never go back within a queue.
             while low < high:
                 first, chunk = index.holding(txn, queue, (low + high) // 2)
                 if chunk.last_stored < timestamp:
@@ -177,7 +177,7 @@ class EmbeddedLog:
                     continue
                 first, chunk = index.holding(txn, queue, offset)
                 found[queue] = chunk.first_stored
-                # Only a chunk that was merged has several times.
+                # Only a merged chunk has several store times.
                 if chunk.first_stored < chunk.last_stored and offset > first:
                     stamps = codec.decode(payloads.load(txn, queue, first, chunk), chunk, _STORED)["store_timestamp"]
                     found[queue] = stamps.cast(pa.int64())[offset - first].as_py()
@@ -221,7 +221,7 @@ class EmbeddedLog:
         anchor: str | None = None,
         until: int | None = None,
     ) -> pa.RecordBatch:
-        # A store answers at once.
+        # A store answers immediately, so no deadline is needed.
         del until
 
         def gather(txn: Transaction) -> tuple[TopicInfo, list[tuple[int, Chunk, Any]]]:
@@ -263,7 +263,7 @@ class EmbeddedLog:
         if matching.sql:
             raise OptionError(
                 OptionCondition.UNSUPPORTED,
-                "the embedded broker does not filter by SQL; filter the DataFrame (DataFrame.filter)",
+                "the embedded broker does not filter by SQL. Filter the DataFrame (DataFrame.filter)",
             )
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
@@ -279,10 +279,9 @@ class EmbeddedLog:
         max_bytes: int,
         columns: tuple[str, ...],
     ) -> list[tuple[int, Chunk, bytes | pa.Buffer | pa.RecordBatch]]:
-        """Return the payloads or the rows of the chunks from ``offset`` on, at least one.
+        """Return the payloads or the rows of at least one chunk from ``offset`` on.
 
-        It stops at the first chunk's end with a quarter of ``max_messages`` or more, and before a chunk that would exceed
-        ``max_bytes``.
+        It ends after the chunk that reaches a quarter of ``max_messages``, or before a chunk that would exceed ``max_bytes``.
         """
         parts: list[tuple[int, Chunk, bytes | pa.Buffer | pa.RecordBatch]] = []
         rows = size = 0
@@ -338,7 +337,7 @@ class EmbeddedLog:
 
     @contextlib.contextmanager
     def _published_or_gone(self, receipt: Receipt) -> Iterator[None]:
-        """If the body fails, delete the segment of a receipt, unless it was published all the same."""
+        """If the body fails, delete the segment of a receipt, unless it was published despite the error."""
         try:
             yield
         except BaseException:
@@ -347,7 +346,7 @@ class EmbeddedLog:
             raise
 
     def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
-        """Raises OptionError UNSUPPORTED."""
+        """Raises OptionError UNSUPPORTED if there are rows, because the embedded broker delays no message."""
         for some in rows.values():
             raise delays_nothing(" and ".join(f"column {name!r}" for name in DELAY_COLUMNS if name in some.schema.names))
 

@@ -1,9 +1,12 @@
-"""The Outbox protocol on the store: each attempt of a task stages rows in a segment of its own, one transaction publishes them.
+"""The Outbox protocol on the store: each attempt of a task stages rows in its own segment, and one transaction publishes them.
 
-A publish writes index entries, not messages (apart from small chunks, which it stores itself or merges). Its steps, in order: a
-batch that is already recorded is a no-op if it is the same one, else refused; a stale epoch among the sources that this run
-registered is refused; messages that another batch of the sink has published are refused; a missing segment is refused; then the
-rows become visible in (partition, row) order, the batch is recorded, and the group offsets of the run's sources move.
+A publish writes index entries, not messages (except small chunks, which it stores itself or merges). Its steps, in order:
+
+1. If the batch is already recorded, do nothing if it is the same batch, and refuse it otherwise.
+2. Refuse the batch if a source that this run registered has a stale epoch.
+3. Refuse it if another batch of the sink has published the same messages.
+4. Refuse it if a segment is missing.
+5. Make the rows visible in (partition, row) order, record the batch, and move the group offsets of the run's sources.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ class EmbeddedOutbox:
             runs.register(self._store.path, run, Registration(queue, offsets, token))
 
     def require_delays(self, columns: Sequence[str], topic: str | None) -> None:  # noqa: ARG002
-        raise OptionError(OptionCondition.UNSUPPORTED, f"column {columns[0]!r}: the embedded broker delays no message")
+        raise OptionError(
+            OptionCondition.UNSUPPORTED, f"column {columns[0]!r} is not supported: the embedded broker delays no message"
+        )
 
     def require_rights(self, topic: str, group: str | None, *, identified: bool) -> None:
         """Do nothing: a user who may open the store's files has all rights."""
@@ -59,7 +64,7 @@ class EmbeddedOutbox:
     ) -> Published:
         chosen: dict[int, Receipt] = {}
         for receipt in receipts:
-            # Two attempts of one partition have the same rows: the first receipt counts.
+            # Two attempts of one partition have the same rows, so only the first receipt counts.
             chosen.setdefault(receipt.partition, receipt)
         ordered = [chosen[partition] for partition in sorted(chosen)]
         with self._store.errors_mapped("publish"):
@@ -81,7 +86,7 @@ class EmbeddedOutbox:
                 for source in sources:
                     if source.token is not None:
                         groups.forward(txn, source.token.group, source.queue, source.offsets.end)
-            # What is left are other attempts of partitions that were published.
+            # The remaining receipts are other attempts of partitions that were published.
             discard(txn, receipts)
         garbage.collect(self._store, self._clock)
         runs.sweep(self._store.path)
@@ -106,9 +111,9 @@ class EmbeddedOutbox:
         return True
 
     def _require_new(self, txn: Transaction, batch: SinkBatch, sources: Sequence[Registration]) -> None:
-        """Raises SinkError REPLAY_DIFFERS if another batch of this sink has published some of the sources' messages.
+        """Refuse sources whose messages another batch of this sink has published. Raises SinkError REPLAY_DIFFERS.
 
-        That is possible only for a range that begins below its group's offset.
+        That is possible only for a range that begins below its group's offset, so other ranges are not checked.
         """
         assert batch.sink_id is not None
         behind: dict[tuple[str, str, int], OffsetRange] = {}
@@ -126,8 +131,8 @@ class EmbeddedOutbox:
                     raise SinkError(
                         SinkCondition.REPLAY_DIFFERS,
                         f"batch {batch.batch_id} of this query has messages {again.begin} to {again.end - 1} of queue {topic}/{queue_id}, but "
-                        f"batch {layout.to_number(key[-8:])} has already published {begin} to {end - 1}: the checkpoint is an old copy, run "
-                        f"with other limits; {NEWEST_CHECKPOINT}, which resumes at the group's offset",
+                        f"batch {layout.to_number(key[-8:])} has already published {begin} to {end - 1}: the checkpoint is an old copy that "
+                        f"ran with other limits. {NEWEST_CHECKPOINT}, which resumes at the group's offset",
                     )
 
     def _remember(self, txn: Transaction, batch: SinkBatch, record: Mapping[str, Any]) -> None:
@@ -163,11 +168,11 @@ def _record(sources: Iterable[Registration], receipts: Iterable[Receipt]) -> dic
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Return why a repeated batch is not the recorded one, or None if it is.
+    """Return why a repeated batch differs from the recorded one, or None if both are the same.
 
-    Batches are compared by source ranges, or by rows per queue if there are none. A replay may lack queues (another owner took
-    them over) and first messages (they aged out), but its ranges end where the recorded ones do. The batch after a replay that
-    ended earlier would publish the rest again.
+    Batches are compared by source ranges, or by rows per queue if they have no ranges. A replay may lack queues (another owner took
+    them over) and first messages (they aged out), but each of its ranges must end where the recorded one does. After a replay that
+    ended earlier, the next batch would publish the rest again.
     """
     known: dict[tuple[str | None, str, int], list[tuple[int, int]]] = {}
     for group, topic, queue_id, begin, end in old["sources"]:
@@ -176,14 +181,14 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     if not known and not new["sources"]:
         if old["rows"] == new["rows"]:
             return None
-        return f"{sum(row[2] for row in old['rows'])} rows then, {sum(row[2] for row in new['rows'])} now, or in other queues"
+        return f"it had {sum(row[2] for row in old['rows'])} rows then and has {sum(row[2] for row in new['rows'])} now, or other queues"
     if not new["sources"] and new["rows"]:
-        return "its source ranges then, none now"
+        return "it had source ranges then and has none now"
     for group, topic, queue_id, begin, end in new["sources"]:
         queue = MessageQueue(topic, EMBEDDED_BROKER, queue_id)
         then = known.get((group, topic, queue_id))
         if then is None:
             return f"queue {queue} was not part of it"
         if not any(first <= begin <= end == last for first, last in then):
-            return f"queue {queue} was read from {then[0][0]} to {then[0][1]} then, from {begin} to {end} now"
+            return f"queue {queue} was read from {then[0][0]} to {then[0][1]} then, and from {begin} to {end} now"
     return None

@@ -1,8 +1,8 @@
-"""Parking lots in the store: parks messages, forgets what is settled, and counts what is parked (rules: parking/rules.py).
+"""Parking lots in the store: parks messages, forgets settled ones, and counts parked ones (rules: parking/rules.py).
 
-The database ``parked`` has where each parked message was copied from, so that it is copied once. A record is forgotten when the
-group's offset passes that place. A lot's messages are deleted when the group's offset moves, up to where it was before: the
-batch between may be repeated.
+The database ``parked`` records from which place each parked message was copied, so that a message is copied only once. A record is
+forgotten when the group's offset passes that place. When the group's offset in a lot moves, the lot's messages below its former value
+are deleted. Those above it stay, because the batch in between may be repeated.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from orderedmq.parking.rules import Order, Put, origin, parked_queue
 def put(
     txn: Transaction, group: str, queue: MessageQueue, puts: Sequence[Put], settled: Mapping[MessageQueue, int], now: int
 ) -> list[bool]:
-    """Park messages of ``queue``, or of its lot, and return for each whether it lies in the lot. ``now`` is in µs since 1970.
+    """Park messages of ``queue`` or of its lot, and return for each whether it is in the lot. ``now`` is in µs since the epoch.
 
-    ``settled``: the group's offsets of the queue and its lot. Raises DataLossError AGED_OUT or BEYOND_END.
+    ``settled``: the group's offsets in the queue and its lot. Raises DataLossError AGED_OUT or BEYOND_END.
     """
     lot = parked_queue(group, queue)
     new: dict[bytes, Put] = {}
@@ -51,13 +51,13 @@ def put(
 
 
 def _lies(txn: Transaction, key: bytes, begin: int) -> bool:
-    """Whether what was parked from a place still lies in the lot, which begins at ``begin``. A seek may have dropped it."""
+    """Whether the message of a ``parked`` record is still in the lot, which begins at ``begin``. A seek may have dropped it."""
     place = txn.get("parked", key)
     return place is not None and layout.to_number(place) >= begin
 
 
 def _lots(txn: Transaction, queue: MessageQueue, lot: MessageQueue) -> TopicInfo:
-    """Return the topic of the group's lots. It is made if it is missing, and has as many queues as the topic of ``queue``."""
+    """Return the topic of the group's lots. It is created if missing, and extended to at least as many queues as ``queue``'s topic."""
     queues = topic_of(txn, queue.topic).queues
     topic = made(txn, lot.topic, queues)
     if topic.queues >= queues:
@@ -68,7 +68,7 @@ def _lots(txn: Transaction, queue: MessageQueue, lot: MessageQueue) -> TopicInfo
 
 
 def _copied(txn: Transaction, puts: Sequence[Put]) -> pa.RecordBatch:
-    """Return the messages (SOURCE_COLUMNS) at the places, in the order of ``puts``."""
+    """Return the messages (SOURCE_COLUMNS) that ``puts`` name, in the order of ``puts``."""
     places: dict[MessageQueue, dict[int, int]] = {}
     for number, one in enumerate(puts):
         places.setdefault(one.source, {})[one.at] = number
@@ -81,7 +81,7 @@ def _copied(txn: Transaction, puts: Sequence[Put]) -> pa.RecordBatch:
 
 
 def order(txn: Transaction, group: str, queue: MessageQueue, orders: Sequence[Order], now: int) -> None:
-    """Append orders to the lot of ``queue``. Raises TopicError MISSING or NO_SUCH_QUEUE if nothing was ever parked there."""
+    """Append operators' orders to the lot of ``queue``. Raises TopicError MISSING or NO_SUCH_QUEUE if the lot does not exist."""
     lot = parked_queue(group, queue)
     topic = topic_of(txn, lot.topic)
     index.state(txn, lot)
@@ -93,7 +93,7 @@ def exists(txn: Transaction, lot: MessageQueue) -> bool:
 
 
 def forget(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
-    """Forget what was parked from places of ``queue`` below the group's new offset."""
+    """Forget the records of messages that were parked from offsets of ``queue`` below the group's new ``offset``."""
     settled = []
     for key, _ in txn.scan("parked", layout.group_key(group, queue)):
         if layout.index_offset(key) >= offset:
@@ -104,12 +104,15 @@ def forget(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> No
 
 
 def trim(txn: Transaction, lot: MessageQueue, before: int | None, offset: int) -> None:
-    """Delete a lot's messages below its former and its new offset: the batch between may be repeated."""
+    """Delete a lot's messages below both its former and its new offset. The others stay, because their batch may be repeated.
+
+    ``before``: the former offset, None if there was none.
+    """
     index.retire(txn, topic_of(txn, lot.topic), lot, before=min(before or 0, offset), most=index.RETIRE_AT_ONCE)
 
 
 def count(txn: Transaction, lot: MessageQueue, at: int | None) -> int:
-    """Return how many messages are parked in the lot. ``at``: the group's offset of it. A lot that does not exist has none."""
+    """Return how many messages are parked in the lot, 0 if the lot does not exist. ``at``: the group's offset in the lot."""
     if not exists(txn, lot):
         return 0
     bounds = index.state(txn, lot)

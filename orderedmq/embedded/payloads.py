@@ -1,7 +1,7 @@
-"""Where the payloads of chunks lie, and what the store counts of them. The caller holds the transaction.
+"""The places of chunks' payloads, and the counts that the store keeps of them. The caller holds the transaction.
 
 A segment is needed as long as a chunk in the index points into it. The entry in ``segments`` counts these chunks, and the entry in
-``space`` the bytes that a topic takes on the disk. Both change in the transaction that changes the index.
+``space`` counts the bytes that a topic takes on the disk. Both change in the transaction that changes the index.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orderedmq.model import MessageQueue
 
 
 def place(txn: Transaction, topic: TopicInfo, payload: codec.Pieces, chunk: Chunk) -> Chunk:
-    """Write the payload of a chunk of ``topic`` that the index is about to have. Return the chunk with its place."""
+    """Write the payload of a chunk that is about to be added to the index for ``topic``. Return the chunk with its place."""
     segment, position = txn.place(payload)
     placed = chunk._replace(segment=segment, position=position)
     hold(txn, topic, placed)
@@ -25,7 +25,7 @@ def place(txn: Transaction, topic: TopicInfo, payload: codec.Pieces, chunk: Chun
 
 
 def hold(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> None:
-    """Count a chunk of ``topic`` that the index is about to have, and whose payload has a place."""
+    """Count a chunk that is about to be added to the index for ``topic``, and whose payload has a place."""
     _add_space(txn, topic.incarnation, chunk.stored_bytes)
     if chunk.segment != INLINE:
         state = segment_state(txn, chunk.segment) or SegmentState(0, {})
@@ -36,14 +36,14 @@ def hold(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> None:
 
 
 def release(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> None:
-    """Give up the payload of a chunk that leaves the index. Its room is free at once, or when its segment has no other chunks."""
+    """Release the payload of a chunk that leaves the index. A segment's space is free when the index has no chunk in it any more."""
     if chunk.segment == INLINE:
         txn.delete("payloads", layout.number(chunk.position))
         _add_space(txn, topic.incarnation, -chunk.stored_bytes)
         return
     state = segment_state(txn, chunk.segment)
     if state is None:
-        raise txn.damaged(f"segment {chunk.segment.hex()} has chunks and no entry")
+        raise txn.damaged(f"segment {chunk.segment.hex()} has chunks but no entry")
     state.chunks -= 1
     if state.chunks:
         txn.put("segments", chunk.segment, state.pack())
@@ -55,7 +55,7 @@ def release(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> None:
 
 
 def share(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> int:
-    """Return the bytes of ``topic`` that are free once the chunk's payload can be deleted: its own, or all of its segment's."""
+    """Return the bytes of ``topic`` that deleting the chunk's payload frees: those of the payload, or ``topic``'s share of its segment."""
     if chunk.segment == INLINE:
         return chunk.stored_bytes
     state = segment_state(txn, chunk.segment)
@@ -63,7 +63,7 @@ def share(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> int:
 
 
 def load(txn: Transaction, queue: MessageQueue, first: int, chunk: Chunk) -> bytes | pa.Buffer:
-    """Return a verified payload. Raises StoreError CORRUPT; see `Store.consult`."""
+    """Return a verified payload. Raises StoreError CORRUPT (see `Store.consult`)."""
     payload = txn.payload(chunk)
     codec.verify(payload, chunk, queue, first)
     return payload
@@ -75,24 +75,24 @@ def segment_state(txn: Transaction, segment: bytes) -> SegmentState | None:
 
 
 def space(txn: Transaction, topic: TopicInfo) -> int:
-    """Return the bytes that a topic's messages take: those that can be read, and deleted ones whose segment is still needed."""
+    """Return the bytes that a topic's messages take: readable messages, and deleted ones whose segment is still needed."""
     value = txn.get("space", topic.incarnation.encode())
     return 0 if value is None else layout.to_number(value)
 
 
 def forget_space(txn: Transaction, topic: TopicInfo) -> None:
-    """Stop counting the bytes of a topic, which is deleted."""
+    """Stop counting the bytes of a topic that is being deleted."""
     txn.delete("space", topic.incarnation.encode())
 
 
 def begin_space(txn: Transaction, topic: TopicInfo) -> None:
-    """Begin to count the bytes of a topic, which is new."""
+    """Begin to count the bytes of a new topic."""
     txn.put("space", topic.incarnation.encode(), layout.number(0))
 
 
 def _add_space(txn: Transaction, incarnation: str, size: int) -> None:
     key = incarnation.encode()
     value = txn.get("space", key)
-    # A topic that was deleted is not counted any more.
+    # The bytes of a deleted topic are no longer counted.
     if value is not None:
         txn.put("space", key, layout.number(layout.to_number(value) + size))

@@ -1,9 +1,9 @@
-"""Registers which queues a run of a micro-batch reads: tasks write small files beside the store, the publish reads them.
+"""Registers which queues a run of a micro-batch reads: tasks write small files in the store's directory, and the publish reads them.
 
-They are files, not entries of the store, because a task writes one per batch, and a transaction would cost an fsync each. They
-need not survive a power loss: after it no task of that run is left to publish, and the next run registers again.
+They are files, not entries of the store, because each task writes one per batch, and a transaction for each would cost an fsync. They
+need not survive a loss of power, because no task of that run remains after it, and the next run registers again.
 
-    runs/<query id>/<batch id>/<run id>.<random>      one JSON object and, in another line, its xxh3
+    runs/<query id>/<batch id>/<run id>.<random>      one JSON object and, on a second line, its xxh3
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import SourceRun
 
 FOLDER: Final = "runs"
-#: Seconds without a new batch after which a query's files are swept.
+#: Seconds without a new batch after which a query's files are removed.
 FORGOTTEN: Final = 7 * 24 * 3600.0
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True)
 class Registration:
-    """A task of one run reads ``offsets`` of ``queue``, under the lock ``token`` if the query has a group."""
+    """The record that a task reads ``offsets`` of ``queue``, under the lock ``token`` if the query has a group."""
 
     queue: MessageQueue
     offsets: OffsetRange
@@ -52,11 +52,11 @@ def _plain(text: str) -> str:
 
 
 def register(store: Path, run: SourceRun, what: Registration) -> None:
-    """Write the registration ``what``. The first registration of a batch removes the query's files of two batches ago and earlier."""
+    """Write the registration ``what``. The first registration of a batch removes the query's files of all but the previous batch."""
     query = store / FOLDER / _plain(run.query_id)
     folder = query / str(run.batch_id)
     try:
-        # Not with parents=True, which would create the parents with the process's default mode.
+        # parents=True would create the parents with the process's default mode.
         for above in (query.parent, query):
             above.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700)
@@ -102,7 +102,7 @@ def registered(store: Path, run: SourceRun) -> list[Registration]:
             raise StoreError(
                 StoreCondition.CORRUPT,
                 f"{path}, in which a task of batch {run.batch_id} registered what it reads, fails its checksum: the disk or another program "
-                "changed it; restart the query, its next run registers again",
+                "changed it. Restart the query, whose next run registers again",
             )
         queue = MessageQueue(record["topic"], EMBEDDED_BROKER, record["queue_id"])
         span = OffsetRange(record["begin"], record["end"])
@@ -115,7 +115,7 @@ def registered(store: Path, run: SourceRun) -> list[Registration]:
 
 
 def query_names(store: Path) -> dict[str, str]:
-    """Return the Spark names of queries by client id, as far as registrations are there and the queries have names."""
+    """Return the Spark names of queries by client id, for queries that have a name and a registration."""
     found: dict[str, str] = {}
     queries = _entries(store / FOLDER)
     for path in (path for query in queries for batch in _entries(query) for path in _entries(batch)):
@@ -123,14 +123,14 @@ def query_names(store: Path) -> dict[str, str]:
             record = _record(path)
         except FileNotFoundError:
             continue
-        # A file that is damaged or not yet complete is skipped.
+        # A damaged or incomplete file is skipped.
         if record is not None and record["token"] is not None and record["query"][1] is not None:
             found[record["token"][2]] = record["query"][1]
     return found
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return the entries of a folder; none if a later batch or `sweep` has removed the folder."""
+    """Return the entries of a folder, or an empty list if a later batch or `sweep` has removed the folder."""
     try:
         return list(folder.iterdir())
     except FileNotFoundError:
@@ -138,7 +138,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _record(path: Path) -> dict[str, Any] | None:
-    """Return the content of a registration's file, None if it fails its checksum."""
+    """Return the content of a registration's file, or None if it fails its checksum."""
     text, _, checksum = path.read_bytes().decode(errors="replace").partition("\n")
     record: dict[str, Any] = json.loads(text) if checksum == f"{_checksum(text)}\n" else {}
     return record or None
@@ -151,7 +151,7 @@ def _forget_before(query: Path, batch_id: int) -> None:
 
 
 def sweep(store: Path) -> None:
-    """Remove the files of queries that did not run for a week."""
+    """Remove the files of queries that have not run for a week."""
     folder = store / FOLDER
     with contextlib.suppress(FileNotFoundError):
         for query in folder.iterdir():

@@ -1,7 +1,7 @@
-"""Messages that a group has processed out of turn: its offset of their queue has not reached them, or has passed them by.
+"""Messages that a group has processed out of turn: its offset in their queue has not reached them, or had already passed them.
 
-The database ``settled`` has a bit for each message, in blocks of BLOCK. A seek or reset of the queue forgets them, because whoever
-does that wants the messages processed again.
+The database ``settled`` has a bit for each message, in blocks of BLOCK. A seek or reset of the queue clears these bits, because
+whoever does that wants the messages processed again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.model import MessageQueue, OffsetRange
 
-#: Messages of one entry: a bit of its number for each.
+#: Number of messages per entry. The entry's value is a number with one bit for each of them.
 BLOCK: Final = 64
 
 
@@ -30,7 +30,7 @@ def settle(txn: Transaction, group: str, queue: MessageQueue, offsets: Sequence[
 
 
 def settled(txn: Transaction, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
-    """Return the offsets in ``span`` that are recorded."""
+    """Return the offsets in ``span`` of messages that are recorded as processed."""
     begin, end = (layout.message_key(group, queue, block) for block in (span.begin // BLOCK, -(-span.end // BLOCK)))
     found: set[int] = set()
     for key, value in txn.between("settled", begin, end):
@@ -40,6 +40,6 @@ def settled(txn: Transaction, group: str, queue: MessageQueue, span: OffsetRange
 
 
 def forget(txn: Transaction, group: str, queue: MessageQueue) -> None:
-    """Forget all that is recorded of the queue."""
+    """Forget all records of the queue."""
     for key in [key for key, _ in txn.scan("settled", layout.group_key(group, queue))]:
         txn.delete("settled", key)

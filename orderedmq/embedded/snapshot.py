@@ -1,8 +1,8 @@
 """Copies a store that is in use: a consistent snapshot of its entries, and the segments that they need.
 
-Rules: segments never change, so the copy has hard links to them, or copies if it is on another file system. Most are taken while
-others write. Only what is left then is taken in a write transaction, together with the snapshot of the entries, so that no segment is
-deleted in between. The copy's ``data.mdb`` gets its name last: a folder without it is no store.
+Rules: segments never change, so the copy has hard links to them, or copies if it is on another file system. Most segments are linked
+while other processes write. The rest are linked in a write transaction, together with the snapshot of the entries, so that no
+segment is deleted in between. The copy's ``data.mdb`` gets its name last, because a folder without it is not a store.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from orderedmq.embedded.store.segments import FOLDER, name_of
 from orderedmq.embedded.store.transaction import Transaction, damaged
 from orderedmq.errors import StoreError
 
-#: How often segments are taken without the lock. Each time fewer are new, since the time before was shorter.
+#: Maximum number of passes without the lock. Each pass finds fewer new segments, because the previous one took less time.
 _PASSES: Final = 5
-#: Where the entries are copied to, inside the copy.
+#: The folder inside the copy into which the entries are copied first.
 _UNFINISHED: Final = "unfinished"
 
 
 @dataclass(frozen=True)
 class StoreCopy:
-    """What a copy has: its number of segments, how many of them are links, and the bytes of all its files."""
+    """The size of a copy: its number of segments, how many of them are links, and the total bytes of its files."""
 
     segments: int
     links: int
@@ -39,11 +39,11 @@ class StoreCopy:
 def snapshot(path: str | Path, target: str | Path) -> StoreCopy:
     """Copy the embedded broker's store at ``path`` into the folder ``target``, which is empty or missing.
 
-    Programs may use the store meanwhile; writers wait for a moment. The copy has everything that was acknowledged before the call. It
-    is a store of its own, which counts as another one: a query does not continue with it before it is started again. Where the copy can
-    have links to segments, it takes next to no room, and damage of the disk hits both: copy it to another disk.
+    Programs may use the store at the same time, but writers wait for a moment. The copy has everything that was acknowledged before the
+    call. It counts as another store, so a running query does not continue with it until the query is restarted. If the copy has links
+    to the segments, it takes very little space, but damage to the disk affects both. Copy it to another disk to prevent that.
 
-    Raises StoreError MISSING, NOT_EMPTY, CORRUPT, PERMISSION or IO; StoreFullError. Then ``target`` has no store.
+    Raises StoreError MISSING, NOT_EMPTY, CORRUPT, PERMISSION or IO, or StoreFullError. After an error, ``target`` has no store.
     """
     source, copy = Path(os.path.abspath(path)), Path(os.path.abspath(target))
     Store.require_there(source)
@@ -51,11 +51,11 @@ def snapshot(path: str | Path, target: str | Path) -> StoreCopy:
     try:
         with Store(copy, MAP_SIZE).errors_mapped("be made"):
             if copy == source or source in copy.parents:
-                why = f"{copy} is inside the store at {source}; give another folder, which is empty or missing"
+                why = f"{copy} is inside the store at {source}. Give another folder, which is empty or missing"
                 raise StoreError(StoreCondition.NOT_EMPTY, why)
             if copy.exists() and any(copy.iterdir()):
                 raise StoreError(
-                    StoreCondition.NOT_EMPTY, f"{copy} is not empty; give another folder, which is empty or missing"
+                    StoreCondition.NOT_EMPTY, f"{copy} is not empty. Give another folder, which is empty or missing"
                 )
             return _Copy(store, copy).make()
     finally:
@@ -67,7 +67,7 @@ class _Copy:
         self._store = store
         self._target = target
         self._segments = target / FOLDER
-        #: The segments that were taken, and whether as a link.
+        #: The segments that are in the copy, and whether each is a link.
         self._taken: dict[bytes, bool] = {}
 
     def make(self) -> StoreCopy:
@@ -93,7 +93,7 @@ class _Copy:
         return StoreCopy(len(self._taken), sum(self._taken.values()), sum(file.stat().st_size for file in files))
 
     def _take(self, wanted: set[bytes], *, needed: bool) -> int:
-        """Take the segments that are new, and return their number. Unless they are ``needed``, they may be gone meanwhile."""
+        """Link or copy the new segments, and return their number. Segments that are not ``needed`` may have been deleted."""
         new = wanted - set(self._taken)
         for segment in sorted(new):
             source, target = self._store.segments.folder / name_of(segment), self._segments / name_of(segment)

@@ -1,8 +1,8 @@
-"""Stages the rows of one attempt of a task: encodes and writes them while the task goes on, invisible until published.
+"""Stages the rows of one attempt of a task: encodes and writes them while the task continues. They are invisible until published.
 
-Rules: an attempt writes into a segment file of its own and takes no lock. One with few bytes writes no file: its payloads travel in
-the receipt, and the transaction that publishes them stores them. From 1 MiB of rows on, a thread of the attempt encodes and writes
-behind a queue of two, so that reading, routing and writing overlap.
+Rules: each attempt writes into its own segment file and takes no lock. An attempt with few bytes writes no file: its receipt carries
+the payloads, and the transaction that publishes them stores them. From 1 MiB of rows on, a thread encodes and writes the rows. A queue
+with two places feeds the thread, so that reading, routing and writing overlap.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from orderedmq.errors import SinkError, rows_gone
 from orderedmq.model import MessageQueue, OffsetRange, check_topic
 from orderedmq.rows.message_rows import normalise
 
-#: Bytes of rows from which on it pays to start a thread.
+#: From this many bytes of rows on, starting a thread is worth its cost.
 THREAD_BYTES: Final = 1024 * 1024
 
 
 class StagedChunk(NamedTuple):
-    """A chunk that is not visible yet, and its payload if that is in no segment."""
+    """A chunk that is not visible yet, and its payload if it is not in a segment."""
 
     queue: MessageQueue
     chunk: Chunk
@@ -43,14 +43,14 @@ class StagedChunk(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """What a receipt has for the publish: the chunks, in order, and the size of the segment file in bytes (0: there is none)."""
+    """The part of a receipt that a publish needs: the chunks in order, and the size of the segment file in bytes (0: no file)."""
 
     chunks: tuple[StagedChunk, ...]
     size: int
 
 
 class EmbeddedStaging:
-    """The Staging protocol; used by one thread. ``batch`` is None for rows that this process itself publishes."""
+    """The Staging protocol, for use by one thread. ``batch`` is None for rows that this process itself publishes."""
 
     def __init__(self, store: Store, clock: Clock, batch: SinkBatch | None, partition: int = 0) -> None:
         self._store = store
@@ -88,7 +88,7 @@ class EmbeddedStaging:
             self._waiting, self._waiting_bytes = [], 0
 
     def receipt(self) -> Receipt:
-        """See `Staging.receipt`. When it returns, all rows are on the disk, or in the receipt."""
+        """See `Staging.receipt`. When this returns, all rows are on the disk or in the receipt."""
         if self._thread is None:
             encoded = list(self._encode(self._waiting))
             if sum(chunk.stored_bytes for _, _, chunk in encoded) <= transaction.INLINE_BYTES:
@@ -111,7 +111,7 @@ class EmbeddedStaging:
         return Receipt(self.token, self._partition, dict(self._rows), Staged(tuple(self._chunks), self._writer.size))
 
     def abandon(self) -> None:
-        """See `Staging.abandon`. Nobody must have the receipt."""
+        """See `Staging.abandon`. The receipt must not have been passed to anyone."""
         if self._thread is not None and self._thread.is_alive():
             self._error = self._error or SinkError(SinkCondition.TOKEN_GONE, "the write was given up")
             self._work.put(None)
@@ -121,7 +121,7 @@ class EmbeddedStaging:
             self._store.segments.delete(self._writer.segment)
 
     def close(self) -> None:
-        """Give up the lock on the segment, which was published. Only for rows that this process itself publishes."""
+        """Release the lock on the segment after it was published. Only for rows that this process itself publishes."""
         if self._writer is not None:
             self._writer.close()
 
@@ -167,9 +167,9 @@ class EmbeddedStaging:
 
 
 def make_visible(txn: Transaction, receipts: Iterable[Receipt], clock: Clock) -> dict[MessageQueue, OffsetRange]:
-    """Make the rows of receipts visible, in their order, apply the retention of their topics, and return their offsets.
+    """Make the rows of receipts visible in the receipts' order, apply the retention of their topics, and return their offsets.
 
-    Raises SinkError TOKEN_GONE if a segment is not there as its receipt says, or was published before.
+    Raises SinkError TOKEN_GONE if a segment is missing, has another size than its receipt says, or was published before.
     """
     now = clock.wall()
     topics: dict[str, TopicInfo] = {}
@@ -183,7 +183,7 @@ def make_visible(txn: Transaction, receipts: Iterable[Receipt], clock: Clock) ->
             topic = topics.get(queue.topic) or topics.setdefault(queue.topic, topic_of(txn, queue.topic))
             if payload is None:
                 payloads.hold(txn, topic, chunk)
-        # All are held by now: a chunk that is merged at once must not empty the segment that has the next one.
+        # All chunks are held before any is added. Otherwise merging a chunk could release the segment that has the next chunk.
         for queue, chunk, payload in staged.chunks:
             added = index.add(txn, topics[queue.topic], queue, chunk, now, None if payload is None else [payload])
             before = ranges.get(queue)
@@ -194,7 +194,7 @@ def make_visible(txn: Transaction, receipts: Iterable[Receipt], clock: Clock) ->
 
 
 def discard(txn: Transaction, receipts: Iterable[Receipt]) -> None:
-    """Delete the segments of receipts after the commit, unless they were published. ``txn`` writes, so no publish is under way."""
+    """Delete the segments of receipts after the commit, unless they were published. ``txn`` writes, so no publish runs now."""
     for receipt in receipts:
         staged: Any = receipt.staged
         segment = bytes.fromhex(receipt.token)

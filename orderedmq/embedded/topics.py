@@ -31,12 +31,12 @@ def put_topic(txn: Transaction, topic: TopicInfo) -> None:
 
 
 def new_incarnation() -> str:
-    """Return 16 hex digits that tell a topic from an earlier one of the same name."""
+    """Return 16 random hex digits that distinguish a topic from an earlier one of the same name."""
     return uuid.uuid4().hex[:16].upper()
 
 
 def put_queues(txn: Transaction, topic: TopicInfo, begin: int = 0) -> None:
-    """Store a topic's record, and make its queues from number ``begin`` on."""
+    """Store a topic's record, and create its queues from number ``begin`` on."""
     put_topic(txn, topic)
     if not begin:
         payloads.begin_space(txn, topic)
@@ -45,7 +45,7 @@ def put_queues(txn: Transaction, topic: TopicInfo, begin: int = 0) -> None:
 
 
 def made(txn: Transaction, name: str, queues: int) -> TopicInfo:
-    """Return a topic that the broker keeps for a group, which never forgets messages by itself. It is made if it is missing."""
+    """Return a topic that the broker keeps for a group. It is created without retention if it is missing."""
     if txn.get("topics", name.encode()) is None:
         put_queues(txn, TopicInfo(name, queues, new_incarnation(), None, None, DEFAULT_COMPRESSION))
     return topic_of(txn, name)

@@ -1,1 +1,1 @@
-"""Whether what a store has is what was written: seals of values, pages, and the rules between its databases."""
+"""Checks that a store still has what was written to it: the seals of values, the pages, and the rules between databases."""

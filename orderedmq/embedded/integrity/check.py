@@ -1,7 +1,7 @@
 """Checks a whole store: its pages, the seal of every entry, the rules between its databases, and its segment files.
 
-The check reads one snapshot without LMDB, which damaged pages can crash. A finding is a line of text. The check changes
-nothing, and continues after damage. It holds all entries in memory and reads payloads one by one.
+The check reads one snapshot without LMDB, because damaged pages can crash LMDB. A finding is a line of text. The check changes
+nothing and continues after damage. It holds all entries in memory and reads payloads one by one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from orderedmq.parking.rules import leader_of, origin
 
 
 class Place(NamedTuple):
-    """Where a payload is, as findings call it."""
+    """The place of a payload. As text, the name that findings use for it."""
 
     segment: bytes
     position: int | None = None
@@ -49,10 +49,11 @@ class Place(NamedTuple):
 
 @dataclass
 class Checked:
-    """The result of a check: ``findings`` is empty if the store is sound. The numbers say how much was read.
+    """The result of a check. ``findings`` is empty if the store is sound. The numbers say how much was read.
 
-    ``unused``: names of segment files that no entry points to. That is no damage: attempts of tasks write them, and those of killed
-    ones are deleted later. ``foreign``: names of files beside the segments that are not this store's. They are never deleted.
+    ``unused``: names of segment files to which no entry points. They are not damage: running tasks write such files, and the files of
+    killed tasks are deleted later. ``foreign``: names of files in the segments' folder that do not belong to this store. They are never
+    deleted.
     """
 
     findings: list[str] = field(default_factory=list)
@@ -64,12 +65,12 @@ class Checked:
 
 
 def check(store: Path | str | EmbeddedBroker) -> list[str]:
-    """Return what is wrong with the store, an empty list if it is sound. Raises StoreError if there is no store."""
+    """Return what is wrong with the store: an empty list if it is sound. Raises StoreError if there is no store."""
     return examine(store.path if isinstance(store, EmbeddedBroker) else Path(store)).findings
 
 
 def examine(path: Path) -> Checked:
-    """Check the whole store. Raises StoreError MISSING, NOT_A_STORE, OTHER_FORMAT, PERMISSION, IO."""
+    """Check the whole store. Raises StoreError MISSING, NOT_A_STORE, OTHER_FORMAT, PERMISSION or IO."""
     Store.require_there(path)
     out = Checked()
     lost: dict[str, bytes] = {}
@@ -93,7 +94,10 @@ def examine(path: Path) -> Checked:
 
 
 def _needed(path: Path, lost: dict[str, bytes]) -> list[str]:
-    """Return the findings of lost segments, without those that were deleted while the check was at work. LMDB's pages are sound."""
+    """Return the findings about lost segments, without segments that were deleted during the check.
+
+    Call this only if LMDB's pages are sound, because it opens the store.
+    """
     if not lost:
         return []
     store = Store.open(path)
@@ -121,7 +125,7 @@ class Contents:
     def __init__(self, path: Path, snapshot: Snapshot, meta: Meta, out: Checked) -> None:
         self._snapshot = snapshot
         self.segments = Segments(lambda: path, "")
-        #: Findings of payloads whose segment's file is missing, and these segments.
+        #: Findings about payloads whose segment file is missing, with these segments.
         self.lost: dict[str, bytes] = {}
         self._values: dict[str, dict[bytes, bytes]] = {name: {} for name in layout.DATABASES}
         self._payloads: dict[bytes, TreeEntry] = {}
@@ -172,7 +176,7 @@ class Contents:
         return self._values[database].get(key)
 
     def payload(self, chunk: Chunk) -> bytes | pa.Buffer | None:
-        """Return a chunk's payload, which may be cut off; None if there is none."""
+        """Return a chunk's payload, which may be truncated, or None if it is missing."""
         if chunk.segment == INLINE:
             entry = self._payloads.get(layout.number(chunk.position))
             return None if entry is None else self._snapshot.value(entry)
@@ -186,7 +190,7 @@ class Contents:
 
 
 def _examine(path: Path, read: Read, meta: Meta, out: Checked) -> dict[str, bytes]:
-    """Check a snapshot. Return what is to be said of segments whose files are missing, and these segments."""
+    """Check a snapshot. Return the findings about segments whose files are missing, with these segments."""
     snapshot = Snapshot(read, meta, out.findings.append)
     contents = Contents(path, snapshot, meta, out)
     if not contents.is_store:
@@ -209,7 +213,7 @@ def _examine(path: Path, read: Read, meta: Meta, out: Checked) -> dict[str, byte
 
 
 def _decoded(database: str, key: bytes, value: bytes) -> object:
-    """Return a decoded value, without its seal. Raises ValueError, TypeError, KeyError or struct.error."""
+    """Return a decoded value, given without its seal. Raises ValueError, TypeError, KeyError or struct.error."""
     match database:
         case "topics":
             return TopicInfo(**json.loads(value))
@@ -262,7 +266,7 @@ def _index(contents: Contents, queues: dict[bytes, QueueState], used: dict[Place
             yield f"queue {queue} does not exist, but has a chunk at {first}"
             continue
         if first != ends[queue_key]:
-            yield f"queue {queue} has a chunk at {first} where one at {ends[queue_key]} is expected"
+            yield f"queue {queue} has a chunk at {first}, but its next chunk must begin at {ends[queue_key]}"
         if chunk.rows <= 0:
             yield f"queue {queue} has an empty chunk at {first}"
         if not stamps[queue_key] <= chunk.first_stored <= chunk.last_stored:
@@ -274,17 +278,17 @@ def _index(contents: Contents, queues: dict[bytes, QueueState], used: dict[Place
     for queue_key, at in queues.items():
         queue = layout.queue_of(queue_key)
         if ends[queue_key] != at.max_offset:
-            yield f"queue {queue} ends at {at.max_offset}, its chunks end at {ends[queue_key]}"
+            yield f"queue {queue} ends at {at.max_offset}, but its chunks end at {ends[queue_key]}"
         if sizes[queue_key] != at.stored_bytes:
-            yield f"queue {queue} counts {at.stored_bytes} bytes, its chunks have {sizes[queue_key]}"
+            yield f"queue {queue} counts {at.stored_bytes} bytes, but its chunks have {sizes[queue_key]}"
         if stamps[queue_key] > at.last_stored:
-            yield f"queue {queue} was written last at {at.last_stored}, before its last chunk at {stamps[queue_key]}"
+            yield f"queue {queue} says that it was last written at {at.last_stored}, but its last chunk was written at {stamps[queue_key]}"
 
 
 def _payload(
     contents: Contents, name: str, queue: MessageQueue, first: int, chunk: Chunk, used: dict[Place, str], out: Checked
 ) -> Iterator[str]:
-    """Check that a payload belongs to one entry only, passes its checksum, and has the columns, rows and bytes of its entry."""
+    """Check that a payload belongs to only one entry, passes its checksum, and has the columns, rows and bytes that its entry names."""
     place = Place(chunk.segment, chunk.position)
     if place in used:
         yield f"{place} belongs to {name} and to {used[place]}"
@@ -316,9 +320,9 @@ def _payload(
         return
     wrong = {column: len(values) for column, values in stored.items() if len(values) != chunk.rows}
     if wrong or sum(1 for bit in range(len(codec.STORED)) if chunk.columns >> bit & 1) != len(stored) or "body" not in stored:
-        yield f"{place} of {name} has columns {sorted(stored)}, of other length than {chunk.rows}: {wrong}"
+        yield f"{place} of {name} has columns {sorted(stored)}, or columns with another length than {chunk.rows}: {wrong}"
     elif codec.body_bytes(stored["body"]) != chunk.body_bytes:
-        yield f"{place} of {name} has other body bytes than the {chunk.body_bytes} of its entry"
+        yield f"{place} of {name} does not have the {chunk.body_bytes} body bytes of its entry"
 
 
 def _payloads(contents: Contents, used: dict[Place, str]) -> Iterator[str]:
@@ -330,19 +334,22 @@ def _payloads(contents: Contents, used: dict[Place, str]) -> Iterator[str]:
         if Place(INLINE, number) not in used:
             yield f"payload {number} belongs to no entry"
         if number > greatest:
-            yield f"payload {number} is beyond the last number given, {greatest}"
+            yield f"payload {number} is beyond {greatest}, the last number that the store has given"
     chunks = Counter(place.segment for place in used if place.segment != INLINE)
     for segment, value in contents.scan("segments"):
         said = SegmentState.unpack(value).chunks
         if said != chunks[segment]:
-            yield f"{Place(segment)} counts {said} chunks, the index has {chunks[segment]}"
+            yield f"{Place(segment)} counts {said} chunks, but the index has {chunks[segment]}"
     for segment in chunks:
         if contents.get("segments", segment) is None:
-            yield f"{Place(segment)} has chunks and no entry"
+            yield f"{Place(segment)} has chunks but no entry"
 
 
 def _space(contents: Contents) -> Iterator[str]:
-    """Check that the bytes of each topic are those of its payloads in LMDB and its shares of segments, and no fewer than can be read."""
+    """Check the bytes that each topic counts: they are those of its payloads in LMDB plus its shares of segments.
+
+    Its shares must be large enough for the messages that can be read.
+    """
     expected: Counter[str] = Counter()
     shares: Counter[str] = Counter()
     topics = {key.decode(): TopicInfo(**json.loads(value)).incarnation for key, value in contents.scan("topics")}
@@ -363,13 +370,13 @@ def _space(contents: Contents) -> Iterator[str]:
         yield f"incarnation {incarnation} of a topic {'has no topic' if incarnation in said else 'has no size'}"
     for topic, incarnation in topics.items():
         if incarnation in said and said[incarnation] != expected[incarnation]:
-            yield f"topic {topic} counts {said[incarnation]} bytes, its messages take {expected[incarnation]}"
+            yield f"topic {topic} counts {said[incarnation]} bytes, but its messages take {expected[incarnation]}"
         if shares[incarnation] > 0:
-            yield f"topic {topic} has more bytes in segments than these count"
+            yield f"topic {topic} has more bytes in segments than the segments count"
 
 
 def _files(contents: Contents, out: Checked) -> Iterator[str]:
-    """Check the files of segments: those that are needed are this store's own. List those that are not needed."""
+    """Check that every needed segment file belongs to this store, and list the files that are not needed."""
     try:
         names = contents.segments.names()
     except FileNotFoundError:
@@ -382,7 +389,7 @@ def _files(contents: Contents, out: Checked) -> Iterator[str]:
         try:
             header = contents.segments.header(name)
         except FileNotFoundError:
-            # It was deleted meanwhile.
+            # The file was deleted after the folder was listed.
             continue
         except OSError as error:
             yield f"file {name} cannot be read: {error}"
@@ -390,7 +397,7 @@ def _files(contents: Contents, out: Checked) -> Iterator[str]:
         mine = header is not None and header.store_id == contents.segments.store_id
         if found is not None and found.complete and contents.get("segments", found.segment) is not None:
             if header is None or not mine or bytes.fromhex(header.token) != found.segment:
-                yield f"{Place(found.segment)} has a header that fails its checksum, or is not its own"
+                yield f"{Place(found.segment)} has a header that fails its checksum or belongs to another segment"
         elif found is not None and (mine or not found.complete):
             out.unused.append(name)
         else:
@@ -411,45 +418,45 @@ def _groups(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str
         (group, queue), lock = layout.group_of(key), layout.lock_from_json(value)
         if not 0 < lock.tenure <= lock.epoch <= greatest or lock.epoch in epochs:
             yield (
-                f"the lock of queue {queue} in group {group!r} has epoch {lock.epoch} and tenure {lock.tenure}, the last number given is "
-                f"{greatest}"
+                f"the lock of queue {queue} in group {group!r} has epoch {lock.epoch} and tenure {lock.tenure}, but the last number given "
+                f"is {greatest}"
             )
         epochs.add(lock.epoch)
 
 
 def _members(contents: Contents) -> Iterator[str]:
-    """Check that each member's record is under its own key, with a join number that the store has given."""
+    """Check that each member's record is stored under the member's key, with a join number that the store has given."""
     last = contents.get("meta", b"epoch")
     greatest = layout.to_number(last) if last else 0
     for key, value in contents.scan("members"):
         group = key.partition(b"\0")[0].decode()
         member = layout.member_from_json(value)
         if key != layout.member_key(group, member.client_id):
-            yield f"group {group!r} has member {member.client_id!r} under another's key"
+            yield f"group {group!r} has member {member.client_id!r} under the key of another member"
         if not 0 < member.joined <= greatest:
-            yield f"member {member.client_id!r} of group {group!r} joined at {member.joined}, the last number given is {greatest}"
+            yield f"member {member.client_id!r} of group {group!r} has join number {member.joined}, but the last number given is {greatest}"
 
 
 def _dead(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
-    """Check that each message that was put aside has a letter of its own in its group's dead-letter topic."""
+    """Check that each dead-lettered message has its own letter in its group's dead-letter topic."""
     letters = dict[tuple[str, int], str]()
     for key, value in contents.scan("dead"):
         (group, queue), offset, letter = layout.group_of(key), layout.index_offset(key), layout.to_number(value)
         name = f"message {offset} of queue {queue} of group {group!r}"
         target = queues.get(layout.queue_key(MessageQueue(DEAD_LETTER_PREFIX + group, "", 0)))
         if layout.queue_key(queue) not in queues:
-            yield f"{name} was put aside, but its queue does not exist"
+            yield f"{name} has a dead letter, but its queue does not exist"
         if target is None:
-            yield f"{name} was put aside in a topic that does not exist"
+            yield f"{name} has a dead letter in a topic that does not exist"
         elif letter >= target.max_offset:
-            yield f"{name} was put aside at {letter}, the dead letters end at {target.max_offset}"
+            yield f"{name} has a dead letter at {letter}, but the dead letters end at {target.max_offset}"
         if (group, letter) in letters:
-            yield f"{name} was put aside at {letter}, as was {letters[group, letter]}"
+            yield f"{name} has its dead letter at {letter}, as has {letters[group, letter]}"
         letters[group, letter] = name
 
 
 def _parked(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
-    """Check that each lot has its queue, and that each record of a parked message is of a message in its lot."""
+    """Check that each parking lot's queue exists, and that each record of a parked message points to a message in the lot."""
     for key in queues:
         lot = layout.queue_of(key)
         found = origin(lot.topic)
@@ -464,14 +471,14 @@ def _parked(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str
         if sources is None or at >= sources.max_offset:
             yield f"{name} was parked, but does not exist"
         if lots is None or place >= lots.max_offset:
-            yield f"{name} was parked at {place} of queue {lot}, which does not have it"
+            yield f"{name} was parked at {place} of queue {lot}, which has no such message"
         if (lot, place) in copies:
             yield f"{name} was parked at {place} of queue {lot}, as was {copies[lot, place]}"
         copies[lot, place] = name
 
 
 def _settled(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
-    """Check that the messages exist that were processed out of turn. Retention may have deleted them since."""
+    """Check that messages that were processed out of turn are below the queue's end. Retention may have deleted them since."""
     for key, value in contents.scan("settled"):
         (group, queue), block, bits = layout.group_of(key), layout.index_offset(key), layout.to_number(value)
         at, last = queues.get(layout.queue_key(queue)), block * BLOCK + bits.bit_length() - 1

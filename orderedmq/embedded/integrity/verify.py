@@ -1,9 +1,9 @@
 """Verifies a store's file before LMDB reads it, whenever a process opens the store.
 
-Rules: one snapshot is verified, held by a read transaction, so that its pages are not reused meanwhile. Other processes may
-write, so pages that do not fit together are read again. Each of the file's two snapshots must have been written by the
-transaction that its meta page names: a changed bit there would let LMDB begin at the older one and lose the last write. Payloads
-are not read, in LMDB or in segments: the index has their checksums.
+Rules: one snapshot is verified, and a read transaction holds it so that its pages are not reused during the verification. Other
+processes may write, so pages that do not fit together are read again. Each of the file's two snapshots must have been written by the
+transaction that its meta page names, because a changed bit there could make LMDB use the older snapshot and lose the last write.
+Payloads are not read, neither in LMDB nor in segments, because the index has their checksums.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from orderedmq.embedded.store import layout, pages
 from orderedmq.embedded.store.pages import Meta, Read, Snapshot, Tree
 from orderedmq.embedded.store.transaction import WRITTEN, damaged, written
 
-#: How often pages that do not fit together are read again, and seconds in between: another process may be writing them.
+#: How often pages that do not fit together are read again, and seconds between two reads. Another process may be writing the pages.
 TRIES: Final = 20
 PAUSE: Final = 0.005
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[Read]:
-    """Yield a function that reads bytes of the store's file, given position and size.
+    """Yield a function that returns bytes of the store's file, given position and size.
 
-    It reads by a system call, not a map, so that an unreadable sector is an error, not a signal.
+    It reads by a system call, not through a map, so that an unreadable sector raises an error instead of a signal.
     """
     descriptor = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # A position that is too large for a file has no bytes.
+        # At a position that is too large for any file, there are no bytes.
         yield lambda position, size: os.pread(descriptor, size, position) if position < 1 << 62 else b""
     finally:
         os.close(descriptor)
 
 
 def require_metas(path: Path) -> None:
-    """Verify the meta pages, before LMDB opens the file. Raises StoreError CORRUPT."""
+    """Verify the meta pages before LMDB opens the file. Raises StoreError CORRUPT."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), reading(path) as read:
         _retry(path, lambda: _wrong_metas(read))
 
@@ -64,7 +64,7 @@ def _retry(path: Path, wrong: Callable[[], str | None]) -> None:
 def require_sound(path: Path, env: Any) -> None:
     """Verify the newest snapshot of an open environment.
 
-    Raises StoreError CORRUPT. A file that is not one of our stores passes.
+    A file that is not a store of this broker passes. Raises StoreError CORRUPT.
     """
 
     def wrong() -> str | None:
@@ -74,7 +74,7 @@ def require_sound(path: Path, env: Any) -> None:
                 return None
             now = next((meta for meta in pair if meta.transaction == txn.id()), None)
             if now is None:
-                return f"no meta page has transaction {txn.id()}, which is the last one"
+                return f"no meta page has transaction {txn.id()}, which is the last transaction"
             _require_trees(path, read, now)
             other = pair[0] if now is pair[1] else pair[1]
             return wrong_writer(read, other)
@@ -110,24 +110,24 @@ def _require_trees(path: Path, read: Read, meta: Meta) -> None:
 
 
 def wrong_signature(version: int, mine: bytes | None, meta: Meta) -> str | None:
-    """Return what is wrong with the format and the transaction that a snapshot names, None if nothing.
+    """Return what is wrong with the format or the transaction that a snapshot names, or None if both are right.
 
-    ``mine``: the value of WRITTEN, None if it is missing or fails its seal.
+    ``mine``: the value of WRITTEN, None if that entry is missing or fails its seal.
     """
     if version >= 0 and version != layout.FORMAT and mine != written(meta.transaction):
-        # Another version may write another value.
+        # Another version of orderedmq may write another value.
         return None
     if mine is None:
-        return "the note of its last transaction is missing, or fails its checksum"
+        return "the record of its last transaction is missing or fails its checksum"
     if version != layout.FORMAT or mine != written(meta.transaction):
         return f"transaction {meta.transaction} of format {version} has the entries of another transaction or format"
     return None
 
 
 def wrong_writer(read: Read, meta: Meta) -> str | None:
-    """Return what is wrong if the older snapshot names another transaction than its meta page, else None.
+    """Return what is wrong if the older snapshot names another transaction than its meta page, or None if they agree.
 
-    Nothing else of that snapshot is verified: LMDB only uses its number.
+    Nothing else in that snapshot is verified, because LMDB uses only its number.
     """
     wrong: list[str] = []
     snapshot = Snapshot(read, meta, wrong.append)
@@ -135,7 +135,7 @@ def wrong_writer(read: Read, meta: Meta) -> str | None:
     entries = snapshot.entries(tree, "meta") if tree is not None else ()
     value = next((snapshot.value(entry) for entry in entries if entry.key == WRITTEN), b"")
     said = None if wrong else seal.opened("meta", WRITTEN, value)
-    # Another version may write another format after the transaction's number.
+    # Another version of orderedmq may write another format number after the transaction's number.
     if said is None or said[:8] == layout.number(meta.transaction):
         return None
-    return f"the meta page of transaction {meta.transaction} has the entries of another one"
+    return f"the meta page of transaction {meta.transaction} has the entries of another transaction"

@@ -1,8 +1,8 @@
 """One LMDB environment per directory and process: opening, transactions, mapping of errors, forks.
 
-Rules: an environment is opened once per process and shared, because LMDB breaks if one is opened twice. It is never used across
-a fork: the child forgets the handle and opens its own. Errors of LMDB and the system are raised as StoreErrors. Values are
-valid only inside their transaction, so they are copied out. Everything that is written is on disk when ``write`` returns.
+Rules: an environment is opened once per process and shared, because LMDB breaks if an environment is opened twice. An environment is
+never used across a fork: the child forgets the handle and opens its own. Errors of LMDB and the system are raised as StoreErrors. Values
+are valid only inside their transaction, so they are copied. Everything that was written is on the disk when ``write`` returns.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from orderedmq.embedded.store.transaction import Transaction, damaged
 from orderedmq.errors import StoreError, StoreFullError, map_full, no_store
 from orderedmq.forks import call_in_child
 
-#: Bytes of address space, not of disk: the file grows as it is written.
+#: Bytes of address space, not of disk space: the file grows as it is written.
 MAP_SIZE: Final = 1 << 40
 MAX_READERS: Final = 1024
-#: Bytes by which a full map grows, so that deletions and renewals go on.
+#: Bytes by which a full map grows, so that deletions and renewals remain possible.
 SPARE: Final = 4 * 1024 * 1024
-#: Writes of a process after which it clears the slots of killed readers, which keep freed pages from being reused.
+#: After this many writes, a process clears the slots of killed readers, because these slots keep freed pages from being reused.
 CLEAR_READERS: Final = 256
 _NETWORK: Final = frozenset(
     (
@@ -44,7 +44,7 @@ _NETWORK: Final = frozenset(
     )
 )  # fmt: skip
 _FULL: Final = ("No space left on device", "File too large", "Disk quota exceeded")
-#: lmdb also says this after a partial write, which is the first sign of a full disk.
+#: lmdb also reports this error after a partial write, which is the first sign of a full disk.
 _SHORT: Final = "Input/output error"
 _LITTLE: Final = 64 * 1024 * 1024
 _READ_ONLY: Final = os.strerror(errno.EROFS)
@@ -52,7 +52,7 @@ _DENIED: Final = (os.strerror(errno.EACCES), os.strerror(errno.EPERM), _READ_ONL
 _NO_DESCRIPTOR: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
-#: Errors by which LMDB reports damaged pages. NotFoundError means that a database is missing.
+#: The errors by which LMDB reports damaged pages. NotFoundError means that a database is missing.
 _DAMAGED: Final = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
@@ -70,9 +70,9 @@ T = TypeVar("T")
 
 
 class Store:
-    """The environment of one store in this process. ``open`` shares it, the last ``close`` closes it.
+    """The environment of one store in this process. Callers of ``open`` share it, and the last ``close`` closes it.
 
-    Each use checks that a path still leads to the store's file, and raises StoreError REPLACED or MISSING otherwise.
+    Each use raises StoreError REPLACED or MISSING if no path leads to the store's file any more.
     """
 
     _shared: ClassVar[dict[File, Store]] = {}
@@ -81,18 +81,18 @@ class Store:
     def __init__(self, path: Path, map_size: int) -> None:
         self._path = path
         self.map_size = map_size
-        #: Identifies the store and its file: a copy is another store.
+        #: Identifies the store and its file. A copy of the store has another identity.
         self.identity = ""
-        #: None until the store was opened for the first time.
+        #: None until the store is opened for the first time.
         self._whereabouts: Whereabouts | None = None
         self._users = 0
         self._writes = 0
         self._closed = False
-        #: Whether LMDB failed to write a meta page, and nothing was written over it since.
+        #: Whether LMDB failed to write a meta page, and that page has not been overwritten since.
         self._meta_is_stale = False
         self._env: Any = None
         self._handles: dict[str, Any] = {}
-        #: The store's segment files. They are known once it was opened.
+        #: The store's segment files, known once the store was opened.
         self.segments = Segments(lambda: self.path, "")
         self._opening = threading.Lock()
         self._dropping = threading.Lock()
@@ -102,12 +102,12 @@ class Store:
 
     @staticmethod
     def exists(path: Path) -> bool:
-        """Whether ``path`` has a store's file. Raises PermissionError if a directory on the way cannot be entered."""
+        """Whether ``path`` has a store's file. Raises PermissionError if a directory on the path cannot be entered."""
         return file_at(path) is not None
 
     @classmethod
     def require_there(cls, path: Path) -> None:
-        """Raises StoreError MISSING if there is no store, PERMISSION if the path cannot be read."""
+        """Require a store at ``path``. Raises StoreError MISSING if there is none, PERMISSION if the path cannot be read."""
         try:
             there = cls.exists(path)
         except PermissionError as error:
@@ -117,17 +117,17 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, *, map_size: int | None = None, create: bool = False) -> Store:
-        """Open the store, or share it if this process has it open. ``create`` makes a missing one.
+        """Return the store at ``path``: opened, or shared if this process has it open. ``create`` makes a missing store.
 
         Raises StoreError MISSING, NOT_EMPTY, PLATFORM, NETWORK_FILE_SYSTEM, PERMISSION, OTHER_FORMAT, NOT_A_STORE, CORRUPT,
-        REPLACED or IO; StoreFullError.
+        REPLACED or IO, or StoreFullError.
         """
         if sys.platform == "win32":
-            why = "the embedded broker does not run on Windows; use Linux, macOS, or WSL with a Linux path"
+            why = "the embedded broker does not run on Windows. Use Linux, macOS, or WSL with a Linux path"
             raise StoreError(StoreCondition.PLATFORM, why)
         kind = file_system(path)
         if kind in _NETWORK:
-            why = f"{path} is on a {kind} file system, where memory maps and locks are not safe; use a local disk for the store"
+            why = f"{path} is on a {kind} file system, where memory maps and locks are not safe. Use a local disk for the store"
             raise StoreError(StoreCondition.NETWORK_FILE_SYSTEM, why)
         try:
             if create and not cls.exists(path):
@@ -148,11 +148,11 @@ class Store:
     @classmethod
     @contextlib.contextmanager
     def held(cls, path: Path) -> Iterator[int]:
-        """Keep the newest snapshot from being overwritten while its file is read without LMDB. Yield its transaction number.
+        """Yield the transaction number of the newest snapshot, and protect the snapshot while the file is read without LMDB.
 
         Raises StoreError NOT_A_STORE, CORRUPT, PERMISSION or IO.
         """
-        # The guard keeps other threads from opening it meanwhile: an environment is opened once per process.
+        # The guard keeps other threads from opening the environment now, because a process may open it only once.
         with cls._guard, contextlib.ExitStack() as stack:
             file = file_at(path)
             store = cls._shared.get(file) if file is not None else None
@@ -165,7 +165,7 @@ class Store:
 
     @classmethod
     def _open_here(cls, path: Path) -> Store | None:
-        """Return the store that this process has open at ``path``, None if it has none there."""
+        """Return the store that this process has open at ``path``, or None if it has none open there."""
         file = file_at(path)
         store = cls._shared.get(file) if file is not None else None
         if store is None:
@@ -174,7 +174,7 @@ class Store:
         try:
             store._environment()
         except StoreError as error:
-            # The handle was given up (`_drop`, `_forget`), and another store has since got the file's inode number.
+            # The handle was dropped (`_drop`, `_forget`), and another store's file has since got the same inode number.
             if error.sub != StoreCondition.REPLACED:
                 raise
             return None
@@ -182,16 +182,19 @@ class Store:
 
     @property
     def path(self) -> Path:
-        """A path by which the store was opened: the one that led to it last."""
+        """The path by which the store was last found, one of those by which it was opened."""
         return self._path if self._whereabouts is None else self._whereabouts.path
 
     @property
     def _known(self) -> Whereabouts:
-        assert self._whereabouts is not None, "it was opened"
+        assert self._whereabouts is not None, "the store was opened"
         return self._whereabouts
 
     def require_here(self) -> None:
-        """Raises StoreError REPLACED or MISSING if no path leads to the store. Call it before using files beside the store."""
+        """Require that a path leads to the store. Call this before using other files in its directory.
+
+        Raises StoreError REPLACED or MISSING.
+        """
         if self._whereabouts is not None:
             self._whereabouts.require()
 
@@ -211,21 +214,21 @@ class Store:
                 env.close()
 
     def _drop_if_dead(self, env: Any) -> None:
-        """Give up an environment that LMDB itself has given up, as it does when the write of its meta page fails."""
+        """Drop an environment that LMDB has made unusable, as it does when it fails to write its meta page."""
         try:
             env.begin().abort()
         except lmdb.PanicError:
             self._drop()
             self._meta_is_stale = True
         except lmdb.Error:
-            # It was closed meanwhile, or somebody else is told what is wrong.
+            # The environment was closed in the meantime, or another caller gets this error.
             pass
 
     def _write_over_stale_meta(self) -> None:
-        """Commit a transaction without changes, over the meta page whose write has failed.
+        """Commit a transaction without changes, which overwrites the meta page whose write has failed.
 
-        LMDB has put the number of an earlier transaction there, beside the roots of the one that failed. It never reads them, but the
-        same would be there if a bit of the number had changed, and `verify.require_sound` refuses that.
+        LMDB has put the number of an earlier transaction into that page, next to the roots of the failed one. LMDB never reads these
+        roots. But a changed bit in the number would look the same, and `verify.require_sound` refuses that.
         """
         with contextlib.closing(self._lmdb(False)) as env:
             handles = {name: env.open_db(name.encode(), create=False) for name in layout.DATABASES}
@@ -240,7 +243,7 @@ class Store:
             store._forget()
 
     def _forget(self) -> None:
-        """In a child after fork: drop the parent's environment. Closing it would end the parent's read transactions."""
+        """Drop the parent's environment in a child after a fork. Closing it would end the parent's read transactions."""
         self._env, self._handles = None, {}
         self._opening, self._dropping, self._resize_lock = threading.Lock(), threading.Lock(), ResizeLock()
 
@@ -251,7 +254,7 @@ class Store:
             return env, handles
         with self._opening, self.errors_mapped("open"):
             if self._closed:
-                raise StoreError(StoreCondition.IO, f"the connection to the store at {self.path} was closed; connect again")
+                raise StoreError(StoreCondition.IO, f"the connection to the store at {self.path} was closed. Connect again")
             if self._env is None:
                 if create:
                     make_folder(self.path)
@@ -282,7 +285,7 @@ class Store:
                 max_readers=MAX_READERS,
                 mode=0o600,
                 create=create,
-                # Rows are read in order, but random access must not read the pages around it.
+                # Without readahead, random access does not read the pages around an entry.
                 readahead=False,
                 meminit=False,
             )
@@ -295,31 +298,31 @@ class Store:
                 raise
             raise StoreError(
                 StoreCondition.IO,
-                f"the store at {self.path} cannot be opened in this process, which was forked while another thread was using it: start "
-                "processes another way (multiprocessing's spawn)",
+                f"the store at {self.path} cannot be opened in this process, which was forked while another thread was using the store. "
+                "Start processes another way (multiprocessing's spawn)",
             ) from error
 
     def _no_store(self, error: Exception) -> StoreError:
         return StoreError(
             StoreCondition.NOT_A_STORE,
-            f"{self.path} has a data.mdb that is no LMDB file, or its first pages are damaged ({error}); choose another path, or restore "
-            "it from a copy",
+            f"{self.path} has a data.mdb that is not an LMDB file or whose first pages are damaged ({error}). Choose another path, or "
+            "restore the store from a copy",
         )
 
     # -- transactions ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A transaction that reads one snapshot of the entries. Do not keep it open while rows are processed.
+        """Yield a transaction that reads one snapshot of the entries. Do not keep it open while rows are processed.
 
-        Reading payloads can fail because their segments were deleted meanwhile. `consult` copes with that.
+        Reading a payload fails if its segment was deleted after the transaction began. `consult` handles that.
         """
         env, handles = self._environment()
         with self.errors_mapped("read"), self._transaction(env, write=False) as txn:
             yield Transaction(txn, handles, self.path, self.segments)
 
     def consult(self, work: Callable[[Transaction], T]) -> T:
-        """Return ``work`` of a transaction that reads. If a segment has gone meanwhile, it is called again with a newer snapshot.
+        """Return the result of ``work`` on a read transaction. If a segment was deleted during ``work``, retry with a newer snapshot.
 
         Raises StoreError CORRUPT if the newest snapshot needs a segment that is missing.
         """
@@ -338,7 +341,7 @@ class Store:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Transaction]:
-        """A write transaction: one at a time, all or nothing, on disk at the end."""
+        """Yield a write transaction. Only one runs at a time. At the end, all of its changes are on the disk, or none after an error."""
         env, handles = self._environment()
         committed, transaction = False, None
         try:
@@ -352,11 +355,11 @@ class Store:
                 transaction.end(committed=committed)
             if not committed:
                 self._drop_if_dead(env)
-        # A write to a store that is gone would be lost, so it fails.
+        # A write to a store that was moved or replaced would be lost, so it fails.
         self.require_here()
 
     def write_even_if_full(self, work: Callable[[Transaction], T]) -> T:
-        """Run a write that must succeed even if the map is full (a renewal, a deletion): a full map then grows by SPARE."""
+        """Run a write that must succeed even if the map is full (a renewal, a deletion). A full map grows by SPARE."""
         try:
             with self.write() as txn:
                 return work(txn)
@@ -370,22 +373,22 @@ class Store:
             return work(txn)
 
     def write_deletion(self, work: Callable[[Transaction], T]) -> T:
-        """Run a write that deletes. Only the second write after it can reuse what it frees, so another one follows at once."""
+        """Run a write that deletes, and another write right after it, because only the second write after it can reuse freed pages."""
         out = self.write_even_if_full(work)
-        # What was asked for is done, whatever becomes of this.
+        # The deletion is done, even if this second write fails.
         with contextlib.suppress(StoreError):
             self.write_even_if_full(lambda txn: txn.take_number("freed"))
         return out
 
     def copy_entries(self, folder: Path, look: Callable[[Transaction], object]) -> None:
-        """Copy all entries into a new ``data.mdb`` in ``folder``, which is empty. It is on the disk when this returns.
+        """Copy all entries into a new ``data.mdb`` in the empty ``folder``. The copy is on the disk when this returns.
 
-        ``look`` is called with a transaction that sees just these entries, while nobody writes.
+        ``look`` is called with a transaction that sees exactly these entries, while no other write runs.
         """
         env, handles = self._environment()
         with self.errors_mapped("copy"), contextlib.ExitStack() as stack:
             with self._transaction(env, write=True) as txn:
-                # From here on: before, the map may have to become larger.
+                # The resize lock is taken only now, because beginning the transaction may have to resize the map.
                 stack.enter_context(self._resize_lock.shared())
                 snapshot = stack.enter_context(env.begin())
                 look(Transaction(txn, handles, self.path, self.segments))
@@ -393,7 +396,7 @@ class Store:
             (folder / "data.mdb").chmod(0o600)
             with contextlib.closing(lmdb.open(str(folder), map_size=self.map_size, max_dbs=len(handles), mode=0o600)) as copy:
                 names = {name: copy.open_db(name.encode(), create=False) for name in handles}
-                # The copy has other numbers of transactions, which each of its two snapshots must name (integrity/verify).
+                # The copy has other transaction numbers, and each of its two snapshots must name its own (integrity/verify.py).
                 for _ in range(2):
                     with copy.begin(write=True) as txn:
                         Transaction(txn, names, folder, self.segments).sign(always=True)
@@ -415,16 +418,16 @@ class Store:
                     with txn:
                         yield txn
                     return
-            # Killed readers hold slots, or another process with a larger map has written beyond ours.
+            # Killed readers hold slots, or another process with a larger map has written beyond this process's map.
             env.reader_check()
             with self._resize_lock.exclusive():
                 env.set_mapsize(0)
 
     def last_change(self) -> int:
-        """Return a number that grows with every write of any process. Reading it costs next to nothing.
+        """Return a number that grows with every write of any process. Reading it costs very little.
 
-        It is the number of a snapshot. ``env.info()`` would not do: it counts a write as soon as its last page is written,
-        before the fsync, when readers still see the state before. They would take that state for the new one.
+        It is the number of the newest snapshot. ``env.info()`` is not used, because it counts a write before its fsync, while readers
+        still see the earlier state. They would take the earlier state for the new one.
         """
         env, _ = self._environment()
         with self.errors_mapped("read"), self._transaction(env, write=False) as txn:
@@ -432,16 +435,16 @@ class Store:
 
     @contextlib.contextmanager
     def errors_mapped(self, what: str) -> Iterator[None]:
-        """Raise errors of LMDB and the system as StoreErrors. ``what``: what was tried, for the message."""
+        """Raise errors of LMDB and the system as StoreErrors. ``what``: the attempted action, for the message."""
         try:
             yield
         except lmdb.MapFullError as error:
             raise map_full(self.path, self.map_size) from error
         except (lmdb.PanicError, lmdb.BadTxnError) as error:
-            # LMDB gives up an environment after a failed write of its meta page. A new one works once the cause is gone.
+            # LMDB makes an environment unusable after a failed write of its meta page. A new one works once the cause is gone.
             self._meta_is_stale = self._meta_is_stale or isinstance(error, lmdb.PanicError)
             self._drop()
-            raise self._failed(f"{what} and was closed", f"{error}; try again") from error
+            raise self._failed(f"{what} and was closed", f"{error}. Try again") from error
         except _DAMAGED as error:
             raise damaged(self.path, str(error)) from error
         except lmdb.ReadonlyError as error:
@@ -461,7 +464,7 @@ class Store:
             if error.errno == errno.EROFS:
                 raise _no_permission(self.path, error) from error
             if error.errno in _NO_DESCRIPTOR:
-                raise self._failed(what, f"{error}; allow more open files (ulimit -n)") from error
+                raise self._failed(what, f"{error}. Allow more open files (ulimit -n)") from error
             raise self._failed(what, str(error)) from error
 
     def _little_room(self) -> bool:
@@ -477,18 +480,16 @@ class Store:
         return StoreError(StoreCondition.IO, f"the store at {self.path} failed to {what}: {why}")
 
     def _no_room(self, error: Exception) -> StoreFullError:
-        why = f"no room on the disk of the store at {self.path} ({error}); nothing was changed: make room and try again"
+        why = f"there is no room on the disk of the store at {self.path} ({error}), and nothing was changed. Make room and try again"
         return StoreFullError(StoreFullCondition.FULL, why)
 
 
 def _no_permission(path: Path, error: Exception) -> StoreError:
     if _READ_ONLY in str(error):
-        remedy = (
-            "its file system is read-only: mount it writable; if an error of the disk made it so, repair it first (see dmesg)"
-        )
+        remedy = "its file system is read-only. Mount it writable. If a disk error made it read-only, repair the disk first (see dmesg)"
     else:
         remedy = missing_rights(path)
-    why = f"no permission to use the store at {path} ({error}); nothing was changed: {remedy}"
+    why = f"this process has no permission to use the store at {path} ({error}), and nothing was changed: {remedy}"
     return StoreError(StoreCondition.PERMISSION, why)
 
 

@@ -1,4 +1,4 @@
-"""A store's directory and the system: the type of file system, folders, other files, missing rights."""
+"""A store's directory in the file system: the type of the file system, folders, other files, missing rights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from orderedmq.conditions import StoreCondition
 from orderedmq.errors import StoreError
 from orderedmq.options.declared import DEFAULT_DIRECTORY
 
-#: Names in a store's directory (another process may be creating the store right now), and the folder that a new disk has.
+#: Names in a store's directory, which another process may be creating right now, and the folder of an empty disk (lost+found).
 _OF_STORES: Final = frozenset(("data.mdb", "lock.mdb", "owners", "runs", "segments", "lost+found"))
 
 
 def file_system(path: Path) -> str:
-    """Return the type of the file system that holds ``path``, "" if the machine does not tell."""
+    """Return the type of the file system that holds ``path``, or "" if the machine does not say."""
     with contextlib.suppress(OSError):
         best, kind = "", ""
         real = os.path.realpath(path)
@@ -31,7 +31,7 @@ def file_system(path: Path) -> str:
 
 
 def refuse_other_files(path: Path) -> None:
-    """Require an empty or missing directory, for a new store. Raises StoreError NOT_EMPTY or NOT_A_STORE, PermissionError."""
+    """Require an empty or missing directory for a new store. Raises StoreError NOT_EMPTY or NOT_A_STORE, or PermissionError."""
     try:
         others = sorted(set(os.listdir(path)) - _OF_STORES)
         segments = sorted(str(file.relative_to(path)) for file in (path / "segments").glob("*.segment"))
@@ -39,25 +39,25 @@ def refuse_other_files(path: Path) -> None:
         return
     except NotADirectoryError as error:
         raise StoreError(
-            StoreCondition.NOT_A_STORE, f"{path} is a file or lies below one; give a directory, which may be missing"
+            StoreCondition.NOT_A_STORE, f"{path} is a file or is below one. Give a directory, which may be missing"
         ) from error
     if others:
         raise StoreError(
             StoreCondition.NOT_EMPTY,
-            f"{path} has other files ({', '.join(others[:3])}{', …' if others[3:] else ''}) and no store; a store is made only in an "
-            f"empty or missing directory, for example {path / DEFAULT_DIRECTORY}",
+            f"{path} has other files ({', '.join(others[:3])}{', …' if others[3:] else ''}) and no store. Give an empty or missing "
+            f"directory for a new store, for example {path / DEFAULT_DIRECTORY}",
         )
-    # Another process may have made the store meanwhile.
+    # Another process may have made the store since the folder was listed.
     if segments and not (path / "data.mdb").exists():
         raise StoreError(
             StoreCondition.NOT_EMPTY,
-            f"{path} has files of a store ({segments[0]}{', …' if segments[1:] else ''}) and no data.mdb: put that back or restore the store "
-            "from a copy; for a new store, give another directory",
+            f"{path} has files of a store ({segments[0]}{', …' if segments[1:] else ''}) and no data.mdb. Put data.mdb back, restore the "
+            "store from a copy, or give another directory for a new store",
         )
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a loss of power: those of new, renamed and deleted files."""
+    """Sync a folder, so that the names of new, renamed and deleted files in it survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -66,10 +66,10 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for this user alone, and those that are missing above it. They survive a loss of power.
+    """Make a folder that only this user can use, and missing folders above it. They survive a loss of power.
 
-    If the system cannot promise that, the new folders are removed again. Otherwise the next attempt would find them and not sync their
-    names, and the system counts a name whose sync has failed as written.
+    If a sync fails, the new folders are removed again. Otherwise the next attempt would find them and not sync their names, because
+    the system counts a name whose sync has failed as written.
     """
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def make_folder(path: Path) -> None:
 
 
 def missing_rights(path: Path) -> str:
-    """Return which file of the store at ``path`` this process may not use, and what to do about it: the end of an error."""
+    """Return the end of an error message: which file of the store at ``path`` this process may not use, and what to do about it."""
     me, names = os.geteuid(), sorted(_OF_STORES - {"lost+found"})
     try:
         there = next(above for above in (path, *path.parents) if above.exists())
@@ -94,14 +94,14 @@ def missing_rights(path: Path) -> str:
             status = file.stat()
             said = f"{file} belongs to user {_user(status.st_uid)} and has mode {status.st_mode & 0o7777:04o}"
             if status.st_uid == me:
-                return f"{said}; allow its owner to use it: chmod -R u+rwX {there}"
+                return f"{said}. Allow its owner to use it: chmod -R u+rwX {there}"
             return (
-                f"{said}, this process runs as user {_user(me)}; run as user {_user(status.st_uid)}, or give the files to user "
+                f"{said}, but this process runs as user {_user(me)}. Run as user {_user(status.st_uid)}, or give the files to user "
                 f"{_user(me)}: chown -R {_user(me)} {there}"
             )
     except PermissionError as error:
-        return f"user {_user(me)} may not look into the directory of {error.filename}; allow it, or run as the user who owns it"
-    return f"this process runs as user {_user(me)}; run as the user who owns the store, or choose another path"
+        return f"user {_user(me)} may not enter the directory of {error.filename}. Allow it, or run as the user who owns the directory"
+    return f"this process runs as user {_user(me)}. Run as the user who owns the store, or choose another path"
 
 
 def _usable(file: Path) -> bool:

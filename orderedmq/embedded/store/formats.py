@@ -19,11 +19,11 @@ from orderedmq.errors import StoreError
 
 
 def prepare(env: Any, path: Path, segments: Segments, create: bool) -> tuple[dict[str, Any], str]:
-    """Return the databases of an environment by name, and the store's id. Initialises a new store if ``create``.
+    """Return the databases of an environment by name, and the store's id. Initialise a new store if ``create`` is true.
 
-    Raises StoreError MISSING, OTHER_FORMAT, NOT_A_STORE, CORRUPT.
+    Raises StoreError MISSING, OTHER_FORMAT, NOT_A_STORE or CORRUPT.
     """
-    # Counted first: if another process initialised the store after the lookup, its entries would look foreign.
+    # The entries are counted before the lookup. If another process initialised the store in between, its entries would look foreign.
     entries = env.stat()["entries"]
     try:
         meta = env.open_db(b"meta", create=False)
@@ -36,12 +36,12 @@ def prepare(env: Any, path: Path, segments: Segments, create: bool) -> tuple[dic
             if entries:
                 raise _not_ours(path)
             raise StoreError(
-                StoreCondition.MISSING, f"the store at {path} is empty; create a topic (orderedmq topic create NAME --queues N)"
+                StoreCondition.MISSING, f"the store at {path} is empty. Create a topic (orderedmq topic create NAME --queues N)"
             )
         _initialise(env, path, segments)
     elif layout.to_number(version) != layout.FORMAT:
         raise other(path, layout.to_number(version))
-    # Not inside a read transaction: lmdb resets it instead of committing it, and the handles would be lost.
+    # The databases are not opened inside a read transaction, because lmdb resets it without a commit and the handles would be lost.
     handles = {name: env.open_db(name.encode(), create=False) for name in layout.DATABASES}
     with env.begin() as txn:
         identity = Transaction(txn, handles, path, segments).get("meta", b"store_id")
@@ -53,7 +53,7 @@ def _initialise(env: Any, path: Path, segments: Segments) -> None:
         foreign = env.stat()["entries"] > 0
         handles = {name: env.open_db(name.encode(), txn=txn) for name in layout.DATABASES}
         if txn.get(b"store_id", db=handles["meta"]) is not None:
-            # Another process was first.
+            # Another process has initialised the store.
             return
         if foreign:
             raise _not_ours(path)
@@ -63,15 +63,15 @@ def _initialise(env: Any, path: Path, segments: Segments) -> None:
         made.sign()
         _write_metas_again(path, env.stat()["psize"])
         segments.folder.mkdir(mode=0o700, exist_ok=True)
-        # Before the commit, so that a store that is there after a loss of power is whole.
+        # The folder is synced before the commit, so that a store that exists after a loss of power is complete.
         sync_folder(path)
 
 
 def _write_metas_again(path: Path, page: int) -> None:
-    """Write LMDB's two meta pages of a new file once more, so that the commit's sync writes them. Call it in a write transaction.
+    """Write both meta pages of a new file again, so that the commit's sync writes them. Call this in a write transaction.
 
-    LMDB wrote them when it made the file, perhaps in an attempt that failed because the disk did not take them (EIO). The system then counts
-    them as written, and LMDB, which finds them there, would not write both of them again.
+    LMDB wrote them when it made the file, perhaps in an attempt that failed because the disk reported an error (EIO). The system
+    counts such pages as written, and LMDB does not write both again, because it finds them in the file.
     """
     with open(path / "data.mdb", "r+b", buffering=0) as file:
         metas = os.pread(file.fileno(), 2 * page, 0)
@@ -81,13 +81,13 @@ def _write_metas_again(path: Path, page: int) -> None:
 def other(path: Path, version: int) -> StoreError:
     """Return the error for a store of another version."""
     remedy = (
-        "upgrade orderedmq" if version > layout.FORMAT else "use the version that made it, or make a new store at another path"
+        "Upgrade orderedmq" if version > layout.FORMAT else "Use the version that made it, or make a new store at another path"
     )
     return StoreError(
         StoreCondition.OTHER_FORMAT,
-        f"the store at {path} has format {version}, this version of orderedmq has format {layout.FORMAT}: {remedy}",
+        f"the store at {path} has format {version}, but this version of orderedmq has format {layout.FORMAT}. {remedy}",
     )
 
 
 def _not_ours(path: Path) -> StoreError:
-    return StoreError(StoreCondition.NOT_A_STORE, f"{path} has an LMDB file that is not this broker's; choose another path")
+    return StoreError(StoreCondition.NOT_A_STORE, f"{path} has an LMDB file that is not this broker's. Choose another path")

@@ -1,21 +1,21 @@
-"""How the store's keys and values are laid out in LMDB. Pure.
+"""The layout of the store's keys and values in LMDB. Pure.
 
-Databases (key → value; integers in keys are big-endian, so that keys sort as numbers do):
+Databases (key → value; integers in keys are big-endian, so that keys sort in the order of the numbers):
 
     meta      name                       → format, store id, last transaction, next payload id, next epoch; reset numbers of groups;
                                           the machine's clocks, as JSON
     topics    topic                      → TopicInfo as JSON
     queues    queue key                  → QueueState
-    index     queue key, first offset    → Chunk: makes a payload visible at these offsets
+    index     queue key, first offset    → Chunk: makes a payload visible at the offsets from the first one on
     payloads  payload id                 → a payload that is not in a segment: one Arrow IPC record batch (chunk_codec.py)
-    segments  token                      → SegmentState as JSON: how many chunks are in the segment file, and whose bytes
-    space     incarnation of a topic     → bytes that its messages take, also deleted ones whose segment is still needed
+    segments  token                      → SegmentState as JSON: how many chunks are in the segment file, and bytes by topic
+    space     incarnation of a topic     → bytes of the topic's messages, including deleted ones whose segment is still needed
     groups    group, queue key           → next offset to process
     locks     group, queue key           → QueueLock as JSON
     members   group, client id           → Member as JSON
     dead      group, queue key, offset   → offset of its dead letter
-    parked    group, queue key, offset   → offset in the parking lot of the message that was parked from there
-    settled   group, queue key, block    → bits of the block's messages that were processed out of turn (settled.py)
+    parked    group, queue key, offset   → offset in the parking lot of the message that was parked from that offset
+    settled   group, queue key, block    → a bit for each message of the block that was processed out of turn (settled.py)
     batches   sink id, batch id          → replay record as JSON
 
 Every value ends with a seal (integrity/seal.py), except payloads and the store's format.
@@ -56,9 +56,9 @@ DATABASES: Final = (
     "space",
 )
 
-#: The key in ``meta`` for the machine's clocks, as retention by age has last seen them.
+#: The key in ``meta`` for the machine's clocks as retention by age last read them.
 CLOCKS: Final = b"clocks"
-#: Keys and locks that are kept decoded: whoever watches a group reads the same ones again and again.
+#: How many decoded keys and locks are cached. A process that watches a group reads the same ones again and again.
 _KEPT: Final = 4096
 
 _U32 = struct.Struct(">I")
@@ -72,11 +72,11 @@ INLINE: Final = bytes(16)
 
 
 class Chunk(NamedTuple):
-    """An index entry: where a payload is, and its properties, known without reading it. Times are in µs since the epoch."""
+    """An index entry: the place of a payload, and properties that are needed without reading it. Times are in µs since the epoch."""
 
     #: The token of the segment file that has the payload, or INLINE.
     segment: bytes
-    #: The payload's first byte in the segment; its id in ``payloads`` if it is INLINE.
+    #: The position of the payload's first byte in the segment, or the payload's id in ``payloads`` if ``segment`` is INLINE.
     position: int
     rows: int
     #: A bit for each stored column that the payload has (chunk_codec.STORED).
@@ -100,9 +100,9 @@ class Chunk(NamedTuple):
 
 @dataclass
 class SegmentState:
-    """What the index says about a segment: ``chunks`` are in it, at least one unless the file may be deleted.
+    """What the index says about a segment. ``chunks``: how many chunks are in it. If it has none, the file may be deleted.
 
-    ``topics``: by incarnation of a topic, the bytes of its messages that were published from this segment. They are on the disk
+    ``topics``: the bytes of the messages that were published from this segment, by incarnation of their topic. They take disk space
     until the segment is deleted.
     """
 
@@ -139,7 +139,7 @@ def queue_key(queue: MessageQueue) -> bytes:
 
 
 def queue_of(key: bytes) -> MessageQueue:
-    """Return the queue of a queue key. Trailing bytes are ignored."""
+    """Return the queue of a queue key, ignoring bytes after the key."""
     topic, _, rest = key.partition(b"\0")
     return MessageQueue(topic.decode(), EMBEDDED_BROKER, _U32.unpack(rest[:4])[0])
 
@@ -171,7 +171,7 @@ def group_of(key: bytes) -> tuple[str, MessageQueue]:
 
 
 def sink_key(sink_id: str) -> bytes:
-    """Return the prefix of a sink's keys. A sink id that is longer than a key may be is hashed."""
+    """Return the prefix of a sink's keys. It has a hash of a sink id that is too long for a key."""
     plain = sink_id.encode()
     if len(plain) > 200 or b"\0" in plain:
         plain = b"#" + hashlib.blake2b(plain, digest_size=32).hexdigest().encode()
@@ -184,7 +184,7 @@ def lock_to_json(lock: QueueLock) -> bytes:
 
 @functools.lru_cache(maxsize=_KEPT)
 def lock_from_json(value: bytes) -> QueueLock:
-    # Decoded here: json would first detect the encoding of the bytes.
+    # The bytes are decoded here because json would first detect their encoding, which takes time.
     fields = json.loads(value.decode())
     fields["renewed"] = Instant(**fields["renewed"])
     return QueueLock(**fields)
@@ -195,7 +195,7 @@ def group_prefix(group: str) -> bytes:
 
 
 def member_key(group: str, client_id: str) -> bytes:
-    """Return the key of a member's record. It has a hash of the client id, which can be longer than a key may be."""
+    """Return the key of a member's record. It has a hash of the client id, which can be too long for a key."""
     return group_prefix(group) + hashlib.blake2b(client_id.encode(), digest_size=16).digest()
 
 
@@ -224,7 +224,7 @@ def message_key(group: str, queue: MessageQueue, offset: int) -> bytes:
 
 
 def described(database: str, key: bytes) -> str:
-    """Return a description of an entry for an error. The entry's key may be damaged."""
+    """Return a description of an entry for an error message. The entry's key may be damaged."""
     name, _, rest = key.partition(b"\0")
     first = name.decode(errors="backslashreplace")
     match database:
@@ -243,9 +243,9 @@ def described(database: str, key: bytes) -> str:
         case "dead":
             return f"the dead-letter record of group {first!r} for offset {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
         case "parked":
-            return f"the record that group {first!r} parked offset {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
+            return f"the record that group {first!r} parked message {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
         case "settled":
-            return f"what group {first!r} settled in block {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
+            return f"the record of what group {first!r} settled in block {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
         case "segments":
             return f"the entry of segment {key.hex()}"
         case "space":

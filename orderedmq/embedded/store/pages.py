@@ -1,12 +1,12 @@
 """Reads LMDB's pages without LMDB, and verifies that the trees of a snapshot are intact. Pure.
 
 LMDB trusts its pages. A changed bit in a page can make LMDB lose entries, return older ones, loop, or read beyond its map,
-which kills the process. So this module walks the trees before LMDB reads them, and checks every number before it uses it: page
-numbers and flags, node positions, the order of keys, the key bounds that a parent sets for its children, the page and entry
-counts of a tree, and that no page is used twice, or both used and free. It does not look at the content of values: their seals
-protect it.
+which kills the process. So this module walks the trees before LMDB reads them, and checks every number before using it: page
+numbers and flags, node positions, the order of keys, the key bounds that a parent sets for its children, and the page and entry
+counts of a tree. It also checks that no page is used twice, or both used and free. It does not check the content of values,
+because their seals protect it.
 
-The layout is LMDB 0.9's data version 1 (``mdb.c``): two meta pages, then B-trees of 64-bit page numbers in the machine's byte order.
+The layout is LMDB 0.9's data version 1 (``mdb.c``): two meta pages, then B-trees. Page numbers have 64 bits, in the machine's byte order.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import numpy as np
 
 VERSION: Final = 1
 MAGIC: Final = 0xBEEFC0DE
-#: Root of a tree without entries.
+#: The root of a tree without entries.
 NONE: Final = (1 << 64) - 1
 #: Page flags.
 _BRANCH, _LEAF, _OVERFLOW, _META = 1, 2, 4, 8
-#: Node flags: the value lies on pages of its own; the value is a tree.
+#: Node flags: the value is stored on separate pages; the value is a tree.
 _BIG, _TREE_VALUE = 1, 2
 _INTEGER_KEYS: Final = 8
 _MAX_DEPTH: Final = 32
-#: Maximum map size: no machine maps more.
+#: Maximum size of a map in bytes: no machine maps more.
 _MAX_MAP: Final = 1 << 47
 _HEADER: Final = 16
 _NODE_HEADER: Final = 8
@@ -48,7 +48,7 @@ Report = Callable[[str], None]
 
 
 class Tree(NamedTuple):
-    """LMDB's record of a database: its root, and its numbers of pages and entries."""
+    """LMDB's record of a database: its root page, and how many pages and entries it has."""
 
     pad: int
     flags: int
@@ -72,7 +72,7 @@ class Meta(NamedTuple):
 
 
 class TreeEntry(NamedTuple):
-    """An entry of a tree. If ``value`` is None, it is on ``page`` and the pages behind it."""
+    """An entry of a tree. If ``value`` is None, the value is stored on ``page`` and the pages after it."""
 
     key: bytes
     value: bytes | None
@@ -82,7 +82,10 @@ class TreeEntry(NamedTuple):
 
 
 class _Nodes(NamedTuple):
-    """The nodes of a page: keys, flags, sizes and positions of values. A branch has low halves of child numbers as sizes."""
+    """The nodes of a page: their keys and flags, and the sizes and positions of their values.
+
+    In a branch, the sizes are the lower halves of the child pages' numbers.
+    """
 
     keys: list[bytes]
     flags: list[int]
@@ -91,13 +94,13 @@ class _Nodes(NamedTuple):
 
 
 def metas(read: Read) -> tuple[Meta, Meta] | None:
-    """Return both meta pages, unverified, or None if there are none: then LMDB itself has to say what the file is."""
+    """Return both meta pages, unverified. Return None if the file has none: LMDB itself then reports what the file is."""
     first = read(0, _META_SIZE)
     if not _is_meta(first):
         return None
     size = _meta(first).page_size
     if not _is_size(size):
-        # Without a page size, the position of the second is unknown. `wrong_metas` reports the page size.
+        # Without a valid page size, the position of the second meta page is unknown. `wrong_metas` reports the page size.
         return _meta(first), _meta(first)
     second = read(size, _META_SIZE)
     return (_meta(first), _meta(second)) if _is_meta(second) else None
@@ -122,7 +125,7 @@ def _meta(page: bytes) -> Meta:
 
 
 def wrong_metas(pair: tuple[Meta, Meta]) -> str | None:
-    """Return what is wrong with the meta pages, None if nothing: what would crash LMDB, or what it would wrongly trust."""
+    """Return an error in the meta pages that would crash LMDB or that LMDB would trust, or None if they are right."""
     size = pair[0].page_size
     if not _is_size(size):
         return f"meta page 0 names a page size of {size} bytes"
@@ -134,7 +137,7 @@ def wrong_metas(pair: tuple[Meta, Meta]) -> str | None:
         if meta.map_size > _MAX_MAP or meta.last_page >= max(2, meta.map_size // size):
             return f"meta page {number} names a last page {meta.last_page} and a map of {meta.map_size} bytes"
         if meta.transaction and meta.transaction & 1 != number:
-            return f"meta page {number} has transaction {meta.transaction}, which belongs in the other one"
+            return f"meta page {number} has transaction {meta.transaction}, which belongs in the other meta page"
     first, second = (meta.transaction for meta in pair)
     if abs(first - second) > 1:
         return f"meta pages have transactions {first} and {second}, which do not follow each other"
@@ -142,7 +145,7 @@ def wrong_metas(pair: tuple[Meta, Meta]) -> str | None:
 
 
 class Snapshot:
-    """The trees of one meta page. ``report`` gets each finding, and may raise."""
+    """The trees of one meta page. ``report`` is called with each finding and may raise."""
 
     def __init__(self, read: Read, meta: Meta, report: Report) -> None:
         self._read = read
@@ -155,7 +158,7 @@ class Snapshot:
         self._runs: list[tuple[int, int]] = []
 
     def databases(self) -> dict[str, Tree]:
-        """Return the trees by name. Other entries of the file are skipped."""
+        """Return the trees by name, without other entries of the main tree."""
         out = {}
         for entry in self.entries(self._meta.main, "the list of databases"):
             if entry.is_tree and entry.value is not None and len(entry.value) == _TREE.size:
@@ -163,10 +166,10 @@ class Snapshot:
         return out
 
     def entries(self, tree: Tree, name: str, *, numbers: bool = False, exact: bool = False) -> Iterator[TreeEntry]:
-        """Yield the entries of a tree in order. What is damaged is reported and left out.
+        """Yield the entries of a tree in order. Damaged entries are reported and left out.
 
-        ``numbers``: keys are integers in the machine's byte order. ``exact``: a value that has pages of its own has no more of them
-        than it needs, because values are never overwritten.
+        ``numbers``: keys are integers in the machine's byte order. ``exact``: values are never overwritten, so a value on separate
+        pages has exactly as many pages as it needs.
         """
         for number, page, nodes, firsts in self._leaves(tree, name, numbers, exact):
             for at, (key, flags, size, position) in enumerate(zip(*nodes)):
@@ -176,15 +179,15 @@ class Snapshot:
                     yield TreeEntry(key, None, size, firsts[at], False)
 
     def walk(self, tree: Tree, name: str, *, exact: bool) -> None:
-        """Report what is damaged, without yielding entries. ``exact``: see `entries`."""
+        """Report damage in a tree, without yielding entries. ``exact``: see `entries`."""
         for _ in self._leaves(tree, name, False, exact):
             pass
 
     def _leaves(self, tree: Tree, name: str, numbers: bool, exact: bool) -> Iterator[tuple[int, bytes, _Nodes, dict[int, int]]]:
-        """Yield number, content and nodes of each leaf page, and by node index the first pages of large values (0: damaged)."""
+        """Yield each leaf page: its number, content and nodes, and the first pages of its large values by node index (0: damaged)."""
         if tree.root == NONE:
             if tree.entries or tree.depth or tree.leaves or tree.branches or tree.overflow:
-                self._report(f"{name} has no root and says that it has {tree.entries} entries")
+                self._report(f"{name} has no root, but says that it has {tree.entries} entries")
             return
         if not 1 <= tree.depth <= _MAX_DEPTH:
             self._report(f"{name} says that it is {tree.depth} pages deep")
@@ -201,10 +204,12 @@ class Snapshot:
             keys: list[bytes] | list[int] = nodes.keys
             if numbers:
                 keys = [int.from_bytes(key, sys.byteorder) for key in nodes.keys]
-            # A branch's first key is not compared: its child holds everything below the second key.
+            # The first key of a branch is not compared, because its child holds all keys below the second one.
             ordered = keys if leaf else keys[1:]
             if ordered and not _in_order(ordered, low, high):
-                self._report(f"page {number} of {name} has keys that are out of order, or not what the page above says")
+                self._report(
+                    f"page {number} of {name} has keys that are out of order, or outside the bounds that the page above sets"
+                )
                 continue
             if not leaf:
                 branches += 1
@@ -226,10 +231,10 @@ class Snapshot:
         found = (branches, leaves, overflow, entries)
         said = (tree.branches, tree.leaves, tree.overflow, tree.entries)
         if found != said:
-            self._report(f"{name} says (branch pages, leaf pages, value pages, entries) {said}, and has {found}")
+            self._report(f"{name} says that it has {said} (branch pages, leaf pages, value pages, entries), but has {found}")
 
     def value(self, entry: TreeEntry) -> bytes:
-        """Return an entry's value, cut off at the end of the file."""
+        """Return an entry's value. It is shorter than ``entry.size`` if the file ends within it."""
         if entry.value is not None:
             return entry.value
         return self._read(entry.page * self._size + _HEADER, entry.size)
@@ -264,11 +269,11 @@ class Snapshot:
             self._report(f"page {int(begins[1:][twice[0]])} is used twice, or is free and used")
         if len(begins) and (int(begins[0]) < 2 or int(ends[-1]) > self._meta.last_page + 1):
             self._report(
-                f"pages {int(begins[0])} to {int(ends[-1]) - 1} are used or free, the file has 2 to {self._meta.last_page}"
+                f"pages {int(begins[0])} to {int(ends[-1]) - 1} are used or free, but the file has pages 2 to {self._meta.last_page}"
             )
 
     def _page(self, number: int, name: str, leaf: bool) -> bytes | None:
-        """Return a page of a tree, None after a report."""
+        """Return a page of a tree, or None after reporting damage."""
         if number in self._seen or not 2 <= number <= self._meta.last_page:
             self._report(
                 f"{name} leads to page {number}, which {'it already has' if number in self._seen else 'does not exist'}"
@@ -277,11 +282,11 @@ class Snapshot:
         self._seen.add(number)
         page, size = self._read(number * self._size, self._size), self._size
         if len(page) < size:
-            self._report(f"page {number} of {name} lies behind the end of the file")
+            self._report(f"page {number} of {name} is after the end of the file")
             return None
         itself, _, flags, lower, upper = _PAGE.unpack_from(page)
         if itself != number or flags != (_LEAF if leaf else _BRANCH):
-            self._report(f"page {number} of {name} has another number or is of another kind (number {itself}, flags {flags})")
+            self._report(f"page {number} of {name} has a wrong number or kind (number {itself}, flags {flags})")
             return None
         if lower & 1 or not _HEADER + (0 if leaf else 2) <= lower <= upper <= size:
             self._report(f"page {number} of {name} says that it is filled from {upper} on and has pointers up to {lower}")
@@ -289,7 +294,7 @@ class Snapshot:
         return page
 
     def _nodes(self, page: bytes, number: int, name: str, leaf: bool) -> _Nodes | None:
-        """Return the nodes of a page, None after a report."""
+        """Return the nodes of a page, or None after reporting damage."""
         _, _, _, lower, upper = _PAGE.unpack_from(page)
         count = (lower - _HEADER) // 2
         if not count:
@@ -297,7 +302,7 @@ class Snapshot:
         halves = np.frombuffer(page, dtype=np.uint16)
         at = halves[_HEADER // 2 : lower // 2].astype(np.int64)
         if int(at.min()) < upper or int(at.max()) + _NODE_HEADER > len(page) or bool((at & 1).any()):
-            self._report(f"page {number} of {name} has a node outside of where it is filled")
+            self._report(f"page {number} of {name} has a node outside the filled part of the page")
             return None
         first = at >> 1
         low, high = (0, 1) if sys.byteorder == "little" else (1, 0)
@@ -323,7 +328,7 @@ class Snapshot:
         return _Nodes(keys, flags.tolist(), words.tolist(), behind)
 
     def _run(self, first: int, size: int, name: str, exact: bool) -> int:
-        """Record the pages of a value and return their number, 0 after a report."""
+        """Record the pages of a value and return how many they are, or 0 after reporting damage."""
         head = self._read(first * self._size, _HEADER) if 2 <= first <= self._meta.last_page else b""
         pages = _pages_of_head(head, first, (_HEADER + size + self._size - 1) // self._size, exact)
         if not pages or first < 2 or first + pages - 1 > self._meta.last_page:
@@ -334,16 +339,16 @@ class Snapshot:
 
 
 def _in_order(keys: list[bytes] | list[int], low: bytes | int | None, high: bytes | int | None) -> bool:
-    """Whether each key is greater than the one before, and all are within the bounds."""
+    """Whether each key is greater than the previous one, and all keys are within the bounds."""
     if any(map(ge, keys, keys[1:])):
         return False
     return (low is None or low <= keys[0]) and (high is None or keys[-1] < high)  # type: ignore[operator]
 
 
 def _pages_of_head(head: bytes, first: int, least: int, exact: bool) -> int:
-    """Return the number of pages that a value's first page names, 0 if that is impossible.
+    """Return how many pages a value has according to its first page, or 0 if that number is impossible.
 
-    Without ``exact`` it may be more than ``least``: a value that shrank keeps its pages.
+    Without ``exact``, a value may have more than ``least`` pages, because a value that has shrunk keeps its pages.
     """
     if len(head) < _HEADER:
         return 0

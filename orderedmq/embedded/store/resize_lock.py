@@ -1,4 +1,4 @@
-"""A shared lock for transactions, exclusive for a resize: the map may be resized only while the process runs no transaction."""
+"""A lock that transactions share and a resize holds exclusively, because the map may be resized only while no transaction runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class ResizeLock:
-    """Many threads may share it, or one have it alone. A thread that shares it must not call ``exclusive``."""
+    """A shared/exclusive lock: many threads may share it, or one holds it alone. A thread that shares it must not call ``exclusive``."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -28,7 +28,7 @@ class ResizeLock:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Wait until no thread shares it, and let none share it meanwhile."""
+        """Wait until no thread shares the lock, then keep other threads from sharing it until the block ends."""
         with self._condition:
             self._condition.wait_for(lambda: not self._sharing)
             yield

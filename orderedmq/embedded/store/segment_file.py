@@ -1,11 +1,11 @@
-"""A segment file: the payloads that one attempt of a task has written, one behind another. A complete one never changes.
+"""A segment file: the payloads that one attempt of a task has written, one after another. A complete segment never changes.
 
-    segments/<token>.open       it is being written; its writer holds ``flock`` on it
-    segments/<token>.segment    it is complete, and on the disk with its name
+    segments/<token>.open       a segment that is being written; its writer holds ``flock`` on it
+    segments/<token>.segment    a complete segment; its content and its name are on the disk
 
-It begins with a header of 512 bytes: text that says which store it belongs to and who may still publish it, and a checksum. There is
-no table of contents. The receipt of the attempt has the index entries, and nobody publishes a segment without its receipt; after
-that, the index says where each payload lies and has its checksum.
+The file begins with a header of 512 bytes: text that says which store the segment belongs to and who may still publish it, and a
+checksum. The file has no table of contents. The attempt's receipt has the index entries, and a segment is published only with its
+receipt. After that, the index has the position and the checksum of each payload.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMPLETE: Final = ".segment"
 HEADER_BYTES: Final = 512
 _MAGIC: Final = b"orderedmq segment\n"
 _CHECKSUM: Final = 8
-#: Bytes after which the kernel is asked to begin writing them to the disk, so that the sync at the end has little left to do.
+#: After this many bytes, the kernel is asked to begin writing them to the disk, so that the sync at the end has little left to do.
 WRITE_BACK_BYTES: Final = 2 * 1024 * 1024
 _SYNC_FILE_RANGE_WRITE: Final = 2
 _libc: Final = ctypes.CDLL(None)
@@ -41,11 +41,11 @@ _fdatasync: Final = getattr(os, "fdatasync", os.fsync)
 
 @dataclass(frozen=True)
 class Header:
-    """What a segment says about itself.
+    """The header of a segment.
 
-    ``sink``, ``batch``: the batch that it was written for, if that has an identity. ``own``: whether it can only be published by the
-    process that writes it, which holds its lock until then. ``boot``: the boot of the machine in which it was written. ``since``: when
-    that began, in µs since the epoch.
+    ``sink``, ``batch``: the batch that the segment was written for, if the batch has an identity. ``own``: whether only the process that
+    writes the segment can publish it. That process holds the file's lock until then. ``boot``: the boot id of the machine at the time of
+    writing. ``since``: when the writing began, in µs since the epoch.
     """
 
     token: str
@@ -60,12 +60,12 @@ class Header:
         fields = asdict(self) | {"sink": None if self.sink is None else base64.b64encode(self.sink).decode()}
         text = _MAGIC + json.dumps(fields, separators=(",", ":")).encode()
         text = text.ljust(HEADER_BYTES - _CHECKSUM - 1) + b"\n"
-        assert len(text) == HEADER_BYTES - _CHECKSUM, "a sink's key and all names have a greatest length"
+        assert len(text) == HEADER_BYTES - _CHECKSUM, "a sink's key and all names have a maximum length"
         return text + xxhash.xxh3_64_digest(text)
 
     @classmethod
     def unpack(cls, content: bytes) -> Header | None:
-        """Return the header of a file that begins with ``content``, None if it does not have one."""
+        """Return the header of a file that begins with ``content``, or None if it has no valid header."""
         text, checksum = content[: HEADER_BYTES - _CHECKSUM], content[HEADER_BYTES - _CHECKSUM : HEADER_BYTES]
         if not text.startswith(_MAGIC) or xxhash.xxh3_64_digest(text) != checksum:
             return None
@@ -75,20 +75,19 @@ class Header:
 
 
 def was_begun(content: bytes) -> bool:
-    """Whether a file that begins with ``content`` is a segment without a whole header.
+    """Whether a file that begins with ``content`` is a segment with an incomplete header.
 
-    A writer that was killed at its first step leaves an empty file. A loss of power can cut a file that was not synced off, or leave
-    zeros in it.
+    A writer that was killed at its first step leaves an empty file. A loss of power can truncate a file that was not synced, or
+    leave zeros in it.
     """
     begun = content.rstrip(b"\0")[: len(_MAGIC)]
     return _MAGIC.startswith(begun) and Header.unpack(content) is None
 
 
 class SegmentWriter:
-    """Writes one segment. Used by one thread at a time. An error leaves it unusable: `abandon` it, and write another.
+    """Writes one segment. One thread at a time may use it. It is unusable after an error: `abandon` it, and write another segment.
 
-    It must not be tried again after a failed sync: the kernel reports such an error once, drops the pages, and lets the next sync
-    succeed.
+    A failed sync must not be repeated, because the kernel reports the error only once, drops the pages, and lets the next sync succeed.
     """
 
     def __init__(self, folder: Path, header: Header) -> None:
@@ -109,7 +108,7 @@ class SegmentWriter:
             raise
 
     def append(self, payload: Sequence[bytes | pa.Buffer]) -> int:
-        """Write a payload, which is in pieces, behind the others. Return the position of its first byte."""
+        """Append a payload, which is given in pieces. Return the position of its first byte."""
         position = self.size
         self.size = self._write(payload, position)
         if self.size - self._written_back >= WRITE_BACK_BYTES:
@@ -117,7 +116,7 @@ class SegmentWriter:
         return position
 
     def finish(self) -> None:
-        """Make the segment complete: when this returns, its content and its name survive a loss of power."""
+        """Complete the segment. When this returns, its content and its name survive a loss of power."""
         _fdatasync(self._open)
         complete = self._path.with_suffix(COMPLETE)
         os.rename(self._path, complete)
@@ -125,7 +124,7 @@ class SegmentWriter:
         sync_folder(self._folder)
 
     def close(self) -> None:
-        """Give the lock up. Others then see that this writer has ended."""
+        """Close the file and release its lock, by which other processes see that this writer has ended."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -139,16 +138,16 @@ class SegmentWriter:
 
     @property
     def _open(self) -> int:
-        assert self._descriptor is not None, "it is not closed"
+        assert self._descriptor is not None, "the segment is not closed"
         return self._descriptor
 
     def _write(self, pieces: Sequence[bytes | pa.Buffer], position: int) -> int:
-        """Write pieces at a position, and return the position behind them."""
+        """Write pieces at a position, and return the position after them."""
         views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         while views:
             done = os.pwritev(self._open, views, position)
             position += done
-            # The system may write a part only.
+            # The system may write only a part.
             while views and done >= views[0].nbytes:
                 done -= views.pop(0).nbytes
             if views:
@@ -157,11 +156,11 @@ class SegmentWriter:
 
     def _begin_writing_back(self) -> None:
         begin, self._written_back = self._written_back, self.size
-        # Only Linux has this call. Its result does not matter: the sync at the end writes what is left, and reports errors.
+        # Only Linux has this call. Its result does not matter, because the sync at the end writes the rest and reports errors.
         if hasattr(_libc, "sync_file_range"):
             size = ctypes.c_int64(self.size - begin)
             _libc.sync_file_range(self._open, ctypes.c_int64(begin), size, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
 
 
-#: A child after a fork closes its copy of the descriptor, which would keep the lock when its parent is dead.
+#: After a fork, the child closes its copy of the descriptor. Otherwise the file would stay locked when the parent is dead.
 _here: Final = BeginAnew(SegmentWriter.close)

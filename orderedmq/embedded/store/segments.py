@@ -18,7 +18,7 @@ _NAME: Final = re.compile(rf"([0-9a-f]{{32}})({re.escape(COMPLETE)}|{re.escape(U
 
 
 class SegmentName(NamedTuple):
-    """The name of a segment file, taken apart."""
+    """The parts of a segment file's name."""
 
     name: str
     segment: bytes
@@ -26,7 +26,7 @@ class SegmentName(NamedTuple):
 
 
 def parse_name(name: str) -> SegmentName | None:
-    """Return what a file's name says, None if no segment has such a name."""
+    """Return the parts of a file's name, or None if it is not the name of a segment file."""
     found = _NAME.fullmatch(name)
     return None if found is None else SegmentName(name, bytes.fromhex(found[1]), found[2] == COMPLETE)
 
@@ -39,8 +39,8 @@ def name_of(segment: bytes) -> str:
 class Segments:
     """The segment files of one store. Thread-safe.
 
-    A file is opened for each read: that costs some µs for a chunk, keeps no descriptor open, and finds out at once that a file is
-    gone. It is read by a system call, not through a map, so that a file that was cut off or a bad sector is an error, not a signal.
+    A file is opened for each read. That costs a few µs per chunk, keeps no descriptor open, and shows immediately that a file is
+    gone. It is read by a system call, not through a map, so that a truncated file or a bad sector raises an error instead of a signal.
     """
 
     def __init__(self, store: Callable[[], Path], store_id: str) -> None:
@@ -55,7 +55,7 @@ class Segments:
         return SegmentWriter(self.folder, header)
 
     def read(self, segment: bytes, position: int, size: int) -> pa.Buffer:
-        """Return ``size`` bytes of a segment, or fewer if it ends before. Raises FileNotFoundError."""
+        """Return ``size`` bytes of a segment from ``position`` on, or fewer if it ends earlier. Raises FileNotFoundError."""
         buffer = pa.allocate_buffer(size)
         view, done = memoryview(buffer), 0
         descriptor = os.open(f"{self.folder}/{name_of(segment)}", os.O_RDONLY | os.O_CLOEXEC)
@@ -70,22 +70,22 @@ class Segments:
         return buffer if done == size else buffer.slice(0, done)
 
     def size(self, segment: bytes) -> int | None:
-        """Return the bytes of a complete segment's file, None if there is none."""
+        """Return the size of a complete segment's file in bytes, or None if the file does not exist."""
         try:
             return os.stat(self.folder / name_of(segment)).st_size
         except FileNotFoundError:
             return None
 
     def header(self, name: str) -> Header | None:
-        """Return the header of a file in the folder, None if it has none. Raises OSError."""
+        """Return the header of a file in the folder, or None if the file has no header. Raises OSError."""
         with open(self.folder / name, "rb") as file:
             return Header.unpack(file.read(HEADER_BYTES))
 
     def delete(self, segment: bytes) -> None:
-        """Delete a complete segment, if it is there. A file that cannot be deleted is left to the garbage collection."""
+        """Delete a complete segment, if it exists. A file that cannot be deleted is left to the garbage collection."""
         with contextlib.suppress(OSError):
             (self.folder / name_of(segment)).unlink()
 
     def names(self) -> list[str]:
-        """Return the names of all files in the folder, also of those that are no segments."""
+        """Return the names of all files in the folder, including files that are not segments."""
         return sorted(os.listdir(self.folder))

@@ -1,4 +1,4 @@
-"""Identifies a store's file, and tells whether a path still leads to it.
+"""Identifies a store's file, and checks whether a path still leads to it.
 
 The store's directory may be replaced, moved or deleted while the store is open.
 """
@@ -12,12 +12,12 @@ from pathlib import Path
 from orderedmq.conditions import StoreCondition
 from orderedmq.errors import StoreError
 
-#: Device and inode. While a file is open, no other has the same.
+#: Device and inode. While a file is open, no other file has the same.
 File = tuple[int, int]
 
 
 def file_at(path: str | Path) -> File | None:
-    """Return the store's file in a directory, None if there is none.
+    """Return the store's file in a directory, or None if the directory has none.
 
     Raises PermissionError if a directory cannot be entered.
     """
@@ -29,25 +29,25 @@ def file_at(path: str | Path) -> File | None:
 
 
 def not_the_same(path: str | Path) -> StoreError:
-    """Return the error for the use of a store to which ``path`` does not lead any more."""
+    """Return the error for using a store to which ``path`` no longer leads."""
     if file_at(path) is None:
         return StoreError(
             StoreCondition.MISSING,
-            f"the store at {path} was moved or deleted while it was in use; put it back or create it again, and restart the programs "
+            f"the store at {path} was moved or deleted while it was in use. Put it back or create it again, and restart the programs "
             "that used it",
         )
     return StoreError(
         StoreCondition.REPLACED,
-        f"the store at {path} was replaced by another one while it was in use, perhaps by a copy; put the former one back, or restart the "
-        "programs that used it to continue with the new one",
+        f"the store at {path} was replaced by another store, perhaps a copy, while it was in use. Put the former store back, or restart "
+        "the programs that used it to continue with the new one",
     )
 
 
 def recognised(path: Path, before: File | None, store_id: str, expected: str) -> tuple[File, str]:
     """Return the file and the identity of a store that was just opened.
 
-    ``before``: the file at ``path`` before it was opened, None if there was none. ``expected``: the identity when it was opened
-    for the first time, "" if it never was. Raises StoreError REPLACED or MISSING if either is another now.
+    ``before``: the file at ``path`` before the store was opened, None if there was none. ``expected``: the identity when the store
+    was opened for the first time, "" if this is the first time. Raises StoreError REPLACED or MISSING if one of them has changed.
     """
     file = file_at(path)
     identity = store_id if file is None else f"{store_id}-{file[1]:x}"
@@ -65,11 +65,11 @@ class Whereabouts:
         self._paths = {path: str(path)}
 
     def also(self, path: Path) -> None:
-        """Add a path by which the store was opened, too: a link, or the directory that it was moved to."""
+        """Add another path by which the store was opened: a link, or the directory to which it was moved."""
         self._paths[path] = str(path)
 
     def require(self) -> None:
-        """Raises StoreError REPLACED or MISSING if no path leads to the file. It costs one system call, about 1 µs."""
+        """Check that a path still leads to the file, with one system call (about 1 µs). Raises StoreError REPLACED or MISSING."""
         try:
             if file_at(self._paths[self.path]) == self.file:
                 return
@@ -78,6 +78,6 @@ class Whereabouts:
                     self.path = path
                     return
         except OSError:
-            # Unknown: a directory on the way cannot be entered at the moment.
+            # Whether the path leads to the file is unknown, because a directory on the way cannot be entered at the moment.
             return
         raise not_the_same(self.path)

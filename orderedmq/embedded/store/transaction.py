@@ -1,9 +1,9 @@
 """One transaction of a store: its entries in LMDB, and the segment files that they point to.
 
-It seals values when writing and verifies them when reading, except payloads.
+A transaction seals values when it writes them and verifies the seals when it reads them, except those of payloads.
 
-A seal shows that an entry is what was written under its key. The *absence* of an entry is verified by the seals of its
-neighbours: if a changed bit in a key hides an entry, a search for the old key ends beside that entry.
+A seal shows that an entry is what was written under its key. The seals of its neighbours verify that an entry is *absent*: if a
+changed bit in a key hides an entry, a search for the old key ends next to that entry.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from orderedmq.embedded.store.segment_file import Header, SegmentWriter
 from orderedmq.embedded.store.segments import Segments, name_of
 from orderedmq.errors import StoreError
 
-#: The key in ``meta`` for the number of the last write transaction. LMDB finds its newest snapshot by a number without a
-#: checksum.
+#: The key in ``meta`` for the number of the last write transaction. It is needed because LMDB finds its newest snapshot by a number
+#: without a checksum.
 WRITTEN: Final = b"written"
-#: Bytes of payloads that a transaction writes into LMDB. More go to a segment, which costs it another wait for the disk.
+#: Maximum bytes of payloads that a transaction writes into LMDB. Further payloads go to a segment, which costs a second sync of the disk.
 INLINE_BYTES: Final = 64 * 1024
 
 
@@ -42,15 +42,15 @@ class Transaction:
         self._inline = 0
         self._writer: SegmentWriter | None = None
         self._signed = False
-        #: The segment whose file was not found.
+        #: The segment whose file was not found, if any.
         self.missing: bytes | None = None
-        #: Segments that nothing points to when this transaction is committed.
+        #: Segments to which no index entry points once this transaction is committed.
         self._dropped: set[bytes] = set()
 
     def get(self, database: str, key: bytes) -> bytes | None:
-        """Return a value, None if there is none.
+        """Return the value of a key, or None if there is no entry.
 
-        Raises StoreError CORRUPT if it, or a neighbour of a missing entry, fails its seal.
+        Raises StoreError CORRUPT if the entry, or a neighbour of a missing entry, fails its seal.
         """
         value: bytes | None = self._txn.get(key, db=self._handles[database])
         if database == seal.UNSEALED:
@@ -73,12 +73,12 @@ class Transaction:
     def scan(self, database: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield entries whose key begins with ``prefix``, in key order.
 
-        Do not write while it runs. Raises StoreError CORRUPT.
+        Do not write until the iteration ends. Raises StoreError CORRUPT.
         """
         return self._walk(database, prefix, lambda key: key.startswith(prefix))
 
     def between(self, database: str, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield entries from the key ``begin`` up to ``end`` (exclusive), in key order. Otherwise as `scan`."""
+        """Yield entries from the key ``begin`` up to ``end`` (exclusive), in key order. The rules of `scan` apply."""
         return self._walk(database, begin, lambda key: key < end)
 
     def _walk(self, database: str, begin: bytes, includes: Callable[[bytes], bool]) -> Iterator[tuple[bytes, bytes]]:
@@ -91,14 +91,14 @@ class Transaction:
                 last = self._require_after(last, database, key)
                 within = includes(key)
                 if within or database != seal.UNSEALED:
-                    # The first one behind them is verified, too: if its key was changed, it may have been one of them.
+                    # The first entry after the wanted ones is also verified: if its key was changed, it may have been one of them.
                     plain = value if database == seal.UNSEALED else self._opened(database, key, value)
                 if not within:
                     return
                 yield key, plain
 
     def floor(self, database: str, key: bytes) -> tuple[bytes, bytes] | None:
-        """Return the entry of ``key``, else the last one before it, else None. The caller checks whether it is the right one.
+        """Return the entry of ``key``, or else the last entry before it, or else None. The caller checks whether the entry is the right one.
 
         Raises StoreError CORRUPT.
         """
@@ -109,7 +109,7 @@ class Transaction:
         return self._entry(database, cursor)
 
     def last(self, database: str, prefix: bytes) -> bytes | None:
-        """Return the last key that consists of ``prefix`` and a number of eight bytes, or None. Raises StoreError CORRUPT."""
+        """Return the last key that consists of ``prefix`` and an eight-byte number, or None. Raises StoreError CORRUPT."""
         end = prefix + b"\xff" * 8
         self._require_absent(database, end)
         entry = self.floor(database, end)
@@ -133,7 +133,7 @@ class Transaction:
         return following
 
     def number(self) -> int:
-        """Return the number of the snapshot that it reads."""
+        """Return the number of the snapshot that this transaction reads."""
         return int(self._txn.id())
 
     def damaged(self, what: str) -> StoreError:
@@ -143,9 +143,9 @@ class Transaction:
     # -- payloads ------------------------------------------------------------------------------------------------------------
 
     def payload(self, chunk: layout.Chunk) -> bytes | pa.Buffer:
-        """Return a chunk's payload, unverified: it may be cut off or missing.
+        """Return a chunk's payload, unverified. It may be truncated, or empty if it is missing from LMDB.
 
-        Raises StoreError CORRUPT if its segment is ``missing``. `Store.consult` knows what that means.
+        Raises StoreError CORRUPT and sets ``missing`` if its segment's file is missing. `Store.consult` handles that.
         """
         if chunk.segment == layout.INLINE:
             return self.get("payloads", layout.number(chunk.position)) or b""
@@ -156,7 +156,7 @@ class Transaction:
             raise self.damaged(f"segment file {name_of(chunk.segment)} is missing") from None
 
     def place(self, payload: Sequence[bytes | pa.Buffer]) -> tuple[bytes, int]:
-        """Write a payload, which is in pieces, into LMDB or to a segment of this transaction. Return its segment and position."""
+        """Write a payload, given in pieces, into LMDB or into this transaction's segment. Return its segment and position."""
         size = sum(map(len, payload))
         if self._inline + size <= INLINE_BYTES:
             self._inline += size
@@ -168,17 +168,17 @@ class Transaction:
         return self._writer.segment, self._writer.append(payload)
 
     def drop(self, segment: bytes) -> None:
-        """Have the file of a segment deleted after the commit: nothing in the index points to it."""
+        """Delete the file of a segment after the commit, because no index entry points to it any more."""
         self._dropped.add(segment)
 
     def keep(self, segment: bytes) -> None:
-        """Take `drop` back: something points to the segment again."""
+        """Undo `drop`, because an index entry points to the segment again."""
         self._dropped.discard(segment)
 
     # -- the end -------------------------------------------------------------------------------------------------------------
 
     def sign(self, *, always: bool = False) -> None:
-        """Store the number of this transaction, if it has written, and sync its segment. Call it before the commit."""
+        """Store the number of this transaction if it has written anything, and sync its segment. Call this before the commit."""
         if self._wrote or always:
             self.put("meta", WRITTEN, written(self._txn.id()))
         if self._writer is not None:
@@ -186,10 +186,10 @@ class Transaction:
         self._signed = True
 
     def end(self, *, committed: bool) -> None:
-        """Delete the files that the index does not point to. Call it after the commit, which may have failed.
+        """Delete files to which the index does not point. Call this after the commit, which may have failed.
 
-        Deleting them before it would lose messages with the power. When a commit fails, nobody knows whether it is on the disk, so
-        its segment stays for the garbage collection.
+        If the files were deleted before the commit, a loss of power could lose messages. After a failed commit, it is unknown whether
+        the changes are on the disk, so the segment is left to the garbage collection.
         """
         if self._writer is not None and not self._signed:
             self._writer.abandon()
@@ -213,7 +213,7 @@ class Transaction:
         return key, self._opened(database, key, value)
 
     def _require_after(self, last: bytes | None, database: str, key: bytes) -> bytes:
-        """Return ``key``. Raises StoreError CORRUPT if it is not after ``last``: a walk that goes forward ends."""
+        """Return ``key``. Raises StoreError CORRUPT if it is not after ``last``, so that a walk over damaged keys ends."""
         if last is not None and key <= last:
             raise self.damaged(f"{layout.described(database, key)} comes after a later one")
         return key
@@ -222,7 +222,7 @@ class Transaction:
         cursor = self._txn.cursor(db=self._handles[database])
         if cursor.set_range(key):
             self._entry(database, cursor)
-        # If no entry follows, prev() goes to the last one.
+        # If no entry follows, prev() goes to the last entry.
         if cursor.prev():
             self._entry(database, cursor)
 
@@ -235,7 +235,7 @@ class Transaction:
 
 
 def written(transaction: int) -> bytes:
-    """Return the value of WRITTEN. It repeats the format, whose own entry has no seal so that earlier versions can read it."""
+    """Return the value of WRITTEN. It repeats the format, because the format's entry has no seal so that earlier versions can read it."""
     return layout.number(transaction) + layout.number(layout.FORMAT)
 
 
@@ -243,6 +243,6 @@ def damaged(path: object, what: str) -> StoreError:
     """Return the error for a damaged store."""
     return StoreError(
         StoreCondition.CORRUPT,
-        f"the store at {path} is damaged: {what}: the disk or another program changed its file; `orderedmq check {path}` names all "
-        "that is damaged; restore the store from a copy",
+        f"the store at {path} is damaged: {what}, because the disk or another program changed its file. Run `orderedmq check {path}` "
+        "to list all damage. Restore the store from a copy",
     )
