@@ -1,1 +1,1 @@
-"""Who owns a queue, and how far it is processed: locks, members, strategies, offsets, micro-batches, and the Owner. Pure."""
+"""The ownership of queues and the progress of queries: locks, members, strategies, offsets, micro-batches, and the Owner. Pure."""

@@ -2,7 +2,7 @@
 
 Members do not negotiate: each computes the same division from the same queues and members. So each strategy gives exactly what
 its Java class gives (client 5.x, package consumer.rebalance), in the same order. While two members see different lists, a queue
-may be assigned to both or to neither: the queue locks, not the strategy, keep it from being consumed twice.
+may be assigned to both or to neither. The queue locks, not the strategy, prevent it from being consumed twice.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MessageQueue, java_order
 from orderedmq.ownership.machine_rooms import has_room
 
-#: Strategies that need only the order or names of queues and members. MACHINE_ROOM_NEARBY applies one of them in each room.
+#: The strategies that need only the order or names of queues and members. MACHINE_ROOM_NEARBY applies one of them in each room.
 INNER_STRATEGIES: Final = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH")
 STRATEGIES: Final = (*INNER_STRATEGIES, "CONFIG", "MACHINE_ROOM", "MACHINE_ROOM_NEARBY")
-#: Java's default for each client on the ring of CONSISTENT_HASH.
+#: Java's default number of nodes per client on the ring of CONSISTENT_HASH.
 _VIRTUAL_NODES: Final = 10
 
 
@@ -29,9 +29,9 @@ _VIRTUAL_NODES: Final = 10
 class Allocation:
     """How the queues of a topic are divided. Every member of a group must have the same ``name()``.
 
-    ``queues`` (CONFIG) are this member's own, of all its topics. ``rooms`` (MACHINE_ROOM) are those whose queues the group
-    consumes. ``room`` (MACHINE_ROOM_NEARBY) is this member's room; its heartbeat tells the other members, and `allocate` gets
-    it in ``members``.
+    ``queues`` (CONFIG) are this member's queues, of all its topics. ``rooms`` (MACHINE_ROOM) are the rooms whose queues the group
+    consumes. ``room`` (MACHINE_ROOM_NEARBY) is this member's room. The other members learn it from this member's heartbeat, and
+    `allocate` gets it in ``members``.
     """
 
     strategy: str = "AVG"
@@ -48,12 +48,12 @@ class Allocation:
 def allocate(
     allocation: Allocation, client_id: str, queues: Sequence[MessageQueue], members: Mapping[str, str | None]
 ) -> list[MessageQueue]:
-    """Return the queues of one topic that ``client_id`` should own, in Java's order; none for a client that is not a member.
+    """Return the queues of one topic that ``client_id`` should own, in Java's order. A client that is not a member gets none.
 
-    ``queues`` are all queues of the topic (RocketMQ divides topic by topic). ``members`` are all clients of the group with
+    ``queues`` are all queues of the topic, because RocketMQ divides topic by topic. ``members`` are all clients of the group with
     their rooms (None: no room). Both may be in any order. CONFIG gives the configured queues of the topic and, as in Java,
-    ignores the client and the members. Raises ValueError where Java does (no queues, no members, an empty client id),
-    OptionError MISSING or UNSUPPORTED for a member or a broker without a room in MACHINE_ROOM_NEARBY, TopicError NO_SUCH_QUEUE
+    ignores the client and the members. Raises ValueError where Java raises an error (no queues, no members, an empty client id),
+    OptionError MISSING or UNSUPPORTED for a member or a broker without a room in MACHINE_ROOM_NEARBY, and TopicError NO_SUCH_QUEUE
     for a configured queue that does not exist.
     """
     if not queues:
@@ -74,7 +74,7 @@ def allocate(
 
 
 def _compare_to(queue: MessageQueue) -> tuple[bytes, bytes, int]:
-    """MessageQueue.compareTo."""
+    """Return a sort key for the order of Java's MessageQueue.compareTo."""
     return java_order(queue.topic), java_order(queue.broker_name), queue.queue_id
 
 
@@ -91,7 +91,7 @@ def _divide(strategy: str, client_id: str, queues: Sequence[MessageQueue], clien
 
 
 def _average(index: int, queues: Sequence[MessageQueue], n_clients: int) -> list[MessageQueue]:
-    """AllocateMessageQueueAveragely: consecutive queues, one more for the first members if they do not divide evenly."""
+    """AllocateMessageQueueAveragely: consecutive queues, and one more for the first members if the queues do not divide evenly."""
     size, more = divmod(len(queues), n_clients)
     start = index * size + min(index, more)
     return list(queues[start : start + size + (index < more)])
@@ -99,7 +99,7 @@ def _average(index: int, queues: Sequence[MessageQueue], n_clients: int) -> list
 
 def _consistent_hash(client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]) -> list[MessageQueue]:
     """AllocateMessageQueueConsistentHash: a queue belongs to the first virtual node at or after its hash, around the ring."""
-    # If two nodes have the same hash, the later client's wins, as in Java's map.
+    # If two nodes have the same hash, that of the later client wins, as in Java's map.
     ring = {_md5(f"{client}-{node}"): client for client in clients for node in range(_VIRTUAL_NODES)}
     nodes = sorted(ring)
 
@@ -111,15 +111,15 @@ def _consistent_hash(client_id: str, queues: Sequence[MessageQueue], clients: Se
 
 
 def _md5(text: str) -> int:
-    """Return ConsistentHashRouter.MD5Hash: the first four bytes, big-endian.
+    """Return the hash of ConsistentHashRouter.MD5Hash: the first four bytes of the MD5 sum, big-endian.
 
-    Java takes the bytes of its platform's charset, here UTF-8.
+    Java encodes the text in its platform's charset. This function encodes it in UTF-8.
     """
     return int.from_bytes(hashlib.md5(text.encode(errors="replace"), usedforsecurity=False).digest()[:4])
 
 
 def _configured(allocation: Allocation, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-    """AllocateMessageQueueByConfig: the configured queues of this topic. Unlike Java's, the list may name several topics."""
+    """AllocateMessageQueueByConfig: the configured queues of this topic. Unlike in Java, the list may name several topics."""
     known = set(queues)
     topics = {queue.topic for queue in queues}
     mine = [queue for queue in allocation.queues if queue.topic in topics]
@@ -128,13 +128,13 @@ def _configured(allocation: Allocation, queues: Sequence[MessageQueue]) -> list[
             # Java would return the queue, and each lock and pull of it would fail.
             raise TopicError(
                 TopicCondition.NO_SUCH_QUEUE,
-                f"option allocateQueues names queue {queue}, which the topic does not have; drop it",
+                f"option allocateQueues names queue {queue}, which the topic does not have. Drop it",
             )
     return mine
 
 
 def _machine_room(allocation: Allocation, index: int, queues: Sequence[MessageQueue], n_clients: int) -> list[MessageQueue]:
-    """AllocateMessageQueueByMachineRoom: equal blocks of the rooms' queues, and one each of the rest for the first members."""
+    """AllocateMessageQueueByMachineRoom: equal blocks of the rooms' queues, and one of the remaining queues for each first member."""
     near = [queue for queue in queues if has_room(queue.broker_name, allocation.rooms)]
     size = len(near) // n_clients
     start, rest = index * size, index + n_clients * size
@@ -144,9 +144,9 @@ def _machine_room(allocation: Allocation, index: int, queues: Sequence[MessageQu
 def _nearby(
     allocation: Allocation, client_id: str, queues: Sequence[MessageQueue], members: Mapping[str, str | None]
 ) -> list[MessageQueue]:
-    """AllocateMachineRoomNearby: a room's queues are divided among its members, or among all members if it has none.
+    """AllocateMachineRoomNearby: a room's queues are divided among its members, or among all members if the room has none.
 
-    In Java the user's code tells a broker's room. Here it is the part of the broker's name before ``@``, or the whole name.
+    In Java, the user's code determines a broker's room. Here it is the part of the broker's name before ``@``, or the whole name.
     """
     queues_in: dict[str, list[MessageQueue]] = {}
     for queue in queues:
@@ -154,7 +154,7 @@ def _nearby(
         if not room:
             what = f"the name of broker {queue.broker_name!r} has no room before the @"
             raise OptionError(
-                OptionCondition.UNSUPPORTED, f"option allocateMessageQueueStrategy={allocation.strategy}: {what}; use AVG"
+                OptionCondition.UNSUPPORTED, f"option allocateMessageQueueStrategy={allocation.strategy}: {what}. Use AVG"
             )
         queues_in.setdefault(room, []).append(queue)
     rooms = {client: room for client, room in members.items() if room}
@@ -162,7 +162,7 @@ def _nearby(
         client = next(client for client in members if client not in rooms)
         raise OptionError(
             OptionCondition.MISSING,
-            f"member {client!r} of the group reports no room; set machineRoom in every query of the group",
+            f"member {client!r} of the group reports no room. Set machineRoom in every query of the group",
         )
     clients_in: dict[str, list[str]] = {}
     for client, room in rooms.items():

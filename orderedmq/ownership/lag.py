@@ -1,13 +1,14 @@
 """A query's lag per queue, from the progress that Spark reports. Pure.
 
-Lag = messages that were in the queue when the micro-batch was planned and that are left when it has ended: ``latest - next``,
-never negative. Both are in the progress of one source: ``endOffset`` is the Checkpoint that Spark logged, ``latestOffset`` is
-what the source's ``reportLatestOffset`` found. Spark gives them as JSON text; a progress read back from JSON has objects.
+Lag is the number of messages that were in the queue when the micro-batch was planned and are not processed when it has ended:
+``latest - next``, never negative. Both are in the progress of one source: ``endOffset`` is the Checkpoint that Spark logged, and
+``latestOffset`` is what the source's ``reportLatestOffset`` found. Spark gives them as JSON text, but a progress that was parsed from
+JSON has objects.
 
-Spark reports no latest offset for a batch that it repeats after a restart, because the run before planned it: the lag is then
+Spark reports no latest offset for a batch that it repeats after a restart, because the previous run planned it. The lag is then
 unknown.
 
-A source with a parking lot adds to the latest offset what was parked when the micro-batch was planned.
+A source with a parking lot adds the parked messages at the time of planning to the latest offset.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue, is_parked
 from orderedmq.ownership.offsets import Checkpoint, offsets_from_json
 
-#: How PySpark writes a missing offset: nothing, Java's null as str(None) (classic), JSON's null (Connect).
+#: How PySpark writes a missing offset: as nothing, as str(None) for Java's null (classic), or as JSON's null (Connect).
 _MISSING: Final = (None, "", "None", "null")
 
 
 class QueueLag(NamedTuple):
-    """One queue as of the last micro-batch.
+    """The state of one queue as of the last micro-batch.
 
-    next: offset of the next message to process. latest: offset behind the last message in the queue; None if unknown.
+    next: offset of the next message to process. latest: offset after the last message in the queue, None if unknown.
     """
 
     next: int
@@ -36,15 +37,15 @@ class QueueLag(NamedTuple):
 
     @property
     def messages(self) -> int | None:
-        """The lag in messages; None if unknown."""
+        """The lag in messages, None if unknown."""
         return None if self.latest is None else max(0, self.latest - self.next)
 
 
 class ParkedCounts(NamedTuple):
     """The parked messages of a query as of the last micro-batch.
 
-    oldest: when the first of them was stored, in ms since 1970; None if nothing is parked. retries: failed calls of the messages
-    that are next in their keys.
+    oldest: when the first of them was stored, in ms since the epoch, None if nothing is parked. retries: the number of failed calls
+    with the messages that are next in their keys.
     """
 
     messages: int
@@ -54,23 +55,23 @@ class ParkedCounts(NamedTuple):
 
 
 def is_ours(progress_source: Mapping[str, Any]) -> bool:
-    """Whether this is the progress of an orderedmq source that has decided where its queues begin."""
+    """Whether this is the progress of an orderedmq source that has already decided where its queues begin."""
     end = _parsed(progress_source.get("endOffset"))
     return isinstance(end, Mapping) and {"v", "owner", "next"} <= end.keys()
 
 
 def checkpoint_of(progress_source: Mapping[str, Any]) -> Checkpoint | None:
-    """Return the offset up to which one source is processed; None for another kind of source, or if none has been decided yet.
+    """Return the checkpoint up to which one source is processed. None for another kind of source, or if none has been decided yet.
 
-    Raises OffsetError for an offset that this version cannot read.
+    Raises OffsetError for a checkpoint that this version cannot read.
     """
     return Checkpoint.from_spark(_parsed(progress_source["endOffset"])) if is_ours(progress_source) else None
 
 
 def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
-    """Return the lag of each queue of one source; empty for another kind of source, or if no offset has been decided yet.
+    """Return the lag of each queue of one source. Empty for another kind of source, or if no offset has been decided yet.
 
-    If Spark reports latest offsets, a queue with only one of the two is left out: without ``next``, where it begins is unknown;
+    If Spark reports latest offsets, a queue with only one of the two is left out: without ``next``, its beginning is unknown, and
     without ``latest``, it was given up or deleted. Raises OffsetError for offsets that this version cannot read.
     """
     checkpoint = checkpoint_of(progress_source)
@@ -86,7 +87,7 @@ def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
 
 
 def lag_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> dict[MessageQueue, QueueLag]:
-    """Return the lag of each queue of all sources, in queue order. If several sources read a queue, the one furthest behind counts."""
+    """Return the lag of each queue of all sources, in queue order. If several sources read a queue, the slowest one counts."""
     found: dict[MessageQueue, QueueLag] = {}
     for source in progress_sources:
         for queue, lag in lag_of(source).items():
@@ -96,7 +97,7 @@ def lag_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> dict[MessageQ
 
 
 def parked_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> ParkedCounts | None:
-    """Return what all sources with parking lots have parked; None without one, or if Spark reports no latest offset."""
+    """Return the parked messages of all sources with parking lots. None without such a source or if Spark reports no latest offset."""
     found = []
     for source in progress_sources:
         if not is_ours(source) or source.get("latestOffset") in _MISSING or "parked" not in (latest := _latest(source)):
@@ -114,7 +115,7 @@ def parked_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> ParkedCoun
 
 
 def describe(lags: Mapping[MessageQueue, QueueLag], parked: ParkedCounts | None = None) -> str:
-    """Return one line: the total lag, the queue with the largest lag, the first of equals, and what is parked."""
+    """Return one line with the total lag, the (first) queue with the largest lag, and the number of parked messages."""
     line = _describe(lags)
     return f"{line}, parked {parked.messages} messages of {parked.keys} keys" if parked and parked.messages else line
 
@@ -122,7 +123,7 @@ def describe(lags: Mapping[MessageQueue, QueueLag], parked: ParkedCounts | None 
 def _describe(lags: Mapping[MessageQueue, QueueLag]) -> str:
     known = {queue: lag.messages for queue, lag in lags.items() if lag.messages is not None}
     if not known:
-        return f"lag of {len(lags)} queues not known"
+        return f"lag of {len(lags)} queues is unknown"
     worst = min(known, key=lambda queue: (-known[queue], queue))
     total = f"lag {sum(known.values())} messages in {len(known)} queues"
     return f"{total}, worst {worst} with {known[worst]}" if known[worst] else total
@@ -143,7 +144,7 @@ def _not_ours(latest: object) -> OffsetError:
 
 
 def _parsed(offset: Any) -> Any:
-    """Return an offset as Python objects; what is not JSON stays as it is."""
+    """Return an offset as Python objects. A value that is not JSON is returned unchanged."""
     if not isinstance(offset, str):
         return offset
     try:

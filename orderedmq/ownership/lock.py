@@ -1,13 +1,13 @@
 """Queue locks: which client owns a queue, for how long, and which owner had it before. Pure.
 
-Rules (RocketMQ's RebalanceLockManager, org.apache.rocketmq.broker.client.rebalance): free → granted; held by me → renewed; held
-by another and not expired → refused; expired → taken over. Constants are RocketMQ's: a lock lives 60 s at the broker, is
-renewed every 20 s, and its holder trusts it for 30 s. On top of that:
+Rules (RocketMQ's RebalanceLockManager, org.apache.rocketmq.broker.client.rebalance), for a client that asks for a lock: a free lock
+is granted, the client's own lock is renewed, another client's lock is refused until it expires, and an expired lock is taken over.
+The constants are RocketMQ's: a lock lives 60 s at the broker, is renewed every 20 s, and its holder trusts it for 30 s. In addition:
 
 - ``renew`` never grants a free queue: an owner that lost a queue must enter it again, at the group's offset.
-- Every grant has an epoch, unique in the broker. A mutation under another epoch than the lock's is refused (``is_current``).
-- Age is counted by a monotonic clock that all processes of a machine share; a lock of an earlier boot is expired.
-- An owner that is known to be dead holds no lock. If an owner stops while a task may be at work, its lock *lingers*: it
+- Every grant has an epoch, unique in the broker. A change under another epoch than the lock's is refused (``is_current``).
+- Age is measured by a monotonic clock that all processes of a machine share. A lock from an earlier boot is expired.
+- An owner that is known to be dead holds no lock. If an owner stops while a task may still be running, its lock *lingers*: it
   outlives the owner.
 - Lineage: a lock that was given back remembers its last owner and the epoch at which that owner's unbroken tenure began.
 
@@ -22,8 +22,8 @@ from typing import Final
 
 from orderedmq.model import MessageQueue
 
-#: Seconds. RocketMQ: rebalance.lockMaxLiveTime at the broker, lockInterval and lockMaxLiveTime at the client,
-#: unlockDelayTimeMills.
+#: Seconds. RocketMQ's names, in this order: rebalance.lockMaxLiveTime at the broker, lockInterval and lockMaxLiveTime at the client,
+#: and unlockDelayTimeMills.
 LOCK_LIFE: Final = 60.0
 RENEW_INTERVAL: Final = 20.0
 HOLDER_TRUST: Final = 30.0
@@ -32,13 +32,13 @@ UNLOCK_DELAY: Final = 20.0
 
 @dataclass(frozen=True)
 class Instant:
-    """A moment of one machine's monotonic clock, in seconds since that boot's zero."""
+    """A moment on one machine's monotonic clock, in seconds since the clock's zero in that boot."""
 
     boot_id: str
     seconds: float
 
     def since(self, earlier: Instant) -> float:
-        """Return the seconds from ``earlier`` to this moment; infinite across a boot."""
+        """Return the seconds from ``earlier`` to this moment, infinity if the machine was booted in between."""
         return self.seconds - earlier.seconds if self.boot_id == earlier.boot_id else float("inf")
 
 
@@ -56,9 +56,9 @@ class ClientIdentity:
 
 @dataclass(frozen=True)
 class LockToken:
-    """A granted lock, presented with every mutation. ``tenure``: the epoch at which the owner's unbroken tenure began.
+    """The proof of a granted lock, passed with every change. ``tenure``: the epoch at which the owner's unbroken tenure began.
 
-    ``only_run``: a RocketMQ broker has the lock in the query's name and not in the client's (rocketmq/group/lock_rules.py).
+    ``only_run``: a RocketMQ broker has the lock under the query's name, not the client's (rocketmq/group/lock_rules.py).
     """
 
     group: str
@@ -72,10 +72,10 @@ class LockToken:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a lock was not granted. ``alive`` None: the broker cannot tell. ``remaining`` in seconds.
+    """The reason why a lock was not granted. ``alive``: whether the holder is alive, None if the broker cannot tell.
 
-    ``owner`` empty: no client reports that it holds the queue; ``client_id`` then names the group's other members, if there are
-    any.
+    ``remaining``: seconds until the holder's lock expires. ``owner`` is empty if no client reports that it holds the queue. Then
+    ``client_id`` names the group's other members, if it has any.
     """
 
     queue: MessageQueue
@@ -87,19 +87,19 @@ class Refusal:
 
     @property
     def holder(self) -> str:
-        """The queue's holder, for error messages."""
+        """The name of the queue's holder, for error messages."""
         if self.owner:
             return f"query {self.owner} ({self.client_id})"
         if self.client_id:
             return f"an unidentified client: another member of the group ({self.client_id}), or one that has exited"
-        return "a client that is not a member of the group: it has exited without giving its locks back"
+        return "a client that is not a member of the group, because it has exited without giving its locks back"
 
 
 @dataclass(frozen=True)
 class QueueLock:
     """The lock of one (group, queue) at the broker.
 
-    ``owner`` stays when the lock is given back (lineage); a seek empties it.
+    ``owner`` is kept when the lock is given back (lineage). A seek clears it.
     """
 
     owner: str
@@ -112,7 +112,7 @@ class QueueLock:
     lingering: bool = False
 
     def age(self, now: Instant) -> float:
-        """Return the seconds since the last grant or renewal; infinite across a boot."""
+        """Return the seconds since the last grant or renewal, infinity if the machine was booted in between."""
         return now.since(self.renewed)
 
     def expired(self, now: Instant) -> bool:
@@ -133,12 +133,12 @@ def grant(
 ) -> QueueLock | None:
     """Return the lock granted to ``client``, or None if it is refused.
 
-    ``alive(client_id)`` says whether that process is alive. It is called only where its answer decides.
+    ``alive(client_id)`` says whether that process is alive. It is called only if the result depends on it.
     """
     if lock is not None and lock.held and not lock.expired(now):
         if lock.client_id == client.client_id and not lock.lingering:
             return replace(lock, renewed=now, life=life)
-        # A lingering lock outlives its process, but not for its own query: the new epoch fences off that query's old tasks.
+        # A lingering lock outlives its process, but does not stop its own query: the new epoch fences off that query's old tasks.
         freed_by_death = not lock.lingering or lock.owner == client.owner
         if not freed_by_death or alive(lock.client_id):
             return None
@@ -155,7 +155,7 @@ def grant(
 
 
 def refusal(lock: QueueLock, queue: MessageQueue, now: Instant, alive: bool | None) -> Refusal:
-    """Return the refusal that a client gets instead of ``lock``."""
+    """Return the refusal for a client that asked for ``queue`` while another one holds ``lock``."""
     return Refusal(queue, lock.owner, lock.client_id, alive, lock.lingering, lock.remaining(now))
 
 
@@ -167,7 +167,7 @@ def token_of(lock: QueueLock, group: str, queue: MessageQueue) -> LockToken:
 def is_current(lock: QueueLock | None, token: LockToken) -> bool:
     """Whether the lock still has the token's epoch (the fence).
 
-    It does after an unlock, until the next grant, seek or release.
+    After an unlock, it keeps that epoch until the next grant, seek or release.
     """
     return lock is not None and lock.epoch == token.epoch
 
@@ -178,9 +178,9 @@ def is_held(lock: QueueLock | None, token: LockToken) -> bool:
 
 
 def renew(lock: QueueLock | None, token: LockToken, now: Instant) -> QueueLock | None:
-    """Return the lock prolonged, or None if it is lost.
+    """Return the renewed lock, or None if it is lost.
 
-    An expired lock that nobody took is still its holder's: the epoch proves it.
+    An expired lock that no other client took still belongs to its holder, as its epoch proves.
     """
     if lock is None or not is_held(lock, token) or lock.lingering:
         return None
@@ -188,7 +188,7 @@ def renew(lock: QueueLock | None, token: LockToken, now: Instant) -> QueueLock |
 
 
 def unlock(lock: QueueLock | None, token: LockToken, now: Instant, linger: float = 0.0) -> QueueLock | None:
-    """Return the lock given back, or left to live ``linger`` seconds at most; None if the token does not hold it."""
+    """Return the lock after it was given back, or with at most ``linger`` seconds left to live. None if the token does not hold it."""
     if lock is None or not is_held(lock, token):
         return None
     if linger > 0:
@@ -197,13 +197,13 @@ def unlock(lock: QueueLock | None, token: LockToken, now: Instant, linger: float
 
 
 def sought(next_epoch: int, now: Instant) -> QueueLock:
-    """Return the lock after a seek set the group's offset: free, without lineage, all tokens given out so far stale."""
+    """Return the lock after a seek set the group's offset. It is free and has no lineage, and all earlier tokens are stale."""
     return QueueLock("", "", next_epoch, next_epoch, held=False, renewed=now)
 
 
 def released(lock: QueueLock, next_epoch: int) -> QueueLock:
-    """Return the lock after a release took it away: free, its holder's token stale.
+    """Return the lock after an operator released it. It is free, and its former holder's token is stale.
 
-    No other owner had the queue, so the lineage stays.
+    The lineage is kept, because no other owner had the queue.
     """
     return replace(lock, epoch=next_epoch, held=False, lingering=False)

@@ -1,8 +1,8 @@
-"""Machine rooms: a broker named room@name is in that room, any other broker is in no room. Pure.
+"""Machine rooms: a broker named room@name is in that room. Any other broker is in no room. Pure.
 
-The form is that of AllocateMessageQueueByMachineRoom. Its counterpart for producers, SelectMessageQueueByMachineRoom, is empty
-in RocketMQ. Here it hashes a key over the queues of the given rooms, as SelectMessageQueueByHash would if there were no other
-queues.
+This form of the name is that of AllocateMessageQueueByMachineRoom. Its counterpart for producers, SelectMessageQueueByMachineRoom,
+does nothing in RocketMQ. Here it hashes a key over the queues of the given rooms, as SelectMessageQueueByHash would if there were no
+other queues.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from orderedmq.model import MessageQueue
 
 
 def has_room(broker_name: str, rooms: Sequence[str]) -> bool:
-    """Whether the name is ``room@name`` with one of the rooms. ``room@name@`` counts, too: Java's split drops empty ends."""
+    """Whether the name is ``room@name`` with one of the rooms. ``room@name@`` also counts, because Java's split drops empty ends."""
     parts = broker_name.rstrip("@").split("@")
     return len(parts) == 2 and parts[0] in rooms
 
 
 def queues_in(topic: str, queues: Sequence[MessageQueue], rooms: Sequence[str]) -> list[MessageQueue]:
-    """Return the topic's queues that are in the rooms, in their order. Raises TopicError NO_SUCH_QUEUE for a room without queues."""
+    """Return the topic's queues in the rooms, in the given order. Raises TopicError NO_SUCH_QUEUE for a room without queues."""
     for room in rooms:
         if not any(has_room(queue.broker_name, (room,)) for queue in queues):
             brokers = ", ".join(sorted({queue.broker_name for queue in queues})) or "none"
             raise TopicError(
                 TopicCondition.NO_SUCH_QUEUE,
-                f"option machineRooms: topic {topic!r} has no queue in room {room!r}, that is, at a broker {room}@...; its brokers are "
-                f"{brokers}; drop the room, or create the topic at a broker there",
+                f"option machineRooms: topic {topic!r} has no queue in room {room!r}, that is, at a broker {room}@...: its brokers are "
+                f"{brokers}. Drop the room, or create the topic at a broker in that room",
             )
     return [queue for queue in queues if has_room(queue.broker_name, rooms)]

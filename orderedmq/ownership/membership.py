@@ -1,9 +1,9 @@
 """Members of a consumer group: which clients count as members, and whether their subscriptions agree.
 
 Rules: a client becomes a member by its heartbeat, which has its subscription. It counts until its heartbeat is as old as a
-lock's life (its queue locks are free by then, too), until it leaves, or until its process is known to be dead. All members
-compute the same division of the queues, so they must have the same subscription: a client whose subscription differs from an
-earlier member's is refused. (RocketMQ requires this "subscription consistency", too, and does not check it.)
+lock's life (its queue locks are also free by then), until it leaves, or until its process is known to be dead. All members
+compute the same division of the queues, so they must have the same subscription. A client whose subscription differs from that of an
+earlier member is refused. (RocketMQ also requires this "subscription consistency", but does not check it.)
 
 Pure: the clock and the liveness of a client are arguments.
 """
@@ -19,17 +19,18 @@ from orderedmq.errors import FORMER_RUN, GroupError
 from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, Instant
 from orderedmq.rows.filters import ALL
 
-#: Seconds for which a member counts after a heartbeat, if its broker has no limit of its own. A heartbeat goes with each
-#: renewal of the locks (RENEW_INTERVAL).
+#: Seconds for which a member counts after a heartbeat, if its broker has no other limit. A heartbeat is sent with each renewal of the
+#: locks (RENEW_INTERVAL).
 MEMBER_LIFE: Final = LOCK_LIFE
 
 
 @dataclass(frozen=True)
 class Subscription:
-    """What the members of a group must agree on.
+    """The settings on which the members of a group must agree.
 
-    ``strategy`` None: exclusive, one member has all queues. ``filter`` is canonical. ``failures``: where messages wait that a
-    listener could not process, "parkingLot", "retryTopic" or "": a member that does not read them must not get their queue.
+    ``strategy``: None for an exclusive group, where one member has all queues. ``filter`` is canonical. ``failures``: where messages
+    wait that a listener could not process, "parkingLot", "retryTopic" or "" (nowhere). Members must agree on it, because a member that
+    does not read these messages must not get their queue.
     """
 
     assignment: str
@@ -40,7 +41,7 @@ class Subscription:
     failures: str = ""
 
     def differences(self, other: Subscription) -> list[str]:
-        """Return a text per difference, such as ``assignment 'shared', not 'exclusive'``: this value, then the other's."""
+        """Return a text for each difference, with this value before the other's: ``assignment 'shared', not 'exclusive'``."""
         mine, theirs = asdict(self), asdict(other)
         return [_difference(name, mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]]
 
@@ -48,15 +49,15 @@ class Subscription:
 def _difference(name: str, mine: str | None, theirs: str | None) -> str:
     if name != "failures":
         return f"{name} {mine!r}, not {theirs!r}"
-    # A user knows the options.
+    # Name the options, because they are what a user knows.
     return ", not ".join(f"{one}=true" if one else "parkingLot=false and retryTopic=false" for one in (mine, theirs))
 
 
 @dataclass(frozen=True)
 class Member:
-    """A client in a group. ``joined`` orders members by their first heartbeat; ``room`` is its machine room, if it reports one.
+    """A client in a group. ``joined`` orders members by their first heartbeat. ``room`` is its machine room, if it reports one.
 
-    ``name`` is its name for people.
+    ``name`` is a label for people.
     """
 
     owner: str
@@ -69,7 +70,7 @@ class Member:
     name: str | None = None
 
     def age(self, now: Instant) -> float:
-        """Return the seconds since the last heartbeat; infinite across a boot."""
+        """Return the seconds since the last heartbeat, infinity if the machine was booted in between."""
         return now.since(self.renewed)
 
     def expired(self, now: Instant) -> bool:
@@ -77,7 +78,7 @@ class Member:
 
 
 def present(members: Iterable[Member], now: Instant, alive: Callable[[str], bool]) -> list[Member]:
-    """Return the members that count, sorted by client id."""
+    """Return the members that are neither expired nor dead, sorted by client id."""
     return sorted(
         (member for member in members if not member.expired(now) and alive(member.client_id)),
         key=lambda member: member.client_id,
@@ -85,25 +86,25 @@ def present(members: Iterable[Member], now: Instant, alive: Callable[[str], bool
 
 
 def refuse_second_run(group: str, client: ClientIdentity, members: Iterable[Member]) -> None:
-    """Raise GroupError IN_USE when another run of ``client``'s query is a member.
+    """Refuse ``client`` while another run of its query is a member. Raises GroupError IN_USE.
 
-    A broker that keeps lineage sees both runs as one owner: a queue that moves between them keeps its tenure, and the two runs
+    A broker that keeps lineage sees both runs as one owner. A queue that moves between them keeps its tenure, and the two runs
     would resume from different positions of one checkpoint. So the second run must wait until the first has left, is dead, or
-    has been silent for as long as a member lives.
+    has been silent for the lifetime of a member.
     """
     for other in members:
         if other.owner == client.owner and other.client_id != client.client_id:
             raise GroupError(
                 GroupCondition.IN_USE,
                 f"another run of this same query is a member of group {group!r} ({other.client_id}): {FORMER_RUN} it has been silent for "
-                f"{other.life:.0f} s; nothing is lost meanwhile",
+                f"{other.life:.0f} s. Nothing is lost until then",
             )
 
 
 def refuse(group: str, client: ClientIdentity, members: Iterable[Member]) -> None:
-    """Raise GroupError DISAGREES if an earlier member has another subscription than ``client``.
+    """Refuse ``client`` if an earlier member has another subscription. Raises GroupError DISAGREES.
 
-    Nothing is raised if ``client`` is not a member, or between two exclusive members: their locks decide.
+    A client that is not a member is not refused. Two exclusive members are not compared, because their locks decide.
     """
     known = {member.client_id: member for member in members}
     mine = known.get(client.client_id)
@@ -113,7 +114,7 @@ def refuse(group: str, client: ClientIdentity, members: Iterable[Member]) -> Non
         if other.joined >= mine.joined:
             return
         if other.owner == mine.owner:
-            # An earlier run of the same query, which is about to end.
+            # This is an earlier run of the same query, which is about to end.
             continue
         if mine.subscription.assignment == other.subscription.assignment == "exclusive":
             continue
@@ -122,6 +123,6 @@ def refuse(group: str, client: ClientIdentity, members: Iterable[Member]) -> Non
             raise GroupError(
                 GroupCondition.DISAGREES,
                 f"group {group!r} has a member, query {other.owner} ({other.client_id}), with another subscription: this query has "
-                f"{'; '.join(differences)}. All queries of a group must have the same; stop that query, change this one, or give it a "
-                "consumerGroup of its own",
+                f"{', and '.join(differences)}. All queries of a group must have the same subscription. Stop that query, change this one, or "
+                "give this one another consumerGroup",
             )

@@ -1,6 +1,6 @@
-"""Micro-batches: the one that a Spark task belongs to, and how many a sink remembers. Pure.
+"""Micro-batches: which one a Spark task belongs to, and how many a sink remembers. Pure.
 
-The local properties of a task are an argument.
+A task's local properties are passed as an argument.
 """
 
 from __future__ import annotations
@@ -9,21 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Present in read and write tasks alike, jobs started inside foreachBatch included (Spark 4.3, classic and Connect).
+#: Set in read tasks and write tasks, including jobs started inside foreachBatch (Spark 4.3, classic and Connect).
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
-#: The job group of a micro-batch is its run id, new at every start of the query.
+#: The job group of a micro-batch is the query's run id, which is new at every start of the query.
 RUN: Final = "spark.jobGroup.id"
-#: The query's name, if it has one, and then its id (MicroBatchExecution.getBatchDescriptionString). Nothing else tells a task
-#: the name.
+#: The query's name, if it has one, followed by its id (MicroBatchExecution.getBatchDescriptionString). A task finds the name only here.
 DESCRIPTION: Final = "spark.job.description"
-#: Number of a sink's last batches with which a repeat is compared. An older batch is refused (SinkError BATCH_TOO_OLD).
+#: How many of a sink's last batches are remembered to recognise repeats. An older batch is refused (SinkError BATCH_TOO_OLD).
 KEPT_BATCHES: Final = 100
 
 
 @dataclass(frozen=True)
 class SourceRun:
-    """One run of one micro-batch: the same query and batch under another ``run_id`` is a replay."""
+    """One run of one micro-batch. The same query and batch with another ``run_id`` is a replay."""
 
     query_id: str
     batch_id: int
@@ -33,7 +32,7 @@ class SourceRun:
 
 
 def run_of(local_property: Callable[[str], str | None]) -> SourceRun | None:
-    """Return the micro-batch's run, or None in a job that belongs to no micro-batch."""
+    """Return the run of the task's micro-batch, or None for a task that belongs to no micro-batch."""
     query, batch = local_property(QUERY), local_property(BATCH)
     if query is None or batch is None:
         return None

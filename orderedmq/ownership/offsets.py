@@ -1,15 +1,16 @@
-"""The one mechanism for offsets: what Spark logs, which ranges follow from it, how much is admitted.
+"""The single mechanism for offsets: what Spark logs, which ranges follow from it, and how many messages are admitted.
 
-A Spark offset is a Checkpoint: ``next`` has, for every queue that was owned, the next offset to process; ``entered`` has the
-queues whose range does not begin where the previous checkpoint ended (first batch, new queue, taken over, sought) and where it
-begins.
+A Spark offset is a Checkpoint. ``next`` has the next offset to process for every queue that was owned. ``entered`` has the queues
+whose range does not begin where the previous checkpoint ended (first batch, new queue, queue taken over or sought), with the offset
+where it begins.
 
     start.next   0:100           1:40
     end.next     0:130           1:40          2:7
     end.entered                                2:5
     ranges       0:[100,130)     1: nothing    2:[5,7)
 
-Offset = next message to process, so ranges are half-open. Spark compares offsets as text: the JSON form is canonical. Pure.
+An offset is that of the next message to process, so ranges are half-open. The JSON form is canonical, because Spark compares offsets
+as text. Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ OffsetMap = Mapping[MessageQueue, int]
 
 
 def offsets_to_json(offsets: OffsetMap) -> dict[str, dict[str, dict[str, int]]]:
-    """``{"orders": {"broker-a": {"0": 23}}}`` in canonical order: topics and brokers by name, queues by number."""
+    """Return offsets as JSON, such as ``{"orders": {"broker-a": {"0": 23}}}``: sorted by topic, broker and queue number."""
     out: dict[str, dict[str, dict[str, int]]] = {}
     for queue in sorted(offsets):
         out.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offsets[queue]
@@ -35,13 +36,13 @@ def offsets_to_json(offsets: OffsetMap) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def offsets_from_json(value: Any, where: str, *, least: int = 0) -> dict[MessageQueue, int]:
-    """Return the inverse of ``offsets_to_json``. ``least`` is the lowest offset allowed.
+    """Return the offsets of a value made by ``offsets_to_json``. ``least`` is the lowest offset allowed.
 
-    Raises OffsetError INVALID that names ``where`` and the bad entry.
+    Raises OffsetError INVALID, which names ``where`` (what the value is) and the bad entry.
     """
 
     def fail(what: str) -> OffsetError:
-        return OffsetError(OffsetCondition.INVALID, f'{where}: {what}; the form is {{"topic": {{"broker": {{"0": 23}}}}}}')
+        return OffsetError(OffsetCondition.INVALID, f'{where}: {what}. The form is {{"topic": {{"broker": {{"0": 23}}}}}}')
 
     if not isinstance(value, dict):
         raise fail(f"{value!r} is not an object")
@@ -65,9 +66,9 @@ def offsets_from_json(value: Any, where: str, *, least: int = 0) -> dict[Message
 class Checkpoint:
     """The offset that Spark logs for one side of a micro-batch.
 
-    owner: the query's id, drawn once and kept in the checkpoint (None: the constant initial offset).
-    gen: per queue, the epoch at which the owner's tenure began; a replay compares it with the lock's tenure.
-    topics: each topic's `Log.anchor`. reset: the group's reset number that these offsets follow.
+    owner: the query's id, chosen once and stored in the checkpoint (None: the constant initial offset).
+    gen: the epoch at which the owner's tenure of each queue began. A replay compares it with the lock's tenure.
+    topics: each topic's `Log.anchor`. reset: the group's reset number when these offsets were decided.
     """
 
     owner: str | None = None
@@ -83,7 +84,7 @@ class Checkpoint:
         return self.owner is None
 
     def to_spark(self) -> dict[str, Any]:
-        """Return the JSON that Spark keeps and compares as text; the fresh one is ``{}``."""
+        """Return the JSON that Spark stores and compares as text: ``{}`` for a fresh checkpoint."""
         if self.owner is None:
             return {}
         return {
@@ -98,19 +99,20 @@ class Checkpoint:
 
     @classmethod
     def from_spark(cls, value: Any) -> Checkpoint:
-        """Return the inverse of ``to_spark``. Raises OffsetError INVALID, or NEWER_FORMAT for a checkpoint of a newer version."""
+        """Return the checkpoint of a value made by ``to_spark``. Raises OffsetError INVALID, or NEWER_FORMAT for a newer version's."""
         if value == {}:
             return cls()
         version = value.get("v") if isinstance(value, Mapping) else None
         if isinstance(version, int) and version > FORMAT:
             raise OffsetError(
                 OffsetCondition.NEWER_FORMAT,
-                f"the checkpoint has offsets of format {version}, this version reads up to {FORMAT}: upgrade orderedmq on the driver",
+                f"the checkpoint has offsets of format {version}, but this version of orderedmq reads formats up to {FORMAT}. Upgrade "
+                "orderedmq on the driver",
             )
         if not _well_formed(value):
             raise OffsetError(
                 OffsetCondition.INVALID,
-                f"the checkpoint's offset {value!r} was not written by this source: use another checkpointLocation",
+                f"the checkpoint's offset {value!r} was not written by this source. Use another checkpointLocation",
             )
         return cls(
             owner=value["owner"],
@@ -123,7 +125,7 @@ class Checkpoint:
 
 
 def _well_formed(value: Any) -> bool:
-    """Whether this is a checkpoint of this format, apart from its offsets, which are not checked here."""
+    """Whether this is a checkpoint of this format. Its offsets are not checked."""
     if not isinstance(value, Mapping) or type(value.get("v")) is not int or value["v"] != FORMAT:
         return False
     topics, reset = value.get("topics", {}), value.get("reset", 0)
@@ -132,10 +134,10 @@ def _well_formed(value: Any) -> bool:
 
 
 def ranges(start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange]:
-    """Return the range of every queue of ``end``, empty ones too, in queue order.
+    """Return the range of every queue of ``end``, in queue order, including empty ranges.
 
-    A queue in ``start`` but not in ``end`` was given up. Raises OffsetError BEGIN_AFTER_END, and INCOMPLETE if neither
-    checkpoint says where a queue begins: a range is never guessed and never skipped silently.
+    A queue in ``start`` but not in ``end`` was given up. Raises OffsetError BEGIN_AFTER_END, or INCOMPLETE if neither checkpoint says
+    where a queue begins, because a range is never guessed or silently skipped.
     """
     out: dict[MessageQueue, OffsetRange] = {}
     for queue in sorted(end.next):
@@ -148,7 +150,7 @@ def ranges(start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange
         if begin > stop:
             raise OffsetError(
                 OffsetCondition.BEGIN_AFTER_END,
-                f"queue {queue} would be read from {begin} to {stop}: the checkpoint and the offset log disagree; restore both from "
+                f"queue {queue} would be read from {begin} to {stop}: the checkpoint and the offset log disagree. Restore both from "
                 "one copy, or start with a new checkpointLocation",
             )
         out[queue] = OffsetRange(begin, stop)
@@ -156,10 +158,10 @@ def ranges(start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange
 
 
 def admit(backlog: Mapping[MessageQueue, int], limit: int, turn: int = 0) -> dict[MessageQueue, int]:
-    """Share ``limit`` messages over queues in proportion to their backlogs; sums to min(limit, total).
+    """Return each queue's share of ``limit`` messages, in proportion to the backlogs. The shares sum to min(limit, total).
 
-    The remainder goes round-robin from the ``turn``-th queue on, so that no queue starves if the limit is below the number of
-    queues.
+    The remainder is distributed round-robin from the ``turn``-th queue on, so that no queue starves if there are more queues than
+    ``limit``.
     """
     waiting = [queue for queue in sorted(backlog) if backlog[queue] > 0]
     total = sum(backlog[queue] for queue in waiting)
@@ -171,7 +173,7 @@ def admit(backlog: Mapping[MessageQueue, int], limit: int, turn: int = 0) -> dic
     for queue in waiting[begin:] + waiting[:begin]:
         if left == 0:
             break
-        # floor(limit * b / total) < b, so the queue has at least one more.
+        # floor(limit * b / total) < b, so the queue has at least one more message.
         shares[queue] += 1
         left -= 1
     return {queue: n for queue, n in shares.items() if n}
@@ -180,6 +182,6 @@ def admit(backlog: Mapping[MessageQueue, int], limit: int, turn: int = 0) -> dic
 def hold_back(total: int, least: int | None, waited: float, longest: float) -> bool:
     """Whether a trigger should wait for more messages.
 
-    True while there are fewer than ``least``, and the ``waited`` seconds since the last batch are below ``longest``.
+    True while there are fewer than ``least`` messages and the last batch was less than ``longest`` seconds ago (``waited``).
     """
     return least is not None and total < least and waited < longest

@@ -1,4 +1,4 @@
-"""One queue that a query owns: its tenure as a state machine, and how far it is planned. Only the Owner changes it. Pure."""
+"""One queue that a query owns: its tenure as a state machine, and how far its messages are planned. Only the Owner changes it. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Phase(Enum):
     """The state of a queue in the Owner of a query."""
 
     FREE = "free"
-    #: Locked, and it is not decided where it is read from.
+    #: Locked, but the offset from which the queue is read is not decided yet.
     UNPLACED = "unplaced"
-    #: Its next range begins at its position, and everything before that is committed.
+    #: The next range begins at the queue's position, and everything before it is committed.
     IDLE = "idle"
-    #: A range is planned into the batch that Spark runs.
+    #: A range of the queue is planned into the batch that Spark runs.
     IN_FLIGHT = "in flight"
 
 
@@ -35,7 +35,7 @@ class Step(Enum):
     LOST = "lost or deleted"
 
 
-#: What may happen to a queue in which state, and its state after that. Every other step is an error in this package.
+#: The steps that are possible in each phase, with the phase that follows. Every other step is a defect in this package.
 TRANSITIONS: Final[dict[tuple[Phase, Step], Phase]] = {
     (Phase.FREE, Step.LOCKED): Phase.UNPLACED,
     (Phase.UNPLACED, Step.PLACED): Phase.IDLE,
@@ -59,8 +59,8 @@ class Owned:
     """One owned queue: its lock token (None without a group), and its offsets.
 
     As in RocketMQ's ProcessQueue, messages are taken in order, and the committed offset is one more than the offset of the last message
-    taken. Here the messages in flight, and those that were found and are not planned, are each a range without gaps, so three offsets say
-    everything: [``begin``, ``position``) is in flight, and [``position``, ``known``) was found and is not planned.
+    taken. Messages in flight and messages waiting to be planned each form a range without gaps. So three offsets suffice:
+    [``begin``, ``position``) is in flight, and [``position``, ``known``) was found at the broker and is not planned.
     """
 
     __slots__ = ("begin", "entered", "known", "leader", "phase", "position", "queue", "token")
@@ -68,26 +68,26 @@ class Owned:
     def __init__(self, queue: MessageQueue, token: LockToken | None, leader: MessageQueue | None = None) -> None:
         self.queue = queue
         self.token = token
-        #: The queue that this one is the companion of, if it is one.
+        #: The queue whose companion this queue is, None if it is not a companion.
         self.leader = leader
         self.phase = Phase.FREE
-        #: None until it is decided.
+        #: The offset of the next message to plan, None until it is decided.
         self.position: int | None = None
         self.begin = self.known = 0
-        #: Whether the next range does not begin where the checkpoint's last one ended.
+        #: Whether the next range begins elsewhere than where the checkpoint's last range ended.
         self.entered = False
         self.on(Step.LOCKED)
 
     def on(self, step: Step) -> None:
-        """Change the phase. Raises AssertionError for a step that `TRANSITIONS` does not have."""
+        """Change the phase. Raises AssertionError for a step that `TRANSITIONS` does not allow."""
         after = TRANSITIONS.get((self.phase, step))
         if after is None:
-            raise AssertionError(f"queue {self.queue} is {self.phase.value}, so it cannot be {step.value}")
+            raise AssertionError(f"queue {self.queue} is {self.phase.value}, so this step is impossible: {step.value}")
         self.phase = after
 
     @property
     def in_flight(self) -> OffsetRange:
-        """What is planned and not committed."""
+        """The range of messages that are planned and not committed."""
         return OffsetRange(self.begin, self.begin if self.position is None else self.position)
 
     def place(self, position: int, *, entered: bool) -> None:
@@ -97,35 +97,35 @@ class Owned:
         self.entered = entered
 
     def skip(self, position: int) -> None:
-        """Go on at ``position``: what was before it is lost, and the user accepts that."""
+        """Continue at ``position``, because the messages before it are lost and the user accepts that."""
         self.on(Step.SKIPPED)
         self.begin = self.position = self.known = position
         self.entered = True
 
     def unplace(self) -> None:
-        """Forget where the queue is read from, and what of it is in flight."""
+        """Forget the queue's position and its messages in flight."""
         self.on(Step.LOT_DELETED)
         self.position = None
 
     def found(self, end: int) -> None:
-        """Messages up to ``end`` are at the broker."""
+        """Record that the broker has messages up to ``end`` (exclusive)."""
         self.known = max(self.known, end)
 
     def plan(self, count: int) -> None:
         """Take the next ``count`` messages into a batch."""
         assert self.position is not None
-        assert self.position + count <= self.known, "only what was found is planned"
+        assert self.position + count <= self.known, "only messages that were found are planned"
         self.on(Step.PLANNED)
         self.position += count
 
     def repeat(self, span: OffsetRange) -> None:
-        """Take the range of a logged batch again, which may be empty."""
+        """Plan the range of a logged batch again. The range may be empty."""
         self.on(Step.REPEATED if span.messages else Step.PLACED)
         self.begin, self.position, self.known = span.begin, span.end, span.end
         self.entered = False
 
     def commit(self) -> int | None:
-        """Spark has committed the batch: return the offset to commit, None if nothing was in flight."""
+        """Record that Spark has committed the batch. Return the offset to commit, or None if nothing was in flight."""
         self.on(Step.DONE)
         self.entered = False
         if self.begin == self.position:
@@ -134,6 +134,6 @@ class Owned:
         return self.begin
 
     def roll_back(self) -> None:
-        """Spark has not run the batch: its messages are to be planned again."""
+        """Record that Spark has not run the batch, so that its messages are planned again."""
         self.on(Step.DONE)
         self.position = self.begin

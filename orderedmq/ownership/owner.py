@@ -1,30 +1,31 @@
-"""Decides which queues a query owns, where it reads each from, and what it tells the broker at a micro-batch boundary.
+"""Decides which queues a query owns, from which offset it reads each, and what the broker is told at a micro-batch boundary.
 
-The Owner decides, the reader (ordered_source) acts: each method returns actions or takes the outcome of one. An `Owned` per queue keeps
-its offsets. Messages that are planned into a batch which Spark has not committed are in flight.
+The Owner decides and the reader (ordered_source) acts: each method returns actions or takes the outcome of an action. The Owner has an
+`Owned` for each queue, with the queue's offsets. Messages in a planned batch that Spark has not committed are in flight.
 
 A queue that was just locked is read from one of three offsets (the lineage rules, which an exhaustive model checks):
 
-- its tenure is the one that the checkpoint logged, and the group was not reset since → the checkpoint's offset; it goes on;
-- otherwise another owner may have processed it in between → the group's offset, and the queue is *entered* there;
-- the group has no offset → the checkpoint's offset if there is one, else the beginning that the reader was asked for.
+- The checkpoint's offset, if the queue's tenure is the one that the checkpoint logged and the group was not reset since. The queue
+  *resumes*.
+- The group's offset otherwise, because another owner may have processed messages in between. The queue is *entered* there.
+- If the group has no offset: the checkpoint's offset, or without one the beginning that the reader was asked for.
 
-A broker that keeps no lineage cannot tell the first two apart: see ``unbroken``. A replay of a logged batch repeats a queue's
-whole range if the queue resumes at the checkpoint's offset, and nothing of it if the queue is entered at the group's.
+A broker that keeps no lineage cannot distinguish the first two cases: see ``unbroken``. A replay of a logged batch repeats a queue's
+whole range if the queue resumes at the checkpoint's offset, and no part of it if the queue is entered at the group's offset.
 
 Spark commits a logged batch as a whole, even the ranges that were not repeated. So a replay may leave a queue out only if the
-run that locks it next enters it at the group's offset, because another query holds it or held it. A queue that a former run of
-this same query still holds would come back with its tenure unbroken, and continue behind messages that were never processed: see
+run that locks it next enters it at the group's offset, because another query holds or held the queue. A queue that a former run of
+this same query still holds would return with its tenure unbroken, and would continue after messages that were never processed: see
 ``indispensable``.
 
 Exclusive mode is the strategy "all queues" with the policy "refuse": every queue or none. Shared mode is an
 AllocateMessageQueueStrategy with the policy "hand over": at a boundary, where nothing is in flight, a queue that the strategy
-gives to another member is committed and unlocked. A queue that it gives to this member is asked for at each boundary, until its
-owner has given it up. Without a group (broadcasting) there are no tokens: the checkpoint alone holds the offsets.
+gives to another member is committed and unlocked. A queue that the strategy gives to this member is requested at each boundary,
+until its owner has given it up. Without a group (broadcasting) there are no tokens, and the checkpoint alone holds the offsets.
 
-A queue may have a companion, its parking lot: a queue that is owned exactly while its leader is, under the leader's lock. It has
-a token, which the broker checks against the leader's lock, and offsets of its own. It is never locked, renewed or unlocked by
-itself, and no strategy divides it. Pure: no clock, no broker.
+A queue, the *leader*, may have a companion: its parking lot. The companion is owned exactly while its leader is, under the leader's
+lock. It has a token, which the broker checks against the leader's lock, and separate offsets. It is never locked, renewed or unlocked
+alone, and no strategy divides it. Pure: no clock, no broker.
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ from orderedmq.ownership.offsets import Checkpoint, OffsetMap, ranges
 from orderedmq.ownership.owned_queue import Owned, Step
 from orderedmq.ownership.strategies import NO_MEMBERS, Members, Strategy, all_queues
 
-#: From a queue's token to its companion's.
+#: Makes the token of a queue's companion from the queue's token.
 Companion = Callable[[LockToken], LockToken]
 
 
 class Policy(Enum):
-    """What a refused lock means for the query."""
+    """The consequence of a refused lock for the query."""
 
     #: The query cannot run: all queues or none.
     REFUSE = "refuse"
-    #: Another member has not given the queue up yet: continue without it, and ask again.
+    #: Another member has not given the queue up yet: continue without the queue, and ask for it again.
     HAND_OVER = "hand over"
 
 
 @dataclass(frozen=True)
 class Lock:
-    """Ask for these queues; ``all_or_none``: give back what was granted if one is refused.
+    """Ask for the locks of these queues. ``all_or_none``: if one is refused, give the granted ones back.
 
-    ``repeating``: they belong to a logged batch, which Spark commits once its tasks have run.
+    ``repeating``: the queues belong to a logged batch, which Spark commits once its tasks have run.
     """
 
     queues: tuple[MessageQueue, ...]
@@ -80,7 +81,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Unlock:
-    """Give queues back; ``in_flight`` ones only after the unlock delay, because a task may still be at work."""
+    """Give queues back, those ``in_flight`` only after the unlock delay, because a task may still be running."""
 
     idle: tuple[LockToken, ...]
     in_flight: tuple[LockToken, ...]
@@ -88,7 +89,7 @@ class Unlock:
 
 @dataclass(frozen=True)
 class Behind:
-    """A queue whose checkpoint lies below the group's offset: the messages between are processed again."""
+    """A queue whose checkpoint is below the group's offset, so that the messages in between are processed again."""
 
     queue: MessageQueue
     checkpoint: int
@@ -98,7 +99,7 @@ class Behind:
 class Owner:
     """The queues of one query in one group.
 
-    ``owner_id`` is the query's id, kept in its checkpoint. Not thread-safe: the reader's main thread drives it.
+    ``owner_id`` is the query's id, which is stored in its checkpoint. Not thread-safe: only the reader's main thread uses it.
     """
 
     def __init__(
@@ -110,19 +111,19 @@ class Owner:
         lineage: bool = True,
         companion: Companion | None = None,
     ) -> None:
-        """``lineage``: whether the broker tells a tenure that resumes from a new one.
+        """``lineage``: whether the broker can distinguish a tenure that continues from a new one.
 
-        ``companion``: makes the token of a queue's companion (None: queues have none).
+        ``companion``: makes the token of a queue's companion (None: queues have no companions).
         """
         self.owner_id = owner_id
         self.strategy = strategy
         self.policy = policy
         self.lineage = lineage
         self._companion = companion
-        #: False: no more queues are asked for (a run with availableNow takes its queues at its first boundary).
+        #: Whether missing queues are requested. A run with availableNow takes all of its queues at its first boundary.
         self.taking = True
         self.owned: dict[MessageQueue, Owned] = {}
-        #: The group's reset number that the positions follow.
+        #: The group's reset number at the time when the positions were decided.
         self.reset = 0
         self._planned: Checkpoint | None = None
 
@@ -131,9 +132,9 @@ class Owner:
     def boundary(
         self, start: Checkpoint, queues: Sequence[MessageQueue], members: Members = NO_MEMBERS
     ) -> list[Commit | Unlock | Lock]:
-        """Return the actions at a boundary: commit what is processed, unlock what is given up, lock what is missing, in this order.
+        """Return the actions at a boundary, in this order: commit processed messages, unlock unwanted queues, lock missing ones.
 
-        Spark has committed everything below ``start``; ``queues`` are those that exist. Queues given up are forgotten here.
+        Spark has committed everything below ``start``. ``queues`` are the queues that exist. Unlocked queues are forgotten here.
         """
         actions: list[Commit | Unlock | Lock] = []
         commit = self.processed(start)
@@ -155,10 +156,10 @@ class Owner:
         return tuple(owned.token for owned in leaving if owned.token is not None and owned.leader is None)
 
     def processed(self, start: Checkpoint) -> Commit | None:
-        """Return the commit of what Spark has processed below ``start``, at a boundary where nothing else is to be done."""
+        """Return the commit of the messages below ``start``, which Spark has processed, or None if nothing is to be committed."""
         if self._planned is None:
             return None
-        # Compare the whole offset: a queue entered below the last batch's end may have been planned up to that end again.
+        # Compare the whole checkpoint, because a queue entered below the last batch's end may have been planned up to that end again.
         ran = self.is_planned(start)
         self._planned = None
         placed = [owned for owned in self.owned.values() if owned.position is not None]
@@ -176,7 +177,7 @@ class Owner:
     # -- entering queues ---------------------------------------------------------------------------------------------------
 
     def locked(self, tokens: Iterable[LockToken]) -> None:
-        """Take queues that were granted, and their companions. Where they are read from is not decided yet."""
+        """Take queues whose locks were granted, and their companions. Their positions are not decided yet."""
         for token in tokens:
             self.owned[token.queue] = Owned(token.queue, token)
             if self._companion is not None:
@@ -189,9 +190,9 @@ class Owner:
             self.owned[queue] = Owned(queue, None)
 
     def lost(self, tokens: Collection[LockToken]) -> list[MessageQueue]:
-        """Forget the queues of stale tokens: their new owner resumes at the group's offset. Return those that were owned.
+        """Forget the queues of stale tokens, and return those that were owned. Their new owner resumes at the group's offset.
 
-        A companion's token is stale because its leader's lock was lost.
+        If a companion's token is stale, its leader is lost, because both depend on the leader's lock.
         """
         stale = [self.owned[token.queue] for token in tokens if token.queue in self.owned]
         gone = sorted({owned.leader or owned.queue for owned in stale if owned.token in tokens})
@@ -207,11 +208,11 @@ class Owner:
         return [owned.token for owned in self.owned.values() if owned.token is not None]
 
     def tokens(self) -> list[LockToken]:
-        """Return the tokens of the locks, which companions do not have."""
+        """Return the tokens of all locks, without companions, which have no locks."""
         return [owned.token for owned in self.owned.values() if owned.token is not None and owned.leader is None]
 
     def drop(self, queues: Iterable[MessageQueue]) -> None:
-        """Forget queues and their companions, with their messages in flight."""
+        """Forget queues and their companions, including their messages in flight."""
         self._forget(queues, Step.LOST)
 
     def _forget(self, queues: Iterable[MessageQueue], step: Step) -> None:
@@ -222,10 +223,11 @@ class Owner:
         self.owned = {queue: owned for queue, owned in self.owned.items() if queue not in gone and owned.leader not in gone}
 
     def indispensable(self, asked: Lock, refused: Sequence[Refusal]) -> list[Refusal]:
-        """Return the refusals with which this query cannot go on.
+        """Return the refusals with which this query cannot continue.
 
-        Exclusive: all. Shared: those of a logged batch's queues that a former run of this query holds (it is paused or slow to
-        end, or the query was started twice), if the broker keeps lineage. The module's docstring says why the batch needs them.
+        An exclusive query cannot continue with any refusal. A shared query cannot repeat a logged batch without the queues that a
+        former run of this query holds (the run is paused or slow to end, or the query was started twice), if the broker keeps
+        lineage. The module's docstring gives the reason.
         """
         if asked.all_or_none:
             return list(refused)
@@ -234,18 +236,17 @@ class Owner:
         return [refusal for refusal in refused if refusal.owner == self.owner_id]
 
     def unplaced(self) -> ReadOffset:
-        """Return the action that reads the group's offsets of all queues whose position is not decided."""
+        """Return the action that reads the group's offsets of all queues whose positions are not decided."""
         return ReadOffset(tuple(sorted(queue for queue, owned in self.owned.items() if owned.position is None)))
 
     def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
         """Whether the queue had no other owner, and the group was not reset, since ``logged`` was written.
 
-        ``at_group``: the queue's group offset; without one, no other owner is known to have processed anything. ``own``: the
-        highest offset that this query can have committed.
+        ``at_group``: the queue's group offset. Without one, no other owner is known to have processed anything. ``own``: the highest
+        offset that this query can have committed.
 
-        Where the broker keeps no lineage, an exclusive query answers yes unless the group's offset lies above ``own``, where
-        only another owner can have moved it. A shared query answers no, because its queues are meant to have other owners in
-        between.
+        If the broker keeps no lineage, the result for an exclusive query is true unless the group's offset is above ``own``, because
+        only another owner can have moved it there. For a shared query it is false, because its queues may well have had other owners.
         """
         if owned.token is None or at_group is None:
             return True
@@ -260,9 +261,9 @@ class Owner:
     ) -> tuple[Commit | None, list[Behind], dict[MessageQueue, tuple[int, int]]]:
         """Decide the positions of all unplaced queues.
 
-        ``group``: the group's offsets; ``beginnings``: where a queue begins that has no offset yet. Returns a commit of the
-        positions that are above the group's offsets or that the group does not have (everything below ``start`` is processed),
-        the queues whose checkpoint is behind the group, and those that left the checkpoint's offset for the group's, as
+        ``group``: the group's offsets. ``beginnings``: where queues without any offset begin. Returns three things: a commit of the
+        positions that are above the group's offset or for which the group has none (everything below ``start`` is processed); the
+        queues whose checkpoint is below the group's offset; and the queues that moved from the checkpoint's offset to the group's, as
         (checkpoint, group).
         """
         commits: dict[LockToken, int] = {}
@@ -284,7 +285,7 @@ class Owner:
                 position = beginnings[queue]
             owned.place(position, entered=logged != position)
             if owned.token is not None and (at_group is None or at_group < position) and (owned.leader is None or position):
-                # A parking lot at its beginning may not exist yet.
+                # The condition leaves out a parking lot at offset 0, because it may not exist yet.
                 commits[owned.token] = position
         self.reset = reset
         return (Commit(commits) if commits else None), behind, left
@@ -292,7 +293,7 @@ class Owner:
     # -- planning ----------------------------------------------------------------------------------------------------------
 
     def backlog(self, ends: OffsetMap) -> dict[MessageQueue, OffsetRange]:
-        """Return each queue's range that is at the broker (``ends``: max offsets) and not planned yet."""
+        """Return the range of each queue that the broker has (``ends``: max offsets) and that is not planned yet."""
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, owned in self.owned.items():
             if owned.position is None:
@@ -302,15 +303,15 @@ class Owner:
         return out
 
     def skip(self, queue: MessageQueue, offset: int) -> None:
-        """Messages before ``offset`` are lost, and the user accepts it: enter the queue there."""
+        """Enter a queue at ``offset``, because the messages before it are lost and the user accepts that."""
         self.owned[queue].skip(offset)
 
     def unplace(self, queue: MessageQueue) -> None:
-        """Forget where a queue is read from, and what of it is in flight. The next boundary decides that again."""
+        """Forget a queue's position and its messages in flight. The next boundary decides the position again."""
         self.owned[queue].unplace()
 
     def following(self, counts: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Return the next offset of each queue after ``counts`` more messages of it."""
+        """Return the next offset of each queue after planning ``counts`` more of its messages."""
         return {
             queue: owned.position + counts.get(queue, 0)
             for queue, owned in sorted(self.owned.items())
@@ -318,7 +319,7 @@ class Owner:
         }
 
     def plan(self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str]) -> Checkpoint:
-        """Take ``counts`` messages of each queue into the next batch and return the offset to log."""
+        """Take ``counts`` messages of each queue into the next batch, and return the checkpoint to log."""
         following = self.following(counts)
         entered: dict[MessageQueue, int] = {}
         gen: dict[MessageQueue, int] = {}
@@ -344,10 +345,10 @@ class Owner:
     def replay(self, start: Checkpoint, end: Checkpoint, reset: int, group: OffsetMap) -> dict[MessageQueue, OffsetRange]:
         """Return the non-empty ranges of a logged batch that this owner must repeat after a restart.
 
-        ``group``: the group's offsets, read after the queues were locked. Queues of a broken lineage stay unplaced, so that the
-        next boundary enters them at the group's offset. On a broker without lineage, a range counts as another owner's only if
-        the group's offset has reached its end. If a partly processed range were left out, and this run died before it logs the
-        next batch, nothing would tell that the rest was never processed.
+        ``group``: the group's offsets, read after the queues were locked. Queues with a broken lineage stay unplaced, so that the
+        next boundary enters them at the group's offset. On a broker without lineage, another owner counts as having processed a range
+        only if the group's offset has reached its end. Otherwise a partly processed range would be left out. If this run then died
+        before it logged the next batch, nothing would show that the rest was never processed.
         """
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, span in ranges(start, end).items():
@@ -365,7 +366,10 @@ class Owner:
     # -- the end -----------------------------------------------------------------------------------------------------------
 
     def stop(self, group: OffsetMap) -> Unlock:
-        """Give back every queue. One whose group offset has reached its planned end was published: it has nothing in flight."""
+        """Return the action that gives every queue back.
+
+        A queue whose group offset has reached its planned end was published, so it has nothing in flight.
+        """
         working: set[MessageQueue] = set()
         for queue, owned in self.owned.items():
             taken = owned.in_flight
@@ -378,7 +382,7 @@ class Owner:
         )
 
     def in_flight(self) -> dict[MessageQueue, OffsetRange]:
-        """Return each queue's range that is planned and not committed."""
+        """Return the range of each queue that is planned and not committed."""
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, owned in self.owned.items():
             if owned.in_flight.messages:
@@ -396,10 +400,10 @@ class Owner:
 
 
 def _at_group(owned: Owned, group: OffsetMap) -> int | None:
-    """Return the group's offset of a queue; None if it has none.
+    """Return the group's offset of a queue, or None if the group has none.
 
-    A parking lot has none before anything of it was committed. It is at its beginning then if its queue has one: the checkpoint of
-    a query that gave the queue up says nothing of either.
+    A parking lot has no group offset until one is committed. Until then its offset is 0 if its leader has a group offset, because the
+    checkpoint of a query that gave the leader up has neither queue.
     """
     at = group.get(owned.queue)
     return 0 if at is None and owned.leader in group else at

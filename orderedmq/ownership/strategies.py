@@ -8,21 +8,21 @@ from typing import Final
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.allocate import Allocation, allocate
 
-#: The members of the group: client id → its room (None: it has none).
+#: The members of the group: client id → its machine room (None: it has none).
 Members = Mapping[str, str | None]
-#: (every queue of the topics, the members) → those queues that this member should own.
+#: (all queues of the topics, the members) → the queues that this member should own.
 Strategy = Callable[[Sequence[MessageQueue], Members], Sequence[MessageQueue]]
 NO_MEMBERS: Final[Members] = {}
 
 
 def all_queues(queues: Sequence[MessageQueue], members: Members) -> Sequence[MessageQueue]:
-    """Return every queue, whatever the members: the exclusive strategy."""
+    """The exclusive strategy: return every queue, without regard to the members."""
     del members
     return queues
 
 
 def divided(allocation: Allocation, client_id: str) -> Strategy:
-    """Return the strategy of a shared group, for the member ``client_id``. RocketMQ divides topic by topic."""
+    """Return the strategy of a shared group for the member ``client_id``. Like RocketMQ, it divides each topic separately."""
 
     def strategy(queues: Sequence[MessageQueue], members: Members) -> Sequence[MessageQueue]:
         topics: dict[str, list[MessageQueue]] = {}

@@ -1,1 +1,1 @@
-"""Which queue a row goes to: selectors and hashes of keys. Pure."""
+"""Chooses the queue of each row: selectors and hashes of keys. Pure."""

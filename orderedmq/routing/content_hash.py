@@ -1,8 +1,8 @@
-"""A 64-bit hash of a row's content, by which a selector chooses a queue. It depends on nothing but the row. Pure.
+"""A 64-bit hash of a row's content, by which a selector chooses a queue. It depends only on the row. Pure.
 
-Rules: apart from chance, two rows have the same hash exactly if their messages have the same `digests`
-(rocketmq/sink/message_stamp.py): an empty text counts as no text, and properties have no order. C code mapped over a column
-does the hashing.
+Rules: except for chance collisions, two rows have the same hash exactly if their messages have the same `digests`
+(rocketmq/sink/message_stamp.py): an empty text counts as no text, and properties have no order. C code that is mapped over a column
+computes the hashes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 
-#: Odd weights, so that the same text counts differently in each column.
+#: Weights by column, so that the same text counts differently in each column. They are odd so that no bit of a hash is lost.
 _TEXTS: Final = {
     "tags": np.uint64(0x9E3779B97F4A7C15),
     "keys": np.uint64(0xBF58476D1CE4E5B9),
@@ -28,7 +28,7 @@ _TEXTS: Final = {
 def content_hash64(rows: pa.RecordBatch) -> Words:
     """Return the content hash of each row.
 
-    ``rows`` have PRODUCER_COLUMNS as `message_rows.normalise` gives them; others are ignored.
+    ``rows`` have PRODUCER_COLUMNS as `message_rows.normalise` returns them. Other columns are ignored.
     """
     result = _hashes(rows.column("body"))
     for name, weight in _TEXTS.items():
@@ -40,12 +40,12 @@ def content_hash64(rows: pa.RecordBatch) -> Words:
 
 
 def _hashes(values: pa.Array) -> Words:
-    """Return xxh3 of each value of an array of bytes without nulls."""
+    """Return the xxh3 hash of each value in an array of bytes without nulls."""
     return np.fromiter(map(xxh3_64_intdigest, values.to_pylist()), np.uint64, len(values))
 
 
 def _texts(values: pa.Array) -> Words:
-    """Return the hash of each string; 0 for a null or an empty one. A column with nothing else costs no hashing."""
+    """Return the hash of each string, 0 for a null or an empty string. If the column has no other strings, nothing is hashed."""
     some = pc.fill_null(pc.greater(pc.binary_length(values), 0), False).to_numpy(zero_copy_only=False)
     result = np.zeros(len(values), np.uint64)
     if some.any():
@@ -54,19 +54,19 @@ def _texts(values: pa.Array) -> Words:
 
 
 def _properties(column: pa.Array) -> Words:
-    """Return the hash of each map: the sum over its entries, so their order does not matter.
+    """Return the hash of each map. It is the sum of its entries' hashes, so that their order does not matter.
 
     An entry without a value does not count.
     """
     bounds = column.offsets.to_numpy().astype(np.int64)
     begin, end = int(bounds[0]), int(bounds[-1])
-    # Even for a slice, keys and items are those of the whole array, and offsets count from its beginning.
+    # Even for a slice, ``keys`` and ``items`` are those of the whole array, and offsets count from its beginning.
     items = column.items.slice(begin, end - begin)
     entries = pc.binary_join_element_wise(column.keys.slice(begin, end - begin), items, "\x01")
     entries = pc.if_else(pc.equal(items, ""), pa.scalar(None, pa.string()), entries)
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(_texts(entries), dtype=np.uint64)))
     result: Words = sums[bounds[1:] - begin] - sums[bounds[:-1] - begin]
     if column.null_count:
-        # A null row may have hidden entries.
+        # A null row may still have entries in the buffers.
         result[column.is_null().to_numpy(zero_copy_only=False)] = 0
     return result

@@ -1,6 +1,6 @@
-"""Hashes of sharding keys: Java's String.hashCode, and 64 bits.
+"""Hashes of sharding keys: Java's String.hashCode, and a 64-bit hash.
 
-By the former, Java producers and this package send a key to the same queue. Pure and vectorised, no Python loop over rows.
+Because of Java's hash, Java producers and this package send a key to the same queue. Pure and vectorised, without Python loops over rows.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ _LOW16: Final = np.uint64(0x0000FFFF0000FFFF)
 _HIGH_BITS: Final = np.uint64(0x8080808080808080)
 #: Masks that keep the last 0 to 8 bytes of a little-endian word.
 _KEEP: Final = np.array([0] + [(2**64 - 1) << (64 - 8 * n) & (2**64 - 1) for n in range(1, 9)], dtype=np.uint64)
-#: Rows that are hashed together. Arrays of 8 bytes per row then fit the cache and stay below 128 KiB, above which the C library
-#: maps fresh pages for each array (which doubles the time).
+#: Number of rows that are hashed together. Their arrays of 8 bytes per row fit the cache and stay below 128 KiB. For larger arrays, the
+#: C library maps new pages for each array, which doubles the time.
 _BLOCK: Final = 8192
 
 
 class _Strings:
-    """Strings stored back to back, as little-endian words of 8 bytes that are aligned at the strings' *ends*.
+    """Strings as little-endian words of 8 bytes that are aligned at the strings' *ends*.
 
     ``words[k]`` is (rows, words): the bytes 8k to 8k + 8, counted from the end, of the rows that are long enough. A word that
-    reaches beyond its string's start has zeros there. So a polynomial hash gives word k the same weight in every row, whatever
-    the row's length, and no row needs its own loop.
+    extends beyond its string's start has zeros there. So a polynomial hash gives word k the same weight in every row, whatever
+    the row's length, and no row needs a separate loop.
     """
 
     def __init__(self, data: Bytes, ends: Int64s, lengths: Int64s) -> None:
         """Row i is ``data[ends[i] - lengths[i] : ends[i]]``.
 
-        If all lengths are equal, each row must begin where the last ended.
+        If all lengths are equal, each row must begin where the previous row ended.
         """
         self.lengths = lengths
         self.ascii = not len(data) or int(data.max()) < 128
         self.words: list[tuple[Rows, Words]] = []
         longest, shortest = int(lengths.max()), int(lengths.min())
         rows: Rows = _ALL
-        # Padding, because the first row may be shorter than a word.
+        # The data is padded, because the first row may be shorter than a word.
         padded = np.concatenate((np.zeros(8, dtype=np.uint8), data))
         ending_at: Words = np.ndarray((len(data) + 1,), dtype="<u8", buffer=padded, strides=(1,))
         for done in range(0, longest, 8):
@@ -65,7 +65,10 @@ class _Strings:
             self.words.append((rows, ending_at[ends[rows] - done] & _KEEP[np.minimum(lengths[rows] - done, 8)]))
 
     def java_hash(self, unit: int) -> npt.NDArray[np.uint32]:
-        """Return String.hashCode of each row: the sum of s[i] * 31^(n-1-i) over its units, of 1 byte (ASCII) or 2 (UTF-16)."""
+        """Return String.hashCode of each row: the sum of s[i] * 31^(n-1-i) over its units.
+
+        ``unit``: the bytes of a unit, 1 for ASCII or 2 for UTF-16.
+        """
         result = np.zeros(len(self.lengths), dtype=np.uint32)
         weight = 1
         for rows, words in self.words:
@@ -74,7 +77,7 @@ class _Strings:
         return result
 
     def hash64(self) -> Words:
-        """Return 64 well-mixed bits of each row. Keys of at most 8 bytes and of one length never collide, others only by chance."""
+        """Return 64 well-mixed bits of each row. Keys of the same length up to 8 bytes never collide, and others only by chance."""
         result = _mix(self.lengths.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
         for rows, words in self.words:
             result[rows] = _mix(result[rows] ^ words)
@@ -89,9 +92,10 @@ class _Strings:
 
 
 def _fold(words: Words, unit: int) -> npt.NDArray[np.uint32]:
-    """Return Java's hash of the 8 one-byte or 4 two-byte units in each word, by lanes: pairs, pairs of pairs, halves.
+    """Return Java's hash of the 8 one-byte or 4 two-byte units in each word.
 
-    No lane overflows into the next one before the last step: 255 * 32 < 2^16, 8160 * 962 < 2^32, 65535 * 32 < 2^32.
+    It combines units in parallel lanes: first pairs, then pairs of pairs, then halves. No lane overflows into the next one before the
+    last step: 255 * 32 < 2^16, 8160 * 962 < 2^32, 65535 * 32 < 2^32.
     """
     lanes = _LOW8 if unit == 1 else _LOW16
     high = words >> np.uint64(8 * unit)
@@ -112,10 +116,7 @@ def _fold(words: Words, unit: int) -> npt.NDArray[np.uint32]:
 
 
 def _mix(x: Words) -> Words:
-    """MurmurHash3's 64-bit finaliser: a bijection in which each input bit flips each output bit half of the time.
-
-    Works in place.
-    """
+    """Apply MurmurHash3's 64-bit finaliser, in place: a bijection in which each input bit flips each output bit half of the time."""
     shift = np.uint64(33)
     x ^= x >> shift
     x *= np.uint64(0xFF51AFD7ED558CCD)
@@ -126,11 +127,11 @@ def _mix(x: Words) -> Words:
 
 
 class HashedKeys:
-    """The hashes of an array of sharding keys, each computed when first asked for.
+    """The hashes of an array of sharding keys. Each kind of hash is computed at its first use.
 
     ``keys`` is an array of strings (string, large_string, string_view, or a dictionary of these; sliced or not), or of nulls.
-    Keys are not dictionary-encoded: except for long keys (UUIDs), finding the distinct ones costs more than hashing them all.
-    Raises SchemaError WRONG_TYPE for another type, TypeError for a chunked array.
+    Keys are not dictionary-encoded, because finding the distinct keys costs more than hashing them all, except for long keys (UUIDs).
+    Raises SchemaError WRONG_TYPE for another type, or TypeError for a chunked array.
     """
 
     def __init__(self, keys: pa.Array) -> None:
@@ -142,14 +143,14 @@ class HashedKeys:
             test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
         ):
             raise SchemaError(
-                SchemaCondition.WRONG_TYPE, f"a sharding key is a string, not {keys.type}; cast the column to string"
+                SchemaCondition.WRONG_TYPE, f"a sharding key is a string, not {keys.type}. Cast the column to string"
             )
-        #: The keys in a layout that has offsets.
+        #: The keys in a memory layout with offsets.
         self._plain = keys if pa.types.is_string(keys.type) else keys.cast(pa.large_string())
 
     @cached_property
     def valid(self) -> npt.NDArray[np.bool_] | None:
-        """Which rows have a key; None when all have."""
+        """A mask of the rows that have a key, None if all have one."""
         mask: npt.NDArray[np.bool_] | None = None
         if self._plain.null_count:
             mask = self._plain.is_valid().to_numpy(zero_copy_only=False)
@@ -157,7 +158,7 @@ class HashedKeys:
 
     @cached_property
     def java(self) -> npt.NDArray[np.int32]:
-        """Java's String.hashCode of each key, over its UTF-16 units; 0 for a null."""
+        """Java's String.hashCode of each key, over its UTF-16 units, and 0 for a null."""
         result = np.zeros(len(self._plain), dtype=np.uint32)
         for rows, strings in self._blocks():
             result[rows] = strings.java_hash(1)
@@ -168,7 +169,7 @@ class HashedKeys:
 
     @cached_property
     def hash64(self) -> Words:
-        """64 bits of each key's UTF-8 bytes, the same in every process and on every machine; 0 for a null."""
+        """A 64-bit hash of each key's UTF-8 bytes, the same in every process and on every machine. It is 0 for a null."""
         result = np.zeros(len(self._plain), dtype=np.uint64)
         for rows, strings in self._blocks():
             result[rows] = strings.hash64()
@@ -181,7 +182,7 @@ class HashedKeys:
         return HashedKeys(self.keys.filter(mask))
 
     def _blocks(self) -> Iterator[tuple[slice, _Strings]]:
-        """Yield the keys, block by block. No block is kept, so that the next one reuses its memory. A null has no bytes."""
+        """Yield the keys in blocks. A null has no bytes. The caller must not keep a block, so that the next one can reuse its memory."""
         data, offsets = _buffers(self._plain)
         for first in range(0, len(self._plain), _BLOCK):
             bounds = offsets[first : first + _BLOCK + 1].astype(np.int64)
@@ -193,7 +194,7 @@ class HashedKeys:
 
 
 def _buffers(keys: pa.Array) -> tuple[Bytes, npt.NDArray[Any]]:
-    """Return the bytes of a (large_)string array, sliced or not, and its rows + 1 offsets into them (int32 or int64)."""
+    """Return the bytes of a (large_)string array, sliced or not, and the offsets of its rows in them (rows + 1, int32 or int64)."""
     if not len(keys):
         return np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
     _, offsets, data = keys.buffers()
@@ -208,7 +209,7 @@ def _utf16(keys: pa.Array) -> _Strings:
     data, offsets = data[offsets[0] : offsets[-1]], offsets - offsets[0]
     leads = (data & 0xC0) != 0x80
     try:
-        # Decode all rows in one call, unless a row begins with a continuation byte: it would join the row before it.
+        # Decode all rows in one call, unless a row begins with a continuation byte, which would join the previous row's character.
         if not leads[offsets[:-1][np.diff(offsets) > 0]].all():
             raise UnicodeDecodeError("utf-8", b"", 0, 0, "a row begins within a character")
         units = data.tobytes().decode().encode("utf-16-le")
@@ -225,10 +226,10 @@ def _utf16(keys: pa.Array) -> _Strings:
 
 
 def java_string_hash(keys: pa.Array) -> npt.NDArray[np.int32]:
-    """Return Java's String.hashCode of each key; 0 for a null. See `HashedKeys` for types and errors."""
+    """Return Java's String.hashCode of each key, 0 for a null. See `HashedKeys` for types and errors."""
     return HashedKeys(keys).java
 
 
 def key_hash64(keys: pa.Array) -> Words:
-    """Return 64 well-mixed bits of each key, to find the same key in two tasks; 0 for a null. See `HashedKeys`."""
+    """Return 64 well-mixed bits of each key, 0 for a null, so that two tasks can recognise the same key. See `HashedKeys`."""
     return HashedKeys(keys).hash64

@@ -1,9 +1,9 @@
 """Selectors, which choose the queue of a row: RocketMQ's MessageQueueSelectors. Pure.
 
-Rules: vectorised, no Python loop over rows. A selector's choices follow from its arguments alone, so that a retry chooses the
-same queues. Selectors count the rows that they have seen: one object per writing task. On a broker where sent messages cannot
-be taken back, a retry must choose the same queues even for rows in another order: there rows without a key go by their content
-(``by_content``).
+Rules: selectors are vectorised, without Python loops over rows. Their choices depend only on their arguments, so that a retry chooses
+the same queues. Selectors count the rows that they have seen, so each writing task needs its own object. On a broker where sent
+messages cannot be withdrawn, a retry must choose the same queues even if its rows are in another order. Therefore the queue of a row
+without a key depends on the row's content there (``by_content``).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from orderedmq.routing.content_hash import Words, content_hash64
 from orderedmq.routing.key_hash import HashedKeys
 from orderedmq.routing.sharding_key import HashedNumbers, KeyType, hashed_keys
 
-#: The chosen queues' indexes, one per row: 16 bits hold every queue number, and numpy sorts them fastest.
+#: The index of each row's queue. 16 bits hold every queue number, and numpy sorts 16-bit numbers fastest.
 Queues: TypeAlias = npt.NDArray[np.uint16]
-#: `HashedKeys` if the caller needs the hashes as well, or if the keys are hashed as another type than the column's.
+#: `HashedKeys` if the caller also needs the hashes, or if the keys are hashed as another type than the column's.
 Keys: TypeAlias = pa.Array | HashedKeys
 #: Selectors that choose by the key alone.
 KeyedSelectorName: TypeAlias = Literal["hash", "mod"]
@@ -34,9 +34,12 @@ KEYED_SELECTORS: Final[tuple[KeyedSelectorName, ...]] = ("hash", "mod")
 
 
 def select_by_hash(hashes: npt.NDArray[np.int32], n: int) -> Queues:
-    """Return what SelectMessageQueueByHash chooses: the truncating remainder of each hash by ``n`` (1 to 65,536), without its sign."""
+    """Return the queues that SelectMessageQueueByHash chooses: the absolute value of each hash's truncating remainder by ``n``.
+
+    ``n`` is 1 to 65,536.
+    """
     _check_count(n)
-    # |h rem n| = |h| mod n. Only unsigned numbers have |-2^31|. numpy divides by a scalar faster than it takes remainders.
+    # |h rem n| = |h| mod n. |-2^31| fits only an unsigned number. numpy divides by a scalar faster than it computes remainders.
     size = np.abs(hashes).view(np.uint32)
     return (size - size // np.uint32(n) * np.uint32(n)).astype(np.uint16)
 
@@ -49,8 +52,8 @@ def _check_count(n: int) -> None:
 class Selector(Protocol):
     """Chooses a queue for each row.
 
-    ``rows`` has PRODUCER_COLUMNS as they will be stored, and queue_id if the rows have that column. ``keys`` has the rows'
-    sharding keys, null for a row without one; None if no row has one.
+    ``rows`` has PRODUCER_COLUMNS as they will be stored, and queue_id if the input has that column. ``keys`` has the rows' sharding
+    keys, null for a row without a key. It is None if no row has a key.
     """
 
     def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:
@@ -59,7 +62,10 @@ class Selector(Protocol):
 
 
 class HashSelector:
-    """Chooses by the key's Java hash. Rows without a key go round-robin across batches, from ``start`` on, or by content."""
+    """Chooses by the key's Java hash.
+
+    For rows without a key, it chooses round-robin across batches, beginning with ``start``, or by the row's content (``by_content``).
+    """
 
     def __init__(self, start: int = 0, *, by_content: bool = False) -> None:
         self._next = start
@@ -77,7 +83,7 @@ class HashSelector:
         return queues
 
     def by_key(self, keys: HashedKeys, n: int) -> Queues:
-        """Return the queue of each key; a null counts as hash 0."""
+        """Return the queue of each key. A null counts as hash 0."""
         return select_by_hash(keys.java, n)
 
     def _without_key(self, rows: pa.RecordBatch, n: int) -> Queues:
@@ -88,44 +94,44 @@ class HashSelector:
 
 
 class ModSelector(HashSelector):
-    """Chooses as ``id % queues`` does in Java, for keys that are whole numbers. Rows without a key go as in HashSelector."""
+    """Chooses as ``id % queues`` does in Java, for keys that are whole numbers. It treats rows without a key as HashSelector does."""
 
     def by_key(self, keys: HashedKeys, n: int) -> Queues:
-        """Return the queue of each key. Raises SchemaError WRONG_TYPE for text keys, and MessageError BAD_KEY for a negative key."""
+        """Return the queue of each key. Raises SchemaError WRONG_TYPE for text keys, or MessageError BAD_KEY for a negative key."""
         if not isinstance(keys, HashedNumbers):
             raise SchemaError(
                 SchemaCondition.WRONG_TYPE,
                 "the selector mod needs sharding keys that are whole numbers, not text",
-                Remedy("set shardingKeyType=long", "give --sharding-key-type long"),
+                Remedy("Set shardingKeyType=long", "Give --sharding-key-type long"),
             )
         if len(keys.numbers) and (least := int(keys.numbers.min())) < 0:
             raise MessageError(
                 MessageCondition.BAD_KEY,
-                f"a sharding key is {least}, but the selector mod accepts no negative numbers: in Java, too, id % queues is then negative, "
-                "or 0 at best",
+                f"a sharding key is {least}, but the selector mod accepts no negative numbers, because Java's id % queues is then negative "
+                "or 0",
                 Remedy(
-                    "filter such rows out, or set messageQueueSelector=hash", "leave such messages out, or give --selector hash"
+                    "Filter such rows out, or set messageQueueSelector=hash", "Leave such messages out, or give --selector hash"
                 ),
             )
         return (keys.numbers % n).astype(np.uint16)
 
 
 class Keying(NamedTuple):
-    """A selector and a key type, which give a key its queue without its row."""
+    """A selector and a key type, which together determine the queue of a key without its row."""
 
     selector: KeyedSelectorName = "hash"
     key_type: KeyType = "text"
 
     def queues_of(self, keys: pa.Array, n: int, where: str) -> Queues:
-        """Return the queue of each key; a null's is meaningless.
+        """Return the queue of each key. The result for a null is meaningless.
 
-        Raises MessageError BAD_KEY for a key not allowed by type or selector.
+        Raises MessageError BAD_KEY for a key that the type or the selector does not allow.
         """
         return keyed(self.selector).by_key(hashed_keys(keys, self.key_type, where), n)
 
 
 def keyed(name: KeyedSelectorName) -> HashSelector:
-    """Return the selector of that name. Rows without a key go round-robin."""
+    """Return the selector of that name. It chooses round-robin for rows without a key."""
     return ModSelector() if name == "mod" else HashSelector()
 
 
@@ -134,7 +140,7 @@ def _hashed(keys: Keys) -> HashedKeys:
 
 
 class ContentSelector:
-    """Chooses by a row's content, its key included. Rows with the same content go to one queue."""
+    """Chooses by a row's content, including its key. Rows with the same content go to the same queue."""
 
     def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:  # noqa: ARG002
         _check_count(n_queues)
@@ -142,14 +148,14 @@ class ContentSelector:
 
 
 class RandomSelector:
-    """Chooses uniformly, by ``seed`` (>= 0) and the row's number alone, however the rows are cut into batches."""
+    """Chooses uniformly at random. A choice depends only on ``seed`` (>= 0) and the row's number, not on the division into batches."""
 
     def __init__(self, seed: int) -> None:
         self._bits = np.random.PCG64(seed)
 
     def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:  # noqa: ARG002
         _check_count(n_queues)
-        # Unlike its distributions, numpy's raw stream is guaranteed to stay the same.
+        # numpy guarantees that its raw stream stays the same in later versions, but not its distributions.
         return _uniform(self._bits.random_raw(rows.num_rows), n_queues)
 
 
@@ -166,31 +172,31 @@ class QueueIdSelector:
         self._seen = 0
 
     def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:  # noqa: ARG002
-        """Raises SchemaError MISSING_COLUMN or WRONG_TYPE, and MessageError BAD_QUEUE_ID for a null or an unknown queue."""
+        """See `Selector.select`. Raises SchemaError MISSING_COLUMN or WRONG_TYPE, or MessageError BAD_QUEUE_ID for a null or unknown queue."""
         _check_count(n_queues)
         if "queue_id" not in rows.schema.names:
-            what = "messageQueueSelector=queueId needs a column queue_id; add it, or choose another selector"
+            what = "messageQueueSelector=queueId needs a column queue_id. Add the column, or choose another selector"
             raise SchemaError(SchemaCondition.MISSING_COLUMN, what)
         column = rows.column("queue_id")
         if not pa.types.is_integer(column.type):
-            raise SchemaError(SchemaCondition.WRONG_TYPE, f"queue_id is an int, not {column.type}; cast the column to int")
+            raise SchemaError(SchemaCondition.WRONG_TYPE, f"column queue_id is {column.type}, not int. Cast the column to int")
         bad = pc.fill_null(pc.or_(pc.less(column, 0), pc.greater_equal(column, n_queues)), True)
         row = pc.index(bad, True).as_py()
         if row >= 0:
             value = "null" if column[row].as_py() is None else column[row]
             what = f"row {self._seen + row} of its partition (the first is 0) has queue_id {value}"
-            raise MessageError(MessageCondition.BAD_QUEUE_ID, f"{what}; the topic's queues are 0 to {n_queues - 1}")
+            raise MessageError(MessageCondition.BAD_QUEUE_ID, f"{what}, but the topic's queues are 0 to {n_queues - 1}")
         self._seen += rows.num_rows
         queues: Queues = column.to_numpy(zero_copy_only=False).astype(np.uint16)
         return queues
 
 
-#: (keys, number of queues) → the queue's index for each key, as integers: a sequence, a numpy or an Arrow array.
+#: (keys, number of queues) → the index of each key's queue, as a sequence, a numpy array or an Arrow array of integers.
 SelectorFunction: TypeAlias = Callable[[pa.Array, int], Any]
 
 
 class FunctionSelector:
-    """Chooses by a user's ``function(keys, n)``, which gets a batch's keys as one Arrow array, null for a row without a key."""
+    """Chooses by a user's ``function(keys, n)``. It gets a batch's keys as one Arrow array, with null for a row without a key."""
 
     def __init__(self, function: SelectorFunction, name: str) -> None:
         """``name`` names the function in errors."""
@@ -198,7 +204,7 @@ class FunctionSelector:
         self._name = name
 
     def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:
-        """Raises SinkError SELECTOR_FAILED if the function fails or its result is not a queue per row."""
+        """See `Selector.select`. Raises SinkError SELECTOR_FAILED if the function fails or does not return a queue for each row."""
         _check_count(n_queues)
         plain = pa.nulls(rows.num_rows, pa.string()) if keys is None else keys.keys if isinstance(keys, HashedKeys) else keys
         try:
@@ -208,14 +214,16 @@ class FunctionSelector:
             failed.from_users_code = True
             raise failed from error
         if result.shape != (rows.num_rows,):
-            raise self._failed(f"returned a result of shape {result.shape} for {rows.num_rows} rows; return one int per row")
+            raise self._failed(f"returned a result of shape {result.shape} for {rows.num_rows} rows. Return one int per row")
         if not rows.num_rows:
             return np.zeros(0, dtype=np.uint16)
         if not np.issubdtype(result.dtype, np.integer):
-            raise self._failed(f"returned {result.dtype} values; return one int per row")
+            raise self._failed(f"returned {result.dtype} values. Return one int per row")
         bad = np.flatnonzero((result < 0) | (result >= n_queues))
         if len(bad):
-            raise self._failed(f"chose queue {result[bad[0]]} for row {bad[0]} of a batch; the queues are 0 to {n_queues - 1}")
+            raise self._failed(
+                f"chose queue {result[bad[0]]} for row {bad[0]} of a batch, but the queues are 0 to {n_queues - 1}"
+            )
         return result.astype(np.uint16)
 
     def _failed(self, what: str) -> SinkError:
@@ -223,38 +231,37 @@ class FunctionSelector:
 
 
 def load_function(path: str) -> SelectorFunction:
-    """Return the function that ``package.module:function`` names. Raises OptionError INVALID."""
+    """Return the function that ``path`` names (``package.module:function``). Raises OptionError INVALID."""
     module, colon, name = path.partition(":")
     if not (module and colon and name):
-        raise _invalid(path, "is not of the form package.module:function", "name a module, a colon and a function")
+        raise _invalid(path, "is not of the form package.module:function", "Name a module, a colon and a function")
     try:
         found: Any = importlib.import_module(module)
     except Exception as error:  # whatever the user's module raises when it is run
         why = f"cannot be loaded: {type(error).__name__}: {error}"
-        invalid = _invalid(path, why, "the module must be importable on the driver and on every executor")
+        invalid = _invalid(path, why, "Make the module importable on the driver and on every executor")
         invalid.from_users_code = True
         raise invalid from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise _invalid(path, f"cannot be loaded: {module} has no {name}", "check the function's name")
+            raise _invalid(path, f"cannot be loaded: {module} has no {name}", "Check the function's name")
         found = getattr(found, part)
     if not callable(found):
-        raise _invalid(path, f"is not a function but {type(found).__name__}", "name a function of (keys, number of queues)")
+        raise _invalid(path, f"is not a function but {type(found).__name__}", "Name a function of (keys, number of queues)")
     function: SelectorFunction = found
     return function
 
 
 def _invalid(path: str, why: str, remedy: str) -> OptionError:
-    return OptionError(OptionCondition.INVALID, f"option messageQueueSelector: {path!r} {why}; {remedy}".replace("\n", " "))
+    return OptionError(OptionCondition.INVALID, f"option messageQueueSelector: {path!r} {why}. {remedy}".replace("\n", " "))
 
 
 def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:
     """Return the selector that the option messageQueueSelector names.
 
     ``name`` is hash, mod, random, queueId, machineRoom, or package.module:function. ``seed`` (>= 0) is derived from the batch
-    and the partition, so that a retry chooses the same queues. With ``by_content``, rows without a key, and all rows under
-    random, go by content. For machineRoom the caller offers only the queues of the rooms (machine_rooms.py). Raises OptionError
-    INVALID.
+    and the partition, so that a retry chooses the same queues. With ``by_content``, the content decides for rows without a key, and for
+    all rows under random. For machineRoom, the caller offers only the queues of the rooms (machine_rooms.py). Raises OptionError INVALID.
     """
     match name:
         case "hash" | "machineRoom":
@@ -266,5 +273,5 @@ def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:
         case "queueId":
             return QueueIdSelector()
     if ":" not in name:
-        raise _invalid(name, "is not a selector", "use hash, mod, random, queueId, machineRoom or package.module:function")
+        raise _invalid(name, "is not a selector", "Use hash, mod, random, queueId, machineRoom or package.module:function")
     return FunctionSelector(load_function(name), name)

@@ -1,6 +1,6 @@
 """Sharding keys by type: text, or whole numbers that Java hashes as an Integer or a Long. Pure and vectorised.
 
-A message stores its key as text, whatever its type was. The type decides the hash, and with it the queue: Java's producer may
+A message stores its key as text, whatever the key's type was. The type decides the hash, and thus the queue: Java's producer may
 send the String "17" and the Long 17 to different queues.
 """
 
@@ -21,30 +21,30 @@ from orderedmq.errors import MessageError, Remedy, SchemaError
 from orderedmq.routing.key_hash import HashedKeys
 from orderedmq.text import valid
 
-#: What Java's producer hashes: a String, an Integer (or Short, or Byte), a Long.
+#: The type that Java's producer hashes: a String, an Integer (or Short or Byte), or a Long.
 KeyType: TypeAlias = Literal["text", "int", "long"]
-#: ``auto``: the column's type decides.
+#: ``auto``: the type of the column decides.
 GivenKeyType: TypeAlias = Literal["auto", "text", "int", "long"]
 KEY_TYPES: Final[tuple[GivenKeyType, ...]] = ("auto", "text", "int", "long")
 
 _BITS: Final = {"int": 32, "long": 64}
 _NUMBER: Final = "-?[0-9]+"
-#: Characters of a bad key that an error shows.
+#: Maximum characters of a bad key that an error shows.
 _SHOWN: Final = 40
 
 
 class HashedNumbers(HashedKeys):
-    """The hashes of whole numbers, which are stored as text. ``hash64`` is that of the text."""
+    """The hashes of whole numbers, which are stored as text. ``hash64`` is the hash of the text."""
 
     def __init__(self, texts: pa.Array, numbers: npt.NDArray[np.int64], kind: Literal["int", "long"]) -> None:
-        """``numbers`` are the values of ``texts``, 0 for a null, and fit 32 bits for ``int``."""
+        """``numbers`` are the values of ``texts``, 0 for a null. If ``kind`` is ``int``, they must fit 32 bits."""
         super().__init__(texts)
         self.numbers = numbers
         self._kind: Final = kind
 
     @cached_property
     def java(self) -> npt.NDArray[np.int32]:
-        """Java's Integer.hashCode or Long.hashCode of each key; 0 for a null."""
+        """Java's Integer.hashCode or Long.hashCode of each key, 0 for a null."""
         if self._kind == "int":
             return self.numbers.astype(np.int32)
         words = self.numbers.view(np.uint64)
@@ -55,17 +55,17 @@ class HashedNumbers(HashedKeys):
 
 
 def key_type(column: pa.DataType, given: GivenKeyType = "auto") -> KeyType:
-    """Return the type as which the keys of an Arrow column are hashed. Raises SchemaError WRONG_TYPE if a key cannot have its type."""
+    """Return the type as which an Arrow column's keys are hashed. Raises SchemaError WRONG_TYPE if the column cannot have keys."""
     whole = pa.types.is_integer(column)
     if not whole and not _is_text(column):
         raise SchemaError(
-            SchemaCondition.WRONG_TYPE, f"a sharding key is a string or a whole number, not {column}; cast the column"
+            SchemaCondition.WRONG_TYPE, f"a sharding key is a string or a whole number, not {column}. Cast the column"
         )
     if given != "auto":
         return given
     if not whole:
         return "text"
-    # A column whose values all fit a Java Integer is hashed as one.
+    # A column type whose values all fit a Java Integer is hashed as an Integer.
     return "int" if column.bit_width + pa.types.is_unsigned_integer(column) <= 32 else "long"
 
 
@@ -76,10 +76,10 @@ def _is_text(column: pa.DataType) -> bool:
 
 
 def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 0) -> HashedKeys:
-    """Return the keys of a column with their hashes. A string that is not UTF-8 is read as Java reads it (text.py).
+    """Return the keys of a column with their hashes. A string that is not UTF-8 is decoded as Java does (text.py).
 
-    ``where`` names the rows in errors, which count them from ``first``. Raises SchemaError WRONG_TYPE, and MessageError BAD_KEY
-    for a key that is not a whole number, or too large for the type.
+    ``where`` names the rows in errors, and ``first`` is the number of the first row there. Raises SchemaError WRONG_TYPE, or
+    MessageError BAD_KEY for a key that is not a whole number or is too large for the type.
     """
     kind = key_type(column.type, given)
     try:
@@ -87,7 +87,7 @@ def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 
     except pa.ArrowInvalid as error:
         raise SchemaError(
             SchemaCondition.WRONG_TYPE,
-            f"the sharding keys of {where} are binary, and not all are UTF-8: write their digits, for example hex(key)",
+            f"the sharding keys of {where} are binary, and not all are UTF-8. Write their digits, for example hex(key)",
         ) from error
     if kind == "text":
         return HashedKeys(texts)
@@ -98,7 +98,7 @@ def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 
 
 
 def check_lines(keys: pa.Array, kind: KeyType, lines: Sequence[int]) -> None:
-    """Check the keys (strings) of input lines. Raises MessageError BAD_KEY with the line of a key that ``kind`` cannot hold."""
+    """Check the keys (strings) of input lines. Raises MessageError BAD_KEY, which names the line, for a key that ``kind`` cannot hold."""
     if kind == "text":
         return
     found = _numbers(keys, kind)
@@ -111,16 +111,16 @@ def _bad(where: str, key: str, kind: Literal["int", "long"]) -> MessageError:
     java = "Integer" if kind == "int" else "Long"
     return MessageError(
         MessageCondition.BAD_KEY,
-        f"{where} has the sharding key {shown}, and Java's {java} holds only whole numbers of {_BITS[kind]} bits",
+        f"{where} has the sharding key {shown}, but Java's {java} holds only whole numbers of {_BITS[kind]} bits",
         Remedy(
-            "correct the key, or hash keys as text with shardingKeyType=text",
-            "correct the key, or hash keys as text with --sharding-key-type text",
+            "Correct the key, or hash keys as text with shardingKeyType=text",
+            "Correct the key, or hash keys as text with --sharding-key-type text",
         ),
     )
 
 
 def _numbers(column: pa.Array, kind: Literal["int", "long"]) -> npt.NDArray[np.int64] | int:
-    """Return the values of whole numbers or of their texts, 0 for a null. If ``kind`` cannot hold one, the number of its row."""
+    """Return the values of whole numbers or of their texts, 0 for a null. If ``kind`` cannot hold one, return its row number instead."""
     if not pa.types.is_integer(column.type):
         bad = pc.fill_null(pc.invert(pc.match_substring_regex(column, f"^{_NUMBER}$")), False)
         if pc.any(bad).as_py():

@@ -1,1 +1,1 @@
-"""What a message's row must look like and says: checks, filters, delays, dead letters, traces. Pure."""
+"""The rows of messages: checks, filters, delays, dead letters, traces. Pure."""

@@ -1,4 +1,4 @@
-"""Dead letters: the properties that tell where one comes from, its identity, and how often its message was replayed. Pure."""
+"""Dead letters: the properties that name a letter's origin, its identity, and how often its message was replayed. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
 
-#: Properties that tell a dead letter's origin: RocketMQ's names (MessageConst), and our own where it has none.
+#: Properties that name a dead letter's origin, under RocketMQ's names (MessageConst), or this package's where RocketMQ has none.
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE: Final = "REAL_QID"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
@@ -15,28 +15,29 @@ RECONSUME_TIME: Final = "RECONSUME_TIME"
 ORIGIN_BROKER: Final = "ORDEREDMQ_BROKER"
 ORIGIN_OFFSET: Final = "ORDEREDMQ_OFFSET"
 ERROR: Final = "ORDEREDMQ_ERROR"
-#: How often each group's replays have sent the message, such as "billing=2,shipping=1". Unlike the others, it belongs to the message
-#: itself: a replay sends it with the message, and a dead letter of that message has it again.
+#: How often each group's replays have sent the message, such as "billing=2,shipping=1". Unlike the other properties, this one belongs to
+#: the message itself: a replay sends it with the message, and a later dead letter of that message has it again.
 REPLAYS: Final = "ORDEREDMQ_REPLAYS"
-#: Maximum bytes kept of an error's text.
+#: Maximum bytes of an error's text. The rest is cut off.
 MAX_ERROR_BYTES: Final = 4096
 #: Bytes that a broker may add to the properties of a message that it stores.
 _SPARE_BYTES: Final = 256
-#: A longer number of replays was not written by this package.
+#: Maximum digits of a number of replays. This package does not write longer numbers.
 _MAX_DIGITS: Final = 9
 
 
 def clip(text: str, limit: int) -> str:
-    """Return at most ``limit`` bytes of a text, fit for a property.
+    """Return at most ``limit`` bytes of a text, in a form that a property can hold.
 
-    RocketMQ separates properties by the characters 1 and 2, and UTF-8 has no surrogates.
+    The characters 0 to 2 become spaces, because RocketMQ separates properties by 1 and 2. Surrogates are replaced, because UTF-8 has
+    none.
     """
     plain = text.translate({0: " ", 1: " ", 2: " "}).encode("utf-8", "replace")
     return plain[: max(limit, 0)].decode("utf-8", "ignore")
 
 
 def dead_letter_id(group: str, queue: MessageQueue, offset: int) -> str:
-    """Return the identity of a dead letter. It stays the same if a repeat of its micro-batch gives the message up again."""
+    """Return the identity of a dead letter. It is the same if a repeated micro-batch gives the message up again."""
     return f"{group}/{queue}/{offset}"
 
 
@@ -50,11 +51,11 @@ def dead_letter_properties(
     properties: Mapping[str, str],
     room: int = MAX_PROPERTIES_BYTES - _SPARE_BYTES,
 ) -> dict[str, str]:
-    """Return a dead letter's properties: the message's own ``properties`` and its origin, under RocketMQ's names where they exist.
+    """Return a dead letter's properties: the message's ``properties`` and its origin, under RocketMQ's names where they exist.
 
-    ``room`` is their maximum size in bytes: less than the default if the message has keys or tags. The error is cut first, then
-    the message's own properties that do not fit are left out, REPLAYS as the last of them. A message that was a dead letter
-    before keeps its first message id, as in Java.
+    ``room`` is their maximum size in bytes, which is less than the default if the message has keys or tags. The error is shortened
+    first. Then properties of the message that do not fit are left out, REPLAYS last. A message that was a dead letter before keeps its
+    first message id, as in Java.
     """
     origin = {
         REAL_TOPIC: queue.topic,
@@ -89,7 +90,7 @@ def replayed_once_more(properties: Mapping[str, str], group: str) -> dict[str, s
 
 
 def _replays(properties: Mapping[str, str]) -> dict[str, int]:
-    """Return the numbers of REPLAYS. A part that this package did not write counts as none: any producer may set the property."""
+    """Return the numbers of replays by group, from REPLAYS. Malformed parts are ignored, because any producer may set the property."""
     parts = [part.rpartition("=") for part in properties.get(REPLAYS, "").split(",")]
     return {
         name: int(count)

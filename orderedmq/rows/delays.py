@@ -1,13 +1,13 @@
-"""Delayed rows: what their columns say, and what a broker accepts of it. Pure.
+"""Delayed rows: the meaning of their columns, and which values a broker accepts. Pure.
 
-A row with a value in one of two columns is *delayed*: RocketMQ keeps its message in a topic of the broker's own (SCHEDULE_TOPIC_XXXX,
-rmq_sys_wheel_timer) and puts it into its queue when it is due. So it has no order among other messages, and until then it cannot
-be found in its queue.
+A row with a value in one of two columns is *delayed*: RocketMQ keeps its message in an internal topic of the broker
+(SCHEDULE_TOPIC_XXXX, rmq_sys_wheel_timer) and puts it into its queue when it is due. So the message has no order relative to other
+messages, and it cannot be found in its queue before it is due.
 
-``delay_time_level`` is the number of a step in the broker's ``messageDelayLevel``, from 1 on; a broker would take a higher number for its
-last step. 0 means no delay, as in Java. ``deliver_timestamp`` is a time; brokers know it from 5.0 on, to ``timerPrecisionMs`` (1 s) and at
-most ``timerMaxDelaySec`` (3 days) ahead. A time in the past means at once. Source: HookUtils.handleScheduleMessage,
-MessageStoreConfig.
+``delay_time_level`` is the number of a step in the broker's ``messageDelayLevel``, beginning with 1. A broker treats a higher number as
+its last step. 0 means no delay, as in Java. ``deliver_timestamp`` is a time. Brokers support it from 5.0 on, with a precision of
+``timerPrecisionMs`` (1 s) and at most ``timerMaxDelaySec`` (3 days) ahead. A message with a time in the past is delivered immediately.
+Source: HookUtils.handleScheduleMessage, MessageStoreConfig.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ DEFAULT_LEVELS: Final = 18
 
 @dataclass(frozen=True)
 class DelayLimits:
-    """What one broker accepts. ``no_time``: why it refuses ``deliver_timestamp``; None if it does not. ``most``: ms ahead, if known."""
+    """The delays that one broker accepts. ``no_time``: why it refuses ``deliver_timestamp``, None if it accepts such times.
+
+    ``most``: how many ms ahead a time may be, None if unknown.
+    """
 
     broker: str
     levels: int = DEFAULT_LEVELS
@@ -42,26 +45,26 @@ class DelayLimits:
     most: int | None = None
 
     def require_columns(self, columns: Sequence[str]) -> None:
-        """Raises OptionError UNSUPPORTED if the broker would deliver rows with such a column at once, or refuse them all."""
+        """Raises OptionError UNSUPPORTED if the broker would deliver rows with such a column immediately, or would refuse them all."""
         if TIME in columns and self.no_time is not None:
             raise OptionError(
                 OptionCondition.UNSUPPORTED,
-                f"column {TIME!r} is not supported by broker {self.broker}: {self.no_time}; write {LEVEL} in its place, or hold the rows "
-                "back until they are due",
+                f"column {TIME!r} is not supported by broker {self.broker}: {self.no_time}. Write {LEVEL} instead, or hold the rows back "
+                "until they are due",
             )
 
     def require(self, rows: pa.RecordBatch, where: str, first: int, now: int) -> None:
-        """Check delayed rows; errors count from ``first``, and ``now`` is in ms since 1970.
+        """Check delayed rows. ``first`` is the number of the first row in errors, and ``now`` is in ms since the epoch.
 
-        Raises OptionError UNSUPPORTED, MessageError BAD_DELAY.
+        Raises OptionError UNSUPPORTED or MessageError BAD_DELAY.
         """
         self.require_columns([name for name in DELAY_COLUMNS if values(rows, name).null_count < rows.num_rows])
         row = pc.index(pc.fill_null(pc.greater(values(rows, LEVEL), self.levels), False), True).as_py()
         if row >= 0:
             raise MessageError(
                 MessageCondition.BAD_DELAY,
-                f"row {first + row} of {where}: {LEVEL} is {values(rows, LEVEL)[row].as_py()}, but broker {self.broker} has the levels 1 to "
-                f"{self.levels} (messageDelayLevel) and would take the last one",
+                f"row {first + row} of {where} has {LEVEL} {values(rows, LEVEL)[row].as_py()}, but broker {self.broker} has the levels 1 to "
+                f"{self.levels} (messageDelayLevel) and would use the last one",
             )
         if self.most is None:
             return
@@ -70,16 +73,16 @@ class DelayLimits:
         if row >= 0:
             raise MessageError(
                 MessageCondition.BAD_DELAY,
-                f"row {first + row} of {where}: {TIME} is {times[row].as_py():%Y-%m-%dT%H:%M:%SZ}, but broker {self.broker} takes a message at "
-                f"most {self.most // 1000} s ahead (timerMaxDelaySec): write it later, or raise that setting",
+                f"row {first + row} of {where} has {TIME} {times[row].as_py():%Y-%m-%dT%H:%M:%SZ}, but broker {self.broker} accepts a message "
+                f"at most {self.most // 1000} s ahead (timerMaxDelaySec). Write it later, or raise that setting",
             )
 
 
 def delays(rows: pa.RecordBatch, where: str, first: int) -> dict[str, pa.Array]:
-    """Return the checked columns of delayed rows, by name, without those that say nothing; none for rows that are not delayed.
+    """Return the delay columns of rows by name, checked, without columns that delay no row.
 
-    Errors count rows from ``first``. Raises MessageError BAD_DELAY for a negative level or a row with both, and NULL_BODY for a
-    delayed row with an empty body: it is sent alone, and a broker takes no empty message then.
+    ``first`` is the number of the first row in errors. Raises MessageError BAD_DELAY for a negative level or a row with both columns.
+    Raises NULL_BODY for a delayed row with an empty body, because it is sent alone and a broker accepts no empty message then.
     """
     found = {}
     for name in DELAY_COLUMNS:
@@ -89,7 +92,7 @@ def delays(rows: pa.RecordBatch, where: str, first: int) -> dict[str, pa.Array]:
             if row >= 0:
                 raise MessageError(
                     MessageCondition.BAD_DELAY,
-                    f"row {first + row} for {where}: {LEVEL} is {column[row].as_py()}; write a level from 1 on, or null for no delay",
+                    f"row {first + row} for {where} has {LEVEL} {column[row].as_py()}. Write a level from 1 on, or null for no delay",
                 )
             column = pc.if_else(pc.equal(column, 0), pa.scalar(None, column.type), column)
         if column.null_count < len(column):
@@ -101,7 +104,7 @@ def delays(rows: pa.RecordBatch, where: str, first: int) -> dict[str, pa.Array]:
         if row >= 0:
             raise MessageError(
                 MessageCondition.BAD_DELAY,
-                f"row {first + row} for {where} has both {LEVEL} and {TIME}, and a broker would ignore the time; let one be null",
+                f"row {first + row} for {where} has both {LEVEL} and {TIME}, and a broker would ignore the time. Set one of them to null",
             )
     empty = pc.fill_null(pc.equal(pc.binary_length(rows.column("body")), 0), False)
     row = pc.index(pc.and_(empty, _any_valid(list(found.values()))), True).as_py()
@@ -114,28 +117,28 @@ def delays(rows: pa.RecordBatch, where: str, first: int) -> dict[str, pa.Array]:
 
 
 def delays_nothing(what: str) -> OptionError:
-    """The error of the embedded broker. ``what``: "column 'delay_time_level'"."""
+    """Return the embedded broker's error for delayed rows. ``what``: their column or option, such as "column 'delay_time_level'"."""
     return OptionError(
         OptionCondition.UNSUPPORTED,
-        f"{what} is not supported with path: the embedded broker delays no message; drop it and write the rows when they are due, or use "
+        f"{what} is not supported with path: the embedded broker delays no message. Drop it and write the rows when they are due, or use "
         "namesrvAddr",
     )
 
 
 def require_types(schema: pa.Schema, where: str) -> None:
-    """Raises SchemaError WRONG_TYPE unless a level is a whole number and a time has a time zone, as the sink's columns."""
+    """Raises SchemaError WRONG_TYPE unless, as in the sink's columns, a level is a whole number and a time has a time zone."""
     for name, what, fits in (
         (LEVEL, "a whole number", pa.types.is_integer),
         (TIME, "a timestamp with a time zone", lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None),
     ):
         if name in schema.names and not fits(schema.field(name).type):
             raise SchemaError(
-                SchemaCondition.WRONG_TYPE, f"column {name!r} for {where} is {schema.field(name).type}, not {what}: cast it"
+                SchemaCondition.WRONG_TYPE, f"column {name!r} for {where} is {schema.field(name).type}, not {what}. Cast it"
             )
 
 
 def split(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Return the rows that are not delayed, without the columns of `delays`, and those that are; None for none."""
+    """Return the rows that are not delayed, without the columns of `delays`, and the delayed rows, or None if there are none."""
     there = [name for name in DELAY_COLUMNS if name in rows.schema.names]
     if not there:
         return rows, None
@@ -153,7 +156,7 @@ def _any_valid(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def values(rows: pa.RecordBatch, name: str) -> pa.Array:
-    """Return a column of delayed rows in its type: int32, or ms since 1970 as a timestamp. Nulls if it is missing."""
+    """Return a delay column in its own type (int32, or a timestamp in ms). If the column is missing, all values are null."""
     at = rows.schema.get_field_index(name)
     if at < 0:
         return pa.nulls(rows.num_rows, _TYPES[name])
@@ -161,9 +164,9 @@ def values(rows: pa.RecordBatch, name: str) -> pa.Array:
     if column.type == _TYPES[name]:
         return column
     if name == LEVEL and column.type in (pa.int64(), pa.uint32(), pa.uint64()):
-        # No broker has such levels, and a number that is cut off could be one.
+        # Limit levels that do not fit 32 bits: no broker has them, but a truncated number could be a valid level.
         most = pa.scalar(_MOST_INT, column.type)
         column = pc.if_else(pc.greater(column, most), most, column)
         column = pc.if_else(pc.less(column, -1), -1, column) if column.type == pa.int64() else column
-    # µs are cut to ms: nobody delivers to the ms.
+    # µs are truncated to ms, because no broker delivers with a precision of 1 ms.
     return column.cast(_TYPES[name], safe=name == LEVEL)

@@ -1,6 +1,6 @@
-"""A subscription's filter of messages: some tags, or SQL that a RocketMQ broker evaluates. Pure.
+"""A subscription's filter of messages: tags, or SQL that a RocketMQ broker evaluates. Pure.
 
-Rules: a filter chooses rows, never offsets: messages that do not match still count in every range, limit and group offset. All
+Rules: a filter selects rows, never offsets: messages that do not match still count in every range, limit and group offset. All
 members of a group must have the same filter, so a filter has one canonical text, however it was written.
 """
 
@@ -19,26 +19,26 @@ ALL: Final = "*"
 
 
 def tags_of(expression: str) -> tuple[str, ...]:
-    """Return the tags of RocketMQ's ``A || B``, sorted; empty if it matches every message (FilterAPI.buildSubscriptionData)."""
+    """Return the sorted tags of RocketMQ's ``A || B``, none if it matches every message (FilterAPI.buildSubscriptionData)."""
     text = expression.strip()
     return () if text == ALL else tuple(sorted({tag.strip() for tag in text.split("||")} - {""}))
 
 
 def canonical(expression: str, kind: str) -> str:
-    """Return the canonical text of an expression, which members of a group compare. An empty TAG expression means all."""
+    """Return the canonical text of an expression, which members of a group compare. An empty TAG expression matches all messages."""
     return expression.strip() if kind != "TAG" else " || ".join(tags_of(expression)) or ALL
 
 
 @dataclass(frozen=True)
 class Filter:
-    """A filter by tags or by SQL: exactly one of ``tags`` and ``sql`` is given, and is not empty."""
+    """A filter by tags or by SQL. Exactly one of ``tags`` and ``sql`` is not empty."""
 
     tags: tuple[str, ...] = ()
     sql: str = ""
 
     @classmethod
     def by_tags(cls, expression: str) -> Self | None:
-        """Return the filter of a tag expression; None if it matches every message."""
+        """Return the filter of a tag expression, or None if the expression matches every message."""
         tags = tags_of(expression)
         return cls(tags=tags) if tags else None
 
@@ -52,5 +52,5 @@ class Filter:
         return self.sql or " || ".join(self.tags)
 
     def matching(self, tags: pa.Array) -> pa.Array:
-        """Whether each of these rows' tags is exactly one of the filter's; false for a row without a tag. Not for SQL."""
+        """Return for each row's tag whether it equals one of the filter's tags. False for a row without a tag. Not for SQL."""
         return pc.is_in(tags, value_set=pa.array(self.tags, tags.type))

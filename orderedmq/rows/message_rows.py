@@ -1,6 +1,6 @@
-"""Checks a producer's rows, and brings them into the message schema, before anything is written. Pure.
+"""Checks a producer's rows and converts them to the message schema before anything is written. Pure.
 
-Limits are RocketMQ's (model.py). Whole columns are checked at once; only an error looks for its row.
+Limits are RocketMQ's (model.py). Whole columns are checked in one step, and a single row is searched for only after an error.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ _TEXT = ("tags", "keys", "sharding_key")
 
 @functools.cache
 def _reserved() -> pa.Array:
-    """Return the reserved names. They are not made at import: ``pa.array`` imports pandas, a third of a process's start-up time."""
+    """Return the reserved names. They are not created at import, because ``pa.array`` imports pandas, a third of the start-up time."""
     return pa.array(sorted(RESERVED_PROPERTIES))
 
 
 def normalise(
     rows: pa.RecordBatch, where: str, first: int = 0, malformed: Callable[[Sequence[int]], None] | None = None
 ) -> pa.RecordBatch:
-    """Return the producer's columns of ``rows``, checked, in the message schema's types.
+    """Return the producer's columns of ``rows``, checked and in the types of the message schema.
 
-    Reserved properties are removed. Texts that are not UTF-8 are made so (text.py), and ``malformed`` gets the numbers of their
-    rows, from 0. ``where`` names the target in errors, which count rows from ``first``. Raises SchemaError MISSING_COLUMN or
-    WRONG_TYPE, MessageError NULL_BODY, TOO_LARGE, KEY_TOO_LONG or PROPERTIES_TOO_LARGE with the row's number.
+    Reserved properties are removed. Texts that are not UTF-8 are converted (text.py), and ``malformed`` is called with the numbers of
+    their rows, beginning with 0. ``where`` names the target in errors, and ``first`` is the number of the first row there. Raises
+    SchemaError MISSING_COLUMN or WRONG_TYPE, or MessageError NULL_BODY, TOO_LARGE, KEY_TOO_LONG or PROPERTIES_TOO_LARGE with the row's
+    number.
     """
     if "body" not in rows.schema.names:
         raise SchemaError(SchemaCondition.MISSING_COLUMN, f"rows for {where} have no column 'body' (binary or string)")
@@ -89,7 +90,7 @@ def _check_body(body: pa.Array, where: str, first: int) -> None:
     if body.null_count:
         raise MessageError(
             MessageCondition.NULL_BODY,
-            f"row {first + _first(body.is_null())} for {where} has no body; filter such rows out, or write an empty one (b'')",
+            f"row {first + _first(body.is_null())} for {where} has no body. Filter such rows out, or write an empty body (b'')",
         )
     lengths = pc.binary_length(body)
     longest = pc.max(lengths).as_py() or 0
@@ -97,8 +98,8 @@ def _check_body(body: pa.Array, where: str, first: int) -> None:
         row = _first(pc.greater(lengths, MAX_BODY_BYTES))
         raise MessageError(
             MessageCondition.TOO_LARGE,
-            f"row {first + row} for {where} has a body of {lengths[row].as_py()} bytes, at most {MAX_BODY_BYTES} are allowed: split it, or "
-            "write a reference to it",
+            f"row {first + row} for {where} has a body of {lengths[row].as_py()} bytes, but at most {MAX_BODY_BYTES} are allowed. Split it, "
+            "or write a reference to it",
         )
 
 
@@ -110,14 +111,14 @@ def _check_length(column: pa.Array, name: str, where: str, first: int) -> None:
         row = _first(pc.fill_null(pc.greater(lengths, MAX_KEY_BYTES), False))
         raise MessageError(
             MessageCondition.KEY_TOO_LONG,
-            f"row {first + row} for {where} has a {name} of {lengths[row].as_py()} bytes, at most {MAX_KEY_BYTES} are allowed",
+            f"row {first + row} for {where} has a {name} of {lengths[row].as_py()} bytes, but at most {MAX_KEY_BYTES} are allowed",
         )
 
 
 def several_tags(rows: pa.RecordBatch) -> int:
-    """Return how many of the rows (as `normalise` gives them) have a tag with a comma or ``||``, meant as several tags.
+    """Return how many of the rows (as `normalise` returns them) have a tag with a comma or ``||``, probably meant as several tags.
 
-    A message has one tag, and a filter by one of the parts does not find it.
+    A message has only one tag, so a filter by one of the parts does not match such a message.
     """
     if "tags" not in rows.schema.names:
         return 0
@@ -125,7 +126,7 @@ def several_tags(rows: pa.RecordBatch) -> int:
     data = tags.buffers()[2]
     if tags.null_count == len(tags) or data is None:
         return 0
-    # Search all texts at once first, in a twentieth of the time: such tags are rare.
+    # Such tags are rare, so first search all texts together, which takes a twentieth of the time.
     texts = data.to_pybytes()
     if b"," not in texts and b"|" not in texts:
         return 0
@@ -133,12 +134,12 @@ def several_tags(rows: pa.RecordBatch) -> int:
 
 
 def reserved(names: pa.Array) -> pa.Array:
-    """For each property name, whether it is reserved: a user may not set it (`model.is_reserved`)."""
+    """Return for each property name whether it is reserved, so that a user may not set it (`model.is_reserved`)."""
     return pc.or_(pc.is_in(names, value_set=_reserved()), pc.starts_with(names, TRANSIENT_PREFIX))
 
 
 def _without_reserved(column: pa.Array) -> pa.Array:
-    """Return the properties without reserved names, which must not travel from a source's rows into a sink's."""
+    """Return the properties without reserved names, which must not get from a source's rows into a sink's rows."""
     if not pc.any(reserved(column.keys)).as_py():
         return column
     kept = [
@@ -152,8 +153,8 @@ def _check_properties(column: pa.Array, where: str, first: int) -> None:
     offsets = column.offsets.to_numpy().astype(np.int64)
     if offsets[-1] == offsets[0]:
         return
-    # Even for a slice, keys and items are those of the whole array, and offsets count from their beginning.
-    # Sizes as RocketMQ writes them: name, value and two separators.
+    # Even for a slice, ``keys`` and ``items`` are those of the whole array, and offsets count from their beginning.
+    # RocketMQ writes a property as name, value and two separators.
     pairs = (
         pc.fill_null(pc.add(pc.binary_length(column.keys), pc.binary_length(column.items)), 0).to_numpy(zero_copy_only=False)
         + 2
@@ -164,5 +165,5 @@ def _check_properties(column: pa.Array, where: str, first: int) -> None:
     if sizes[row] > MAX_PROPERTIES_BYTES:
         raise MessageError(
             MessageCondition.PROPERTIES_TOO_LARGE,
-            f"row {first + row} for {where} has properties of {sizes[row]} bytes, at most {MAX_PROPERTIES_BYTES} are allowed",
+            f"row {first + row} for {where} has properties of {sizes[row]} bytes, but at most {MAX_PROPERTIES_BYTES} are allowed",
         )

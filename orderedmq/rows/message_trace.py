@@ -1,7 +1,7 @@
-"""What RocketMQ's message trace says of a call of a listener. Pure.
+"""The record of a listener's call in RocketMQ's message trace. Pure.
 
-Source: ConsumeMessageTraceHookImpl, ConsumeMessageOrderlyService, ConsumeMessageConcurrentlyService, ConsumeReturnType. The time
-after which Java calls a consumption TIME_OUT (``consumeTimeout``) does not exist here.
+Source: ConsumeMessageTraceHookImpl, ConsumeMessageOrderlyService, ConsumeMessageConcurrentlyService, ConsumeReturnType. This package has
+no ``consumeTimeout``, after which Java reports a call as TIME_OUT.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Final, NamedTuple
 
 #: The topic of traces, unless the user names another one (TopicValidator.RMQ_SYS_TRACE_TOPIC).
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
-#: The region of a broker that names none (MixAll.DEFAULT_TRACE_REGION_ID).
+#: The region of a broker that names no region (MixAll.DEFAULT_TRACE_REGION_ID).
 DEFAULT_REGION: Final = "DefaultRegion"
 #: Properties that a broker adds to a message, and fields of its answer to a send: its region, and whether it wants traces
-#: ("false": no). MessageConst.PROPERTY_MSG_REGION, PROPERTY_TRACE_SWITCH.
+#: (not if "false"). MessageConst.PROPERTY_MSG_REGION, PROPERTY_TRACE_SWITCH.
 REGION: Final = "MSG_REGION"
 TRACE_ON: Final = "TRACE_ON"
 
 
 def region_of(properties: Mapping[str, str]) -> str | None:
-    """Return the region of a message's or an answer's broker; None if the broker wants no traces."""
+    """Return the region of the broker from a message's properties or an answer's fields, or None if the broker wants no traces."""
     return None if properties.get(TRACE_ON) == "false" else properties.get(REGION) or DEFAULT_REGION
 
 
 class ReturnType(Enum):
-    """How a call ended; the values are the ordinals of ConsumeReturnType."""
+    """How a call ended. The values are the ordinals of ConsumeReturnType."""
 
     SUCCESS = 0
     EXCEPTION = 2
@@ -35,7 +35,7 @@ class ReturnType(Enum):
 
 
 class TracedMessage(NamedTuple):
-    """A message that a listener was given. ``keys`` None: it has none. ``retries`` counts its former calls."""
+    """A message that a listener was given. ``keys``: None if it has none. ``retries``: the number of earlier calls with this message."""
 
     message_id: str
     keys: str | None
@@ -43,16 +43,16 @@ class TracedMessage(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The end of a call: its duration in ms, divided by the number of messages as in Java, and how it ended."""
+    """The end of a call: how it ended, and its duration in ms, divided by the number of messages as in Java (``cost``)."""
 
     cost: int
     how: ReturnType
 
 
 class TracedCall(NamedTuple):
-    """A call of a listener that begins or, with ``ended``, has ended.
+    """The beginning of a listener's call or, with ``ended``, its end.
 
-    ``request_id`` is the same in both, and in no other call. ``time`` is when it began, in ms since 1970.
+    ``request_id`` is unique to the call and the same at its beginning and end. ``time``: when the call began, in ms since the epoch.
     """
 
     group: str

@@ -1,6 +1,7 @@
-"""Which part of some queues can have messages that fit comparisons: queues, ranges of offsets, times. Pure.
+"""Prunes queues and ranges of offsets that cannot have messages for which some comparisons hold. Pure.
 
-Rule: no message outside the part fits all comparisons. A message inside may not fit either: whoever asks compares it again.
+Rule: outside the part that is kept, no message fits all comparisons. A message inside may not fit either, so the caller compares it
+again.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _ORDER: Final[Mapping[Operator, Callable[[Value, Value], bool]]] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """A column compared with values of its own type, a time in µs since the epoch.
+    """A comparison of a column with values of its type. Times are in µs since the epoch.
 
-    ``=``: the column has one of ``values``; ``!=``: it has none of them. The other operators have exactly one value.
+    ``=``: the column equals one of ``values``. ``!=``: it equals none of them. The other operators have exactly one value.
     """
 
     column: Column
@@ -36,13 +37,13 @@ class Comparison:
     values: tuple[Value, ...]
 
     def fits(self, value: Value) -> bool:
-        """Whether a message with this value in the column fits."""
+        """Whether the comparison holds for a message with this value in the column."""
         if self.operator in ("=", "!="):
             return (value in self.values) == (self.operator == "=")
         return _ORDER[self.operator](value, self.values[0])
 
     def bounds(self) -> tuple[int | None, int | None]:
-        """Return the least number that fits, and the number behind the greatest; None without a bound."""
+        """Return the least number that fits, and the greatest one plus 1. None where there is no bound."""
         numbers = [value for value in self.values if isinstance(value, int)]
         match self.operator:
             case "=":
@@ -60,17 +61,18 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Pruning:
-    """Comparisons that a message must fit all. Without any, everything is kept."""
+    """Comparisons that must all hold for a message. If there are none, everything is kept."""
 
     comparisons: tuple[Comparison, ...] = ()
 
     def part(
         self, queue: MessageQueue, span: OffsetRange, slack: int, offset_at: Callable[[int], int | None]
     ) -> OffsetRange | None:
-        """Return the part of a range of a queue whose messages can fit; None if none can.
+        """Return the part of a queue's range whose messages can fit, or None if none can.
 
-        ``offset_at`` returns the offset of the first message that was stored at a time (µs since the epoch) or later, else the queue's
-        end; None if it cannot tell. ``slack``: µs by which a message may have been stored earlier than one before it.
+        ``offset_at`` returns the offset of the first message that was stored at a time (µs since the epoch) or later, or the queue's end
+        if there is none. It returns None if it does not know. ``slack``: the number of µs by which a message's store time may be earlier
+        than that of a previous message.
         """
         if not self._keeps(queue):
             return None
@@ -80,8 +82,8 @@ class Pruning:
         since, until = self._bounds("store_timestamp")
         if since is not None and until is not None and since >= until:
             return None
-        # With a clock that goes back, a binary search finds some message of the time, not the first. All before one that is older
-        # by the slack are too old, and all behind one that is younger by it are too young.
+        # If the clock went back, a binary search finds a message near the time, not necessarily the first one. But all messages before
+        # one that is older by the slack are too old, and all messages after one that is younger by the slack are too young.
         if begin < end and since is not None and (found := offset_at(since - slack)) is not None:
             begin = max(begin, found)
         if begin < end and until is not None and (found := offset_at(until + slack)) is not None:
@@ -89,9 +91,9 @@ class Pruning:
         return OffsetRange(begin, end) if begin < end else None
 
     def _keeps(self, queue: MessageQueue) -> bool:
-        """Whether the queue can have messages that fit, by its topic and number.
+        """Whether the queue can have messages that fit, according to its topic and number.
 
-        A name with ``%`` is not compared: messages of such a topic may show another one (retries show the first topic).
+        A topic with ``%`` in its name is not compared, because its messages may show another topic (retries show the original one).
         """
         known: dict[str, Value] = {"queue_id": queue.queue_id}
         if "%" not in queue.topic:

@@ -1,14 +1,14 @@
-"""Settings with which a reader pulls. A query's tasks get them from its options."""
+"""Settings for pulling messages. A query's tasks get them from the query's options."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-#: Messages of a queue that are pulled and not handed over, at most. Java's ``pullThresholdForQueue`` is 1,000; a task that reads a closed
-#: range needs more in flight than a listener, since a pull brings 32 messages at most.
+#: Maximum messages of a queue that are pulled but not yet handed over. Java's ``pullThresholdForQueue`` is 1,000, but a task that reads a
+#: closed range needs more of them than a listener, because a pull returns at most 32 messages.
 MAX_MESSAGES: Final = 65_536
-#: The same in bytes (Java: ``pullThresholdSizeForQueue``, 100 MiB).
+#: Maximum bytes of a queue that are pulled but not yet handed over (Java: ``pullThresholdSizeForQueue``, 100 MiB).
 MAX_BYTES: Final = 100 * 1024 * 1024
 
 
@@ -16,8 +16,8 @@ MAX_BYTES: Final = 100 * 1024 * 1024
 class PullSettings:
     """How a reader pulls.
 
-    ``group``: the group to read as if the account may not read as TOOLS_CONSUMER; None: there is no other. ``max_messages``,
-    ``max_bytes``: bounds of what is pulled and not handed over yet, per queue (pullThresholdForQueue,
+    ``group``: the group under whose name to read if the account may not read as TOOLS_CONSUMER, None if there is no such group.
+    ``max_messages``, ``max_bytes``: limits per queue for messages that are pulled but not yet handed over (pullThresholdForQueue,
     pullThresholdSizeForQueue). ``verify_body_crc``: whether to verify the checksum that a broker stored with each body.
     """
 

@@ -1,8 +1,8 @@
-"""How retention by age counts on a machine whose wall clock is set. Pure.
+"""How retention by age measures a message's age if the machine's wall clock was set. Pure.
 
-A message's age is the time since it was stored, by the wall clock. Where that clock is set forward, all messages stored before
-look older than they are. The steps by which it was set are therefore kept, and retention takes them off for as long as messages
-from before them may be too young to be deleted. The monotonic clock shows a step: it is never set.
+A message's age is the time since it was stored, by the wall clock. If that clock is set forward, all messages stored earlier
+look older than they are. Therefore the steps by which the clock was set are recorded. Retention subtracts a step as long as messages
+stored before it may be too young to be deleted. The monotonic clock reveals a step, because it is never set.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Final
 
 from orderedmq.ownership.lock import Instant
 
-#: µs of difference between the two clocks that count as a step. Smaller corrections are usual.
+#: The smallest difference between the two clocks, in µs, that counts as a step. Smaller corrections are normal.
 STEP: Final = 60 * 1_000_000
-#: Maximum number of steps that are kept.
+#: Maximum number of recorded steps.
 MOST: Final = 64
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """A machine's clocks, as they were at one moment of this boot: ``wall`` in µs since the epoch.
+    """A machine's clocks at one moment of a boot. ``wall`` is in µs since the epoch.
 
-    ``steps``: how the wall clock was set, oldest first: when, in seconds of the monotonic clock, and by how many µs.
+    ``steps``: the steps by which the wall clock was set, oldest first, as (time in seconds of the monotonic clock, step in µs).
     """
 
     at: Instant
@@ -30,15 +30,15 @@ class Clocks:
     steps: tuple[tuple[float, int], ...] = ()
 
     def read(self, at: Instant, wall: int) -> Clocks:
-        """Return the clocks as they are now: ``self`` if the wall clock was not set since."""
+        """Return the clocks with their current values, or ``self`` if the wall clock has not been set since."""
         if at.boot_id != self.at.boot_id:
-            # Nothing is known of what happened in between.
+            # Whether the wall clock was set between the two boots is unknown.
             return Clocks(at, wall)
         step = wall - self.wall - round(at.since(self.at) * 1e6)
         return self if abs(step) < STEP else Clocks(at, wall, (*self.steps, (at.seconds, step))[-MOST:])
 
     def ahead(self, now: Instant, seconds: float) -> int:
-        """Return by how many µs a message that was stored in the last ``seconds`` may look older than it is."""
+        """Return the number of µs by which a message from the last ``seconds`` may look older than it is."""
         most = total = 0
         for when, step in reversed(self.steps):
             if now.seconds - when > seconds:
