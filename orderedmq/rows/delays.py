@@ -63,7 +63,7 @@ class DelayLimits:
         if row >= 0:
             raise MessageError(
                 MessageCondition.BAD_DELAY,
-                f"row {first + row} of {where} has {LEVEL} {values(rows, LEVEL)[row].as_py()}, but broker {self.broker} has the levels 1 to "
+                f"in row {first + row} of {where}, {LEVEL} is {values(rows, LEVEL)[row].as_py()}, but broker {self.broker} has the levels 1 to "
                 f"{self.levels} (messageDelayLevel) and would use the last one",
             )
         if self.most is None:
@@ -73,8 +73,8 @@ class DelayLimits:
         if row >= 0:
             raise MessageError(
                 MessageCondition.BAD_DELAY,
-                f"row {first + row} of {where} has {TIME} {times[row].as_py():%Y-%m-%dT%H:%M:%SZ}, but broker {self.broker} accepts a message "
-                f"at most {self.most // 1000} s ahead (timerMaxDelaySec). Write it later, or raise that setting",
+                f"in row {first + row} of {where}, {TIME} is {times[row].as_py():%Y-%m-%dT%H:%M:%SZ}, but broker {self.broker} accepts a "
+                f"message at most {self.most // 1000} s ahead (timerMaxDelaySec). Write it later, or raise that setting",
             )
 
 
@@ -92,7 +92,7 @@ def delays(rows: pa.RecordBatch, where: str, first: int) -> dict[str, pa.Array]:
             if row >= 0:
                 raise MessageError(
                     MessageCondition.BAD_DELAY,
-                    f"row {first + row} for {where} has {LEVEL} {column[row].as_py()}. Write a level from 1 on, or null for no delay",
+                    f"in row {first + row} for {where}, {LEVEL} is {column[row].as_py()}. Write a level from 1 on, or null for no delay",
                 )
             column = pc.if_else(pc.equal(column, 0), pa.scalar(None, column.type), column)
         if column.null_count < len(column):

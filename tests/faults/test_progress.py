@@ -47,8 +47,11 @@ def test_an_executor_that_sees_another_store_says_that_a_store_serves_one_machin
     elsewhere = world.points.folder / "elsewhere"
     elsewhere.touch()
     text = world.fail(world.start())
-    assert f"[ORDEREDMQ_STORE.OTHER_MACHINE] there is another store at {world.path} on this machine" in text
-    assert "the embedded broker serves one machine; use namesrvAddr" in text
+    assert (
+        f"[ORDEREDMQ_STORE.OTHER_MACHINE] the query was planned with a store at {world.path}, but there is another store"
+        in text
+    )
+    assert "the embedded broker serves only one machine. Use namesrvAddr" in text
     elsewhere.unlink()
     world.run()
     world.judge()

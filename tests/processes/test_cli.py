@@ -242,7 +242,7 @@ def test_what_is_refused_leaves_no_store(run: Run, store: Path, arguments: list[
         (["group", "seek", "g", "--to", "latest", "--topic", "a"], 1, "stop that query first, or give --force"),
         (["lock", "release", "g"], 1, "stop that query first, or give --force"),
         (["topic", "list", "--path", "no"], 3, "give --path with the directory of one, make one with orderedmq topic create"),
-        (["topic", "create", "a", "--queues", "1", "--path", __file__], 1, "is a file or lies below one; give a directory"),
+        (["topic", "create", "a", "--queues", "1", "--path", __file__], 1, "is a file or is below one. Give a directory"),
         (["topic", "list", "--namesrv", "here"], 2, "--path and --namesrv exclude each other"),
         (["topic", "list", "--namespace", "acme"], 2, "--namespace needs --namesrv"),
         (["demo", "--namesrv", "h:1", "--namespace", "acme"], 2, "drop --namespace"),

@@ -84,7 +84,7 @@ def test_a_relative_path_is_made_absolute_at_once(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "here" / "data.mdb").is_file()
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(layout.FORMAT + 1, "upgrade"), (layout.FORMAT - 1, "make a new store")])
+@pytest.mark.parametrize(("version", "remedy"), [(layout.FORMAT + 1, "Upgrade"), (layout.FORMAT - 1, "make a new store")])
 def test_a_store_of_another_format_is_refused(path: Path, broker: Broker, version: int, remedy: str):
     broker.close()
     with lmdb.open(str(path), max_dbs=20) as env:
@@ -289,8 +289,8 @@ def test_a_store_whose_rights_are_taken_away_says_which_and_goes_on_when_they_ar
         said = script(WITH_RIGHTS_TAKEN, path, "mode").splitlines()
     user = pwd.getpwuid(os.getuid() or 65534).pw_name
     refused_ = "ORDEREDMQ_STORE.PERMISSION"
-    owners = f"{path}/owners belongs to user {user} and has mode 0000; allow its owner to use it: chmod -R u+rwX {path}"
-    data = f"{path}/data.mdb belongs to user {user} and has mode 0400; allow its owner to use it: chmod -R u+rwX {path}"
+    owners = f"{path}/owners belongs to user {user} and has mode 0000. Allow its owner to use it: chmod -R u+rwX {path}"
+    data = f"{path}/data.mdb belongs to user {user} and has mode 0400. Allow its owner to use it: chmod -R u+rwX {path}"
     assert said == [
         "append ok", f"large {refused_} {owners}", f"join {refused_} {owners}",
         f"locks {refused_} {owners}", "leave ok", f"read {refused_} {data}",
@@ -310,8 +310,8 @@ def test_a_store_on_a_read_only_file_system_says_so_and_goes_on_when_that_is_wri
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    remedy = "mount it writable; if an error of the disk made it so, repair it first (see dmesg)"
-    read_only = f"ORDEREDMQ_STORE.PERMISSION its file system is read-only: {remedy}"
+    remedy = "Mount it writable. If a disk error made it read-only, repair the disk first (see dmesg)"
+    read_only = f"ORDEREDMQ_STORE.PERMISSION its file system is read-only. {remedy}"
     assert done.stdout.splitlines() == [
         "append ok", f"large {read_only}", f"join {read_only}", "locks ok", "leave ok", f"read {read_only}", f"create {read_only}",
         "append ok", "read ['a', 'b', 'c']", "[False]",

@@ -403,7 +403,7 @@ def test_a_newer_snapshot_is_not_taken_for_an_older_one(place: Path):
     """Its number is lowered by two: the last write would be lost without a word."""
     new = newest(place)
     change(place, new * 4096 + META_TRANSACTION, (number_at(place, new * 4096 + META_TRANSACTION) - 2).to_bytes(8, "little"))
-    corrupt(place, "has the entries of another one")
+    corrupt(place, "has the entries of another transaction")
 
 
 def key_at(content: bytes, page: int, key: bytes) -> int:

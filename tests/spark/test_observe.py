@@ -138,7 +138,7 @@ def test_a_batch_that_is_repeated_after_a_restart_has_no_known_lag(
     gate.opened.set()
     told(caplog, 3)
     assert scraped(registry, "orderedmq_queue_lag_messages") == {queue(0, named): 0, queue(1, named): 0}
-    assert f"query {named}, batch 1: lag of 2 queues not known" in lines(caplog)
+    assert f"query {named}, batch 1: lag of 2 queues is unknown" in lines(caplog)
 
 
 @pytest.mark.usefixtures("listener")

@@ -186,7 +186,7 @@ def test_a_strategy_unknown_is_an_error() -> None:
 
 
 def test_a_member_or_a_broker_without_a_room_is_named() -> None:
-    with pytest.raises(OptionError, match="member 'other' of the group reports no room; set machineRoom") as caught:
+    with pytest.raises(OptionError, match="member 'other' of the group reports no room. Set machineRoom") as caught:
         allocate(Allocation("MACHINE_ROOM_NEARBY"), "me", topic(1), {"me": "a", "other": None})
     assert caught.value.sub == "MISSING"
     with pytest.raises(OptionError, match="broker '@x' has no room") as caught:

@@ -72,7 +72,7 @@ def test_without_a_latest_offset_the_lag_is_not_known_rather_than_zero(missing: 
     found = lag_of(source({0: 10}, {}) | {"latestOffset": missing})
     assert found == {q(0): QueueLag(10, None)}
     assert found[q(0)].messages is None
-    assert describe(found) == "lag of 1 queues not known"
+    assert describe(found) == "lag of 1 queues is unknown"
 
 
 def test_a_queue_on_one_side_only_has_no_lag() -> None:
@@ -117,7 +117,7 @@ def test_a_line_has_the_total_and_the_worst_queue() -> None:
         "lag 19 messages in 3 queues, worst orders/embedded/1 with 7"
     )
     assert describe({q(0): QueueLag(5, 5)}) == "lag 0 messages in 1 queues"
-    assert describe({}) == "lag of 0 queues not known"
+    assert describe({}) == "lag of 0 queues is unknown"
 
 
 # What is parked.

@@ -74,7 +74,7 @@ def test_a_checkpoint_without_queues_is_not_the_initial_one():
 
 
 def test_a_newer_checkpoint_is_refused_with_what_to_do():
-    with pytest.raises(OffsetError, match="upgrade orderedmq") as caught:
+    with pytest.raises(OffsetError, match="Upgrade orderedmq") as caught:
         Checkpoint.from_spark({"v": 2, "owner": "me", "next": "who knows"})
     assert caught.value.sub == "NEWER_FORMAT"
 

@@ -242,7 +242,7 @@ def test_queue_id_takes_the_column():
 def test_queue_id_refuses_a_null_or_an_unknown_queue_and_names_the_row(value, shown):
     chosen = QueueIdSelector()
     chosen.select(pa.record_batch({"queue_id": pa.array([0, 1], pa.int32())}), None, 3)
-    with pytest.raises(MessageError, match=f"BAD_QUEUE_ID.*row 3 of .*queue_id {shown};.*0 to 2"):
+    with pytest.raises(MessageError, match=f"BAD_QUEUE_ID.*row 3 of .*queue_id {shown}, but .*0 to 2"):
         chosen.select(pa.record_batch({"queue_id": pa.array([0, value], pa.int32())}), None, 3)
 
 
@@ -314,7 +314,7 @@ def test_the_factory_knows_the_selectors_by_name():
     assert isinstance(selector("hash", 1), HashSelector)
     assert isinstance(selector("random", 1), RandomSelector)
     assert isinstance(selector("queueId", 1), QueueIdSelector)
-    with pytest.raises(OptionError, match=r"INVALID.*'Hash' is not a selector; use hash, mod, random, queueId"):
+    with pytest.raises(OptionError, match=r"INVALID.*'Hash' is not a selector. Use hash, mod, random, queueId"):
         selector("Hash", 1)
 
 

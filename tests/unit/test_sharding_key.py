@@ -96,7 +96,7 @@ def test_the_columns_type_says_what_java_would_hash(column, kind):
 
 @pytest.mark.parametrize("column", [pa.float64(), pa.bool_(), pa.date32(), pa.decimal128(10, 0), pa.list_(pa.int8())])
 def test_a_column_that_can_have_no_keys_is_refused(column):
-    with pytest.raises(SchemaError, match=r"WRONG_TYPE.*string or a whole number, not .*cast"):
+    with pytest.raises(SchemaError, match=r"WRONG_TYPE.*string or a whole number, not .*Cast"):
         hashed_keys(pa.nulls(1, column), "text", "t")
 
 
@@ -125,7 +125,7 @@ def test_mod_sends_rows_without_a_key_round():
 
 
 def test_mod_refuses_a_negative_number_and_text():
-    with pytest.raises(MessageError, match=r"BAD_KEY.* -8, .*in Java, too, id % queues.*set messageQueueSelector=hash"):
+    with pytest.raises(MessageError, match=r"BAD_KEY.* -8, .*Java's id % queues.*set messageQueueSelector=hash"):
         queues(pa.array([3, -8]), 4, "mod")
     with pytest.raises(SchemaError, match=r"WRONG_TYPE.*mod needs .*whole numbers, not text"):
         queues(pa.array(["3"]), 4, "mod")
