@@ -33,7 +33,7 @@ def topic_name(group: str) -> str:
         raise GroupError(
             GroupCondition.BAD_NAME,
             f"the name of consumer group {group!r} has {len(group)} characters, but a group with dead letters may have at most {longest}, "
-            f"because the name of its topic {DEAD_LETTER_PREFIX}<group> may have {MAX_NAME_LENGTH}. Choose a shorter name",
+            f"because the name of its topic {DEAD_LETTER_PREFIX}<group> may have only {MAX_NAME_LENGTH}. Choose a shorter name",
         )
     return DEAD_LETTER_PREFIX + group
 

@@ -1,9 +1,9 @@
 """Deletes segment files that are no longer needed: those of killed attempts, and of runs that can no longer publish them.
 
 Rules: a file is deleted only if it is a segment of this store, no index entry points to it, its writer has ended (the ``flock`` on
-it is free), and no run can publish it any more. A write transaction decides that, because no publish runs at the same time. Every
-publish, append and new connection may collect garbage, but only one of them per minute does. The modification time of a file says
-when the last collection was.
+it is free), and no run can publish it any more. A write transaction checks this, so that no publish runs at the same time. Every
+publish, append and new connection tries to collect garbage, but it is done at most once a minute. The modification time of a file
+says when the last collection was.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def _used(txn: Transaction, found: SegmentName) -> bool:
 def _delete(store: Store, clock: Clock, found: SegmentName) -> bool:
     """Delete a file that was unused, if it is garbage. Return whether it was deleted.
 
-    The transaction tries the file's lock but never waits for it, to avoid a deadlock with a writer.
+    The file's lock is tried inside the transaction, without waiting, because a writer may hold the transaction while it waits for that
+    lock.
     """
     path = store.segments.folder / found.name
     with store.write() as txn, contextlib.ExitStack() as stack:

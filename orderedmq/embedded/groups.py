@@ -68,8 +68,9 @@ def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
 
 
 def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
-    """Set a group's offset in a queue, and forget the parked messages that it settles. Do nothing for a parking lot that does not exist.
+    """Set a group's offset in a queue, and forget the records of parked messages that the offset settles.
 
+    Do nothing for a parking lot that does not exist.
     Raises OffsetError INVALID if the offset is negative.
     """
     if offset < 0:

@@ -73,7 +73,7 @@ def _file(store: Path, client_id: str) -> Path:
 
 
 def is_alive(store: Path, client_id: str) -> bool:
-    """Whether the process of ``client_id`` is alive. A suspended process is. The file of a dead process is removed if possible."""
+    """Whether the process of ``client_id`` is alive, even if suspended. The file of a dead process is removed if possible."""
     path = _file(store, client_id)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -99,7 +99,10 @@ class EmbeddedOutbox:
     # -- the steps of a publish ----------------------------------------------------------------------------------------------
 
     def _was_published(self, txn: Transaction, batch: SinkBatch, record: Mapping[str, Any], skip: bool) -> bool:
-        """Whether the batch was published before. Raises SinkError OUT_OF_ORDER; REPLAY_DIFFERS or BATCH_TOO_OLD unless ``skip``."""
+        """Whether the batch was published before.
+
+        Raises SinkError OUT_OF_ORDER. Unless ``skip``, also raises REPLAY_DIFFERS or BATCH_TOO_OLD.
+        """
         assert batch.sink_id is not None
         key = layout.sink_key(batch.sink_id)
         value, latest = txn.get("batches", key + layout.number(batch.batch_id)), _latest(txn, key)

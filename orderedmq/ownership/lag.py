@@ -61,7 +61,7 @@ def is_ours(progress_source: Mapping[str, Any]) -> bool:
 
 
 def checkpoint_of(progress_source: Mapping[str, Any]) -> Checkpoint | None:
-    """Return the checkpoint up to which one source is processed. None for another kind of source, or if none has been decided yet.
+    """Return the checkpoint up to which one source is processed, or None for another kind of source or before one is decided.
 
     Raises OffsetError for a checkpoint that this version cannot read.
     """
@@ -69,7 +69,7 @@ def checkpoint_of(progress_source: Mapping[str, Any]) -> Checkpoint | None:
 
 
 def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
-    """Return the lag of each queue of one source. Empty for another kind of source, or if no offset has been decided yet.
+    """Return the lag of each queue of one source: an empty dict for another kind of source or before an offset is decided.
 
     If Spark reports latest offsets, a queue with only one of the two is left out: without ``next``, its beginning is unknown, and
     without ``latest``, it was given up or deleted. Raises OffsetError for offsets that this version cannot read.
@@ -97,7 +97,7 @@ def lag_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> dict[MessageQ
 
 
 def parked_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> ParkedCounts | None:
-    """Return the parked messages of all sources with parking lots. None without such a source or if Spark reports no latest offset."""
+    """Return the parked messages of all sources with parking lots, or None if there is no such source or no latest offset."""
     found = []
     for source in progress_sources:
         if not is_ours(source) or source.get("latestOffset") in _MISSING or "parked" not in (latest := _latest(source)):

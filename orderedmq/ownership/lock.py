@@ -46,7 +46,8 @@ class Instant:
 class ClientIdentity:
     """The identity of a client of a broker.
 
-    ``owner`` identifies the query and stays the same across restarts, ``client_id`` identifies this process, ``name`` is a label for people.
+    ``owner`` identifies the query and stays the same across restarts. ``client_id`` identifies this process. ``name`` is a label for
+    people.
     """
 
     owner: str
@@ -188,7 +189,10 @@ def renew(lock: QueueLock | None, token: LockToken, now: Instant) -> QueueLock |
 
 
 def unlock(lock: QueueLock | None, token: LockToken, now: Instant, linger: float = 0.0) -> QueueLock | None:
-    """Return the lock after it was given back, or with at most ``linger`` seconds left to live. None if the token does not hold it."""
+    """Return the lock after it is given back. With ``linger``, it is still held, for at most that many seconds.
+
+    Return None if the token does not hold the lock.
+    """
     if lock is None or not is_held(lock, token):
         return None
     if linger > 0:

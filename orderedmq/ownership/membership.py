@@ -123,6 +123,6 @@ def refuse(group: str, client: ClientIdentity, members: Iterable[Member]) -> Non
             raise GroupError(
                 GroupCondition.DISAGREES,
                 f"group {group!r} has a member, query {other.owner} ({other.client_id}), with another subscription: this query has "
-                f"{', and '.join(differences)}. All queries of a group must have the same subscription. Stop that query, change this one, or "
-                "give this one another consumerGroup",
+                f"{', and '.join(differences)}. All queries of a group must have the same subscription. Stop that query, change this one, "
+                "or give this one another consumerGroup",
             )

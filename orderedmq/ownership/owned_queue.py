@@ -22,7 +22,7 @@ class Phase(Enum):
 
 
 class Step(Enum):
-    """What happens to a queue: a call of the Owner."""
+    """A step in a queue's tenure. The Owner's methods take these steps."""
 
     LOCKED = "locked"
     PLACED = "entered at the group's offset, or resumed at the checkpoint's"

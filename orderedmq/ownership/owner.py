@@ -347,8 +347,8 @@ class Owner:
 
         ``group``: the group's offsets, read after the queues were locked. Queues with a broken lineage stay unplaced, so that the
         next boundary enters them at the group's offset. On a broker without lineage, another owner counts as having processed a range
-        only if the group's offset has reached its end. Otherwise a partly processed range would be left out. If this run then died
-        before it logged the next batch, nothing would show that the rest was never processed.
+        only if the group's offset has reached its end. A weaker condition would leave out a partly processed range. If this run then
+        died before it logged the next batch, nothing would show that the rest was never processed.
         """
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, span in ranges(start, end).items():

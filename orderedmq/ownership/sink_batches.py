@@ -38,7 +38,7 @@ def is_repeat(sink: str, batch: int, latest: int | None, published: bool, *, ski
             return True
         raise SinkError(
             SinkCondition.BATCH_TOO_OLD,
-            f"{_named(sink, batch)} is too old: the latest is {latest}, and {latest - KEPT_BATCHES} and below have no record, so the "
+            f"{_named(sink, batch)} is too old: the latest is {latest}, and there is no record of {latest - KEPT_BATCHES} and below, so the "
             f"broker cannot tell whether this one was published. {_remedy(sink, latest)}. Or set onReplayDiffers=skip to treat it as "
             "published",
         )

@@ -172,7 +172,10 @@ class QueueIdSelector:
         self._seen = 0
 
     def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:  # noqa: ARG002
-        """See `Selector.select`. Raises SchemaError MISSING_COLUMN or WRONG_TYPE, or MessageError BAD_QUEUE_ID for a null or unknown queue."""
+        """See `Selector.select`.
+
+        Raises SchemaError MISSING_COLUMN or WRONG_TYPE, or MessageError BAD_QUEUE_ID for a null or an unknown queue.
+        """
         _check_count(n_queues)
         if "queue_id" not in rows.schema.names:
             what = "messageQueueSelector=queueId needs a column queue_id. Add the column, or choose another selector"
@@ -237,7 +240,7 @@ def load_function(path: str) -> SelectorFunction:
         raise _invalid(path, "is not of the form package.module:function", "Name a module, a colon and a function")
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:  # whatever the user's module raises when it is run
+    except Exception as error:  # any error that the user's module raises at its import
         why = f"cannot be loaded: {type(error).__name__}: {error}"
         invalid = _invalid(path, why, "Make the module importable on the driver and on every executor")
         invalid.from_users_code = True

@@ -63,8 +63,8 @@ class DelayLimits:
         if row >= 0:
             raise MessageError(
                 MessageCondition.BAD_DELAY,
-                f"in row {first + row} of {where}, {LEVEL} is {values(rows, LEVEL)[row].as_py()}, but broker {self.broker} has the levels 1 to "
-                f"{self.levels} (messageDelayLevel) and would use the last one",
+                f"in row {first + row} of {where}, {LEVEL} is {values(rows, LEVEL)[row].as_py()}, but broker {self.broker} has the levels "
+                f"1 to {self.levels} (messageDelayLevel) and would use the last one",
             )
         if self.most is None:
             return

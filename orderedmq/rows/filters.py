@@ -52,5 +52,8 @@ class Filter:
         return self.sql or " || ".join(self.tags)
 
     def matching(self, tags: pa.Array) -> pa.Array:
-        """Return for each row's tag whether it equals one of the filter's tags. False for a row without a tag. Not for SQL."""
+        """Return for each row's tag whether it equals one of the filter's tags, false for a row without a tag.
+
+        This is not possible for an SQL filter.
+        """
         return pc.is_in(tags, value_set=pa.array(self.tags, tags.type))

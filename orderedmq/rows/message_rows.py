@@ -98,8 +98,8 @@ def _check_body(body: pa.Array, where: str, first: int) -> None:
         row = _first(pc.greater(lengths, MAX_BODY_BYTES))
         raise MessageError(
             MessageCondition.TOO_LARGE,
-            f"row {first + row} for {where} has a body of {lengths[row].as_py()} bytes, but at most {MAX_BODY_BYTES} are allowed. Split it, "
-            "or write a reference to it",
+            f"row {first + row} for {where} has a body of {lengths[row].as_py()} bytes, but at most {MAX_BODY_BYTES} are allowed. Split "
+            "it, or write a reference to it",
         )
 
 

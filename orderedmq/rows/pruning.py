@@ -43,7 +43,7 @@ class Comparison:
         return _ORDER[self.operator](value, self.values[0])
 
     def bounds(self) -> tuple[int | None, int | None]:
-        """Return the least number that fits, and the greatest one plus 1. None where there is no bound."""
+        """Return the least number that fits, and the greatest one plus 1. A bound that does not exist is None."""
         numbers = [value for value in self.values if isinstance(value, int)]
         match self.operator:
             case "=":

@@ -148,7 +148,7 @@ class Store:
     @classmethod
     @contextlib.contextmanager
     def held(cls, path: Path) -> Iterator[int]:
-        """Yield the transaction number of the newest snapshot, and protect the snapshot while the file is read without LMDB.
+        """Yield the newest snapshot's transaction number, and keep LMDB from overwriting that snapshot while its file is read directly.
 
         Raises StoreError NOT_A_STORE, CORRUPT, PERMISSION or IO.
         """

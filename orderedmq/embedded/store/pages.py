@@ -240,7 +240,7 @@ class Snapshot:
         return self._read(entry.page * self._size + _HEADER, entry.size)
 
     def require_free(self) -> None:
-        """Check that no page is used twice, or both used and free. Call it after the walks."""
+        """Check that no page is used twice, or both used and free. Call this after walking all trees."""
         free: list[np.ndarray] = []
         count = 0
         for entry in self.entries(self._meta.free, "the list of free pages", numbers=True):

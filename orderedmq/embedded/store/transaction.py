@@ -98,9 +98,9 @@ class Transaction:
                 yield key, plain
 
     def floor(self, database: str, key: bytes) -> tuple[bytes, bytes] | None:
-        """Return the entry of ``key``, or else the last entry before it, or else None. The caller checks whether the entry is the right one.
+        """Return the entry of ``key``, or else the last entry before it, or else None.
 
-        Raises StoreError CORRUPT.
+        The caller checks whether it is the right entry. Raises StoreError CORRUPT.
         """
         cursor = self._txn.cursor(db=self._handles[database])
         # After a failed set_range, prev() goes to the last entry. Before the first entry it returns False.
