@@ -1,7 +1,8 @@
-"""The source: Spark's readers over a broker, and listeners.
+"""The source: readers with which Spark reads queues of a broker, and listeners.
 
-``stream_reader`` and ``batch_reader`` run on the driver, ``partition_reader`` and ``listener`` on executors; the rules are in
-orderedmq. The names below are loaded on first use, because Spark imports this package in many short-lived processes.
+``stream_reader`` and ``batch_reader`` run on the driver, ``partition_reader`` and ``listener`` on executors. The rules that they
+follow are in the package orderedmq. The names below are loaded on first use, because Spark imports this package in many short-lived
+processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much of the backlog one micro-batch takes: from Spark's read limit, the options, and state kept between triggers."""
+"""Decides how much of the backlog one micro-batch takes, from Spark's read limit, the options, and state kept between triggers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BODY: Final = ("body",)
 
 
 class Admission:
-    """Divides a trigger's limit among the queues. Keeps which queue gets the remainder next, and when the last batch was."""
+    """Divides a trigger's limit among the queues. Remembers which queue gets the remainder next, and when the last batch was planned."""
 
     def __init__(self, options: SourceOptions, now: float) -> None:
         self._options = options
@@ -29,7 +29,7 @@ class Admission:
     def default_limit(self) -> ReadLimit:
         """Return the limit for Spark to pass to `latestOffset`.
 
-        Spark cannot combine limits, but with any other than ReadAllAvailable, `count_messages` applies all options.
+        Spark cannot combine limits. With any limit except ReadAllAvailable, `count_messages` therefore applies all options.
         """
         options = self._options
         if options.max_offsets_per_trigger is not None:
@@ -41,7 +41,7 @@ class Admission:
     def count_messages(
         self, log: Log, backlog: Mapping[MessageQueue, OffsetRange], limit: ReadLimit, now: float
     ) -> dict[MessageQueue, int] | None:
-        """Return how many messages to take per queue; None to skip this trigger and wait for more messages."""
+        """Return how many messages to take from each queue, or None to skip this trigger and wait for more messages."""
         waiting = {queue: span.messages for queue, span in backlog.items() if span.messages}
         if isinstance(limit, ReadAllAvailable):
             return self._record_taken(waiting, now)
@@ -68,9 +68,10 @@ class Admission:
     def _cut_to_size(
         self, log: Log, backlog: Mapping[MessageQueue, OffsetRange], counts: Mapping[MessageQueue, int], size: int
     ) -> dict[MessageQueue, int]:
-        """Cut the counts to ``size`` bytes of bodies, in proportion; the queue whose turn it is always gets its first message.
+        """Reduce the counts in proportion, so that the bodies have at most ``size`` bytes in total.
 
-        A message larger than ``size`` is taken alone: otherwise it would stop its queue for ever.
+        The first message of the queue whose turn it is is always taken. If it is larger than ``size``, it is taken alone, because it would
+        block its queue forever otherwise.
         """
         order = sorted(counts)
         first = order[self._turn % len(order)]
@@ -82,7 +83,7 @@ class Admission:
             return out
         total = sum(counts.values())
         for queue in order:
-            # The first queue's first message is subtracted from the size already.
+            # The size of the first queue's first message is already subtracted.
             offset = backlog[queue].begin + (1 if queue == first else 0)
             end = backlog[queue].begin + counts[queue]
             reached = log.advance(queue, offset, end, left * counts[queue] // total)

@@ -1,8 +1,8 @@
-"""Topic anchors: kept in a query's offsets, they tell later whether a topic is still the one that was read.
+"""Topic anchors, which a query stores in its offsets to check later whether a topic is still the one that it read.
 
-An anchor may cost a request to the broker, and it ages: over RocketMQ it is one of the messages that were read (`Log.anchor`).
-So anchors are copied from offset to offset and refreshed now and then, one topic at a time: a batch makes at most one extra
-request. Only a topic without an anchor gets one at once.
+An anchor may cost a request to the broker. It also becomes invalid when messages are deleted, because over RocketMQ it names one of the
+messages that were read (`Log.anchor`). So anchors are copied from offset to offset, and each batch refreshes at most one that is old.
+A topic without an anchor gets one in the next batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REFRESH_MESSAGES: Final = 1_000_000
 
 
 class Anchors:
-    """Refreshes anchors. Keeps when each one was asked for; the anchors themselves are in the offsets."""
+    """Refreshes anchors. It remembers when each anchor was requested; the anchors themselves are in the offsets."""
 
     def __init__(self) -> None:
         #: Topic -> monotonic seconds of the last request, and the sum of the topic's next offsets then.
@@ -49,7 +49,7 @@ class Anchors:
                 due.append((at, topic))
         if due:
             topic = min(due)[1]
-            # Where messages have aged out, the broker may have no anchor; then the old one stays.
+            # If the messages were deleted by retention, the broker may have no anchor. Then the old one stays.
             out[topic] = self._ask(source, topic, ends[topic], now) or out[topic]
         return out
 

@@ -1,4 +1,4 @@
-"""The batch reader: ``spark.read``. It never locks and never moves a group's offsets."""
+"""The reader for ``spark.read``. It never locks a queue and never moves a group's offsets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BatchReader(DataSourceReader):
         self.options = SourceOptions.parse(options, streaming=False)
         self.columns = chosen_columns(schema)
         self.schema = schema
-        #: What a filter that Spark pushed down leaves.
+        #: The filters that Spark pushed down.
         self.pruning = Pruning()
         with reach(self.options.endpoint) as broker:
             plan.check(broker, self.options)
@@ -65,15 +65,15 @@ class BatchReader(DataSourceReader):
             for queue, span in spans.items()
             if span.messages
         ]
-        # For an empty list, Spark would make a partition of its own and read that.
+        # If the list were empty, Spark would make a partition itself and read it.
         return out or [InputPartition(None)]
 
     def _spans(self, broker: Broker, queues: Sequence[MessageQueue]) -> dict[MessageQueue, OffsetRange]:
-        """Return the range of each queue. Raises DataLossError unless losses are accepted, OffsetError if options contradict.
+        """Return the range of each queue.
 
-        The bounds are read once, so that producers and queries of the group that run meanwhile change nothing. The group's
-        offsets are read before the bounds, so that none lies beyond the end. Offsets that are searched for later are cut to the
-        bounds.
+        The bounds are read once, so that producers and queries of the group that run at the same time do not change the result. The
+        group's offsets are read before the bounds, so that no offset is beyond the end. Offsets that are searched for later are limited
+        to the bounds. Raises DataLossError unless losses are accepted, OffsetError if options contradict each other.
         """
         options = self.options
         source = broker.log.reading(options.pull_settings)
@@ -103,15 +103,13 @@ class BatchReader(DataSourceReader):
             if begin > end and _is_explicit(self.options.starting, queue):
                 raise OffsetError(
                     OffsetCondition.BEGIN_AFTER_END,
-                    f"queue {queue} would be read from {begin} to {end}: startingOffsets or startingTimestamp lies after endingOffsets or "
-                    "endingTimestamp; lower the first, or raise the second",
+                    f"queue {queue} would be read from {begin} to {end}: startingOffsets or startingTimestamp is after endingOffsets or "
+                    "endingTimestamp. Lower the start, or raise the end",
                 )
         else:
             begin = committed
         if begin > end and begin <= at.max_offset:
-            log.warning(
-                "no messages of queue %s are read: its start offset %d lies beyond its end offset %d", queue, begin, end
-            )
+            log.warning("no messages of queue %s are read: its start offset %d is beyond its end offset %d", queue, begin, end)
             return OffsetRange(begin, begin)
         begin, loss = data_loss.check_position(
             queue, begin, at, f"group {self.options.consumer_group!r}", source.tail_loss, end=end
@@ -121,7 +119,7 @@ class BatchReader(DataSourceReader):
         return OffsetRange(begin, max(begin, end))
 
     def _pruned(self, broker: Broker, spans: Mapping[MessageQueue, OffsetRange]) -> dict[MessageQueue, OffsetRange]:
-        """Return the parts of the ranges that can have messages that fit the pushed filters."""
+        """Return the parts of the ranges that may contain messages that match the pushed filters."""
         source, slack = broker.log.reading(self.options.pull_settings), broker.capabilities.store_time_slack
         parts = {
             queue: self.pruning.part(queue, span, slack, partial(_offset_at, source, queue)) for queue, span in spans.items()
@@ -138,7 +136,10 @@ class BatchReader(DataSourceReader):
 
 
 def _offset_at(source: Log, queue: MessageQueue, timestamp: int) -> int | None:
-    """Return where messages of a time begin; None if a message on the way is lost: whoever reads it says so."""
+    """Return the first offset of the messages since ``timestamp``.
+
+    Return None if the search meets a lost message: the task that reads this message reports the loss.
+    """
     try:
         return source.offset_at(queue, timestamp)
     except DataLossError:
@@ -146,6 +147,6 @@ def _offset_at(source: Log, queue: MessageQueue, timestamp: int) -> int | None:
 
 
 def _is_explicit(starting: StartingOffsets, queue: MessageQueue) -> bool:
-    """Whether the options name the point where the queue begins: a timestamp or an offset."""
+    """Whether the options name the timestamp or the offset at which to begin the queue."""
     named = starting.offsets.get(queue) if starting.offsets is not None else None
     return starting.kind == "timestamp" or (starting.kind == "json" and named != EARLIEST)

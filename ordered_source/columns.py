@@ -22,16 +22,16 @@ from orderedmq.errors import SchemaError
 from orderedmq.model import DEFAULT_COLUMNS
 from orderedmq.schema import unknown_column
 
-#: How a row was read (`ReadContext.to_text`); null without a group. Brokers have no such column.
+#: Describes how a row was read (`ReadContext.to_text`). It is null without a group. Brokers do not have this column.
 LOCK_TOKEN: Final = "lock_token"
-#: The ticket of a parked message; null for a message of the queue itself. `LotPlace` describes its fields, and brokers do not have
-#: this column either.
+#: The ticket of a parked message. It is null for a message of the queue itself. `LotPlace` describes its fields. Brokers do not have
+#: this column.
 TICKET: Final = "ticket"
 TICKET_TYPE: Final = pa.struct(
     [("place", pa.int64()), ("attempts", pa.int32()), ("puts", pa.int32()), ("due", pa.int64()), ("error", pa.string())]
 )
 
-#: The types of all columns that the source gives.
+#: The types of all columns that the source offers.
 COLUMN_TYPES: Final[dict[str, DataType]] = {
     "topic": StringType(),
     "broker_name": StringType(),
@@ -62,8 +62,8 @@ COLUMN_TYPES: Final[dict[str, DataType]] = {
 class LotPlace(NamedTuple):
     """A parked message's position in the parking lot, and the contents of its ticket (`parking.rules.Ticket`).
 
-    ``place``: its offset in the lot. ``attempts``: failed calls of the listener. ``puts``: how often it was parked after a failure.
-    ``due``: ms since 1970, BEHIND, HELD or DROPPED.
+    ``place``: the message's offset in the parking lot. ``attempts``: failed calls of the listener. ``puts``: how often the message was
+    parked after a failure. ``due``: a time in ms since 1970, or BEHIND, HELD or DROPPED.
     """
 
     place: int
@@ -89,14 +89,14 @@ def chosen_columns(schema: StructType) -> tuple[str, ...]:
         if field.dataType != expected:
             raise SchemaError(
                 SchemaCondition.WRONG_TYPE,
-                f"column {field.name!r} is {expected.simpleString()}, the schema asks for {field.dataType.simpleString()}: cast it "
+                f"column {field.name!r} is {expected.simpleString()}, but the schema asks for {field.dataType.simpleString()}. Cast it "
                 "after reading",
             )
     return tuple(schema.names)
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with exactly Spark's schema: names, nullability and the inner names of maps."""
+    """Return the batch with exactly Spark's schema, including nullability and the names of a map's inner fields."""
     columns = [
         column if column.type.equals(field.type) else column.cast(field.type)
         for column, field in zip(batch.columns, schema, strict=True)

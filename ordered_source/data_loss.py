@@ -1,4 +1,4 @@
-"""Detects messages that were lost before they were read, and fails or warns: one rule for streams, batches and tasks."""
+"""Detects messages that were lost before they were read, and fails or warns. Streams, batch reads and tasks all use this rule."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ log = logging.getLogger("orderedmq")
 def check_position(
     queue: MessageQueue, position: int, at: QueueBounds, reader: str, cause: str, *, end: int | None = None
 ) -> tuple[int, DataLossError | None]:
-    """Return the offset where a reader at ``position`` can go on, and the error if messages were lost, else None. Pure.
+    """Return the offset from which a reader at ``position`` can continue, and the error if messages were lost, otherwise None.
 
-    ``reader`` is its name in the error ("this query"), ``cause`` why a queue of this broker can end too early
-    (`Log.tail_loss`). ``end``: the end of the range asked for (exclusive); messages from there on do not count as lost.
+    ``reader``: the reader's name in the error ("this query"). ``cause``: why a queue of this broker can end too early
+    (`Log.tail_loss`). ``end``: the end of the requested range (exclusive). Messages from there on do not count as lost.
     """
     least = at.min_offset if end is None else min(at.min_offset, end)
     if position < least:
@@ -28,7 +28,7 @@ def check_position(
 
 
 def queue_ended(queue: MessageQueue, at: int, planned: int, cause: str) -> DataLossError:
-    """Return the error for a queue that ends at ``at``, below the end ``planned`` that it had when the batch was planned."""
+    """Return the error for a queue that now ends at ``at``, below the end ``planned`` up to which its batch was planned."""
     return beyond_end(queue, at, f"the batch was planned up to {planned}", cause)
 
 

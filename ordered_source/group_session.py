@@ -1,6 +1,6 @@
 """A streaming query's part in its consumer group: membership, queue locks and their renewal, and the group's offsets.
 
-Every change to the state of a query's Owner is made in this module, so that a queue's tenure (`ownership.owned_queue`) can be followed here.
+Only this module changes the state of a query's Owner, so that a queue's tenure (`ownership.owned_queue`) can be followed here.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from orderedmq.rows.filters import ALL
 
 log = logging.getLogger("orderedmq")
 
-#: Seconds between two tries for a lock that another owner holds, and between two checks of the members of an idle group.
+#: Seconds between two attempts to get a lock that another owner holds, and between two checks of the members of an idle group.
 LOCK_RETRY: Final = 0.1
 
 
 class Session:
-    """A streaming query's part in its consumer group, and the only one that changes the state of its `Owner`.
+    """A streaming query's part in its consumer group. Only the session changes the state of the query's `Owner`.
 
-    Everything else in this package reads ``owner`` and asks the session. This class is the session of a query without a group: it owns
-    every queue without a lock, and only its checkpoint holds offsets.
+    Other code of this package reads ``owner`` and calls the session to change it. This class is the session of a query without a group,
+    which owns every queue without a lock, and whose offsets are only in its checkpoint.
     """
 
     #: Whether several queries divide the queues among them.
@@ -47,7 +47,7 @@ class Session:
         self.owner = owner
 
     def members_due(self) -> bool:
-        """Whether to check the members again though nothing changed at the broker."""
+        """Whether to check the members again although nothing changed at the broker."""
         return False
 
     def raise_if_lost(self) -> None:
@@ -58,8 +58,8 @@ class Session:
     def boundary(self, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
         """Carry out the Owner's actions between micro-batches, when nothing is in flight.
 
-        ``patient`` (set for availableNow): wait up to lockTimeout for queues that others hold. A shared group requests no further queues
-        at later boundaries then.
+        ``patient`` (set for availableNow): wait up to lockTimeout for queues that others hold. After that, a query of a shared group
+        requests no further queues at later boundaries.
         """
         for action in self.owner.boundary(start, queues):
             if isinstance(action, Lock):
@@ -73,43 +73,46 @@ class Session:
     # -- positions
 
     def offsets(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """Return the group's offsets of these queues; a queue without one is left out."""
+        """Return the group's offsets of these queues. Queues without an offset are left out."""
         del queues
         return {}
 
     def place(self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]) -> None:
-        """Decide where to start reading each queue that has no position yet; see `Owner.enter`. Makes the resets that are due at the start.
+        """Decide where to start reading each queue that has no position yet (see `Owner.enter`), and carry out the resets due at the start.
 
-        ``begins``: where each of these queues begins if the group has no offset for it. ``recreated_topics``: topics whose former
-        offsets are void.
+        ``begins``: where to start in each of these queues if the group has no offset for it. ``recreated_topics``: topics whose former
+        offsets are invalid.
         """
         del recreated_topics
         self.owner.enter(start, {}, 0, begins)
 
     def skip(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at ``offset``: the messages before it are lost, and the user accepts that."""
+        """Continue at ``offset``, because the messages before it are lost and the user accepts that."""
         self.owner.skip(queue, offset)
 
     def unplace(self, queue: MessageQueue) -> None:
-        """Forget where a queue is read from. The next boundary decides that again."""
+        """Forget the position in a queue. The next boundary decides it again."""
         self.owner.unplace(queue)
 
     def drop(self, queues: Iterable[MessageQueue]) -> None:
-        """Forget queues that do not exist any more, and their parking lots."""
+        """Forget queues that no longer exist, and their parking lots."""
         self.owner.drop(queues)
 
     # -- micro-batches
 
     def backlog(self, ends: OffsetMap) -> dict[MessageQueue, OffsetRange]:
-        """Return each queue's range up to ``ends`` that is not planned yet."""
+        """Return the range of each queue that is not planned yet, up to ``ends``."""
         return self.owner.backlog(ends)
 
     def plan(self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str]) -> Checkpoint:
-        """Take messages into the next batch; return the offset to log. ``topics``: each topic's anchor."""
+        """Plan the next batch and return the offset that Spark logs for it.
+
+        ``counts``: how many messages of each queue to take. ``topics``: the anchor of each topic.
+        """
         return self.owner.plan(counts, topics)
 
     def repeat(self, start: Checkpoint, end: Checkpoint, missing: Sequence[MessageQueue]) -> dict[MessageQueue, OffsetRange]:
-        """Lock the queues of a logged batch that are ``missing``, and return the ranges that this query must repeat.
+        """Lock the queues of a logged batch that this query does not own (``missing``), and return the ranges that it must repeat.
 
         Raises LockError HELD_BY_OTHER.
         """
@@ -118,13 +121,13 @@ class Session:
         return self.owner.replay(start, end, self._reset_number(), self.offsets(sorted(self.owner.owned)))
 
     def _reset_number(self) -> int:
-        """Return the group's reset number, which grows with each reset of its offsets."""
+        """Return the group's reset number, which increases with each reset of the group's offsets."""
         return 0
 
     # -- the end
 
     def give_back(self, start: Checkpoint) -> None:
-        """Commit what is processed below ``start``, at a boundary after which no micro-batch follows, and then `stop`."""
+        """Commit the messages processed below ``start``, and then `stop`. Called at a boundary after which no micro-batch follows."""
         self.owner.processed(start)
 
     def stop(self, *, terminated: bool) -> None:
@@ -132,7 +135,7 @@ class Session:
 
 
 def open_session(broker: Broker, options: SourceOptions, owner_id: str) -> Session:
-    """Join the group of the query ``owner_id``, if it has one; return its session. Raises GroupError, LockError."""
+    """Join the group of the query ``owner_id``, if it has one, and return the query's session. Raises GroupError, LockError."""
     return Session(Owner(owner_id)) if options.consumer_group is None else GroupSession(broker, options, owner_id)
 
 
@@ -179,16 +182,16 @@ class GroupSession(Session):
         return self._groups.heartbeat(self.group, self._client, self._subscription, self._options.allocation.room)
 
     def _join(self) -> None:
-        """Become a member. Wait up to lockTimeout while members that exclude this one leave.
+        """Become a member. If other members exclude this query, wait up to lockTimeout until they leave.
 
-        Raises GroupError DISAGREES for a member with another subscription, IN_USE for another run of this query.
+        Raises GroupError DISAGREES if a member has another subscription, IN_USE if another run of this query is a member.
         """
         deadline = time.monotonic() + self._options.lock_timeout
         waiting = False
         while True:
             try:
                 if self.shared and self._lineage:
-                    # Before the first heartbeat: no member should divide the queues with one that does not stay.
+                    # Check before the first heartbeat, so that no member divides the queues with a query that is refused.
                     membership.refuse_second_run(self.group, self._client, self._groups.members(self.group))
                 membership.refuse(self.group, self._client, self._beat())
             except GroupError as error:
@@ -202,17 +205,17 @@ class GroupSession(Session):
                 return
 
     def members_due(self) -> bool:
-        # A death or a pause changes nothing at the broker.
+        # The broker does not report a change when a member dies or is paused.
         return self.shared and time.monotonic() - self._members_read >= LOCK_RETRY
 
     def _members(self) -> Members:
-        """Return the members that divide the queues, this query included; empty in an exclusive group."""
+        """Return the members that divide the queues, including this query. Return no members in an exclusive group."""
         self._members_read = time.monotonic()
         if not self.shared:
             return {}
         found = self._groups.members(self.group)
         if all(member.client_id != self._client.client_id for member in found):
-            # This process was paused for longer than a membership lives.
+            # This process was paused for longer than a membership lasts without a heartbeat.
             found = self._beat()
         return {member.client_id: member.room for member in found if member.subscription == self._subscription}
 
@@ -231,11 +234,11 @@ class GroupSession(Session):
                 case Lock():
                     self._take(action, patient=patient)
         if patient and self.shared:
-            # The next run takes queues that others give up later, as it reads messages written later.
+            # Queues that others give up later are left to the next run, like messages that are written later.
             self.owner.taking = False
 
     def _take(self, action: Lock, *, patient: bool) -> None:
-        """Lock the queues of ``action``. Wait up to lockTimeout for those that the query needs; for all of them if ``patient``.
+        """Lock the queues of ``action``. Wait up to lockTimeout for the queues that the query needs, or for all of them if ``patient``.
 
         Raises LockError HELD_BY_OTHER for a queue that the query needs.
         """
@@ -261,14 +264,14 @@ class GroupSession(Session):
             time.sleep(LOCK_RETRY)
         if patient and not self.owner.owned:
             log.warning(
-                "all %d queues that this query should have in group %s are held by others (%s): it has nothing to read, and ends",
+                "all %d queues that this query should have in group %s are held by others (%s), so it has nothing to read and ends",
                 len(action.queues), self.group, "; ".join(sorted({refusal.holder for refusal in refused})),
             )  # fmt: skip
 
     def _commit_what_is_left(self) -> None:
-        """Commit what a boundary or `place` that failed half-way has left, which the Owner does not say again.
+        """Commit offsets that a failed `boundary` or `place` did not commit, because the Owner does not return them again.
 
-        A topic that was deleted is left out: the same call finds out later what is lost of it.
+        Deleted topics are skipped: the boundary finds out later which of their messages are lost.
         """
         mine = set(self.owner.all_tokens())
         left = {token: offset for token, offset in self._uncommitted.items() if token in mine}
@@ -278,7 +281,7 @@ class GroupSession(Session):
         self._uncommitted = {}
 
     def _commit(self, offsets: Mapping[LockToken, int]) -> None:
-        """Commit group offsets. An exclusive group raises LockError LOST for a lost queue; a shared one drops it with a warning."""
+        """Commit group offsets. For a lost queue, an exclusive query raises LockError LOST; a shared query drops it with a warning."""
         self._uncommitted = dict(offsets)
         while self._uncommitted:
             try:
@@ -293,7 +296,7 @@ class GroupSession(Session):
                 self._uncommitted = {}
 
     def _forget_lost(self) -> None:
-        """Find lost queues before a boundary. An exclusive group raises LockError LOST; a shared one drops them with a warning."""
+        """Find lost queues before a boundary. An exclusive query raises LockError LOST; a shared query drops the queues with a warning."""
         if not self.shared:
             self.raise_if_lost()
             return
@@ -306,7 +309,7 @@ class GroupSession(Session):
         queues = self.owner.lost(gone)
         if queues:
             log.warning(
-                "group %s lost %s: this query was paused or cut off for longer than its locks live, or they were taken from it; their "
+                "group %s lost %s: this query was paused or cut off for longer than its locks live, or they were taken from it. Their "
                 "next owner resumes at the group's offset",
                 self.group, ", ".join(map(str, queues)),
             )  # fmt: skip
@@ -314,7 +317,7 @@ class GroupSession(Session):
     def raise_if_lost(self) -> None:
         if self._renewal.lost:
             token = self._renewal.lost[0]
-            raise lost(token.group, token.queue, token.epoch, "before a renewal; another query may own it now")
+            raise lost(token.group, token.queue, token.epoch, "before a renewal, and another query may own it now")
 
     # -- offsets -----------------------------------------------------------------------------------------------------------
 
@@ -329,12 +332,12 @@ class GroupSession(Session):
         commit, behind, left = self.owner.enter(start, known, reset, begins)
         for late in behind:
             log.warning(
-                "the checkpoint is behind group %s: queue %s is read again from %d, the group was at %d",
+                "the checkpoint is behind group %s: queue %s is read again from %d, although the group's offset was %d",
                 self.group, late.queue, late.checkpoint, late.group,
             )  # fmt: skip
         for queue, (logged, at) in left.items():
             log.warning(
-                "queue %s of group %s had another owner, or was reset: it is read from the group's offset %d, not from the checkpoint's %d",
+                "queue %s of group %s had another owner or was reset: it is read from the group's offset %d, not from the checkpoint's %d",
                 queue, self.group, at, logged,
             )  # fmt: skip
         if commit is not None:
@@ -343,7 +346,7 @@ class GroupSession(Session):
     def _reset(
         self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]
     ) -> tuple[dict[MessageQueue, int], int]:
-        """Make the resets that are due when this query begins; return the group's offsets of the queues and its reset number."""
+        """Carry out the resets that are due when this query starts. Return the group's offsets of the queues and its reset number."""
         known, reset = self.offsets(list(begins)), self._reset_number()
         stale = {self._token(queue): begins[queue] for queue in known if queue.topic in recreated_topics}
         if stale and reset == start.reset and not self._lineage and not self.shared:
@@ -352,7 +355,7 @@ class GroupSession(Session):
             known.update((token.queue, begin) for token, begin in stale.items())
         starting = self._options.starting
         if start.fresh and starting.explicit and starting.kind != "committed" and not self.shared:
-            # What is parked stays parked, and what was sent back stays sent back: it comes when it is due.
+            # Parking lots and retry topics are not reset: their messages are processed when they are due.
             begins = {queue: begin for queue, begin in begins.items() if not is_parked(queue) and not is_retry(queue)}
             log.warning("group %s is reset to %s, as the options say", self.group, offsets_to_json(begins))
             reset = self._groups.reset({self._token(queue): begin for queue, begin in begins.items()})
@@ -386,31 +389,31 @@ class GroupSession(Session):
 
 
 def held_by_other_error(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> LockError:
-    """Return the error for the query ``owner_id``, which needs all ``wanted`` queues and was refused the locks in ``refused``."""
+    """Return the error for the query ``owner_id``, which needs all ``wanted`` queues but was refused the locks in ``refused``."""
     first = refused[0]
     if first.owner == owner_id:
         return LockError(
             LockCondition.HELD_BY_OTHER,
             f"{len(refused)} of {wanted} queues of group {group!r} are held by another run of this same query ({first.client_id}), which "
-            f"{'is alive' if first.alive else 'may be alive'}: {FORMER_RUN} its lock of {first.queue} has ended (in {first.remaining:.0f} s "
-            "unless it is renewed); nothing is lost meanwhile",
+            f"{'is alive' if first.alive else 'may be alive'}: {FORMER_RUN} its lock of {first.queue} has ended (in "
+            f"{first.remaining:.0f} s unless it is renewed). No message is lost while this query waits",
         )
     if not first.owner:
         return LockError(
             LockCondition.HELD_BY_OTHER,
-            f"{len(refused)} of {wanted} queues of group {group!r} are held by {first.holder}; its lock of {first.queue} ends within "
-            f"{first.remaining:.0f} s unless it is renewed. Start this query again then, or give it a consumerGroup of its own or "
-            "messageModel=broadcasting to read everything too, or let members share the queues with assignment=shared",
+            f"{len(refused)} of {wanted} queues of group {group!r} are held by {first.holder}, whose lock of {first.queue} ends within "
+            f"{first.remaining:.0f} s unless it is renewed. Start this query again after that, give it a separate consumerGroup, set "
+            "messageModel=broadcasting to read every message, or set assignment=shared to share the queues",
         )
     if first.lingering:
-        state = "has stopped in the middle of a batch, its tasks may still be at work"
+        state = "stopped in the middle of a batch, so its tasks may still be running"
     else:
         state = "is alive" if first.alive else "is not known to be alive"
     return LockError(
         LockCondition.HELD_BY_OTHER,
-        f"{len(refused)} of {wanted} queues of group {group!r} belong to {first.holder}, which {state}; its lock "
-        f"of {first.queue} ends in {first.remaining:.0f} s unless it is renewed. Stop that query, or give this one a consumerGroup of its "
-        "own or messageModel=broadcasting to read everything too, or let both share the queues with assignment=shared; for two outputs of "
-        "one stream use foreachBatch; where one query reads the group twice (a join or union of two loads), load once and use that "
-        "DataFrame twice, or give each load a consumerGroup of its own",
+        f"{len(refused)} of {wanted} queues of group {group!r} belong to {first.holder}, which {state}. Its lock "
+        f"of {first.queue} ends in {first.remaining:.0f} s unless it is renewed. Stop that query, give this one a separate consumerGroup, "
+        "set messageModel=broadcasting to read every message, or set assignment=shared for both to share the queues. For two outputs of "
+        "one stream, use foreachBatch. If one query reads the group twice (a join or union of two loads), load once and use that "
+        "DataFrame twice, or give each load a separate consumerGroup",
     )

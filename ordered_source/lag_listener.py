@@ -1,8 +1,8 @@
-"""The lag and the parked messages of running queries, for Prometheus and as log lines.
+"""Exports the lag and the parked messages of running queries to Prometheus and as log lines.
 
-Call ``spark.streams.addListener(LagListener())`` on the driver, or with Spark Connect in the client, because PySpark runs
-listeners there. A lag (defined in orderedmq/ownership/lag.py) is that of the last micro-batch. An idle query reports nothing, so its
-last values stay. The values of a query that has ended are removed.
+Call ``spark.streams.addListener(LagListener())`` on the driver, or in the client with Spark Connect, because PySpark runs
+listeners there. A query's lag (defined in orderedmq/ownership/lag.py) is the lag after its last micro-batch. An idle query reports
+nothing, so its last values stay. The values of a query that has ended are removed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 lag_log = logging.getLogger("orderedmq.lag")
 
-#: Upper bounds in seconds: a small batch takes a few hundred milliseconds, a batch over a large backlog minutes.
+#: Upper bounds in seconds. A small batch takes a few hundred milliseconds; a batch with a large backlog takes minutes.
 _BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 #: The gauges of a query with a parking lot, in the order of `_Metrics.show_parked`.
 _PARKED: Final = (
@@ -46,14 +46,14 @@ _QUEUE_LABELS: Final = ("query", "topic", "broker", "queue")
 
 
 class LagListener(StreamingQueryListener):
-    """Exports the lag of every query of a session that reads orderedmq; ignores other queries.
+    """Exports the lag of every query in a session that reads orderedmq, and ignores other queries.
 
-    ``prometheus``: metrics in ``registry`` (default: prometheus-client's own); needs the extra ``metrics``. The lag and the next
-    offset of each queue are in messages, the time of a micro-batch in seconds. With a parking lot also what is parked. ``log``: a
-    line per query and micro-batch to the logger ``orderedmq.lag``, level INFO.
+    ``prometheus``: export metrics in ``registry`` (default: prometheus-client's registry). This needs the extra ``metrics``. The metrics
+    are the lag in messages and the next offset of each queue, the duration of micro-batches in seconds, and counts of parked messages if
+    the query has a parking lot. ``log``: write a line per query and micro-batch to the logger ``orderedmq.lag`` with level INFO.
 
     Raises OptionError MISSING without the package prometheus-client, CONFLICT if the registry has the metrics of another
-    LagListener. Later, an error of this listener never reaches Spark: it is logged as a warning, once per kind.
+    LagListener. Later errors of this listener never reach Spark: each kind is logged once as a warning.
     """
 
     def __init__(self, *, prometheus: bool = True, registry: CollectorRegistry | None = None, log: bool = True) -> None:
@@ -88,8 +88,8 @@ class LagListener(StreamingQueryListener):
     def close(self) -> None:
         """Remove the metrics from the registry, so that no stale values stay.
 
-        Call it after ``removeListener``, and where Spark does not report the end of a query: classic Spark when the session is
-        stopped while queries run, Connect when the connection breaks.
+        Call it after ``removeListener``, and when Spark does not report the end of a query: in classic Spark if the session is
+        stopped while queries run, and in Spark Connect if the connection breaks.
         """
         with self._lock:
             if self._metrics is not None:
@@ -98,7 +98,7 @@ class LagListener(StreamingQueryListener):
 
     @contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Handle one event at a time (Spark may call from several threads); log errors, once per kind, instead of raising."""
+        """Handle one event at a time, because Spark may call from several threads. Log each kind of error once instead of raising it."""
         try:
             with self._lock:
                 yield
@@ -106,11 +106,11 @@ class LagListener(StreamingQueryListener):
             kind = error.condition if isinstance(error, OrderedMQError) else type(error).__name__
             if (what, kind) not in self._complained:
                 self._complained.add((what, kind))
-                lag_log.warning("lag is not exported, handling %s failed (logged once): %s", what, error, exc_info=True)
+                lag_log.warning("lag is not exported because handling %s failed (logged once): %s", what, error, exc_info=True)
 
 
 class _Metrics:
-    """The metrics in the registry. A gauge's series belong to one run of a query and are removed with it; counters stay."""
+    """The metrics in the registry. A gauge's series belong to one run of a query and are removed when it ends. Counters stay."""
 
     def __init__(self, registry: CollectorRegistry | None) -> None:
         try:
@@ -118,7 +118,7 @@ class _Metrics:
         except ImportError as error:
             raise OptionError(
                 OptionCondition.MISSING,
-                "LagListener needs the package prometheus-client to export to Prometheus: pip install 'orderedmq[metrics]', or use "
+                "LagListener needs the package prometheus-client to export to Prometheus. Run pip install 'orderedmq[metrics]', or use "
                 "LagListener(prometheus=False)",
             ) from error
         self._registry = registry if registry is not None else REGISTRY
@@ -132,8 +132,8 @@ class _Metrics:
         except ValueError as error:
             raise OptionError(
                 OptionCondition.CONFLICT,
-                "the registry has the metrics of another LagListener: add that one to this session too, close() it, or give this one a "
-                "registry of its own",
+                "the registry has the metrics of another LagListener. Add that listener to this session, close() it, or give this one a "
+                "separate registry",
             ) from error
         following = Gauge(
             "orderedmq_queue_next_offset",
@@ -177,7 +177,7 @@ class _Metrics:
         self._lag.show(run, {labels: lag.messages for labels, lag in labelled.items() if lag.messages is not None})
 
     def show_parked(self, run: UUID, query: str, parked: ParkedCounts | None) -> None:
-        """Set the gauges of what is parked, and remove those that are not known. Without parked messages there is no oldest."""
+        """Set the gauges of parked messages. Remove gauges whose value is unknown, for example the oldest age if no message is parked."""
         values: list[float | None] = [None] * len(self._parked)
         if parked is not None:
             age = None if parked.oldest is None else max(0.0, time.time() - parked.oldest / 1000)
@@ -195,9 +195,9 @@ class _Metrics:
 
 
 class _Series:
-    """The series of a gauge, each with the run that set it last.
+    """The series of a gauge. Each one is stored with the run that set it last.
 
-    A query that is restarted under the same name takes its series over, even if the end of its former run is reported later.
+    A query that is restarted under the same name takes over its series, even if the end of its former run is reported later.
     """
 
     def __init__(self, gauge: Gauge) -> None:
@@ -205,7 +205,7 @@ class _Series:
         self._run: dict[tuple[str, ...], UUID] = {}
 
     def show(self, run: UUID, values: Mapping[tuple[str, ...], float]) -> None:
-        """Set the series of ``run`` to ``values`` and remove its other ones."""
+        """Set the series of ``run`` to ``values`` and remove all its other series."""
         for labels in [labels for labels, shown in self._run.items() if shown == run and labels not in values]:
             del self._run[labels]
             self._gauge.remove(*labels)

@@ -1,9 +1,9 @@
-"""The parking lots of a streaming query's queues: what lies in them, and which a micro-batch reads.
+"""Plans which parking lots of a streaming query's queues a micro-batch reads.
 
-The parking lot of a queue is planned in the batch in which its first key is due, or in which an operator's order lies there: all
-of it, whether due or not, because what is not due is moved behind. It has to wait while it has a message at or behind the
-queue's position. An owner that died had parked that message from a range which this query processes again, and the key's
-older messages of that range have to come first.
+A micro-batch reads a queue's parking lot when its first key is due or when it contains an operator's command. It then reads the whole
+lot, and messages that are not due are moved to its end. A lot has to wait while it contains a message at or after the queue's position:
+a former owner that died parked that message from a range which this query processes again, and the older messages of the same key in
+that range have to come first.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ log = logging.getLogger("orderedmq")
 
 @dataclass(frozen=True)
 class BatchLots:
-    """What the next batch does with the lots of the owned queues.
+    """What the next batch does with the parking lots of the owned queues.
 
-    ``counts``: messages to read per lot. ``full``: queues of which nothing is read, because their lots are full. ``next_due``: when
-    the first of the other lots is due, in ms since 1970; None: never by itself.
+    ``counts``: messages to read from each lot. ``full``: queues from which no messages are read, because their lots are full.
+    ``next_due``: when the first of the other lots is due, in ms since 1970, or None if none becomes due without a change.
     """
 
     counts: Mapping[MessageQueue, int]
@@ -46,7 +46,7 @@ NO_LOTS = BatchLots({}, frozenset(), None)
 
 
 class LotPlanner:
-    """Reads the lots of a query's queues, each message once, and says what to plan."""
+    """Plans the parking lots of a query's queues. It reads each parked message only once."""
 
     def __init__(self, source: Log, room: int) -> None:
         self._log = source
@@ -55,7 +55,7 @@ class LotPlanner:
         self._warned: set[MessageQueue] = set()
 
     def plan(self, owner: Owner, ends: OffsetMap, now: int) -> BatchLots:
-        """Return what to do with the lots that end at ``ends``. ``now``: ms since 1970."""
+        """Return what to do with the lots, which end at ``ends``. ``now``: ms since 1970."""
         self._lots = {queue: lot for queue, lot in self._lots.items() if queue in owner.owned}
         counts: dict[MessageQueue, int] = {}
         full: set[MessageQueue] = set()
@@ -81,7 +81,7 @@ class LotPlanner:
         return BatchLots(counts, frozenset(full), min(waiting, default=None))
 
     def summary(self) -> ParkedCounts:
-        """Return what lay in the lots when the last batch was planned."""
+        """Return the counts of the messages that were parked when the last batch was planned."""
         lots = self._lots.values()
         oldest = min((lot.oldest for lot in lots if lot.oldest is not None), default=None)
         return ParkedCounts(
@@ -102,21 +102,21 @@ class LotPlanner:
     def _warn(self, full: set[MessageQueue]) -> None:
         for queue in sorted(full - self._warned):
             log.warning(
-                "the parking lot of queue %s has %d messages or more: nothing more of the queue is read until some of them are decided; "
-                "mend what fails, drop what cannot be mended (orderedmq parked drop), or raise parkingLotMaxMessages",
+                "the parking lot of queue %s has %d messages or more, so the queue is not read further until some of them are settled. "
+                "Repair what fails, drop messages that cannot be processed (orderedmq parked drop), or raise parkingLotMaxMessages",
                 queue, self._room,
             )  # fmt: skip
         self._warned = full
 
 
 def require_none(broker: Broker, options: SourceOptions, queues: Iterable[MessageQueue]) -> None:
-    """Require that nothing of the queues is parked, if the query does not read parking lots. Raises GroupError PARKED."""
+    """Raise GroupError PARKED if messages of the queues are parked and the query does not read parking lots."""
     group = options.consumer_group
     if group is None or options.parking_lot is not None:
         return
     leaders: dict[MessageQueue, MessageQueue] = {}
     for queue in queues:
-        # No lot can have so long a name.
+        # An error means that the name of the lot would be too long, so no such lot exists.
         with contextlib.suppress(GroupError):
             leaders[parked_queue(group, queue)] = queue
     bounds = broker.log.bounds(list(leaders)) if leaders else {}

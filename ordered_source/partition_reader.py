@@ -1,4 +1,4 @@
-"""Reads one InputPartition in an executor: exactly its range of one queue, under the driver's lock, or a named error."""
+"""Reads one InputPartition in an executor: exactly its range of one queue, under the lock that the driver holds."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _OWN: Final = frozenset((LOCK_TOKEN, TICKET))
 class LotSpan:
     """The range [``begin``, ``end``) of a parking lot that a task reads before its range of the queue.
 
-    It is empty unless the lot was planned; ``begin`` then is the group's offset in it. ``token`` is the lot's own
-    (`parking.rules.companion`), ``room`` the number of messages above which no key is parked any more.
+    The range is empty if the batch does not read the lot; ``begin`` is then the group's offset in the lot. ``token`` is the token of the
+    lot (`parking.rules.companion`). ``room`` is the number of messages from which on no more keys are parked.
     """
 
     queue: MessageQueue
@@ -54,7 +54,7 @@ class LotSpan:
     room: int
 
     def plan(self, q_begin: int) -> LotPlan:
-        """Return what a row's lock_token says of this range, for a range of the queue that begins at ``q_begin``."""
+        """Return the plan that a row's lock_token contains, for a range of the queue that begins at ``q_begin``."""
         return LotPlan(q_begin, self.begin, self.end, self.room)
 
 
@@ -63,8 +63,8 @@ class QueuePartition(InputPartition):
     """One range of one queue, with everything that an executor needs to read it.
 
     ``token`` is None without a group. ``streaming``: the range is part of a micro-batch, whose run is registered with the
-    broker. ``lot``: the range of the queue's parking lot, which is read first; None without the option parkingLot.
-    ``retry_topic``: what a listener could not process goes to the group's retry topic, which the query reads.
+    broker. ``lot``: the range of the queue's parking lot, which is read first, or None without the option parkingLot.
+    ``retry_topic``: whether messages that a listener could not process go to the group's retry topic, which the query reads.
     """
 
     endpoint: Endpoint
@@ -84,7 +84,7 @@ class QueuePartition(InputPartition):
 
 
 def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the partition's rows: those of the parking lot, then the queue's.
+    """Yield the rows of the parking lot, then the rows of the queue.
 
     Raises LockError LOST, DataLossError, StoreError OTHER_MACHINE or CORRUPT.
     """
@@ -126,8 +126,8 @@ def _read_lot(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of the range as they were sent to ``queue``, with ``columns``. ``text`` is the queue's lock_token.
 
-    It reads the range twice: an order that lies at its end concerns messages at its beginning. Raises as `pulls`, also if the
-    user accepts losses: without its parked messages a key's order is not known.
+    The range is read twice, because an operator's command at its end can apply to messages at its beginning. Raises the errors of
+    `pulls` even if the user accepts losses, because the order of a key is unknown if parked messages of it are missing.
     """
     lot = Lot(span.begin)
     reading.read(log, lot, span.queue, span.end)
@@ -146,7 +146,7 @@ def _read_lot(
 def _pull(
     source: Log, partition: QueuePartition, offset: int, most: int, columns: tuple[str, ...]
 ) -> tuple[pa.RecordBatch, int]:
-    """Return the next rows, and the offset behind them."""
+    """Return the next rows, and the offset after them."""
     queue, anchor = partition.queue, partition.anchor
     if partition.matching is not None:
         return source.pull_matching(queue, offset, most, PULL_BYTES, columns, partition.matching, anchor)
@@ -155,7 +155,7 @@ def _pull(
 
 
 def _context(partition: QueuePartition) -> str | None:
-    """Return what lock_token says of the partition's rows; None without a group."""
+    """Return the lock_token of the partition's rows, or None without a group."""
     if partition.token is None:
         return None
     plan = None if partition.lot is None else partition.lot.plan(partition.begin)
@@ -164,7 +164,7 @@ def _context(partition: QueuePartition) -> str | None:
 
 
 def _with_own(batch: pa.RecordBatch, columns: tuple[str, ...], text: str | None) -> pa.RecordBatch:
-    """Return rows of a queue with the source's own columns among ``columns``."""
+    """Return the rows of a queue with ``columns``, and add those of them that brokers do not have."""
     if not _OWN.intersection(columns):
         return batch
     own = {LOCK_TOKEN: pa.repeat(pa.scalar(text, pa.string()), batch.num_rows), TICKET: pa.nulls(batch.num_rows, TICKET_TYPE)}
@@ -176,11 +176,11 @@ def _with_own(batch: pa.RecordBatch, columns: tuple[str, ...], text: str | None)
 def _check(broker: Broker, partition: QueuePartition) -> None:
     token = partition.token
     if token is not None and not broker.groups.check(token):
-        raise lost(token.group, token.queue, token.epoch, "while a task read it; another query may own it now")
+        raise lost(token.group, token.queue, token.epoch, "while a task read it, and another query may own it now")
 
 
 def _check_again(broker: Broker, partition: QueuePartition, checked: float) -> float:
-    """Check the lock if the last check is long ago. Return when it was checked last."""
+    """Check the lock if the last check was more than CHECK_INTERVAL ago. Return the time of the last check."""
     if time.monotonic() - checked <= CHECK_INTERVAL:
         return checked
     _check(broker, partition)
@@ -188,7 +188,7 @@ def _check_again(broker: Broker, partition: QueuePartition, checked: float) -> f
 
 
 def _skip_loss(broker: Broker, partition: QueuePartition, position: int, error: DataLossError | TopicError) -> int:
-    """Return the offset behind lost messages, after a warning. Raises the error unless the user accepts the loss."""
+    """Log a warning and return the offset after the lost messages. Raises the error unless the user accepts the loss."""
     queue = partition.queue
     if isinstance(error, TopicError):
         error = topic_deleted(queue.topic, f"messages from {position} of queue {queue} were about to be read")
@@ -200,7 +200,7 @@ def _skip_loss(broker: Broker, partition: QueuePartition, position: int, error: 
     elif error.sub == DataLossCondition.AGED_OUT:
         bounds = broker.log.bounds([queue])
         least = bounds[queue].min_offset if queue in bounds else after
-        # A gap in the middle of a queue is reported as AGED_OUT, too, with where it ends.
+        # A gap in the middle of a queue is also reported as AGED_OUT, with the offset where it ends.
         after = min(max(least, error.behind or least), partition.end)
         if after <= position:
             raise error

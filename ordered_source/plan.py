@@ -1,4 +1,4 @@
-"""Planning on the driver, for both readers: schema, topics, and the offsets where reading begins and ends."""
+"""What both readers plan on the driver: schema, topics, and the offsets where reading begins and ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("orderedmq")
 
 @concise
 def planned_schema(options: Mapping[str, str]) -> StructType:
-    """Return the schema of a ``load()`` without a user's schema, after it has checked options, store and topics."""
+    """Check options, store and topics, and return the schema of a ``load()`` without a user's schema."""
     parsed = SourceOptions.parse(options, streaming=None)
     with reach(parsed.endpoint) as broker:
         check(broker, parsed)
@@ -42,7 +42,7 @@ def check(broker: Broker, options: SourceOptions) -> None:
     try:
         found = topics(broker, options)
     except RocketMQError as error:
-        # Brokers give routes to everybody. A Proxy that checks accounts does not, and names one right.
+        # Brokers give routes to every account. A Proxy that checks accounts does not, and its error names only one of the missing rights.
         if error.denied and options.topics:
             _require_rights(broker, options, sorted(options.topics))
         raise
@@ -56,7 +56,7 @@ def _require_rights(broker: Broker, options: SourceOptions, names: list[str]) ->
         assert options.consumer_group is not None
         names = names + [parked_topic(options.consumer_group, name) for name in names]
     if options.retry_topic:
-        # It may not exist yet.
+        # `topics` has not found it if it does not exist yet.
         names = list(dict.fromkeys([*names, retry_topic(options)]))
     broker.log.require_rights(names, options.consumer_group)
 
@@ -64,7 +64,8 @@ def _require_rights(broker: Broker, options: SourceOptions, names: list[str]) ->
 def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
     """Return the topics that the options select. Raises TopicError MISSING, also for a pattern that matches no topic.
 
-    The group's retry topic is among them if it is to be read and exists: brokers make it with the group's first heartbeat.
+    The group's retry topic is included if the option retryTopic is set and the topic exists. Brokers create it with the group's first
+    heartbeat.
     """
     found = _selected(broker, options)
     if options.retry_topic:
@@ -74,20 +75,19 @@ def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
 
 
 def retry_topic(options: SourceOptions) -> str:
-    """Return the name of the group's retry topic."""
     return f"{RETRY_PREFIX}{options.consumer_group}"
 
 
 def _selected(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
     if options.topic_pattern is None:
         return [broker.log.topic(name) for name in sorted(options.topics)]
-    # Dead-letter topics are read by name only: a pattern such as ".*" means the user's own topics.
+    # Dead-letter topics are read by name only, because a pattern such as ".*" means the user's topics.
     found = [
         topic for topic in broker.log.topics() if not topic.name.startswith(RESERVED_PREFIXES) and options.reads(topic.name)
     ]
     if not found:
         raise TopicError(
-            TopicCondition.MISSING, f"no topic matches topicPattern {options.topic_pattern!r} yet; create one first"
+            TopicCondition.MISSING, f"no topic matches topicPattern {options.topic_pattern!r} yet. Create one first"
         )
     return found
 
@@ -98,7 +98,7 @@ def queues_of(broker: Broker, found: Sequence[TopicInfo]) -> list[MessageQueue]:
 
 
 def never_committed(options: SourceOptions) -> StartingOffsets:
-    """Return where a group without an offset for a queue begins in it: the option consumeFromWhere."""
+    """Return where a group begins in a queue for which it has no offset, as the option consumeFromWhere says."""
     match options.consume_from:
         case "last":
             return StartingOffsets("latest")
@@ -110,7 +110,7 @@ def never_committed(options: SourceOptions) -> StartingOffsets:
 def beginnings(
     source: Log, starting: StartingOffsets, queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> dict[MessageQueue, int]:
-    """Return the offset where each queue begins by ``starting`` (any kind but committed).
+    """Return the offset where to begin in each queue according to ``starting``, whose kind is not "committed".
 
     Raises OffsetError INCOMPLETE or BEYOND_END, OptionError INVALID for a queue that does not exist.
     """
@@ -128,7 +128,7 @@ def beginnings(
 def endings(
     source: Log, ending: EndingOffsets, queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> dict[MessageQueue, int]:
-    """Return the offset where a batch read ends in each queue (exclusive). Raises as `beginnings`."""
+    """Return the offset where a batch read ends in each queue (exclusive). Raises the errors of `beginnings`."""
     match ending.kind:
         case "timestamp":
             assert ending.timestamp is not None
@@ -145,7 +145,7 @@ def _named_offsets(
     if missing:
         raise OffsetError(
             OffsetCondition.INCOMPLETE,
-            f"{option} must name every queue, it lacks {', '.join(missing[:8])}; -2 is earliest, -1 latest",
+            f"{option} must name every queue, but it lacks {', '.join(missing[:8])}. Use -2 for earliest and -1 for latest",
         )
     unknown = sorted(set(offsets) - set(queues))
     if unknown:

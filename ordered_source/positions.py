@@ -1,4 +1,4 @@
-"""The offsets from which, and up to which, a streaming query reads each queue."""
+"""Determines from which offset and up to which offset a streaming query reads each queue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("orderedmq")
 
 
 class Positions:
-    """Finds out where a query reads each queue from: by the checkpoint, the group's offsets or the options. The session records it."""
+    """Determines the position in each queue from the checkpoint, the group's offsets or the options. The session records it."""
 
     def __init__(self, broker: Broker, options: SourceOptions, session: Session, watch: TopicWatch) -> None:
         self._broker = broker
@@ -30,7 +30,7 @@ class Positions:
         self._owner = session.owner
         self._watch = watch
         self._log = broker.log.reading(options.pull_settings)
-        #: Deleted queues whose loss was reported, once each. A parking lot may come back.
+        #: Deleted queues whose loss was already reported. A parking lot may be created again.
         self._gone: set[MessageQueue] = set()
 
     def place(self, start: Checkpoint) -> None:
@@ -40,14 +40,14 @@ class Positions:
         if not queues:
             return
         bounds = self._broker.log.bounds(queues)
-        # Queues that were deleted after the listing and never read: the next listing leaves them out.
+        # Drop queues that were deleted after the listing and never read. The next listing does not contain them.
         self._session.drop([queue for queue in without_lots(queues) if queue not in bounds and queue not in start.next])
         queues = tuple(queue for queue in queues if queue in owner.owned)
-        # The former owner may have parked something while this query waited for the queue.
+        # The former owner may have parked messages while this query waited for the queue.
         require_none(self._broker, self._options, queues)
         starting = self._options.starting
-        # A deleted queue of the checkpoint has no bounds here: `ends` reports what is lost of it. A parking lot without bounds was
-        # never needed.
+        # A deleted queue of the checkpoint has no bounds here; `ends` reports its lost messages. A parking lot without bounds does not
+        # exist, because no message was parked in it.
         begins = {queue: bounds[queue].min_offset if queue in bounds else 0 for queue in queues}
         deleted = self._deleted_lots(start, [queue for queue in queues if owner.owned[queue].leader is not None], bounds)
         start = replace(start, next={queue: at for queue, at in start.next.items() if queue not in deleted})
@@ -62,13 +62,13 @@ class Positions:
     def _deleted_lots(
         self, at: Checkpoint, lots: Iterable[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
     ) -> list[MessageQueue]:
-        """Return the parking lots that end before ``at``: they were deleted, and what is parked next lies in new ones."""
+        """Return the parking lots that end before ``at``. They were deleted, and the next parked messages are in new lots."""
         deleted = []
         for queue in lots:
             position, known = at.next.get(queue, 0), bounds.get(queue)
             if queue not in self._gone and position > (0 if known is None else known.max_offset):
                 log.warning(
-                    "parking lot %s was deleted since this query had processed it up to %d; it starts over", queue, position
+                    "parking lot %s was deleted after this query had processed it up to %d. It starts over", queue, position
                 )
                 self._gone.add(queue)
             if queue in self._gone:
@@ -90,7 +90,7 @@ class Positions:
                     )
                     self._gone.add(queue)
                     if owned.leader is not None:
-                        # What is parked next lies in a new lot.
+                        # The next parked messages are in a new lot.
                         self._session.skip(queue, 0)
                 continue
             if owned.leader is not None and queue in self._gone:
@@ -99,14 +99,17 @@ class Positions:
             after, loss = data_loss.check_position(queue, position, at, "this query", self._log.tail_loss)
             if loss is not None:
                 data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
-                # A lot that ends too early is another one of that name.
+                # A lot that ends too early was deleted and created again under the same name.
                 self._session.skip(queue, after if owned.leader is None else at.min_offset)
             limited = target is not None and owned.leader is None
             ends[queue] = min(at.max_offset, target.get(queue, 0)) if target is not None and limited else at.max_offset
         return ends
 
     def _return(self, lot: MessageQueue, position: int, at: QueueBounds) -> int:
-        """Go on in a parking lot that was away and is back, and return where: a new one of that name has no offset of the group."""
+        """Return the offset at which to continue in a parking lot that was missing and exists again.
+
+        If the lot was created again, the group has no offset in it.
+        """
         back = self._session.offsets([lot]).get(lot, at.min_offset)
         if back != position:
             self._session.skip(lot, back)
@@ -115,7 +118,7 @@ class Positions:
     def replay(self, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> dict[MessageQueue, OffsetRange]:
         """Return the ranges of a batch that was logged before a restart.
 
-        ``known`` is ``end`` without topics that were deleted or recreated. Raises LockError HELD_BY_OTHER.
+        ``known`` is ``end`` without the topics that were deleted or recreated. Raises LockError HELD_BY_OTHER.
         """
         session, owner, group = self._session, self._owner, self._options.consumer_group
         logged = [queue for queue, span in ranges(start, end).items() if span.messages] if session.shared else list(end.next)
@@ -135,7 +138,7 @@ class Positions:
             spans.pop(lot, None)
         for queue in owner.unplaced().queues:
             log.warning(
-                "queue %s of group %s had another owner, or was reset: its part of the logged batch is not repeated",
+                "queue %s of group %s had another owner or was reset: its part of the logged batch is not repeated",
                 queue,
                 group,
             )

@@ -1,10 +1,13 @@
-"""Filters that Spark pushes down to a batch read: queues and ranges without a row that fits are not read.
+"""Filters that Spark pushes down to a batch read. Queues and ranges that cannot contain a matching row are not read.
 
-Rules: Spark compares each row itself as well, so filters that say nothing of queues or ranges are ignored. Spark without
-``DataSourceReader.pushLimit`` (up to 4.3) keeps what a query pushed down in the DataFrame or view, where the next query finds it, or the other
-side of a self-join: its PythonScanBuilder stores the planned read in the PythonDataSourceV2 that all scans share. So no filters are
-taken there. Where pushing is off (spark.sql.python.filterPushdown.enabled), Spark refuses a reader with `pushFilters`. A reader cannot
-ask for the setting, but filters are pushed by a worker with a main module of its own.
+Rules: Spark also applies the filters to each row itself, so filters that do not restrict queues or ranges are ignored.
+
+In Spark without ``DataSourceReader.pushLimit`` (up to 4.3), PythonScanBuilder stores the planned read in the PythonDataSourceV2 that all
+scans of a DataFrame or view share. The filters of one query would then also apply to the next query, or to the other side of a self-join.
+So no filters are taken there.
+
+If filter pushdown is off (spark.sql.python.filterPushdown.enabled), Spark refuses a reader that has `pushFilters`. A reader cannot read
+this setting, but Spark pushes filters down in a separate worker, which is recognised by its main module.
 """
 
 from __future__ import annotations
@@ -42,12 +45,12 @@ _COLUMNS: Final[Mapping[str, Column]] = {
 
 
 def reader_class() -> type[BatchReader]:
-    """Return the class of a batch's reader: one that takes filters where Spark pushes them down."""
+    """Return the class of the batch reader. It accepts filters if this process is the one in which Spark pushes them down."""
     return FilteredReader if _keeps_scans_apart() and _pushes() else BatchReader
 
 
 def _keeps_scans_apart() -> bool:
-    """Whether this release of Spark keeps what is pushed down to a scan with that scan."""
+    """Whether this release of Spark applies the filters that are pushed down to a scan only to that scan."""
     return hasattr(DataSourceReader, "pushLimit")
 
 
@@ -59,16 +62,19 @@ def _pushes() -> bool:
 
 @concise_calls
 class FilteredReader(BatchReader):
-    """A batch reader that leaves out what Spark's filters rule out."""
+    """A batch reader that does not read queues and ranges that Spark's filters exclude."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        """Note the filters, and return them all: Spark has to compare rows as well. The same filters give the same ranges."""
+        """Store the filters, and return all of them, because Spark also has to apply them to each row.
+
+        The same filters always give the same ranges.
+        """
         self.pruning = Pruning(tuple(comparisons(filters)))
         return filters
 
 
 def comparisons(filters: Sequence[Filter]) -> Iterator[Comparison]:
-    """Yield those of the filters that compare a column of `rows.pruning` with values."""
+    """Yield the comparisons for the filters that compare a column of `rows.pruning` with values."""
     for one in filters:
         negated = isinstance(one, datasource.Not)
         inner: Any = one.child if isinstance(one, datasource.Not) else one
@@ -86,7 +92,7 @@ def comparisons(filters: Sequence[Filter]) -> Iterator[Comparison]:
 
 
 def _value(column: Column, value: Any) -> Value | None:
-    """Return a value as `rows.pruning` has it; None if it is of another type than the column."""
+    """Return a value in the form that `rows.pruning` uses, or None if its type is not that of the column."""
     if column == "store_timestamp":
         known = isinstance(value, datetime) and value.tzinfo is not None
         return (value - _EPOCH) // timedelta(microseconds=1) if known else None

@@ -1,8 +1,8 @@
 """Describes how a task of the source read its rows: the broker, the lock, and the plan for the parking lot.
 
-A listener needs this to check the lock, to park messages and to write dead letters. It travels as JSON in the column lock_token,
-and only this module writes or parses that JSON. It names the files of an account and of TLS, and says whether the source used keys or a
-password. It never contains any of these, because rows may be displayed, stored, or sent elsewhere.
+A listener needs this to check the lock, to park messages and to write dead letters. The column lock_token contains it as JSON,
+and only this module writes or parses that JSON. The JSON names the files of an account and of TLS, and says whether the source used keys
+or a password. It never contains these secrets, because rows may be displayed, stored, or sent elsewhere.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TEXTS: Final = (
     "stored_in",
     "credentials_file",
 )
-#: Of the fields in the JSON, except the version and the nested ones.
+#: The types of the fields in the JSON, except the version and the nested fields.
 _TYPES: Final[dict[str, type]] = {
     **dict.fromkeys(_TEXTS, str),
     "epoch": int,
@@ -73,13 +73,13 @@ class TaskLock(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadContext:
-    """The lock under which a task reads a queue, and where its broker is.
+    """The lock under which a task reads a queue, and the address of its broker.
 
-    ``account``: whether the source got an account's keys as options; ``credentials_file``: the file from which it reads them instead.
-    ``tls``: None without TLS; ``key_password``: whether the source decrypts the key of ``tls`` with a password, which ``tls`` does not have.
+    ``account``: whether the source got an account's keys as options. ``credentials_file``: the file from which it reads them instead.
+    ``tls``: None without TLS. ``key_password``: whether the source decrypts the key of ``tls`` with a password, which ``tls`` omits.
     ``only_run``: see `LockToken`. ``lot``: None without the option parkingLot.
-    ``stored_in``: the topic that the rows were actually read from if the option retryTopic is set, otherwise None. It is needed because,
-    for a message in the retry topic, the column topic holds the original topic.
+    ``stored_in``: the topic that the rows were actually read from if the option retryTopic is set, otherwise None. It is needed because
+    the column topic of a message in the retry topic holds the original topic.
     """
 
     epoch: int
@@ -141,18 +141,18 @@ class ReadContext:
             if type(version) is int and version != VERSION:
                 raise _malformed(
                     text,
-                    f"has version {version}, and this process reads {VERSION}; use the same version of orderedmq everywhere",
+                    f"has version {version}, but this process reads {VERSION}. Use the same version of orderedmq everywhere",
                 )
             sound = version == VERSION and all(type(value) is _TYPES[name] for name, value in given.items())
             sound &= lot is None or all(type(number) is int for number in lot.values())
             sound &= tls is None or all(type(value) is _TLS_TYPES[name] for name, value in tls.items())
-            # Exactly one of them says where the broker is.
+            # Exactly one of these fields gives the address of the broker.
             sound &= ("path" in given) != ("namesrv_addr" in given)
             if sound:
                 return cls(**given, lot=None if lot is None else LotPlan(**lot), tls=None if tls is None else TlsOptions(**tls))
         except (ValueError, TypeError, KeyError, AttributeError):
             pass
-        raise _malformed(text, "was not written by the source; leave the column as it was read")
+        raise _malformed(text, "was not written by the source. Leave the column as it was read")
 
     def lock(
         self,
@@ -164,9 +164,8 @@ class ReadContext:
     ) -> TaskLock:
         """Connect to the broker and return the lock that the source already holds on ``queue``.
 
-        ``listener`` is the function name for error messages.
-        ``credentials`` and ``tls`` are needed only if the source has secrets that rows do not carry: keys as options, or a key's password.
-        Raises OptionError MISSING without them.
+        ``listener`` is the function name for error messages. ``credentials`` and ``tls`` are needed only if the source has secrets that
+        rows do not contain: an account's keys as options, or a password of a TLS key. Raises OptionError MISSING without them.
         """
         for secret, needed, given, remedy in (
             ("an account (accessKey)", self.account, credentials, "credentials=orderedmq.Credentials(access_key, secret_key)"),
@@ -180,7 +179,7 @@ class ReadContext:
             if needed and given is None:
                 raise OptionError(
                     OptionCondition.MISSING,
-                    f"the source reads queue {queue} with {secret}, but rows do not carry secrets: give it to the listener, too: "
+                    f"the source reads queue {queue} with {secret}, but rows do not carry secrets. Pass it to the listener also, with "
                     f"{listener}(..., {remedy})",
                 )
         if self.path is not None:

@@ -12,17 +12,18 @@ from orderedmq.broker import Groups
 from orderedmq.errors import OrderedMQError
 from orderedmq.ownership.lock import LockToken
 
-#: Seconds from a failed renewal to the next try. After another whole interval, the holder's trust in its lock would be over.
+#: Seconds from a failed renewal to the next attempt. If the thread waited for another whole interval instead, the holder would no longer
+#: trust its lock.
 RENEWAL_RETRY: Final = 2.0
-#: Seconds between two checks whether the membership ended with its connection; they begin RENEWAL_RETRY seconds after a renewal.
+#: Seconds between two checks whether the membership survived its connection, starting RENEWAL_RETRY seconds after each renewal.
 LOOK: Final = 0.5
 
 
 class Renewal:
     """Renews the tokens given to ``keep`` and calls ``beat`` every ``interval`` seconds, until it is stopped.
 
-    After a failure, or when the client is ``cut_off``, it does so sooner: tasks check that their driver is a member, and wait
-    for it. The thread also ends with the parent process, because no other would process the queues that it holds.
+    After a failure, or when the client is ``cut_off``, the thread does so sooner, because tasks wait until their driver is a member
+    again. The thread also ends with the parent process, because no process would process the queues whose locks it renews.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Renewal:
         self._tokens: tuple[LockToken, ...] = ()
         #: Tokens that a renewal reported as lost.
         self.lost: tuple[LockToken, ...] = ()
-        #: Error of the last renewal, if it failed. The next one tries again: a failure alone loses no lock.
+        #: Error of the last renewal, if it failed. The next renewal tries again, because one failure does not lose a lock.
         self.failed: OrderedMQError | None = None
 
     def keep(self, tokens: Sequence[LockToken]) -> None:
@@ -62,7 +63,7 @@ class Renewal:
             try:
                 lost = self._groups.renew(self._tokens)
                 if lost:
-                    # Set before the heartbeat, which may fail: a lost lock stays lost.
+                    # Set this before the heartbeat, which may fail, because a lost lock stays lost.
                     current = set(self._tokens)
                     self.lost = tuple(token for token in lost if token in current)
                 self._beat()

@@ -1,11 +1,11 @@
 """Requests to stop a query between two micro-batches, from an application to its source's process on the same machine.
 
-A request is a file in a folder that only this user can write, named after the query's owner id. The application writes it. The source
-looks for it at each boundary, gives its queues back, and answers by writing into it. Spark offers no other way from an application to
-its source.
+A request is a file in a folder that only this user can write, named after the query's owner id. The application writes the file. The
+source looks for it at each boundary, gives its queues back, and answers by writing into it. Spark offers no other way for an application
+to reach its source.
 
-Rules: a source ignores requests from before its own start, because an application that was killed leaves its request behind. A file is replaced
-in one step, so that nobody reads half of it.
+Rules: a source ignores requests from before its own start, because an application that is killed does not remove its request. A file is
+replaced in one step, so that no process reads half of it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ANSWER: Final = {"given_back": True}
 
 
 class StopRequest:
-    """The request to stop the query ``owner_id``; each side has an object of its own."""
+    """The request to stop the query ``owner_id``. The application and the source each have a separate object for it."""
 
     def __init__(self, owner_id: str) -> None:
-        # An owner id is made by this package, but it comes from a checkpoint or a query's progress.
+        # This package creates owner ids, but reads them from a checkpoint or a query's progress, so they cannot be trusted in a path.
         self._name = f"stop-{owner_id.encode().hex()[:128]}.json"
         self._written = False
 
@@ -42,7 +42,7 @@ class StopRequest:
         """Ask the source to plan no further micro-batch. ``processed``: the source's offset up to which Spark has committed everything.
 
         With ``processed``, the source can give its queues back when it is stopped, without another call of ``latestOffset``. An answer to
-        this request stays; one to an earlier request, whose application was killed, is overwritten.
+        this request is kept. An answer to an earlier request, whose application was killed, is overwritten.
         """
         if not (self._written and self.answered):
             _replace(self._path, {"processed": processed})
@@ -59,11 +59,11 @@ class StopRequest:
     # -- the source's side
 
     def is_made(self, since: float) -> bool:
-        """Return whether the query was asked to stop after the time ``since``, in seconds since 1970."""
+        """Whether the query was asked to stop after the time ``since``, in seconds since 1970."""
         try:
             return self._path.stat().st_mtime >= since
         except OSError:
-            # Also if the folder is another user's: then this application cannot have made a request.
+            # This includes a folder of another user: this application cannot have made a request in it.
             return False
 
     @property
@@ -84,7 +84,7 @@ def _folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{folder} is not a folder that only this user can write; remove it, or set TMPDIR")
+        raise PermissionError(f"{folder} is not a folder that only this user can write. Remove it, or set TMPDIR")
     return folder
 
 

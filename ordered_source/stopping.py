@@ -1,7 +1,7 @@
-"""Stops queries between two micro-batches, so that a rollout cuts no batch and the next owner has the queues at once.
+"""Stops queries between two micro-batches, so that a rollout interrupts no batch and the next owner gets the queues immediately.
 
-A plain ``query.stop()`` interrupts a micro-batch that is running. Then its queues stay locked until the tasks must have ended, and the
-batch is run again by the query's next run, or its messages are read again by the next owner.
+A plain ``query.stop()`` interrupts a micro-batch that is running. Its queues then stay locked until the tasks must have ended. The
+query's next run repeats the batch, or another owner reads its messages again.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from orderedmq.ownership.lag import checkpoint_of
 
 log = logging.getLogger("orderedmq")
 
-#: Seconds between two looks at a query.
+#: Seconds between two checks of a query.
 _LOOK: Final = 0.1
-#: Seconds that a source has to give its queues back once its query was stopped between two micro-batches.
+#: Seconds that a source has to give its queues back after its query was stopped between two micro-batches.
 _GIVE_BACK: Final = 10.0
-#: The exit code of a program that SIGTERM ended, as a shell reports it.
+#: The exit code that a shell reports for a program ended by SIGTERM.
 _TERMINATED: Final = 128 + signal.SIGTERM
-#: Of Hadoop's shutdown hooks, which run in this order. Spark's own have 40 and end all queries.
+#: The priority of our hook among Hadoop's shutdown hooks. Higher priorities run first; Spark's hook has 40 and ends all queries.
 _BEFORE_SPARK: Final = 100
 
 
 def stop_at_boundary(query: StreamingQuery, timeout: float = 60.0) -> bool:
     """Stop a query between two micro-batches. Return whether its queues were given back there.
 
-    The micro-batch that is running is finished, and no further one is planned. The source then commits its group's offsets and gives back all
-    its queues, and the query is stopped: another member of the group, or the next run of this query, has the queues at its next trigger.
+    The running micro-batch finishes, and no further one is planned. The source then commits its group's offsets and gives back all its
+    queues, and the query is stopped. Another member of the group, or the next run of this query, gets the queues at its next trigger.
 
     If the micro-batch takes longer than ``timeout`` seconds, the query is stopped as by ``query.stop()``, and False is returned. The same
-    happens if the source runs on another machine than this program (a remote Spark Connect server), and if the query fails meanwhile.
+    happens if the source runs on another machine than this program (a remote Spark Connect server), or if the query fails first.
 
     Raises OptionError UNSUPPORTED for a query that reads nothing with the format orderedmq.
     """
@@ -51,7 +51,7 @@ def stop_at_boundary(query: StreamingQuery, timeout: float = 60.0) -> bool:
     requests: dict[str, StopRequest] = {}
     try:
         while query.isActive and time.monotonic() < deadline:
-            # In this order: if the query is between two triggers, the progress is that of the last one.
+            # Read the status before the progress. If the query is between two triggers, the progress is then that of the last trigger.
             between = not query.status["isTriggerActive"]
             offsets = _offsets(query)
             for owner_id in offsets.keys() - requests.keys():
@@ -80,7 +80,7 @@ def stop_at_boundary(query: StreamingQuery, timeout: float = 60.0) -> bool:
 def _offsets(query: StreamingQuery) -> dict[str, Mapping[str, Any]]:
     """Return the offset up to which each of the query's sources is processed, by owner id; empty before the first micro-batch.
 
-    Raises OptionError UNSUPPORTED if none of the sources is ours.
+    Raises OptionError UNSUPPORTED if no source has the format orderedmq.
     """
     progress = query.lastProgress
     if progress is None:
@@ -89,20 +89,21 @@ def _offsets(query: StreamingQuery) -> dict[str, Mapping[str, Any]]:
     if not checkpoints:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
-            "stop_at_boundary needs a query that reads with the format orderedmq, because its source ends the query; stop this one with "
+            "stop_at_boundary needs a query that reads with the format orderedmq, because the source ends the query. Stop this one with "
             "query.stop()",
         )
     return {checkpoint.owner: checkpoint.to_spark() for checkpoint in checkpoints if checkpoint.owner is not None}
 
 
 def stop_on_sigterm(spark: SparkSession, timeout: float = 60.0) -> None:
-    """Have SIGTERM stop all queries of a session by `stop_at_boundary`, at the same time, before the program ends with code 143.
+    """Install a handler for SIGTERM that stops all queries of a session at the same time by `stop_at_boundary`.
 
-    It works if the signal is sent to this program, and if it is sent to Spark's driver in Java, as ``spark-submit``, YARN and Kubernetes do.
-    Call it in the main thread, after the session was made. Whoever sends the signal must wait longer than ``timeout`` seconds before a kill.
+    The program then ends with code 143. The signal may be sent to this program, or to Spark's driver in Java, as ``spark-submit``, YARN
+    and Kubernetes do. Call this function in the main thread, after the session was created. The sender of the signal must wait longer
+    than ``timeout`` seconds before it kills the program.
     """
     stopping = _Stopping(spark, timeout)
-    # A session of Spark Connect has no Java in this program's reach.
+    # With Spark Connect, this program has no access to the session's Java process.
     has_java = hasattr(spark, "_jvm")
     if has_java:
         _call_before_spark_ends(spark, stopping)
@@ -111,7 +112,7 @@ def stop_on_sigterm(spark: SparkSession, timeout: float = 60.0) -> None:
         del signum, frame
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # The signal interrupts the main thread, which usually waits for Java in query.awaitTermination(). Its connection is in the middle
-        # of that call, so another thread, with another connection, stops the queries. The main thread waits here for that thread:
+        # of that call, so another thread, with another connection, stops the queries. The main thread waits here for that thread, because
         # otherwise awaitTermination() would return when the first query ends, and the program would end before the others have stopped.
         stopper = threading.Thread(target=stopping.run, name="orderedmq-sigterm", daemon=True)
         stopper.start()
@@ -124,15 +125,15 @@ def stop_on_sigterm(spark: SparkSession, timeout: float = 60.0) -> None:
 
 
 def _close_connection(spark: SparkSession) -> None:
-    """Close this thread's connection to Java, which is in the middle of a call: the next call would read that call's answer as its own."""
+    """Close this thread's connection to Java, which is in the middle of a call. The next call would read the answer of that call."""
     client: Any = spark.sparkContext._gateway._gateway_client  # type: ignore[union-attr]
-    # Only pinned threads, Spark's default, keep a connection. Without them, each call takes one that no other call uses.
+    # Only pinned threads, which are Spark's default, keep a connection. Without them, each call takes a connection that is not in use.
     if hasattr(client, "get_thread_connection") and (connection := client.get_thread_connection()) is not None:
         connection.close()
 
 
 class _Stopping:
-    """Stops all queries of a session once, in whichever thread comes first. It is a Java Runnable as well."""
+    """Stops all queries of a session once, in the first thread that calls ``run``. It is also a Java Runnable."""
 
     def __init__(self, spark: SparkSession, timeout: float) -> None:
         self._spark, self._timeout = spark, timeout
@@ -154,14 +155,14 @@ class _Stopping:
         try:
             return "between two micro-batches" if stop_at_boundary(query, self._timeout) else "in the middle of a micro-batch"
         except OptionError:
-            # It reads something else.
+            # The query does not read with the format orderedmq.
             with contextlib.suppress(Exception):
                 query.stop()
             return "as by query.stop()"
 
 
 def _call_before_spark_ends(spark: SparkSession, stopping: _Stopping) -> None:
-    """Have Java's process call ``stopping`` when it is told to end, before Spark ends the queries."""
+    """Register ``stopping`` with the Java process, which calls it when it has to end, before Spark ends the queries."""
     from pyspark.java_gateway import ensure_callback_server_started
 
     context = spark.sparkContext
@@ -170,6 +171,6 @@ def _call_before_spark_ends(spark: SparkSession, stopping: _Stopping) -> None:
     assert java is not None
     seconds = java.java.util.concurrent.TimeUnit.SECONDS
     limit = int(stopping._timeout + 2 * _GIVE_BACK)
-    # In a thread object, which has the methods of a Java object that `stopping` lacks.
+    # Pass a Thread object, because it has the methods of a Java object that `stopping` lacks.
     hook = java.java.lang.Thread(stopping)
     java.org.apache.hadoop.util.ShutdownHookManager.get().addShutdownHook(hook, _BEFORE_SPARK, limit, seconds)

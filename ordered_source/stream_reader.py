@@ -1,9 +1,9 @@
-"""The stream reader on the driver: carries out the Owner's actions at the broker when Spark calls.
+"""The stream reader on the driver. When Spark calls it, it carries out the Owner's actions at the broker.
 
-Spark's calls, as measured on 4.3: ``initialOffset`` decides nothing. ``latestOffset(start)`` means that everything below
-``start`` is processed; Spark logs its result before it calls ``partitions``. After a restart, ``partitions`` of a logged batch
-may come first. ``commit`` comes too late to be of use. SIGTERM comes twice; the handler must ignore the second, so that
-``stop`` can run.
+Spark's calls, as measured on 4.3: ``initialOffset`` decides nothing. A call of ``latestOffset(start)`` means that all messages below
+``start`` are processed. Spark logs its result before it calls ``partitions``. After a restart, Spark may call ``partitions`` for a
+logged batch first. ``commit`` is called too late to be useful. Spark sends SIGTERM twice, and the handler must ignore the second one so
+that ``stop`` can run.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ POLL_INTERVAL: Final = 0.05
 
 
 class QueryRun:
-    """The state of a running query, from its first offsets to its stop. The session changes ``owner``; everything here reads it."""
+    """The state of a running query, from its first offsets to its stop. Only the session changes ``owner``."""
 
     def __init__(self, broker: Broker, watch: TopicWatch, options: SourceOptions, owner_id: str) -> None:
-        #: In seconds since 1970.
+        #: When the run began, in seconds since 1970.
         self.began = time.time()
         self.session: Session = group_session.open_session(broker, options, owner_id)
         if options.retry_topic:
             try:
                 watch.await_retry_topic()
             except BaseException:
-                # Or it would remain a member, to which others leave queues that nobody reads.
+                # Leave the group. Otherwise other members would leave queues to this query, which does not read them.
                 self.session.stop(terminated=False)
                 raise
         self.owner = self.session.owner
@@ -67,7 +67,7 @@ class QueryRun:
 
 @concise_calls
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The source of one streaming query. Executors read partitions with a copy that has no connection."""
+    """The source of one streaming query. Executors read partitions with a copy of it that has no connection."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = SourceOptions.parse(options, streaming=True)
@@ -78,15 +78,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._run: QueryRun | None = None
         self._admission = Admission(self.options, time.monotonic())
         self._anchors = Anchors()
-        #: With availableNow: the end of each queue when the query began.
+        #: The end of each queue when the query began, if it has the trigger availableNow.
         self._target: dict[MessageQueue, int] | None = None
-        #: With availableNow: when the query began, in ms since 1970. Keys that are due later are left to the next run.
+        #: When the query began, in ms since 1970, if it has the trigger availableNow. Keys that are due later are left to the next run.
         self._due_by: int | None = None
-        #: (change number, start) of the last call that found nothing to read; valid until ``_quiet_until``.
+        #: (change number, start) of the last call that found no messages to read. It is valid until ``_quiet_until``.
         self._quiet: tuple[int | None, Mapping[str, Any]] | None = None
         self._quiet_until = 0.0
         self._terminated = False
-        #: Whether the query was asked to stop, and has given its queues back.
+        #: Whether the query has given its queues back because it was asked to stop.
         self._given_back = False
 
     # -- Spark's calls -----------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             return self._latest_offset(start, limit)
         except TopicError:
-            # A topic may have been deleted since it was listed. With the next listing that is a loss of data, or accepted.
+            # A topic may have been deleted since it was listed. After a new listing, that is a DataLossError or an accepted loss.
             self._connect()[1].forget_listing()
             return self._latest_offset(start, limit)
 
@@ -141,12 +141,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._quiet_until = self._next_look(change, now, lots)
             return start
         taken = {**(counts or {}), **lots.counts}
-        # A fresh checkpoint is logged even without rows, so that the beginning of each queue is decided only once.
+        # A new checkpoint is logged even without rows, so that the start of each queue is decided only once.
         anchors = self._anchors.of(log, watch.names, known.topics, owner.following(taken), now)
         return run.session.plan(taken, anchors).to_spark()
 
     def _stops_here(self, start: Mapping[str, Any]) -> bool:
-        """Return whether the query was asked to stop between two micro-batches; its queues are given back at the first such call."""
+        """Return whether the query was asked to stop between two micro-batches. The first call that finds this gives its queues back."""
         run = self._run
         if run is None or self._given_back:
             return self._given_back
@@ -162,7 +162,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @staticmethod
     def _next_look(change: int | None, now: float, lots: BatchLots) -> float:
-        """Return when to look again though nothing changed at the broker, in monotonic seconds."""
+        """Return when to look for messages again although nothing changed at the broker, in monotonic seconds."""
         if change is None:
             return now + POLL_INTERVAL
         return float("inf") if lots.next_due is None else now + lots.next_due / 1000 - time.time()
@@ -195,7 +195,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _partition(
         self, broker: Broker, run: QueryRun, queue: MessageQueue, spans: Mapping[MessageQueue, OffsetRange], until: Checkpoint
     ) -> QueuePartition:
-        """Return the partition of one queue and its parking lot; ``spans``: the non-empty ranges of the batch."""
+        """Return the partition of one queue and its parking lot. ``spans``: the non-empty ranges of the batch."""
         token = run.owner.owned[queue].token
         end = until.next.get(queue, 0)
         span = spans.get(queue, OffsetRange(end, end))
@@ -204,7 +204,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             parked = companion(token)
             at = until.next.get(parked.queue)
             if at is None or run.owner.owned[parked.queue].position is None:
-                # The batch was logged by a run without parking lots, or its lot was deleted since.
+                # A run without parking lots logged the batch, or the lot was deleted after that.
                 at = run.session.offsets([parked.queue]).get(parked.queue, 0)
             of_lot = spans.get(parked.queue, OffsetRange(at, at))
             lot = LotSpan(parked.queue, of_lot.begin, of_lot.end, parked, self.options.parking_lot)
@@ -230,7 +230,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return partition_reader.read(partition, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: Spark calls it after the next latestOffset, which implies the commit."""
+        """Do nothing, because Spark calls this after the next latestOffset, which implies the commit."""
 
     def stop(self) -> None:
         connected, run = self._connected, self._run
@@ -242,12 +242,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         connected[0].close()
 
     def _end(self, run: QueryRun) -> None:
-        """Give the queues back as at a boundary, if the application says that Spark has committed the batch that was planned last."""
+        """Give the queues back as at a boundary if the application says that Spark has committed the last planned batch."""
         request = StopRequest(run.owner.owner_id)
         asked = request.is_made(run.began)
         processed = request.processed if asked else None
         if self._given_back:
-            # The application may have written how far Spark has committed over the answer.
+            # The application may have overwritten the answer with a request that says how far Spark has committed.
             if asked:
                 request.answer()
         elif processed is not None and (run.owner.is_planned(processed) or not run.owner.in_flight()):
@@ -281,6 +281,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif offsets.owner is not None and offsets.owner != self._run.owner.owner_id:
             raise OffsetError(
                 OffsetCondition.INVALID,
-                "the checkpoint belongs to another query than the one that is running; restart the query",
+                "the checkpoint belongs to another query than the one that is running. Restart the query",
             )
         return self._run

@@ -1,4 +1,4 @@
-"""Which topics and queues a streaming query reads, and whether a topic was deleted or recreated since it was read."""
+"""Determines which topics and queues a streaming query reads, and whether a topic was deleted or recreated since it was read."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from orderedmq.ownership.offsets import Checkpoint
 
 #: Seconds between two listings of topics, for a broker that cannot report whether anything changed.
 LISTING_INTERVAL: Final = 1.0
-#: Seconds to wait for a new group's retry topic, and between two looks. A Proxy may know a new topic only after 20 s.
+#: Seconds to wait for a new group's retry topic, because a Proxy may know a new topic only after 20 s.
 RETRY_TOPIC_PATIENCE: Final = 30.0
+#: Seconds between two checks whether the retry topic exists.
 _POLL: Final = 0.1
 
 
 class TopicWatch:
-    """The topics that the options select; lists them again after a change at the broker."""
+    """The topics that the options select. They are listed again after a change at the broker."""
 
     def __init__(self, broker: Broker, options: SourceOptions) -> None:
         self._broker = broker
@@ -36,7 +37,7 @@ class TopicWatch:
         self._listed: tuple[int | None, float] = (None, float("-inf"))
         #: The incarnation of each topic at the last check.
         self._incarnations: dict[str, str] = {}
-        #: Accepted losses (failOnDataLoss=false): (topic, its anchor in the checkpoint).
+        #: Losses that the user accepts with failOnDataLoss=false, as (topic, its anchor in the checkpoint).
         self._accepted: set[tuple[str, str]] = set()
 
     @property
@@ -57,36 +58,36 @@ class TopicWatch:
         return self._topics
 
     def forget_listing(self) -> None:
-        """List the topics again at the next look."""
+        """List the topics again at the next call of `topics`."""
         self._listed = (None, float("-inf"))
 
     def await_retry_topic(self) -> None:
-        """Wait until the group's retry topic is listed: brokers make it with the group's first heartbeat. Raises TopicError MISSING."""
+        """Wait until the group's retry topic exists. Brokers create it with the group's first heartbeat. Raises TopicError MISSING."""
         name = plan.retry_topic(self._options)
         deadline = time.monotonic() + RETRY_TOPIC_PATIENCE
         while all(topic.name != name for topic in self.topics(fresh=True)):
             if time.monotonic() >= deadline:
                 raise TopicError(
                     TopicCondition.MISSING,
-                    f"option retryTopic: no broker has the topic {name!r}, which is made with the group's first heartbeat: check that the "
-                    f"group may be made, and has retry queues (mqadmin updateSubGroup -g {self._options.consumer_group} -q 1)",
+                    f"option retryTopic: no broker has the topic {name!r}, which is created with the group's first heartbeat. Check that "
+                    f"the group may be created and has retry queues (mqadmin updateSubGroup -g {self._options.consumer_group} -q 1)",
                 )
             time.sleep(_POLL)
 
     def queues(self, known: Checkpoint, target: Collection[MessageQueue] | None, *, shared: bool) -> list[MessageQueue]:
-        """Return the queues to read; with a ``target``, only those in it.
+        """Return the queues to read. With a ``target``, return only the queues in it.
 
-        A query that does not share its group also reads every queue of its checkpoint ``known``: without an entry in the next
+        A query that does not share its group also reads every queue of its checkpoint ``known``, because without an entry in the next
         offset, the query would forget how far it has read that queue.
         """
         queues = plan.queues_of(self._broker, self._topics)
         if target is not None:
-            # With availableNow, the next run reads queues that appear later.
+            # With availableNow, queues that appear later are left to the next run.
             queues = [queue for queue in queues if queue in target]
         return queues if shared else [*queues, *sorted(set(without_lots(known.next)) - set(queues))]
 
     def drop_lost_topics(self, session: Session, start: Checkpoint) -> Checkpoint:
-        """Return ``start`` without topics that were deleted or recreated; have the session drop their queues.
+        """Return ``start`` without topics that were deleted or recreated, and drop their queues from the session.
 
         Raises DataLossError unless the user accepts the loss.
         """
@@ -95,7 +96,9 @@ class TopicWatch:
         except TopicError as error:
             if not start.topics:
                 raise
-            raise DataLossError(DataLossCondition.TOPIC_DELETED, f"{error.message}; this query has read it before") from error
+            raise DataLossError(
+                DataLossCondition.TOPIC_DELETED, f"a topic that this query has read was deleted: {error.message}"
+            ) from error
         stale = {name for name, incarnation in self._incarnations.items() if listed.get(name) != incarnation}
         gone: set[str] = set()
         for name, anchor in sorted(start.topics.items()):
@@ -119,11 +122,11 @@ class TopicWatch:
         )
 
     def recreated_topics(self, start: Checkpoint) -> set[str]:
-        """Return topics whose deletion or recreation the user accepted, and that ``start`` does not contain yet."""
+        """Return the topics whose deletion or recreation the user accepted and that ``start`` does not contain yet."""
         return {name for name, _ in self._accepted}.difference(start.topics)
 
     def _loss(self, name: str, anchor: str, listed: Mapping[str, str]) -> DataLossError | None:
-        """Return the error for a topic that was deleted or recreated since it was read; None if it is the same topic."""
+        """Return the error for a topic that was deleted or recreated since it was read, or None if it is the same topic."""
         try:
             if name in listed:
                 return recreated(name) if self._log.is_another(name, anchor) else None
