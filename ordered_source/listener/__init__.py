@@ -1,1 +1,1 @@
-"""Listeners: functions that Spark's tasks call with messages, in the order of a queue, in that of each key, or in none."""
+"""Listeners: functions that Spark's tasks call with messages, in the order of a queue, in the order of each key, or in no order."""

@@ -1,4 +1,4 @@
-"""Watches the calls of an async listener: a call that does not await keeps its event loop from all other calls."""
+"""Watches the calls of an async listener, because a call that does not await blocks all other calls in its event loop."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from orderedmq.listening.listener import name_of
 
 log = logging.getLogger("orderedmq")
 
-#: (messages, context) → status, when it is awaited.
+#: (messages, context) → coroutine that returns the status.
 AsyncCalled = Callable[[Sequence[Any], Any], Coroutine[Any, Any, Any]]
 
-#: Seconds without an await that count as a block.
+#: A step of a call without an await counts as a block if it takes at least this many seconds.
 BLOCK: Final = 0.005
-#: What is worth a warning: so many seconds in blocks, and a block in one call of so many. A busy machine, another thread or an import makes
-#: a call slow now and then, and a listener that blocks does it all the time.
+#: A warning is logged after WORTH seconds of blocks in total, if there was at least one block per ONE_OF calls. A busy machine, another
+#: thread or an import makes single calls slow, but a listener that blocks does so in most calls.
 WORTH: Final = 0.1
 ONE_OF: Final = 10
 
 
 class Cancelled(Exception):
-    """A call was cancelled. An Exception, so that all around the call see a call that failed."""
+    """A call was cancelled. This is an Exception, unlike asyncio.CancelledError, so that callers handle it as a failed call."""
 
 
 def watched(listener: Any) -> Callable[[Any], AsyncCalled]:
-    """Return what watches the calls of one task. ``listener`` is what a warning names, a function, an object or a class.
+    """Return a decorator that watches the calls of one task, and logs one warning if they block the loop.
 
-    What is returned makes an async function of the listener's function or object. It logs a warning, once, if calls block the loop.
+    The decorator makes an async function from the listener's function or object. ``listener`` is the function, object or class that the
+    warning names.
     """
     watch = _Watch(listener)
 
@@ -43,7 +44,7 @@ def watched(listener: Any) -> Callable[[Any], AsyncCalled]:
             try:
                 return await _timed(called(messages, context), watch)
             except asyncio.CancelledError:
-                raise Cancelled("the call was cancelled, by its task or in what it awaited") from None
+                raise Cancelled("the call was cancelled, by its task or by code that it awaited") from None
 
         return call
 
@@ -51,7 +52,7 @@ def watched(listener: Any) -> Callable[[Any], AsyncCalled]:
 
 
 class _Watch:
-    """What the calls of one task have blocked so far."""
+    """Counts the blocks in the calls of one task."""
 
     def __init__(self, listener: Any) -> None:
         self._listener = listener
@@ -60,7 +61,7 @@ class _Watch:
         self._warned = False
 
     def blocked(self, seconds: float) -> None:
-        """A call did not await for this long."""
+        """Count a block: a call did not await for this many seconds."""
         self._blocks += 1
         self._seconds += seconds
         self._longest = max(self._longest, seconds)
@@ -69,8 +70,8 @@ class _Watch:
         self._warned = True
         log.warning(
             "the async listener %s blocks its event loop, and with it all other calls of the task: %d times so far, for up to %.0f ms, "
-            "%.0f ms in all. Await what waits (asyncio.sleep and an async client, not time.sleep and requests), or await "
-            "asyncio.to_thread(...) for what blocks or computes; or make the listener a plain function, which is called in threads",
+            "%.0f ms in total. Use asyncio.sleep and an async client instead of time.sleep and requests, await asyncio.to_thread(...) for "
+            "code that blocks or computes, or make the listener a plain function, which is called in threads",
             name_of(self._listener),
             self._blocks,
             1000 * self._longest,
@@ -80,7 +81,7 @@ class _Watch:
 
 @coroutine
 def _timed(call: Awaitable[Any], watch: _Watch) -> Generator[Any, Any, Any]:
-    """Await a call, and tell how long each of its steps from one await to the next took, if that was long."""
+    """Await a call, and report each of its steps from one await to the next that took BLOCK seconds or more."""
     steps: Any = call.__await__()
     step, value = steps.send, None
     while True:

@@ -1,8 +1,8 @@
-"""Calls of listeners: in the task's thread, in others, or in an event loop; and objects that a worker keeps.
+"""Calls listeners in the task's thread, in other threads, or in an event loop, and keeps the objects of listener classes.
 
-A thread lives as long as its Python worker. A task borrows threads, and gives them back. So each thread keeps the objects that
-were made in it, which some libraries demand of a connection to a database (sqlite3). All calls of async listeners are in one event loop,
-in a thread that the worker keeps: its objects, and the connections that belong to the loop, are kept as well.
+A thread lives as long as its Python worker. A task borrows threads and gives them back. So an object is always used in the thread that
+made it, as some libraries require for a database connection (sqlite3). All calls of async listeners run in one event loop, in a thread
+that lives as long as the worker, so their objects and the connections that belong to the loop are also kept.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ log = logging.getLogger("orderedmq")
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Seconds for which the calls of a task wait for cancelled calls of an earlier task to end, and seconds between two looks.
+#: Seconds for which the calls of a task wait for cancelled calls of an earlier task to end.
 PATIENCE: Final = 1.0
+#: Seconds between two checks whether these calls have ended.
 _LOOK: Final = 0.001
 
 
@@ -39,7 +40,7 @@ class _Local(threading.local):
 
 
 class _Process:
-    """What this process keeps. A child starts over after a fork: it has none of the threads, and may not use the connections."""
+    """The objects and threads of this process. After a fork, the child starts with none, because threads and connections are not usable."""
 
     def __init__(self) -> None:
         self.local = _Local()
@@ -48,14 +49,14 @@ class _Process:
 
 
 def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
-    """Return the function to be called: ``listener`` itself or, if it is a class, one that calls the current thread's object.
+    """Return the function to call: ``listener`` itself or, if it is a class, a function that calls the current thread's object.
 
-    ``around`` makes what is called instead of the function or object; it does not cover the making of the object. What is returned
-    is async if the listener is; if a call of it is cancelled, it raises an Exception (`blocking.Cancelled`).
+    ``around`` is a decorator for the function or object; it does not cover the creation of the object. The returned function is async if
+    the listener is. If a call of an async listener is cancelled, it raises an Exception (`blocking.Cancelled`).
 
-    The object is made by ``listener()`` at the thread's first call, and kept until the process ends. It is known by its class: a
-    class that Spark sends to a worker with each task is the same class there (cloudpickle tracks those that a program defines).
-    If making it raises an exception, that is the call's, and the next call tries again.
+    The object is created by ``listener()`` at the thread's first call and kept until the process ends. Its class is the key: a class that
+    Spark sends to a worker with each task is the same class there, because cloudpickle tracks the classes that a program defines.
+    If ``listener()`` raises an exception, the call raises it, and the next call tries again.
     """
     asynchronous = is_async(listener)
     watch = watched(listener) if asynchronous else None
@@ -68,7 +69,7 @@ def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
     if not isinstance(listener, type):
         return made(listener)
 
-    #: What is called instead of each thread's object.
+    #: The decorated function for each object, by the object's id.
     ready: dict[int, Any] = {}
 
     def own() -> Any:
@@ -97,14 +98,14 @@ def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
 
 
 class Calls(ABC, Generic[T, R]):
-    """The calls of one task. All methods belong to the task's thread."""
+    """The calls of one task. Only the task's thread calls the methods."""
 
     def __init__(self) -> None:
         self._answers: SimpleQueue[tuple[T, R | None, BaseException | None]] = SimpleQueue()
 
     @property
     def answered(self) -> bool:
-        """Whether `answer` returns at once."""
+        """Whether `answer` returns without waiting."""
         return not self._answers.empty()
 
     @abstractmethod
@@ -112,9 +113,9 @@ class Calls(ABC, Generic[T, R]):
         """Call the function with ``work``."""
 
     def answer(self, timeout: float | None = None) -> tuple[T, R] | None:
-        """Wait for a call to return. Return its work and answer; None after ``timeout`` seconds.
+        """Wait for a call to return. Return its work and answer, or None after ``timeout`` seconds.
 
-        Raises what the function raised.
+        Raises the exception of the function.
         """
         try:
             work, answer, raised = self._answers.get(timeout=timeout)
@@ -125,14 +126,14 @@ class Calls(ABC, Generic[T, R]):
         return work, answer  # type: ignore[return-value]
 
     def cancel(self) -> None:
-        """Cut off the calls that are under way, if that can be done. They have answers all the same. No call is to start after this."""
+        """Cancel the running calls if that is possible. They still have answers. The caller must not start calls after this."""
 
     def end(self) -> None:
-        """Let no further call start. It does not wait for calls that are under way, and cuts them off if that can be done."""
+        """Prevent further calls from starting. Running calls are cancelled if that is possible. This does not wait for them."""
 
 
 class Inline(Calls[T, R]):
-    """Calls in the task's own thread: each has returned when `start` returns."""
+    """Calls in the task's own thread. A call has returned when `start` returns."""
 
     def __init__(self, function: Callable[[T], R]) -> None:
         super().__init__()
@@ -143,7 +144,7 @@ class Inline(Calls[T, R]):
 
 
 class Threads(Calls[T, R]):
-    """At most ``most`` calls at a time, in separate threads. An object belongs to one thread. A thread cannot be interrupted."""
+    """At most ``most`` calls at a time, in separate threads. Running calls cannot be cancelled, because threads cannot be interrupted."""
 
     def __init__(self, function: Callable[[T], R], most: int) -> None:
         super().__init__()
@@ -153,7 +154,7 @@ class Threads(Calls[T, R]):
         self._threads: list[_Thread] = []
         self._under_way = 0
         self._ended = False
-        #: Whether the threads find their own way back, because their calls go on.
+        #: Whether the threads return to the idle threads themselves, because their calls are still running.
         self.abandoned = False
 
     def start(self, work: T) -> None:
@@ -180,13 +181,13 @@ class Threads(Calls[T, R]):
             except Empty:
                 break
         if not self.abandoned:
-            # They will take the next task's inbox when they have left this one.
+            # A thread serves the next task only after it has taken the None that is put into this task's queue below.
             _process.idle.extend(reversed(self._threads))
         for _ in self._threads:
             self._todo.put(None)
 
     def serve(self) -> None:
-        """Make calls until the end of the task. A thread's part."""
+        """Make calls until the end of the task. Each thread runs this."""
         while (work := self._todo.get()) is not None:
             try:
                 self._answers.put((work, self._function(work), None))
@@ -203,17 +204,17 @@ class Awaiting(Calls[T, R]):
         self._function = function
         self._todo: deque[T] = deque()
         self._told = self._ended = False
-        #: The loop's thread alone uses it.
+        #: Only the loop's thread uses this.
         self._tasks: set[asyncio.Task[None]] = set()
         if _process.loop is None:
             _process.loop = _Loop()
         self._loop, self._cancelled = _process.loop.loop, _process.loop.cancelled
-        #: When to begin although cancelled calls of an earlier task go on; None before the first look.
+        #: When to begin although cancelled calls of an earlier task are still running; None before the first check.
         self._patience: float | None = None
 
     def start(self, work: T) -> None:
         self._todo.append(work)
-        # The loop is told once of all that is there until it looks.
+        # One call of `_begin` starts all the work that was added before it runs.
         if not self._told:
             self._told = True
             self._loop.call_soon_threadsafe(self._begin)
@@ -229,7 +230,7 @@ class Awaiting(Calls[T, R]):
 
     def _begin(self) -> None:
         self._told = False
-        # A cancelled call of an earlier task may be one of the same key, and it ends some turns of the loop later.
+        # A cancelled call of an earlier task may be for the same key, and it ends only some iterations of the loop later.
         if self._todo and any(task not in self._tasks for task in self._cancelled):
             now = self._loop.time()
             self._patience = self._patience or now + PATIENCE
@@ -247,7 +248,7 @@ class Awaiting(Calls[T, R]):
         try:
             self._answers.put((work, await self._function(work), None))
         except BaseException as raised:
-            # Also what ends a process: in a task it would end the loop.
+            # Catch SystemExit and KeyboardInterrupt too, because in an asyncio task they would end the loop.
             self._answers.put((work, None, raised))
         finally:
             task = asyncio.current_task()
@@ -259,7 +260,7 @@ class Awaiting(Calls[T, R]):
         for task in self._tasks:
             self._cancelled.add(task)
             task.add_done_callback(self._cancelled.discard)
-        # A turn of the loop later each of them has begun, and so has an answer.
+        # Cancel in the next iteration of the loop. By then each task has begun, so each call gets an answer.
         self._loop.call_soon(self._cancel_begun)
 
     def _cancel_begun(self) -> None:
@@ -293,12 +294,12 @@ def _borrow() -> _Thread:
 
 
 class _Loop(threading.Thread):
-    """The thread of the event loop in which all async calls of this process are."""
+    """The thread of the event loop that runs all async calls of this process."""
 
     def __init__(self) -> None:
         super().__init__(name="orderedmq-listener-loop", daemon=True)
         self.loop = asyncio.new_event_loop()
-        #: Calls that are to end, in the loop's thread.
+        #: Calls that were cancelled and have not ended yet. Only the loop's thread uses this.
         self.cancelled: set[asyncio.Task[None]] = set()
         self.start()
 
@@ -307,15 +308,15 @@ class _Loop(threading.Thread):
             try:
                 self.loop.run_forever()
             except BaseException:
-                # A task that the listener has started, and does not wait for, wants to end the process.
-                log.exception("a task of an async listener tried to end the event loop, which goes on")
+                # A task that the listener has started without awaiting it raised SystemExit or KeyboardInterrupt.
+                log.exception("a task of an async listener tried to end the event loop, which continues")
 
 
 _process: Final = _Process()
 
 
 def _begin_anew() -> None:
-    # The loop's files are the parent's as well: if it were collected here, it would be closed.
+    # Keep a reference to the loop: if it were garbage-collected, its file descriptors, which the parent shares, would be closed.
     _left_behind.append(_process.loop)
     _process.__init__()  # type: ignore[misc]
 

@@ -1,4 +1,4 @@
-"""``consume_orderly`` and ``consume_concurrently``: run a Python listener over messages in Spark's tasks."""
+"""``consume_orderly`` and ``consume_concurrently``, which run a Python listener over messages in Spark's tasks."""
 
 from __future__ import annotations
 
@@ -34,49 +34,51 @@ def consume_orderly(
     tls: TlsOptions | None = None,
     tracing: Tracing = NO_TRACING,
 ) -> DataFrame:
-    """Run ``listener(messages, context) -> ConsumeOrderlyStatus`` over queues or keys, in order: RocketMQ's MessageListenerOrderly.
+    """Run ``listener(messages, context) -> ConsumeOrderlyStatus`` over queues or keys in order, like RocketMQ's MessageListenerOrderly.
 
     ``df`` is a stream of the source with ``includeLockToken=true``, or with a schema that names topic, broker_name, queue_id,
     queue_offset, body and lock_token. ``messages`` is a sequence of messages with fields named like the columns; ``context`` is a
-    ConsumeOrderlyContext. ``hooks`` are called before and after each call of the listener, in its thread. They are not async.
+    ConsumeOrderlyContext. ``hooks`` are called before and after each call of the listener, in the same thread. They must not be async.
 
-    ``order`` is `OrderPerQueue` (one batch of a queue after another; ConsumeOrderlyStatus says what each status does) or `OrderPerKey`
-    (several keys of a queue at once, each in order). OrderPerKey needs the column sharding_key and a source with ``parkingLot=true``,
-    which adds lock_token and ticket. COMMIT, ROLLBACK and ``context.auto_commit`` belong to OrderPerQueue: with OrderPerKey they count as
-    failures.
+    ``order`` is `OrderPerQueue` (one batch of a queue after another; see ConsumeOrderlyStatus for the effect of each status) or
+    `OrderPerKey` (several keys of a queue at the same time, each in order). OrderPerKey needs the column sharding_key and a source with
+    ``parkingLot=true``, which adds lock_token and ticket. COMMIT, ROLLBACK and ``context.auto_commit`` belong to OrderPerQueue. With
+    OrderPerKey they count as failures.
 
-    With a ``concurrency`` above 1 the listener is called in threads, otherwise in the task's own, so it must be thread-safe, or a class.
-    Of a class, each thread that makes calls makes one object, by ``listener()`` at its first call, and calls that. A thread and its
-    object stay with the Python worker for later tasks and micro-batches, so the object may have a connection to a database. It is never
-    closed: the worker's process ends.
+    With a ``concurrency`` above 1 the listener is called in several threads, so it must be thread-safe or a class. Otherwise it is called
+    in the task's thread. For a class, each thread that makes calls creates one object by ``listener()`` at its first call, and calls it.
+    Threads and their objects stay in the Python worker for later tasks and micro-batches, so an object may have a database connection.
+    Objects are never closed; they end with the worker's process.
 
-    The listener may be async: an ``async def`` function, or a class or an object with ``async def __call__``. Its calls, at most
-    ``concurrency`` at a time for each task, are awaited in one event loop of the Python worker; OrderPerQueue awaits one after another. The
-    loop's thread makes the object of a class. When the queue's lock is lost, the calls that await are cancelled, and the task fails when
-    they have ended; they are cancelled as well when Spark closes the task, or it fails. A listener that blocks the loop gets a warning.
+    The listener may be async: an ``async def`` function, or a class or an object with ``async def __call__``. Its calls are awaited in
+    one event loop of the Python worker, at most ``concurrency`` at a time for each task; OrderPerQueue awaits one after another. The
+    loop's thread creates the object of a class. When the queue's lock is lost, the calls that await are cancelled, and the task fails
+    when they have ended. They are also cancelled when Spark closes the task or the task fails. A warning is logged if the listener
+    blocks the loop.
 
     Returns a DataFrame with a row per message: topic string, broker_name string, queue_id int, queue_offset long, sharding_key string,
     status string, attempts int, duration double (seconds of its batch's calls), error string, due_timestamp timestamp. The status is
-    SUCCESS, COMMIT (accepted by the call that committed), DEAD_LETTER, PARKED (``due_timestamp`` says when it comes back, if that is
-    known), DROPPED (an operator dropped it from the parking lot) or REPEATED (it failed in a repeat of a micro-batch that the group's
-    offset had passed). ``attempts`` is 0 where an earlier attempt of the micro-batch has settled the message, which does not come again.
-    Write the rows somewhere: the listener runs only when Spark runs the DataFrame. A listener connects as the
-    source does, but rows carry no secrets: pass ``credentials`` if the source has the option secretKey, and ``tls`` if it has tlsKeyPassword.
-    ``tracing``: see `Tracing`.
+    SUCCESS, COMMIT (accepted by the call that committed), DEAD_LETTER, PARKED (``due_timestamp`` says when the message comes back, if
+    that is known), DROPPED (an operator dropped the message from the parking lot) or REPEATED (the message failed in a repeat of a
+    micro-batch that the group's offset had passed). ``attempts`` is 0 if an earlier attempt of the micro-batch has settled the message,
+    so that the listener does not get it again. Write the rows to a sink, because the listener runs only when Spark runs the DataFrame.
 
-    Raises SchemaError MISSING_COLUMN, OptionError INVALID, and OptionError UNSUPPORTED with spark.speculation at once. When the query
-    runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock, or with a parking lot where ``order`` allows none
-    and the reverse, MISSING without the ``credentials`` that the source used, LockError LOST if another owner may have the queue,
-    ListenerError UNCOMMITTED if messages are taken and not committed at the end of a range, NOT_AWAITED if a listener that is not async
-    returns a coroutine.
+    A listener connects to the broker as the source does, but rows carry no secrets: pass ``credentials`` if the source has the option
+    secretKey, and ``tls`` if it has tlsKeyPassword. ``tracing``: see `Tracing`.
+
+    This function raises SchemaError MISSING_COLUMN, OptionError INVALID, and OptionError UNSUPPORTED with spark.speculation. When the
+    query runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock, with a parking lot that ``order`` does not
+    allow, or without one that it needs. It raises OptionError MISSING without the ``credentials`` that the source used, LockError LOST if
+    another owner may have the queue, ListenerError UNCOMMITTED if messages are taken and not committed at the end of a range, and
+    ListenerError NOT_AWAITED if a listener that is not async returns a coroutine.
     """
     if isinstance(order, OrderPerKey):
-        remedy = "read with parkingLot=true, and do not drop these columns"
+        remedy = "Read with parkingLot=true, and do not drop these columns"
         require_columns(df, (*NEEDED, "sharding_key", TICKET), order.name, remedy)
     elif isinstance(order, OrderPerQueue):
         require_columns(df, NEEDED, order.name)
     else:
-        raise OptionError(OptionCondition.INVALID, f"order is {order!r}: give OrderPerQueue() or OrderPerKey()")
+        raise OptionError(OptionCondition.INVALID, f"order is {order!r}, but must be OrderPerQueue() or OrderPerKey()")
     tracing.check(df)
     return shell.run(df, Consumer(listener, order, tuple(hooks), credentials, tls, tracing))
 
@@ -91,30 +93,29 @@ def consume_concurrently(
     tls: TlsOptions | None = None,
     tracing: Tracing = NO_TRACING,
 ) -> DataFrame:
-    """Run ``listener(messages, context) -> ConsumeConcurrentlyStatus`` over queues, in no order: MessageListenerConcurrently.
+    """Run ``listener(messages, context) -> ConsumeConcurrentlyStatus`` over queues in no order, like MessageListenerConcurrently.
 
     ``df`` is a stream of the source with ``parkingLot=true``, or over RocketMQ with ``retryTopic=true``. If you give a schema, it
-    names topic, broker_name, queue_id, queue_offset, body and lock_token, and with a retry topic reconsume_times. ``context`` is a
-    ConsumeConcurrentlyContext; messages, hooks, a class or an async function as the listener, and the rows that are returned are as with
-    `consume_orderly`.
+    must name topic, broker_name, queue_id, queue_offset, body and lock_token, and reconsume_times with a retry topic. ``context`` is a
+    ConsumeConcurrentlyContext. `consume_orderly` describes messages, hooks, the kinds of listener, and the rows that are returned.
 
     Each message that was not consumed (RECONSUME_LATER, None, an exception, or an index above ``context.ack_index``) is put
     into the group's parking lot alone. It comes back after 10 s, 30 s, 1 min … 2 h, or after the delay level that the listener
     chose (``context.delay_level_when_next_consume``). After ``max_reconsume_times`` retries it goes to the topic %DLQ%<group>.
 
-    With ``retryTopic=true`` the message's broker does that, as for a Java MessageListenerConcurrently (CONSUMER_SEND_MSG_BACK).
-    The message comes back through the topic %RETRY%<group>, to whichever member of the group has its queue, or becomes a dead
-    letter; its status is SENT_BACK. ``message.topic`` is then still the topic that it was sent to, and ``context.message_queue`` is a
-    queue of the retry topic, as are the topic and the queue of its row. If its batch runs again, it may be sent back again, and then
-    comes twice, as in Java.
+    With ``retryTopic=true``, the listener sends the message back to its broker instead, as a Java MessageListenerConcurrently does
+    (CONSUMER_SEND_MSG_BACK), and its status is SENT_BACK. The broker delivers it again through the topic %RETRY%<group>, to the member of
+    the group that has its queue there, or makes it a dead letter. When the message comes back, ``message.topic`` is still the topic that
+    it was sent to, but ``context.message_queue`` and the row's topic and queue are those of the retry topic. If its batch runs again, the
+    message may be sent back again. It then comes twice, as in Java.
 
-    Raises SchemaError MISSING_COLUMN, OptionError INVALID, and OptionError UNSUPPORTED with spark.speculation at once. When the query
-    runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock, or with neither a parking lot nor a retry topic,
-    MISSING without the ``credentials`` that the source used, LockError LOST if another owner may have the queue, ListenerError
-    NOT_AWAITED if a listener that is not async returns a coroutine.
+    This function raises SchemaError MISSING_COLUMN, OptionError INVALID, and OptionError UNSUPPORTED with spark.speculation. When the
+    query runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock, or with neither a parking lot nor a retry
+    topic. It raises OptionError MISSING without the ``credentials`` that the source used, LockError LOST if another owner may have the
+    queue, and ListenerError NOT_AWAITED if a listener that is not async returns a coroutine.
     """
     if not isinstance(settings, ConcurrentSettings):
-        raise OptionError(OptionCondition.INVALID, f"settings is {settings!r}: give ConcurrentSettings()")
+        raise OptionError(OptionCondition.INVALID, f"settings is {settings!r}, but must be ConcurrentSettings()")
     require_columns(df, NEEDED, settings.name)
     tracing.check(df)
     return shell.run(df, Consumer(listener, settings, tuple(hooks), credentials, tls, tracing))

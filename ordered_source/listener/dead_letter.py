@@ -1,8 +1,9 @@
-"""``dead_letter``: puts the rows of a stream that cannot be processed into the group's dead letters, and lets the others pass.
+"""``dead_letter``, which writes the rows of a stream that cannot be processed to the group's dead letters, and returns the other rows.
 
-Rules: a task decides row by row and keeps the order of what passes. It writes the letters of an Arrow batch before it hands the
-batch's other rows on, so they are stored before the micro-batch is committed. A letter is known by (group, queue, offset): a batch
-that Spark runs again puts nothing aside twice, and lets nothing pass that it has put aside, even if the condition has changed.
+Rules: a task decides row by row and keeps the order of the rows that it returns. It writes the dead letters of an Arrow batch before it
+returns the batch's other rows, so that the letters are stored before the micro-batch is committed. A letter is identified by (group,
+queue, offset). If Spark runs a batch again, no letter is written twice, and a row that became a letter is not returned, even if the
+condition has changed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from orderedmq.model import MAX_OFFSET, OffsetRange
 from orderedmq.ownership.lock import LockToken
 
 NAME: Final = "dead_letter"
-#: The column that tasks get besides those of the DataFrame: why a row becomes a dead letter, null for the others.
+#: The column that is added to the DataFrame for the tasks: why a row becomes a dead letter, or null for other rows.
 _WHY: Final = "__orderedmq_why"
 
 
@@ -40,22 +41,22 @@ def dead_letter(
     credentials: Credentials | None = None,
     tls: TlsOptions | None = None,
 ) -> DataFrame:
-    """Put the rows that meet ``condition`` into the topic %DLQ%<group>, and return the other rows, in their order.
+    """Write the rows that meet ``condition`` to the topic %DLQ%<group>, and return the other rows in their order.
 
-    ``df`` is a stream of the source with ``includeLockToken=true`` and whatever columns were added to it. It needs topic,
-    broker_name, queue_id, queue_offset, body and lock_token as they were read, before any shuffle. ``condition`` is a Column or SQL, as
-    in ``df.where``: a row is put aside if it is true, and passes if it is false or null. ``error`` says why, in the letter's property
-    ORDEREDMQ_ERROR: a text for all rows, or a Column. A letter has the body of ``df``, the message's key, tags, keys and properties, which
-    are read from the queue where ``df`` lacks them, and its origin. The command sends it again: ``orderedmq dlq replay``.
+    ``df`` is a stream of the source with ``includeLockToken=true``, which may have further columns. It needs topic, broker_name,
+    queue_id, queue_offset, body and lock_token as they were read, before any shuffle. ``condition`` is a Column or SQL, as in
+    ``df.where``: a row becomes a dead letter if it is true, and is returned if it is false or null. ``error``, a text for all rows or a
+    Column, is the reason in the letter's property ORDEREDMQ_ERROR. A letter has the body from ``df``, its origin, and the message's
+    sharding key, tags, keys and properties, which are read from the queue if ``df`` lacks them. ``orderedmq dlq replay`` sends it again.
 
-    The letters are stored before the micro-batch is committed, each once, also if Spark runs the batch again (over RocketMQ, if it
-    is among the last 32,768 letters of its broker). ``credentials`` and ``tls`` are those of `consume_orderly`.
+    The letters are stored before the micro-batch is committed. Each one is stored only once, even if Spark runs the batch again (over
+    RocketMQ, if it is among the last 32,768 letters of its broker). ``credentials`` and ``tls`` are those of `consume_orderly`.
 
-    Returns a DataFrame with the columns of ``df``. A watermark belongs behind it. Raises SchemaError MISSING_COLUMN, and WRONG_TYPE if
-    a column of the message has another type than the source gives it, and OptionError UNSUPPORTED with spark.speculation. When the query
-    runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock, or with a parking lot or a retry topic, MISSING
-    without the ``credentials`` that the source used, LockError LOST if another owner may have the queue, and the broker's error if a
-    letter cannot be stored.
+    Returns a DataFrame with the columns of ``df``. Set a watermark after it, not before. Raises SchemaError MISSING_COLUMN, SchemaError
+    WRONG_TYPE if a message's column does not have the type with which it was read, and OptionError UNSUPPORTED with spark.speculation.
+    When the query runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock, or with a parking lot or a retry
+    topic. It raises OptionError MISSING without the ``credentials`` that the source used, LockError LOST if another owner may have the
+    queue, and the broker's error if a letter cannot be stored.
     """
     require_columns(df, NEEDED, NAME)
     for field in df.schema.fields:
@@ -63,8 +64,8 @@ def dead_letter(
         if expected is not None and field.dataType != expected:
             raise SchemaError(
                 SchemaCondition.WRONG_TYPE,
-                f"{NAME} needs column {field.name!r} as it was read, {expected.simpleString()}, the DataFrame has "
-                f"{field.dataType.simpleString()}: give what you decode a name of its own",
+                f"{NAME} needs column {field.name!r} as it was read, with type {expected.simpleString()}, but in the DataFrame it is "
+                f"{field.dataType.simpleString()}. Give a decoded column another name",
             )
     text = sql.lit(error) if isinstance(error, str) else sql.coalesce(error.cast("string"), sql.lit(""))
     met = sql.expr(condition) if isinstance(condition, str) else condition
@@ -76,10 +77,10 @@ def dead_letter(
 def separate(
     batches: Iterator[pa.RecordBatch], credentials: Credentials | None = None, tls: TlsOptions | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Run one task: store letters of the rows whose last column is not null, and yield the other rows without that column."""
+    """Run one task. It stores dead letters of the rows whose last column is not null, and yields the other rows without that column."""
     letters = _Letters()
     for batch in batches:
-        # Rows without a lock are refused before the first row is put aside.
+        # Refuse rows without a lock before the first dead letter is written.
         pieces = [
             (lock_of(queue, context, credentials, tls, NAME, parks=False), rows) for queue, context, rows in by_queue(batch)
         ]
@@ -94,18 +95,18 @@ def separate(
 
 
 class _Letters:
-    """The dead letters that a task's queues had when it came to them."""
+    """The dead letters that a task's queues had when the task reached them."""
 
     def __init__(self) -> None:
-        #: The first offset that was asked for, and the offsets with letters.
+        #: For each lock: the first offset that was asked for, and the offsets that have dead letters.
         self._known: dict[LockToken, tuple[int, pa.Array]] = {}
 
     def settled(self, lock: TaskLock, rows: pa.RecordBatch) -> pa.Array:
-        """Return whether each row is a dead letter, now or since an earlier attempt."""
+        """Return for each row whether it becomes a dead letter now or became one in an earlier attempt."""
         offsets = rows.column("queue_offset")
         first: int = pc.min(offsets).as_py()
         begin, found = self._known.get(lock.token, (MAX_OFFSET, None))
-        # After a shuffle, rows come in any order.
+        # Rows may come in any order after a shuffle.
         if first < begin:
             found = pa.array(lock.broker.groups.letters(lock.token, [OffsetRange(first, MAX_OFFSET)]), pa.int64())
             self._known[lock.token] = first, found

@@ -13,7 +13,7 @@ from orderedmq.text import valid
 
 
 class Columns:
-    """The columns of one batch as Python values, each converted when a listener first asks for it."""
+    """The columns of one batch as Python values. A column is converted when a listener first uses it."""
 
     __slots__ = ("_batch", "_values")
 
@@ -30,23 +30,23 @@ class Columns:
         values = self._values.get(name)
         if values is None:
             if name not in self.names:
-                raise AttributeError(f"a message has no field {name!r}; the DataFrame has {', '.join(self.names)}")
+                raise AttributeError(f"a message has no field {name!r}, because the DataFrame only has {', '.join(self.names)}")
             values = self._values[name] = valid(self._batch.column(name))[0].to_pylist()
         return values
 
     def keys(self) -> Sequence[str | None]:
-        """The column sharding_key, or no keys without it."""
+        """Return the column sharding_key, or None for each row if the column is missing."""
         return self.get("sharding_key") if "sharding_key" in self.names else [None] * self._batch.num_rows
 
     def retried(self) -> Sequence[int | None]:
-        """The column reconsume_times; nothing if no message was retried."""
+        """Return the column reconsume_times, or an empty sequence if no message was retried."""
         if "reconsume_times" not in self.names or not pc.max(self._batch.column("reconsume_times")).as_py():
             return ()
         return self.get("reconsume_times")
 
 
 class Rows(NamedTuple):
-    """Rows that messages come from; ``first`` is the number of the first one. ``places``: where they are in the parking lot, if they are."""
+    """The rows of messages. ``first``: the number of the first row. ``places``: their places in the parking lot; empty for other rows."""
 
     columns: Columns
     first: int

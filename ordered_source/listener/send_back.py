@@ -1,4 +1,4 @@
-"""Messages that a listener could not process, on their way back to the group's retry topic. Over RocketMQ only."""
+"""Sends messages that a listener could not process to the group's retry topic, over RocketMQ only."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from orderedmq.listening.engine import Message, Outcome
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 
-#: The delay level that makes a dead letter of a message at once (Java: delayLevelWhenNextConsume).
+#: The delay level that makes a message a dead letter immediately (Java: delayLevelWhenNextConsume).
 _DEAD_LETTER: Final = -1
 
 
 class SendBack:
-    """Sends messages of one queue back. It does not send a message again that it has sent, if a later one of them failed."""
+    """Sends messages of one queue back. If sending stops half way, the next call does not repeat the messages that were already sent."""
 
     def __init__(self, broker: Broker, token: LockToken, max_reconsume_times: int) -> None:
         self._broker = broker
         self._token = token
         self._most = max_reconsume_times
-        #: Offsets and delay levels of messages that were sent back together with others that could not be.
+        #: Offsets and delay levels of messages that were sent in a call that then failed for other messages.
         self._sent: set[tuple[int, int]] = set()
 
     def send(self, messages: Sequence[Message]) -> str | None:
-        """Send messages back. Return None, or the error's text if not all of them could be: call it again with the same.
+        """Send messages back. Return None, or the error's text if not all of them were sent. Then call this again with the same messages.
 
-        Raises LockError; DataLossError and GroupError, since waiting does not help.
+        Raises LockError, and also DataLossError and GroupError, because waiting does not resolve them.
         """
         return self._send([(one._offset, one._level) for one in messages])
 
     def give_up(self, messages: Sequence[Message]) -> str | None:
-        """Have the broker make dead letters of messages. Return None, or the error's text. Raises as `send`."""
+        """Tell the broker to make messages dead letters. Return None, or the error's text. Raises the errors of `send`."""
         return self._send([(one._offset, _DEAD_LETTER) for one in messages])
 
     def _send(self, messages: Sequence[tuple[int, int]]) -> str | None:
@@ -53,15 +53,15 @@ class SendBack:
 
 
 def told(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return the engine's outcomes of messages that were sent back, where it says PARKED."""
+    """Return the outcomes of messages that were sent back, with the status SENT_BACK instead of the engine's PARKED."""
     return [one._replace(status="SENT_BACK") for one in outcomes]
 
 
 def require_retries(names: Sequence[str], queue: MessageQueue) -> None:
-    """Require the column that counts a message's retries. Raises SchemaError MISSING_COLUMN."""
+    """Raise SchemaError MISSING_COLUMN if the column that counts a message's retries is missing."""
     if "reconsume_times" not in names:
         raise SchemaError(
             SchemaCondition.MISSING_COLUMN,
-            f"consume_concurrently got rows of queue {queue} without the column reconsume_times: with retryTopic=true it says how often a "
-            "message was retried; do not drop it",
+            f"consume_concurrently got rows of queue {queue} without the column reconsume_times, which with retryTopic=true says how often "
+            "a message was retried. Do not drop it",
         )

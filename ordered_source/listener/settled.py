@@ -1,4 +1,4 @@
-"""Which of a task's messages earlier attempts and owners have settled: parked them, or made dead letters of them."""
+"""Finds the messages of a task that are settled: an earlier attempt or owner has parked them or made them dead letters."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from orderedmq.parking import reading
 from orderedmq.parking.lot import Lot
 from orderedmq.rows.pull_settings import PullSettings
 
-#: The lots that this process has read: of (broker, group, queue), under the lock of that epoch.
+#: The parking lots that this process has read: (broker, group, queue) → (epoch of the lock under which it was read, lot).
 _LOTS: Final[dict[tuple[str, str, MessageQueue], tuple[int, Lot]]] = {}
 
 
 class Settled:
-    """Messages of a queue that a task must leave alone because they are settled.
+    """Messages of a queue that a task must not process because they are settled.
 
-    They are in the parking lot and do not belong to this micro-batch, or they are dead letters.
+    They are dead letters, or they are in the parking lot and do not belong to this micro-batch.
     """
 
     def __init__(self, lot: Lot, plan: LotPlan, letters: Set[int] = frozenset()) -> None:
-        """``lot`` knows the parking lot from the end of what is planned to its own end."""
+        """``lot``: the contents of the parking lot after the part that this micro-batch reads."""
         self._lot = lot
         self._plan = plan
         self._letters = letters
 
     @classmethod
     def without_lot(cls, letters: Set[int] = frozenset()) -> Settled:
-        """What a task without a parking lot finds."""
+        """Return the settled messages of a task without a parking lot."""
         return cls(Lot(0), LotPlan(0, 0, 0, NO_BOUND), letters)
 
     @classmethod
@@ -42,8 +42,8 @@ class Settled:
     ) -> Settled:
         """Read the parking lot ``parked`` from the end of its planned part to its current end, and ask the broker for dead letters.
 
-        ``planned``: the queue offsets of the planned messages. As long as the query holds the lock, nobody else writes messages to the lot.
-        So what this process has read of it is kept, and its next task continues where this one stopped.
+        ``planned``: the queue offsets of the planned messages. No other process writes messages to the lot while the query holds the lock.
+        So the contents that this process has read are kept, and its next task continues where this one stopped.
         """
         name = (broker.identity, token.group, parked)
         epoch, lot = _LOTS.get(name, (-1, None))
@@ -52,7 +52,7 @@ class Settled:
         end = reading.end_of(log, parked)
         if lot is None or epoch != token.epoch or lot.begin != plan.end or lot.end > end:
             lot = Lot(plan.end)
-        # It is noted once it is complete, because a read that fails may have come half way.
+        # Store the lot only after a complete read, because a failed read may have stopped half way.
         _LOTS.pop(name, None)
         reading.read(log, lot, parked, end)
         _LOTS[name] = token.epoch, lot
@@ -60,13 +60,13 @@ class Settled:
         return cls(lot, plan, broker.groups.letters(token, spans))
 
     def view(self, planned: Sequence[Message] = ()) -> LotView:
-        """Return the parking lot for an engine. ``planned``: its messages that belong to this micro-batch and are not settled."""
+        """Return the view of the parking lot that the engine gets. ``planned``: its unsettled messages in this micro-batch."""
         lot, plan = self._lot, self._plan
         offsets = {key: one.offsets for key, one in lot.keys.items()}
         waiting: Mapping[object, Sequence[int]] = {}
         attempted: Mapping[object, Sequence[int]] = {}
         if plan.begin < plan.end:
-            # All of the lot was planned as it was then: whoever put the rest there worked on this range.
+            # The plan includes all messages that the lot had then. Later ones were parked by earlier attempts at this range.
             attempted = offsets
         elif lot.max_offset < plan.q_begin:
             waiting = offsets
@@ -76,9 +76,10 @@ class Settled:
         return LotView(plan.room, planned, lot.places, waiting, attempted)
 
     def divide(self, messages: list[Message]) -> tuple[list[Message], list[Outcome]]:
-        """Return those of the task's messages that are to be processed, and the outcomes of those that are settled.
+        """Return the messages of the task that have to be processed, and the outcomes of the settled messages.
 
-        A message with a dead letter that is also parked is PARKED here, and a DEAD_LETTER when its place in the lot is planned.
+        A message that is parked and also has a dead letter gets the outcome PARKED here. It gets DEAD_LETTER in the micro-batch that reads
+        it from the parking lot.
         """
         lot, letters = self._lot, self._letters
         if not letters and (lot.max_offset < 0 or not messages or lot.max_offset < min(one._offset for one in messages)):
@@ -96,7 +97,7 @@ class Settled:
 
 
 def runs(offsets: Sequence[int]) -> list[OffsetRange]:
-    """Return ascending offsets as ranges without gaps."""
+    """Return ascending offsets as ranges of consecutive offsets."""
     numbered = (list(run) for _, run in groupby(enumerate(offsets), lambda one: one[1] - one[0]))
     return [OffsetRange(run[0][1], run[-1][1] + 1) for run in numbered]
 

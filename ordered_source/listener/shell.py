@@ -1,11 +1,13 @@
-"""The Spark task that runs a listener: it feeds the rows of a queue to an engine, and carries out what the engine says.
+"""The Spark task that runs a listener. It gives the rows of a queue to an engine, and carries out the engine's actions.
 
-Rules: a task has the rows of one queue's parking lot, if it is planned, and then those of the queue, unless the user shuffled the rows.
-The engine, the broker and the rows for Spark stay in the task's own thread; only calls of the listener may be in others (`calls`), those
-of an async listener in the thread of an event loop. More rows are asked of Spark only when the engine wants them. Delivery is at-least-once
-per micro-batch: when one task of the batch fails, Spark runs the whole batch again, including the listeners of the other tasks. A repeat
-must honour what an earlier attempt has parked, and what it has made dead letters of, so a task reads the parking lot to its end and asks
-for dead letters before it calls a listener.
+Rules: a task gets the rows of one queue's parking lot, if the micro-batch reads it, and then the rows of the queue, unless the user
+shuffled the rows. Only the task's thread uses the engine, the broker and the rows for Spark. Calls of the listener may run in other
+threads (`calls`), or in the thread of an event loop if the listener is async. The task takes more rows from Spark only when the engine
+asks for them.
+
+Delivery is at-least-once per micro-batch: when one task of the batch fails, Spark runs the whole batch again, including the listeners
+of the other tasks. A repeat must not process messages that an earlier attempt has parked or made dead letters. So a task reads the
+parking lot to its end and asks for dead letters before it calls a listener.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ from orderedmq.schema import TIMESTAMP_TYPE
 
 log = logging.getLogger("orderedmq")
 
-#: Columns of the outcomes, a row each; ``end_offset`` is exclusive, ``duration`` in seconds.
+#: Columns of the outcomes, which have one row each. ``end_offset`` is exclusive, ``duration`` is in seconds.
 OUTCOMES: Final = (
     "topic string, broker_name string, queue_id int, begin_offset long, end_offset long, status string, attempts int, duration double, "
     "error string, sharding_key string, due_timestamp timestamp"
@@ -75,8 +77,9 @@ _SCHEMA: Final = pa.schema(
         ("due_timestamp", TIMESTAMP_TYPE),
     ]
 )
-#: Rows whose columns are made Python values at once, and outcomes that are given to Spark at once.
+#: Number of rows whose columns are converted to Python values together.
 ROWS_TOGETHER: Final = 4096
+#: Number of outcomes that are given to Spark together.
 GIVE_TOGETHER: Final = 4096
 
 
@@ -84,7 +87,7 @@ GIVE_TOGETHER: Final = 4096
 class Consumer:
     """A listener with everything that its tasks need. ``credentials`` and ``tls``: see `consume_orderly`.
 
-    Raises OptionError INVALID for hooks that are async.
+    Raises OptionError INVALID if a hook is async.
     """
 
     listener: Any
@@ -99,7 +102,7 @@ class Consumer:
 
 
 class QueueRows(NamedTuple):
-    """Rows of one queue under one lock. ``places``: where they are in the parking lot; None for rows of the queue."""
+    """Rows of one queue under one lock. ``places``: their places in the parking lot, or None for rows of the queue itself."""
 
     queue: MessageQueue
     context: ReadContext | None
@@ -108,16 +111,16 @@ class QueueRows(NamedTuple):
 
 
 def run(df: DataFrame, consumer: Consumer) -> DataFrame:
-    """Return the outcomes of a listener over the DataFrame's rows. Raises as `run_in_tasks`."""
+    """Return the outcomes of running a listener over the DataFrame's rows. Raises the errors of `run_in_tasks`."""
     return run_in_tasks(df, lambda batches: consume(batches, consumer), OUTCOMES, consumer.settings.name)
 
 
 def consume(
     batches: Iterable[pa.RecordBatch], consumer: Consumer, wall: Callable[[], float] = time.time
 ) -> Iterator[pa.RecordBatch]:
-    """Run one task: feed the rows to the listener, one queue after another, and yield the outcomes.
+    """Run one task: give the rows to the listener, one queue after another, and yield the outcomes.
 
-    ``wall`` is the clock of due times, in seconds since 1970.
+    ``wall`` is the clock for due times, in seconds since 1970.
     """
     settings = consumer.settings
     pieces = chain.from_iterable(map(_pieces, batches))
@@ -135,7 +138,7 @@ class _Task:
         self.queue, self._consumer, self._wall = queue, consumer, wall
         self._settings = settings = consumer.settings
         self._broker, self._token, self._plan = consumer.tracing.broker(lock), lock.token, lock.lot
-        #: Sends failed messages back to their broker's retry topic. None: the rows were read without one.
+        #: Sends failed messages back to their broker's retry topic. None if the rows were read without a retry topic.
         self._back = None
         if settings.parks and self._plan is None:
             self._back = SendBack(lock.broker, lock.token, settings.most_retries)
@@ -180,20 +183,20 @@ class _Task:
                 if done:
                     return
         finally:
-            # Also if Spark closes the task, or ends the process: no call starts after this.
+            # No call starts after this, even if Spark closes the task or ends the process.
             calls.end()
 
     # -- calls
 
     def _calls(self) -> Calls[Batch, Answer]:
-        """Return what calls the listener. With order per queue, an async listener has one call at a time as well."""
+        """Return the object that calls the listener. With OrderPerQueue, an async listener also gets only one call at a time."""
         if is_async(self._caller.listener):
             return Awaiting(self._call_async)
         many = self._settings.concurrency
         return Threads(self._call, many) if many > 1 else Inline(self._call)
 
     def _call(self, batch: Batch) -> Answer:
-        # A copy: a listener may take messages out of its list, and they are the engine's all the same.
+        # Pass a copy, because a listener may remove messages from its list, but the engine still needs them.
         return self._caller.call(list(batch.messages), self._settings.context(self.queue))
 
     def _call_async(self, batch: Batch) -> Coroutine[Any, Any, Answer]:
@@ -224,7 +227,7 @@ class _Task:
                 case Suspend(seconds):
                     time.sleep(seconds)
         except LockError:
-            # No new call starts, and those under way are cut off if they are async, and waited for.
+            # No new call starts. Running calls are cancelled if they are async, and the task waits until they have ended.
             engine.lock(False, clock())
             calls.cancel()
             while isinstance(waiting := _next(engine), Wait):
@@ -232,7 +235,7 @@ class _Task:
             raise
 
     def _give_up(self, messages: Sequence[Message]) -> str | None:
-        """Write messages to the dead letters. Return None, or the error's text if the write fails. Raises LockError."""
+        """Write messages to the dead letters. Return None, or the error's text if that fails. Raises LockError."""
         try:
             write_letters(self._broker, self._token, messages, [one._error for one in messages])
         except LockError:
@@ -252,7 +255,7 @@ class _Task:
         try:
             parked = self._broker.groups.park(self._token, puts)
         except (LockError, DataLossError, GroupError):
-            # Waiting does not help.
+            # Waiting does not resolve these errors.
             raise
         except OrderedMQError as error:
             engine.was_parked(None, str(error), time.monotonic())
@@ -278,7 +281,7 @@ class _Task:
     # -- rows
 
     def _planned(self, pieces: Iterator[QueueRows]) -> tuple[list[Message], Iterator[QueueRows]]:
-        """Return the messages of the parking lot, which come first, and the other rows."""
+        """Return the messages of the parking lot, whose rows come first, and the other rows."""
         now = int(self._wall() * 1000)
         planned: list[Message] = []
         for piece in pieces:
@@ -299,11 +302,11 @@ class _Task:
         return planned, iter(())
 
     def _settled(self, planned: Sequence[int], rest: Iterator[QueueRows]) -> tuple[Settled, Iterator[QueueRows]]:
-        """Ask which messages are settled, those of the offsets ``planned`` among them. Return it, and the other rows again."""
+        """Find the settled messages, also among the offsets ``planned``. Return them, and an iterator over all of ``rest``."""
         if self._plan is not None:
             return Settled.read(self._broker, self._token, companion(self._token).queue, self._plan, planned), rest
         if self._back is not None:
-            # Their broker has the messages again, with other offsets.
+            # Messages that were sent back come again in the retry topic with other offsets.
             return Settled.without_lot(), rest
         piece = next(rest)
         begin: int = piece.rows.column("queue_offset")[0].as_py()
@@ -311,14 +314,14 @@ class _Task:
         return Settled.without_lot(letters), chain([piece], rest)
 
     def _feed(self, pieces: Iterator[QueueRows], settled: Settled) -> Iterator[list[Message]]:
-        """Yield the messages of the queue, some at a time."""
+        """Yield the messages of the queue in lists."""
         first = 0
         for piece in pieces:
             if piece.places is not None:
                 raise OptionError(
                     OptionCondition.UNSUPPORTED,
-                    f"rows of the parking lot of queue {self.queue} came behind others: a key would be overtaken; give the listener the "
-                    "source's rows in the order in which it reads them, neither sorted nor shuffled",
+                    f"rows of the parking lot of queue {self.queue} came after rows of the queue, so a key's order would be lost. Give the "
+                    "listener the source's rows in the order in which it reads them, neither sorted nor shuffled",
                 )
             for begin in range(0, piece.rows.num_rows, ROWS_TOGETHER):
                 columns = Columns(piece.rows.slice(begin, ROWS_TOGETHER))
@@ -329,11 +332,11 @@ class _Task:
                 first += len(columns.get("queue_offset"))
 
     def _messages(self, columns: Columns, first: int) -> Iterator[list[Message]]:
-        """Yield the messages of these rows, some at a time. ``first``: the number of the first one."""
+        """Yield the messages of these rows in lists. ``first``: the number of the first row."""
         if self._back is not None:
             require_retries(columns.names, self.queue)
         offsets, rows = columns.get("queue_offset"), Rows(columns, first)
-        # Order per queue has no use for keys.
+        # OrderPerQueue does not use keys.
         keys = columns.keys() if self._settings.parks else [None] * len(offsets)
         retried = columns.retried()
         together = self._settings.put_together
@@ -344,7 +347,7 @@ class _Task:
                 message._attempts = retries or 0
             yield messages
 
-    # -- what is told
+    # -- warnings and outcomes
 
     def _warn(self, engine: Engine) -> None:
         for text in engine.warnings[self._warned :]:
@@ -385,7 +388,7 @@ class _Task:
 
 
 def _next(engine: Engine) -> Action | None:
-    """The engine's next action; None if it says that the lock is lost."""
+    """Return the engine's next action, or None if it raises the error of the lost lock."""
     try:
         return engine.next(time.monotonic())
     except LockError:
@@ -395,15 +398,15 @@ def _next(engine: Engine) -> Action | None:
 def _pieces(batch: pa.RecordBatch) -> Iterator[QueueRows]:
     """Split a batch's rows where the queue or the lock changes, and between rows of the parking lot and of the queue.
 
-    Raises SchemaError MISSING_COLUMN for rows that were read with a parking lot and come without their tickets.
+    Raises SchemaError MISSING_COLUMN for rows that were read with a parking lot but have no column ticket.
     """
     for queue, context, rows in by_queue(batch):
         if TICKET not in rows.schema.names:
             if context is not None and context.lot is not None:
                 raise SchemaError(
                     SchemaCondition.MISSING_COLUMN,
-                    f"rows of queue {queue} were read with parkingLot=true and have no column {TICKET}, which says of a parked message when "
-                    "it is due: do not drop it, or name it in the schema that you read with",
+                    f"rows of queue {queue} were read with parkingLot=true but have no column {TICKET}, which says when a parked message "
+                    "is due. Do not drop it, and name it in the schema if you read with one",
                 )
             yield QueueRows(queue, context, rows, None)
             continue

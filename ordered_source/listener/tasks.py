@@ -1,4 +1,4 @@
-"""What listeners and ``dead_letter`` share: columns, tasks, the lock of a task's rows, and how dead letters are written."""
+"""Code that listeners and ``dead_letter`` share: required columns, tasks, the lock of a task's rows, and writing dead letters."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from orderedmq.pulls import pulls_at
 from orderedmq.rows.dead_letters import dead_letter_properties
 from orderedmq.rows.pull_settings import PullSettings
 
-#: Required columns: a message's queue, offset, body and lock.
+#: Required columns: the queue, offset, body and lock of a message.
 NEEDED: Final = ("topic", "broker_name", "queue_id", "queue_offset", "body", LOCK_TOKEN)
-#: What a dead letter has of its message, besides the body.
+#: The columns of a message that its dead letter contains, in addition to the body.
 _OF_LETTERS: Final = ("tags", "keys", "sharding_key", "properties", "message_id")
 #: Spark's setting that starts a second attempt of a slow task on another host.
 SPECULATION: Final = "spark.speculation"
-#: Messages, and bytes of them, that are read at once for letters.
+#: Maximum number and bytes of messages that one pull reads for dead letters.
 _READ: Final = 1024
 _READ_BYTES: Final = 8 * 1024 * 1024
 
@@ -40,14 +40,14 @@ def require_columns(
     df: DataFrame,
     needed: Sequence[str],
     what: str,
-    remedy: str = "read with includeLockToken=true, and do not drop these columns",
+    remedy: str = "Read with includeLockToken=true, and do not drop these columns",
 ) -> None:
-    """Check that the DataFrame has the columns that ``what`` needs. Raises SchemaError MISSING_COLUMN."""
+    """Raise SchemaError MISSING_COLUMN if the DataFrame lacks columns that ``what`` needs."""
     missing = [name for name in needed if name not in df.columns]
     if missing:
         raise SchemaError(
             SchemaCondition.MISSING_COLUMN,
-            f"{what} needs the columns {', '.join(missing)}, the DataFrame has {', '.join(df.columns)}: {remedy}",
+            f"{what} needs the columns {', '.join(missing)}, but the DataFrame only has {', '.join(df.columns)}. {remedy}",
         )
 
 
@@ -56,14 +56,14 @@ def run_in_tasks(
 ) -> DataFrame:
     """Return the DataFrame that Spark makes by calling ``task`` with the rows of each partition.
 
-    Raises OptionError UNSUPPORTED with spark.speculation, also on a local master, where it has no effect. Both attempts have the query's
-    lock, so the broker lets both give a key's messages to the listener, park them and write dead letters of them.
+    Raises OptionError UNSUPPORTED with spark.speculation, also on a local master, where it has no effect. With speculation, two attempts
+    of a task have the query's lock, so the broker allows both of them to process a key's messages, to park them and to write dead letters.
     """
     if str(df.sparkSession.conf.get(SPECULATION, "false")).strip().lower() == "true":
         raise OptionError(
             OptionCondition.UNSUPPORTED,
-            f"{what} needs one attempt of a task at a time, and with {SPECULATION}=true Spark runs two of a slow task: a key's messages "
-            f"would be processed twice and out of order; start this application with {SPECULATION}=false",
+            f"{what} needs one attempt of a task at a time, but with {SPECULATION}=true Spark runs two of a slow task, so a key's messages "
+            f"would be processed twice and out of order. Start this application with {SPECULATION}=false",
         )
     return df.mapInArrow(concise(task), schema)
 
@@ -80,33 +80,33 @@ def lock_of(
 ) -> TaskLock:
     """Return the broker and the lock under which the rows were read.
 
-    ``parks``: whether the listener needs a parking lot; ``retry_topic``: whether a retry topic will do. Raises OptionError
-    UNSUPPORTED for rows that were read without a lock, or with a parking lot where none is needed and the reverse, else as
-    `ReadContext.lock`.
+    ``parks``: whether the listener needs a parking lot. ``retry_topic``: whether it accepts a retry topic instead. Raises OptionError
+    UNSUPPORTED for rows that were read without a lock, with a parking lot that the listener cannot use, or without one that it needs.
+    Also raises the errors of `ReadContext.lock`.
     """
     if context is None:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
-            f"{listener} got rows of queue {queue} that were read without a lock: use a stream with a consumerGroup, neither a "
+            f"{listener} got rows of queue {queue} that were read without a lock. Use a stream with a consumerGroup, neither a "
             "batch read nor messageModel=broadcasting",
         )
     if context.stored_in is not None and not retry_topic:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
-            f"{listener} got rows of queue {queue} that were read with retryTopic=true: messages of a retry topic come in no order; use "
+            f"{listener} got rows of queue {queue} that were read with retryTopic=true: messages of a retry topic come in no order. Use "
             "consume_concurrently, or read without retryTopic",
         )
     if parks and context.lot is None and context.stored_in is None:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
-            f"{listener} got rows of queue {queue} that were read without a parking lot: what fails has no place to wait in; read with "
+            f"{listener} got rows of queue {queue} that were read without a parking lot, where messages that fail wait. Read with "
             f"parkingLot=true{', or over RocketMQ with retryTopic=true' if retry_topic else ''}",
         )
     if not parks and context.lot is not None:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
-            f"{listener} got rows of queue {queue} that were read with parkingLot=true, among them those of the parking lot, which come "
-            "again out of the order of the queue: give consume_orderly OrderPerKey(), or read without parkingLot",
+            f"{listener} got rows of queue {queue} that were read with parkingLot=true: parked messages come back out of the order of the "
+            "queue. Give consume_orderly OrderPerKey(), or read without parkingLot",
         )
     return context.lock(queue, credentials, tls, listener=listener.partition("(")[0])
 
@@ -123,7 +123,7 @@ def by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, ReadContext 
     contexts = [None if text is None else ReadContext.from_text(text) for text in texts.dictionary.to_pylist()]
     topics = batch.column("topic")
     if any(context is not None and context.stored_in is not None for context in contexts):
-        # A message of a retry topic has the topic that it was sent to in its column.
+        # In the column topic, a message of a retry topic has the topic that it was originally sent to.
         stored_in = pa.array([None if context is None else context.stored_in for context in contexts], topics.type)
         topics = pc.coalesce(stored_in.take(texts.indices), topics)
     columns = [topics, batch.column("broker_name"), batch.column("queue_id"), texts.indices]
@@ -142,14 +142,14 @@ def by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, ReadContext 
 def write_letters(broker: Broker, token: LockToken, messages: Sequence[Message], errors: Sequence[str | None]) -> None:
     """Write messages of the token's queue to the dead letters, each with its error.
 
-    What the DataFrame does not have of them is read from the queue, so that a letter is the whole message, and its properties still count
-    how often it was replayed. Raises what `Groups.dead_letter` and `Log.pull` raise.
+    Fields that the DataFrame lacks are read from the queue, so that a letter contains the whole message, including the property that
+    counts its replays. Raises the errors of `Groups.dead_letter` and `Log.pull`.
     """
     letters, read = [], _read(broker, token, messages)
     for message, error in zip(messages, errors, strict=True):
         known = read.get(message._offset, {})
         found = {name: known[name] if name in known else getattr(message, name, None) for name in _OF_LETTERS}
-        # As the listener saw it at the last call, and as in Java: one less than the failed calls.
+        # The number that the listener saw at the last call: one less than the failed calls, as in Java.
         retries = message._attempts - 1 if message._attempts else getattr(message, "reconsume_times", 0) or 0
         properties = dead_letter_properties(
             token.queue,
@@ -165,7 +165,7 @@ def write_letters(broker: Broker, token: LockToken, messages: Sequence[Message],
 
 
 def _read(broker: Broker, token: LockToken, messages: Sequence[Message]) -> dict[int, dict[str, Any]]:
-    """Return by offset what the rows lack of messages, nothing for those that the broker has deleted since."""
+    """Return the fields that the rows of messages lack, by offset. Messages that the broker has deleted are left out."""
     there: Collection[str] = messages[0]._rows.columns.names if messages else _OF_LETTERS
     missing = tuple(name for name in _OF_LETTERS if name not in there)
     at = broker.log.bounds([token.queue]).get(token.queue) if missing else None

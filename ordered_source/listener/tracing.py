@@ -1,4 +1,4 @@
-"""What tells others of a listener's calls: RocketMQ's message trace, and OpenTelemetry spans in the messages' trace context."""
+"""Records a listener's calls in RocketMQ's message trace, and in OpenTelemetry spans within the trace context of their messages."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from orderedmq.model import check_topic
 from orderedmq.rows.message_trace import TRACE_TOPIC, Ended, ReturnType, TracedCall, TracedMessage, region_of
 from orderedmq.trace_context import processing, require
 
-#: (messages, context) → status, or of an async listener a coroutine that returns one.
+#: (messages, context) → status, or for an async listener a coroutine that returns the status.
 Called = Callable[[Sequence[Any], Any], Any]
-#: Takes the answer of a call.
+#: Receives the answer of a call.
 Answered = Callable[[Any], None]
-#: The answers that accept a batch, by name: Java's ConsumeOrderlyStatus, and ours and Java's ConsumeConcurrentlyStatus.
+#: The names of the answers that accept a batch, in ConsumeOrderlyStatus and in our and Java's ConsumeConcurrentlyStatus.
 _SUCCESS: Final = frozenset(("SUCCESS", "COMMIT", "CONSUME_SUCCESS"))
 
 
 @dataclass(frozen=True)
 class Tracing:
-    """Tracing of a listener's calls; off by default.
+    """Tracing of a listener's calls, which is off by default.
 
     With ``enable_msg_trace=True`` and RocketMQ as the source, each call is recorded in RocketMQ's message trace like a Java consumer's
-    call, in the topic ``customized_trace_topic`` (default: RMQ_SYS_TRACE_TOPIC); the DataFrame needs the column message_id. With
-    ``trace_context=True`` each call runs in an OpenTelemetry span in the trace context of its messages (`orderedmq.trace_context`); this
-    needs ``includeProperties=true`` and the package opentelemetry-api. Raises OptionError CONFLICT for a topic without a trace, and
-    TopicError BAD_NAME.
+    call, in the topic ``customized_trace_topic`` (default: RMQ_SYS_TRACE_TOPIC). The DataFrame then needs the column message_id. With
+    ``trace_context=True``, each call runs in an OpenTelemetry span in the trace context of its messages (`orderedmq.trace_context`). This
+    needs ``includeProperties=true`` and the package opentelemetry-api. Raises OptionError CONFLICT for a trace topic without
+    ``enable_msg_trace``, and TopicError BAD_NAME.
     """
 
     enable_msg_trace: bool = False
@@ -51,26 +51,26 @@ class Tracing:
             if not self.enable_msg_trace:
                 raise OptionError(
                     OptionCondition.CONFLICT,
-                    "customized_trace_topic needs enable_msg_trace=True; set it, or leave out the topic",
+                    "customized_trace_topic needs enable_msg_trace=True. Set it, or leave out the topic",
                 )
             check_topic(self.customized_trace_topic, writing=True)
 
     def check(self, df: DataFrame) -> None:
-        """Check what tracing needs. Raises OptionError MISSING without the package, and SchemaError MISSING_COLUMN."""
+        """Check the requirements of tracing. Raises OptionError MISSING without opentelemetry-api, and SchemaError MISSING_COLUMN."""
         if self.enable_msg_trace:
-            require_columns(df, ("message_id",), "Tracing(enable_msg_trace=True)", "do not drop it")
+            require_columns(df, ("message_id",), "Tracing(enable_msg_trace=True)", "Do not drop it")
         if self.trace_context:
             require("Tracing(trace_context=True)")
-            require_columns(df, ("properties",), "Tracing(trace_context=True)", "read with includeProperties=true")
+            require_columns(df, ("properties",), "Tracing(trace_context=True)", "Read with includeProperties=true")
 
     def broker(self, lock: TaskLock) -> Broker:
-        """Return the connection of a task, which traces what it sends if that is wanted."""
+        """Return the connection of a task. It traces the messages that it sends if ``enable_msg_trace`` is set."""
         if not self.enable_msg_trace:
             return lock.broker
         return lock.broker.traced(self.customized_trace_topic or TRACE_TOPIC, check=False)
 
     def listener(self, listener: Any, lock: TaskLock) -> Called:
-        """Return the function that calls a listener, or the current thread's object of a class, in a task; see `calls.kept`."""
+        """Return the function that calls a listener, or the current thread's object of a listener class, in a task. See `calls.kept`."""
         called: Called = calls.kept(listener, _in_spans(lock.token.group) if self.trace_context else None)
         if not self.enable_msg_trace:
             return called
@@ -83,7 +83,7 @@ NO_TRACING: Final = Tracing()
 
 
 def _during(listener: Called, around: Callable[[Sequence[Any], Any], AbstractContextManager[Answered]]) -> Called:
-    """Return a listener each call of which runs inside ``around(messages, context)``, until it has returned or was awaited."""
+    """Return a listener whose calls run inside ``around(messages, context)`` until they have returned or were awaited."""
     if is_async(listener):
 
         @wraps(listener)
@@ -106,7 +106,7 @@ def _during(listener: Called, around: Callable[[Sequence[Any], Any], AbstractCon
 
 
 def _in_spans(group: str) -> Callable[[Called], Called]:
-    """Return what makes a listener run in a span for each call."""
+    """Return a decorator that runs each call of a listener in a span."""
     require("Tracing(trace_context=True)")
 
     @contextmanager
@@ -119,7 +119,7 @@ def _in_spans(group: str) -> Callable[[Called], Called]:
 
 @contextmanager
 def _recording(messages: Sequence[Any], group: str, record: Callable[[TracedCall], None]) -> Iterator[Answered]:
-    """Record a call: before, and with its end."""
+    """Record a call twice: before it starts, and after it has ended with its result."""
     began = _before(messages, group)
     if began is None:
         yield lambda _: None
@@ -140,7 +140,7 @@ def _recording(messages: Sequence[Any], group: str, record: Callable[[TracedCall
 
 
 def _before(messages: Sequence[Any], group: str) -> TracedCall | None:
-    """Return the call as it begins; None if the brokers want no trace of any of its messages."""
+    """Return the record of a call that begins, or None if tracing is off at the brokers of all its messages."""
     traced, region = [], None
     for message in messages:
         where = region_of(dict(getattr(message, "properties", None) or ()))
