@@ -1,1 +1,1 @@
-"""Listeners: what they are given and answer, and the engines that decide which messages go to them. Pure."""
+"""Listeners: their arguments and answers, and the engines that decide which messages they get. Pure: no clock, no effects."""

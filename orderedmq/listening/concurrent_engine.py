@@ -1,12 +1,12 @@
-"""The engine of a listener without order: RocketMQ's MessageListenerConcurrently for a closed range of one queue. Pure.
+"""The engine of a listener without order, like RocketMQ's MessageListenerConcurrently, for a closed range of one queue. Pure.
 
-Rules (ConsumeMessageConcurrentlyService, and the broker's handling of CONSUMER_SEND_MSG_BACK): of a batch that was answered with
-CONSUME_SUCCESS, the messages up to ``context.ack_index`` are done; of one answered with RECONSUME_LATER, None or an exception,
-none is. Each of the others comes back alone after its delay level, or becomes a dead letter if it was retried
-``max_reconsume_times`` times or if ``context.delay_level_when_next_consume`` is below 0.
+Rules (from ConsumeMessageConcurrentlyService, and the broker's handling of CONSUMER_SEND_MSG_BACK): if the listener answers
+CONSUME_SUCCESS, the messages of the batch up to ``context.ack_index`` are done. If it answers RECONSUME_LATER or None, or raises an
+exception, no message is done. Each of the other messages comes back alone after its delay level. It becomes a dead letter instead if it
+was retried ``max_reconsume_times`` times or if ``context.delay_level_when_next_consume`` is below 0.
 
-Java sends such a message back to the topic %RETRY%<group>. A task does the same, or it puts the message into the queue's parking lot. If the
-lot has no room, the message goes to the listener again after 5 s, as in Java if it cannot be sent back.
+Java sends such a message back to the topic %RETRY%<group>. A task does the same, or it puts the message into the queue's parking lot. If
+the lot is full, the message goes to the listener again after 5 s, as in Java when a message cannot be sent back.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from orderedmq.model import MessageQueue
 from orderedmq.parking.rules import DELAY_LEVELS, FIRST_LEVEL
 from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
 
-#: Seconds after which a message goes to the listener again that could not be parked (Java: submitConsumeRequestLater).
+#: Seconds after which a message that could not be parked goes to the listener again (Java: submitConsumeRequestLater).
 LATER: Final = 5.0
-#: Milliseconds until the broker is asked again to park or to write a dead letter.
+#: Milliseconds after which a refused request to park a message or to write a dead letter is repeated.
 REFUSED_PAUSE: Final = 1000
-#: RocketMQ's default of maxReconsumeTimes (-1 stands for it).
+#: RocketMQ's default of maxReconsumeTimes. The value -1 means this default.
 MAX_RECONSUME_TIMES: Final = 16
 
 
@@ -34,9 +34,9 @@ MAX_RECONSUME_TIMES: Final = 16
 class ConcurrentSettings(Settings):
     """Settings of ``consume_concurrently``.
 
-    Up to ``concurrency`` batches of a queue (at most 1024), of 1 to ``consume_message_batch_max_size`` messages (at most 1024), are at the
-    listener at once, in threads, or awaited if it is async. A message becomes a dead letter after ``max_reconsume_times`` retries (-1: 16,
-    as in RocketMQ). Raises OptionError INVALID.
+    The listener processes up to ``concurrency`` batches of a queue (at most 1024) at the same time, in threads or, if it is async, in an
+    event loop. A batch has 1 to ``consume_message_batch_max_size`` messages (at most 1024). A message becomes a dead letter after
+    ``max_reconsume_times`` retries (-1: 16, as in RocketMQ). Raises OptionError INVALID.
     """
 
     consume_message_batch_max_size: int = 1
@@ -62,19 +62,19 @@ class ConcurrentSettings(Settings):
 
 
 class ConcurrentEngine(Engine):
-    """One range of a queue on its way through a listener, in no order.
+    """Passes one range of a queue to a listener, in no order.
 
-    What an earlier attempt of this range has parked is among the lot's ``places``, and is not consumed again.
+    Messages that an earlier attempt of this range has parked are among the lot's ``places``, and are not consumed again.
     """
 
     def __init__(self, queue: MessageQueue, settings: ConcurrentSettings, now: float, lot: LotView = NO_LOT) -> None:
         super().__init__(queue, now, concurrency=settings.concurrency, pause=REFUSED_PAUSE)
         self.settings = settings
         self._places, self._capacity = lot.places, lot.capacity
-        #: Free places in the lot. Messages in it that do not belong to this micro-batch take up places, too.
+        #: Free places in the lot. Messages in it that do not belong to this micro-batch also take up places.
         self._room = lot.capacity - len(lot.places)
         self._ready: deque[Message] = deque()
-        #: Messages that could not be parked, in the order of the times when they go to the listener again.
+        #: Messages that could not be parked, ordered by the time when they go to the listener again.
         self._later: deque[tuple[float, Message]] = deque()
         for message in lot.planned:
             if message._offset in lot.places:
@@ -146,7 +146,7 @@ class ConcurrentEngine(Engine):
         else:
             self._warn(
                 f"the parking lot of queue {self.queue} is full ({self._capacity} messages): messages that fail "
-                f"come again after {LATER:g} s instead, and hold up the micro-batch; raise the source's option parkingLotMaxMessages, or "
+                f"come again after {LATER:g} s instead, and hold up the micro-batch. Raise the source's option parkingLotMaxMessages, or "
                 "repair what fails"
             )
             self._later.append((now + LATER, message))

@@ -2,12 +2,14 @@
 
 A range is a fixed span of a queue's offsets that one task processes. The task drives an engine in a loop: `Engine.next` returns an action,
 the task carries it out and reports the result, until `next` returns `Done`. The engine decides which messages go to the listener next and
-what the listener's answer means for them. There are three: `queue_engine`, `key_engine` and `concurrent_engine`. This module has what
-they have in common: calls in progress, the lock, writes to the parking lot and to the dead letters, and the end of the range.
+what the listener's answer means for them. There are three engines: `queue_engine`, `key_engine` and `concurrent_engine`. This module has
+their common parts: calls in progress, the lock, writes to the parking lot and to the dead letters, and the end of the range.
+
+A message is *decided* when its outcome is known: for example, the listener has accepted it, or it is a dead letter.
 
 - The lock is checked before the first call, before any retry if the last check was more than a second ago, and at least every 30 s.
-  That holds while calls are in progress as well, however long they take. Once the engine knows that the lock is lost, no new call
-  starts, and the task fails when the calls in progress have returned; the caller may cut them off before.
+  This also applies while calls are in progress, however long they take. When the engine knows that the lock is lost, no new call starts,
+  and the task fails when the calls in progress have returned. The caller may cancel these calls before that.
 - If the broker rejects a write, the write is repeated after a pause. The listener is not called again for that.
 """
 
@@ -25,18 +27,18 @@ from orderedmq.listening.listener import Answer, suspend_seconds
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import HOLDER_TRUST
 
-#: Messages held above which no more are asked for (Java: ``pullThresholdForQueue``).
+#: The number of undecided messages from which on the engine asks for no more (Java: ``pullThresholdForQueue``).
 PULL_THRESHOLD: Final = 1000
-#: Messages that are parked with one write, unless there is nothing else to do.
+#: The number of messages that the engine collects for one write to the parking lot, unless it has nothing else to do.
 PARK_TOGETHER: Final = 256
-#: Seconds since the last check of the lock after which nothing is tried again without another check.
+#: Seconds after a check of the lock for which messages are retried without another check.
 RETRY_TRUST: Final = 1.0
-#: The capacity of a parking lot that is not there.
+#: The capacity where no parking lot exists.
 NO_BOUND: Final = 2**62
 NOTHING: Final[Mapping[object, Sequence[int]]] = {}
 
-#: COMMIT: accepted by the answer that committed. PARKED: appended to the parking lot. REPEATED: it failed in a repeat of a micro-batch
-#: after the group's offset had passed it. DROPPED: an operator dropped it. SENT_BACK: its broker has it in the retry topic.
+#: COMMIT: accepted by the answer that committed. PARKED: appended to the parking lot. REPEATED: the message failed in a repeat of a
+#: micro-batch after the group's offset had passed it. DROPPED: an operator dropped it. SENT_BACK: its broker has it in the retry topic.
 OutcomeStatus = Literal["SUCCESS", "COMMIT", "DEAD_LETTER", "PARKED", "REPEATED", "DROPPED", "SENT_BACK"]
 
 
@@ -48,29 +50,29 @@ class Message:
     they do not hide a column.
     """
 
-    # Without a dict, so that a listener cannot change what a retry or a dead letter of the message would have.
+    # Without a dict, so that a listener cannot change the fields that a retry or a dead letter of the message would have.
     __slots__ = ("_again", "_attempts", "_due", "_error", "_held", "_key", "_level", "_number", "_offset", "_rows")
 
     def __init__(self, offset: int, key: str | None, rows: Any = None, number: int = 0) -> None:
-        """``offset``: in the queue, also if the message was parked. ``key``: None for a message that is a key of its own.
+        """``offset``: the offset in the queue, even if the message was parked. ``key``: None for a message without a sharding key.
 
-        ``rows``: what has its columns (`Rows` of ordered_source). ``number``: which message of the range it is, from 0 on; of a message
-        from the parking lot, which of the rows.
+        ``rows``: the object that has its columns (`Rows` of ordered_source). ``number``: the number of the message in the range, or in the
+        rows for a message from the parking lot, from 0 on.
         """
         self._offset = offset
         self._key = key
         self._rows = rows
         self._number = number
-        #: Failed calls in all.
+        #: The total number of failed calls.
         self._attempts = 0
-        #: Of the last failed call.
+        #: The error of the last failed call.
         self._error: str | None = None
-        #: Of a parked head: whether its time has come. A held key's never does.
+        #: Whether the first parked message of a key is due. That of a held key is never due.
         self._due = True
         self._held = False
-        #: It failed and is parked for that: its time until it is due begins now. Other messages keep theirs, or wait behind it.
+        #: Whether the message is parked because it failed, so that its delay begins now. Other messages keep their due times.
         self._again = False
-        #: The delay level that its time until it is due has then (`parking.DELAY_LEVELS`); 0: by how often it was parked.
+        #: The level of this delay in `parking.DELAY_LEVELS`. If it is 0, the delay depends on how often the message was parked.
         self._level = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -86,7 +88,7 @@ class Message:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Messages that go to the listener together. ``calls`` and ``seconds`` are those of this range. ``lane``: of order per key."""
+    """Messages that go to the listener together. ``calls`` and ``seconds`` count this range only. ``lane``: set with OrderPerKey."""
 
     messages: list[Message]
     lane: KeyLane | None = None
@@ -98,27 +100,28 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class KeyLane:
-    """A key with messages that are not decided."""
+    """A key with undecided messages."""
 
     key: object
     waiting: deque[Message] = field(default_factory=deque)
     batch: Batch | None = None
-    #: Failures of the head in this range.
+    #: How often the first message has failed in this range.
     failures: int = 0
-    #: Everything that comes is parked.
+    #: Whether all further messages of the key are parked.
     parked: bool = False
-    #: Offsets of the key that are in the lot and not planned, and the least of them: from there on everything is parked.
+    #: Offsets of the key's messages in the lot that this micro-batch does not read, and the least of them. Messages of the range from
+    #: that offset on are parked.
     behind: Set[int] = frozenset()
     diverted_from: int | None = None
 
 
 class Outcome(NamedTuple):
-    """What became of the messages at the offsets ``begin`` to ``end`` (exclusive). A filter may have left out some of these offsets.
+    """The result for the messages at the offsets ``begin`` to ``end`` (exclusive). A filter may have left out some of these offsets.
 
-    Each message of a range is in exactly one outcome. ``key``: the key of a single message; None for a batch. ``attempts``: the number of
-    calls of the listener, including those before the message was parked; 0 if an earlier run of this micro-batch had settled the message.
-    ``seconds``: how long the calls of this range took. ``error``: why the last failed call failed. ``due``: when a parked message is due, in
-    ms since 1970, if it has a time of its own; the task fills it in.
+    Each message of a range is in exactly one outcome. ``key``: the key of a single message, or None for a batch. ``attempts``: the number
+    of calls of the listener, including those before the message was parked, or 0 if an earlier run of this micro-batch had settled the
+    message. ``seconds``: how long the calls of this range took. ``error``: why the last failed call failed. ``due``: when a parked message
+    is due, in ms since 1970, or None if it waits after another one. The task fills it in.
     """
 
     begin: int
@@ -132,9 +135,9 @@ class Outcome(NamedTuple):
 
 
 def outcomes(messages: Sequence[Message], status: OutcomeStatus, seconds: float) -> list[Outcome]:
-    """Return an outcome of each message of a batch. An accepted one was called once more than it failed."""
+    """Return an outcome for each message of a batch. The calls of an accepted message are its failed calls and the successful one."""
     accepted = status == "SUCCESS"
-    # Outcome(...) by the shortest way: it is made for each message of a task.
+    # This is faster than Outcome(...), and a task makes an outcome for each message.
     new, kind = tuple.__new__, Outcome
     return [
         new(kind, (one._offset, one._offset + 1, one._key, status, one._attempts + accepted, seconds, one._error, None))
@@ -144,52 +147,52 @@ def outcomes(messages: Sequence[Message], status: OutcomeStatus, seconds: float)
 
 @dataclass(frozen=True, slots=True)
 class Consume:
-    """Call the listener with this batch; then `Engine.consumed`. Other actions may come before that."""
+    """Call the listener with this batch, then call `Engine.consumed`. Other actions may come before that."""
 
     batch: Batch
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Write these messages, each with its error, to %DLQ%<group>; then `Engine.dead_lettered`."""
+    """Write these messages, each with its error, to %DLQ%<group>, then call `Engine.dead_lettered`."""
 
     messages: Sequence[Message]
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Append these messages to the parking lot, in this order; then `Engine.was_parked`."""
+    """Append these messages to the parking lot in this order, then call `Engine.was_parked`."""
 
     messages: Sequence[Message]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for the outcome of a call, at most for this many seconds if they are given."""
+    """Wait until a call returns, or for at most ``seconds`` if they are given."""
 
     seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Nothing to do for this long, and no call is under way."""
+    """Sleep for this long. No call is in progress."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class CheckLock:
-    """Ask the broker whether the queue is still held; then `Engine.lock`."""
+    """Ask the broker whether the query still holds the queue's lock, then call `Engine.lock`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """More messages are needed: call `Engine.put` or `Engine.close`."""
+    """Call `Engine.put` with more messages, or `Engine.close` if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Every message of the range is decided or parked."""
+    """The range has ended: every message is decided."""
 
 
 Action = Consume | GiveUp | Park | Wait | Suspend | CheckLock | Pull | Done
@@ -199,9 +202,9 @@ class LotView(NamedTuple):
     """A queue's parking lot when a task starts.
 
     ``capacity``: the maximum number of messages in it. ``planned``: the parked messages that belong to this micro-batch. The other fields
-    describe all other parked messages by their offsets in the queue. ``places``: these offsets. ``waiting``: by key, the offsets of
-    messages that were parked before this range. ``attempted``: by key, the offsets of messages that an earlier run of this range parked.
-    `parking.lot.lane_key` makes the keys.
+    describe all other parked messages by their offsets in the queue. ``places``: these offsets. ``waiting``: for each key, the offsets of
+    messages that were parked before this range. ``attempted``: for each key, the offsets of messages that an earlier run of this range
+    parked. The keys are made by `parking.lot.lane_key`.
     """
 
     capacity: int = NO_BOUND
@@ -215,58 +218,58 @@ NO_LOT: Final = LotView()
 
 
 class Settings(ABC):
-    """The settings of a kind of listener, which say what kind it is."""
+    """The settings of a listener. Each kind of listener has a subclass."""
 
     #: The function that the user calls, as error messages name it.
     name: ClassVar[str]
-    #: What a call is given, and what it should return.
+    #: The types of the context that a call gets and of the status that it should return.
     context: ClassVar[type]
     statuses: ClassVar[type[Enum]]
     #: Whether a message that fails waits in a parking lot.
     parks: ClassVar[bool]
     #: Whether a failed message is parked by itself, so that newer messages of its key do not wait for it. The source of such a listener
-    #: may have a retry topic instead of a parking lot. Then the broker counts the retries, and ``most_retries`` is what it is told.
+    #: may have a retry topic instead of a parking lot. Then the broker counts the retries, and gets their limit ``most_retries``.
     alone: ClassVar[bool]
-    #: Messages that are given to the engine at once. A batch is made of those that came: with more of them it has more of one key.
+    #: Number of messages that are given to the engine together. With more of them, batches can contain more messages of one key.
     put_together: ClassVar[int] = 4096
     max_reconsume_times: int
 
     @property
     def most_retries(self) -> int:
-        """The number of retries that ``max_reconsume_times`` stands for."""
+        """The maximum number of retries, also if ``max_reconsume_times`` is -1 to use a default."""
         return self.max_reconsume_times
 
     @property
     @abstractmethod
     def concurrency(self) -> int:
-        """Calls that may be under way at once."""
+        """The maximum number of calls in progress."""
 
     @abstractmethod
     def engine(self, queue: MessageQueue, now: float, lot: LotView) -> Engine:
-        """Return the engine of a task's range."""
+        """Return the engine for a task's range."""
 
 
 class Engine(ABC):
-    """One range of a queue on its way through a listener. An object belongs to one thread.
+    """Passes one range of a queue to a listener. An object belongs to one thread.
 
-    ``now`` is monotonic seconds. ``concurrency``: calls that may be under way at once. ``pause``: milliseconds until a write that the
-    broker refused is tried again. A method that is called out of turn raises RuntimeError: the caller has a bug.
+    ``now`` is in monotonic seconds. ``concurrency``: the maximum number of calls in progress. ``pause``: milliseconds until a write that
+    the broker refused is repeated. A method raises RuntimeError if it does not fit the last action, because the caller has a bug.
     """
 
     def __init__(self, queue: MessageQueue, now: float, *, concurrency: int, pause: int) -> None:
         self.queue = queue
-        #: What the caller should log; each text comes once.
+        #: Texts that the caller should log. Each text is added only once.
         self.warnings: list[str] = []
         self._concurrency, self._pause = concurrency, pause
         self._in_flight = 0
         self._to_park: list[Message] = []
-        #: Messages that become dead letters, and the batch that each of them belongs to.
+        #: Messages that become dead letters, with their batch.
         self._exhausted: deque[tuple[Batch, Sequence[Message]]] = deque()
         self._due: GiveUp | Park | CheckLock | None = None
         self._end = -1
-        #: Messages that are not decided, those to be parked included.
+        #: Number of undecided messages, including those to be parked.
         self._held = 0
-        #: No park or dead letter before this time: the broker refused one.
+        #: No message is parked or becomes a dead letter before this time, because the broker refused a write.
         self._not_before = 0.0
         self._ask, self._last_lock = True, now
         self._closed = self._lost = False
@@ -275,15 +278,15 @@ class Engine(ABC):
 
     @property
     def full(self) -> bool:
-        """Whether prefetching should stop for now. `Pull` must be answered all the same."""
+        """Whether prefetching should stop for now. The action `Pull` must be carried out even then."""
         return self._held >= PULL_THRESHOLD
 
     @abstractmethod
     def put(self, messages: Sequence[Message]) -> None:
-        """Add messages of the range in the order of their offsets, above all put before. Raises ValueError otherwise."""
+        """Add the next messages of the range. Raises ValueError if offsets are not ascending, also compared with earlier calls."""
 
     def close(self) -> None:
-        """The range has no more messages."""
+        """Report that the range has no more messages."""
         self._closed = True
 
     def _out_of_order(self, offset: int) -> ValueError:
@@ -292,7 +295,7 @@ class Engine(ABC):
     # -- what to do
 
     def next(self, now: float) -> Action:
-        """The action to take now. Raises LockError LOST if the queue's lock was lost, once no call is under way."""
+        """Return the action to take now. Raises LockError LOST if the queue's lock was lost and no call is in progress."""
         if self._lost:
             if self._in_flight:
                 return Wait(None)
@@ -321,7 +324,7 @@ class Engine(ABC):
         return self._idle(now)
 
     def _idle(self, now: float) -> Action:
-        """The action if nothing can be given to the listener now."""
+        """Return the action if no batch can be given to the listener now."""
         if self._to_park and now >= self._not_before:
             return self._park()
         resume = self._next_resume()
@@ -329,12 +332,12 @@ class Engine(ABC):
         if self._to_park or self._exhausted:
             soonest.append(self._not_before)
         if self._in_flight:
-            # However long the calls take, a lost lock is noticed.
+            # Wait only until the next check of the lock is due, so that a lost lock is noticed however long the calls take.
             soonest.append(self._last_lock + HOLDER_TRUST)
             return Wait(max(0.0, min(soonest) - now))
         if soonest:
             return Suspend(max(0.0, min(soonest) - now))
-        # Nothing is held that could be given out: even a full engine needs more, or is done.
+        # No message that the engine has can go to the listener. So even a full engine needs more messages, or the range has ended.
         if not self._closed:
             return Pull()
         return self._finish()
@@ -343,36 +346,36 @@ class Engine(ABC):
         self._due = Park(tuple(self._to_park))
         return self._due
 
-    # -- what an engine decides
+    # -- what each engine implements
 
     @abstractmethod
     def _take(self) -> Batch | None:
-        """The batch to be called next, if there is one."""
+        """Return the next batch for the listener, or None."""
 
     @abstractmethod
     def _resume(self, now: float) -> None:
-        """Make ready what has waited long enough."""
+        """Make the messages ready whose suspension is over."""
 
     @abstractmethod
     def _next_resume(self) -> float | None:
-        """When something will have waited long enough."""
+        """Return when the next suspension is over, or None if no message is suspended."""
 
     @abstractmethod
     def consumed(self, batch: Batch, answer: Answer, now: float) -> list[Outcome]:
-        """Take what came of `Consume`. Return the messages decided by it."""
+        """Take the listener's answer after `Consume`. Return the outcomes of the messages that it decides."""
 
     @abstractmethod
     def _given_up(self, batch: Batch, messages: Sequence[Message]) -> list[Outcome]:
-        """Messages of a batch are dead letters now. Return the messages decided by it."""
+        """Record that messages of a batch are dead letters now. Return the outcomes of the messages that this decides."""
 
     def _finish(self) -> Done:
-        """The range has ended. Raise an error if it may not end like this."""
+        """End the range. Raises an error if it must not end in this state."""
         return Done()
 
-    # -- what came of it
+    # -- results of actions
 
     def _returned(self, batch: Batch, now: float) -> None:
-        """The listener answered."""
+        """Record that a call of the listener has returned."""
         if not batch.in_flight:
             raise RuntimeError(f"queue {self.queue} has no such batch at the listener")
         batch.in_flight = False
@@ -381,7 +384,7 @@ class Engine(ABC):
         batch.seconds += now - batch.since
 
     def dead_lettered(self, ok: bool, error: str | None, now: float) -> list[Outcome]:
-        """Take the outcome of `GiveUp`. Return what is decided by it; otherwise ``error`` says why not."""
+        """Take the result of `GiveUp`. Return the outcomes that it decides. ``error``: why the write failed, if it is not ``ok``."""
         if not isinstance(self._due, GiveUp):
             raise RuntimeError(f"queue {self.queue} has no dead letters to be written")
         self._due = None
@@ -391,9 +394,10 @@ class Engine(ABC):
         return self._given_up(*self._exhausted.popleft())
 
     def was_parked(self, parked: Sequence[bool] | None, error: str | None, now: float) -> list[Outcome]:
-        """Take the outcome of `Park`: for each message, whether it is in the lot now. None: ``error`` says why nothing was done.
+        """Take the result of `Park`, and return the outcomes that it decides.
 
-        A message that is not was settled before: the group's offset had passed it. Return what is decided.
+        ``parked``: for each message, whether it is in the lot now. Other messages were already settled: the group's offset had passed
+        them. ``parked`` is None if the write failed; ``error`` then says why.
         """
         if not isinstance(self._due, Park):
             raise RuntimeError(f"queue {self.queue} has no messages to be parked")
@@ -412,7 +416,7 @@ class Engine(ABC):
         ]
 
     def lock(self, held: bool, now: float) -> None:
-        """Take whether the queue is still held: the answer to `CheckLock`, or news that came unasked."""
+        """Record whether the query still holds the queue's lock. The caller may also call this without the action `CheckLock`."""
         if not held:
             self._lost = True
             return
@@ -429,7 +433,7 @@ class Engine(ABC):
         self._ask = True
 
     def _tried_again(self, now: float) -> None:
-        """Something goes to the listener again: the lock must have been checked a moment ago."""
+        """Record that a message goes to the listener again. Request a check of the lock unless it was checked just before."""
         self._ask |= now - self._last_lock > RETRY_TRUST
 
     def _warn(self, text: str) -> None:

@@ -1,23 +1,24 @@
-"""The engine of a listener with order per key: several keys of a queue at once, each in order. Pure: no clock, no effects.
+"""The engine of a listener with order per key: several keys of a queue at the same time, each in order. Pure: no clock, no effects.
 
-A lane is a sharding key. `Consume` may be returned again before the former one has its outcome, for another key. The rules:
+A lane is a sharding key, and its head is its first undecided message. `Consume` may be returned for another key before the former call
+has returned. The rules:
 
 - Messages of one key reach the listener one batch at a time, in offset order. A batch has messages of one key with the same
-  number of attempts. A message without a key is a key of its own.
-- A batch that fails is tried again after its suspension, while other keys go on. After ``in_batch_attempts`` failures of its
-  head, or once the range has been at work for ``max_batch_seconds``, what the range has of that key is parked: appended to the
-  queue's parking lot, in order. Later messages of the key are parked after it without a call.
-- A head that fails more than ``max_reconsume_times`` times in all becomes a dead letter, and its key goes on; with
-  ``on_exhausted="hold"`` the key is parked until somebody releases it.
-- A range begins with what is planned of the parking lot. A key whose head is due goes to the listener, before newer messages
-  of the key. A key whose head is not due is parked again as it is, and newer messages after it.
-- Keys of messages that are in the lot and not planned wait there: from the first such offset of a key on, messages of the range are
-  parked, too, unless they are in the lot already.
-- A repeat of a range honours what its first attempt parked, in the same way, and so does a range that a seek brought back to
-  messages older than parked ones. Older messages of such a key are consumed, and where they fail they are parked or become dead letters as
-  ever: a lot is consumed in the queue's order, whatever order it has.
-- A key is parked only if the lot has room for what the range has of it so far. Otherwise it is tried again, as with order per
-  queue. Messages of keys that are parked already always get in, so a lot outgrows its bound by one range at most.
+  number of attempts. A message without a key is a separate key.
+- A batch that fails is tried again after its suspension, while other keys continue. After ``in_batch_attempts`` failures of its head, or
+  after the range has run for ``max_batch_seconds``, the key is parked: the messages of the key that the engine has are appended to the
+  queue's parking lot in order. Later messages of the key are parked after them without a call.
+- A head that fails more than ``max_reconsume_times`` times in total becomes a dead letter, and its key continues. With
+  ``on_exhausted="hold"`` the key is parked instead until an operator releases it.
+- A range begins with the planned messages, which the micro-batch reads from the parking lot. A key whose head is due goes to the
+  listener, before newer messages of the key. A key whose head is not due is parked again unchanged, with newer messages after it.
+- A key may have messages in the lot that are not planned. From the first such offset of the key on, messages of the range are also
+  parked, unless they are already in the lot.
+- The same rule applies to messages that an earlier attempt of this range parked, and to a range that a seek moved back before parked
+  messages. Older messages of such a key are consumed. If they fail, they are parked or become dead letters as usual, because a lot is
+  consumed in the queue's order, whatever the order of its messages.
+- A key is parked only if the lot has room for the messages of the key that the engine has. Otherwise it is tried again, as with order
+  per queue. Messages of keys that are already parked are always added, so a lot exceeds its limit by one range at most.
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ OnExhausted = Literal["dead_letter", "hold"]
 
 @dataclass(frozen=True)
 class OrderPerKey(Settings):
-    """Settings of ``consume_orderly``: the topic's sharding key is the unit of order; a message without one is a key of its own.
+    """Settings of ``consume_orderly`` with which the order is kept per sharding key. A message without a key is a separate key.
 
-    Up to ``concurrency`` batches of a queue (at most 1024) are at the listener at once, in threads, or awaited if it is async, each with
-    up to ``consume_message_batch_max_size`` messages of one key. A key that fails is tried again after
-    ``suspend_current_queue_time_millis`` (milliseconds, cut to 10 to 30,000) while others go on. After ``in_batch_attempts`` failures,
-    or when the micro-batch has worked on the queue for ``max_batch_seconds``, what the range has of the key is put into the group's
-    parking lot, and later messages of the key after it. It comes back by itself, before newer messages of the key, after 10 s, 30 s,
-    1 min … 2 h. A message that failed more than ``max_reconsume_times`` times in all (-1: no limit) becomes a dead letter and its key
-    goes on; with ``on_exhausted="hold"`` the key stays parked until somebody releases it. Raises OptionError INVALID.
+    The listener processes up to ``concurrency`` batches of a queue (at most 1024) at the same time, in threads or, if it is async, in an
+    event loop. A batch has up to ``consume_message_batch_max_size`` messages of one key. A key that fails is tried again after
+    ``suspend_current_queue_time_millis`` (limited to 10 to 30,000 ms), while other keys continue. After ``in_batch_attempts`` failures,
+    or when the task has processed the queue for ``max_batch_seconds``, its messages of this key are put into the group's parking lot, with
+    later messages of the key after them. They come back by themselves, before newer messages of the key, after 10 s, 30 s, 1 min … 2 h.
+    A message that failed more than ``max_reconsume_times`` times in total (-1: no limit) becomes a dead letter, and its key continues.
+    With ``on_exhausted="hold"``, the key stays parked instead until an operator releases it. Raises OptionError INVALID.
     """
 
     consume_message_batch_max_size: int = 1
@@ -89,25 +90,27 @@ class OrderPerKey(Settings):
         check_bounds(self, bounds)
         seconds: object = self.max_batch_seconds
         if type(seconds) not in (int, float) or not self.max_batch_seconds > 0:
-            raise OptionError(OptionCondition.INVALID, f"max_batch_seconds is {seconds!r}: give seconds above 0")
+            raise OptionError(OptionCondition.INVALID, f"max_batch_seconds is {seconds!r}, but must be above 0")
         if self.on_exhausted not in ("dead_letter", "hold"):
-            raise OptionError(OptionCondition.INVALID, f"on_exhausted is {self.on_exhausted!r}: give 'dead_letter' or 'hold'")
+            raise OptionError(
+                OptionCondition.INVALID, f"on_exhausted is {self.on_exhausted!r}, but must be 'dead_letter' or 'hold'"
+            )
 
     def engine(self, queue: MessageQueue, now: float, lot: LotView) -> KeyEngine:
         return KeyEngine(queue, self, now, lot)
 
 
 class KeyEngine(Engine):
-    """One range of a queue on its way through a listener, with order per key. The messages planned of its lot come in any order."""
+    """Passes one range of a queue to a listener, with order per key. The planned messages of the lot may be in any order."""
 
     def __init__(self, queue: MessageQueue, settings: OrderPerKey, now: float, lot: LotView = NO_LOT) -> None:
         super().__init__(queue, now, concurrency=settings.concurrency, pause=settings.suspend_current_queue_time_millis)
         self.settings = settings
         self._capacity = lot.capacity
-        #: Free places in the lot. Messages in it that do not belong to this micro-batch take up places, too.
+        #: Free places in the lot. Messages in it that do not belong to this micro-batch also take up places.
         self._room = lot.capacity - sum(map(len, lot.waiting.values())) - sum(map(len, lot.attempted.values()))
         self._lanes: dict[object, KeyLane] = {}
-        #: Lanes that may be called now, and lanes to be tried again at their time.
+        #: Lanes whose messages may go to the listener now, and suspended lanes with the time at which they are tried again.
         self._ready: deque[KeyLane] = deque()
         self._suspended: list[tuple[float, int, KeyLane]] = []
         self._entered = 0
@@ -129,7 +132,7 @@ class KeyEngine(Engine):
             if self._closed or offset <= end:
                 raise self._out_of_order(offset)
             self._end = end = offset
-            # The key is `lane_key`'s.
+            # The same key as `lane_key` returns.
             own = message._key
             key: object = offset if own is None else own
             lane = lanes.get(key)
@@ -139,7 +142,7 @@ class KeyEngine(Engine):
                 if offset not in lane.behind:
                     self._add(lane, message)
                 continue
-            # `_add`, for the many messages of keys that nothing holds up.
+            # The same as `_add`, but faster for the many messages of keys without parked messages.
             self._held += 1
             if not lane.waiting and lane.batch is None:
                 ready.append(lane)
@@ -174,7 +177,7 @@ class KeyEngine(Engine):
         elif status is ConsumeOrderlyStatus.SUCCESS and not context.auto_commit:
             by_hand = "context.auto_commit=False"
         if by_hand is not None:
-            status, error = None, f"{by_hand} belongs to OrderPerQueue: with OrderPerKey every batch commits itself"
+            status, error = None, f"{by_hand} belongs to OrderPerQueue: with OrderPerKey every accepted batch is committed"
         if status is ConsumeOrderlyStatus.SUCCESS:
             return self._decide(lane, len(batch.messages), "SUCCESS")
         text = clip(error or "the listener answered SUSPEND_CURRENT_QUEUE_A_MOMENT", MAX_ERROR_BYTES)
@@ -227,12 +230,12 @@ class KeyEngine(Engine):
         return late or lane.failures >= self.settings.in_batch_attempts
 
     def _leave(self, lane: KeyLane) -> bool:
-        """Park what the range has of a key so far. Return False if the key has to be tried again instead."""
+        """Park the messages of a key that the engine has. Return False if the lot is full, so that the key has to be tried again."""
         leaving = [*(lane.batch.messages if lane.batch is not None else ()), *lane.waiting]
         if len(leaving) > self._room:
             self._warn(
                 f"the parking lot of queue {self.queue} is full ({self._capacity} messages): keys that fail are "
-                "tried again instead, and hold up the micro-batch; raise the source's option parkingLotMaxMessages, or repair what fails"
+                "tried again instead, and hold up the micro-batch. Raise the source's option parkingLotMaxMessages, or repair what fails"
             )
             return False
         self._room -= len(leaving)
@@ -244,7 +247,7 @@ class KeyEngine(Engine):
         return True
 
     def _decide(self, lane: KeyLane, count: int, status: OutcomeStatus) -> list[Outcome]:
-        """The first ``count`` messages of the lane's batch are decided; the lane continues with what is left of it."""
+        """Decide the first ``count`` messages of the lane's batch, and return their outcomes. The lane continues with the next message."""
         batch = lane.batch
         assert batch is not None
         done, messages = batch.messages, lane.waiting
@@ -265,14 +268,14 @@ class KeyEngine(Engine):
         heapq.heappush(self._suspended, (at, self._entered, lane))
 
     def _resume(self, now: float) -> None:
-        """Make lanes ready whose suspension is over; after ``max_batch_seconds``, park those that wait."""
+        """Make lanes ready whose suspension is over. After ``max_batch_seconds``, park the suspended lanes instead."""
         if not self._suspended:
             return
         if now - self._began >= self.settings.max_batch_seconds:
             waiting, self._suspended = self._suspended, []
             for entry in waiting:
                 if not self._leave(entry[2]):
-                    # It cannot be parked: it is tried again.
+                    # The lane cannot be parked, so it is tried again at its time.
                     heapq.heappush(self._suspended, entry)
         while self._suspended and self._suspended[0][0] <= now:
             self._ready.append(heapq.heappop(self._suspended)[2])

@@ -1,4 +1,4 @@
-"""What a user's listener is given and answers, with RocketMQ's names, and the call itself. Pure."""
+"""Contexts and answers of a user's listener, with RocketMQ's names, and the code that calls the listener. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ALL: Final = 2**31 - 1
 class ConsumeOrderlyStatus(Enum):
     """A listener's answer to a batch of messages, with the names of RocketMQ's ConsumeOrderlyStatus.
 
-    SUCCESS: the batch is accepted; without ``auto_commit`` it is taken, and waits for a commit. COMMIT: everything taken is
-    accepted. ROLLBACK: everything taken comes again after the suspension, which is no retry. COMMIT and ROLLBACK count as
-    SUCCESS, with a warning, unless ``auto_commit`` is False. SUSPEND_CURRENT_QUEUE_A_MOMENT: the batch comes again after the
-    suspension, as after an exception, until it has no retries left and becomes dead letters.
+    SUCCESS: the batch is accepted. Without ``auto_commit`` it is only taken, and waits for a commit. COMMIT: this batch and all batches
+    taken before are accepted. ROLLBACK: these batches come again after the suspension, which does not count as a retry. COMMIT and
+    ROLLBACK count as SUCCESS, with a warning, unless ``auto_commit`` is False. SUSPEND_CURRENT_QUEUE_A_MOMENT: the batch comes again after
+    the suspension, as after an exception. When it has no retries left, its messages become dead letters.
     """
 
     SUCCESS = "SUCCESS"
@@ -35,8 +35,8 @@ class ConsumeOrderlyStatus(Enum):
 class ConsumeConcurrentlyStatus(Enum):
     """A listener's answer to a batch of messages, with the names of RocketMQ's ConsumeConcurrentlyStatus.
 
-    CONSUME_SUCCESS: the messages up to ``context.ack_index`` are done, by default all. RECONSUME_LATER: all come again later, as
-    after an exception.
+    CONSUME_SUCCESS: the messages up to ``context.ack_index`` are done, which by default are all. RECONSUME_LATER: all messages come again
+    later, as after an exception.
     """
 
     CONSUME_SUCCESS = "CONSUME_SUCCESS"
@@ -45,11 +45,11 @@ class ConsumeConcurrentlyStatus(Enum):
 
 @dataclass(slots=True)
 class ConsumeOrderlyContext:
-    """One call's context, as RocketMQ's class of this name.
+    """The context of one call, like RocketMQ's class of this name.
 
-    ``message_queue`` has the fields topic, broker_name and queue_id. The listener may set ``auto_commit`` to False, to commit
-    several calls at once, and ``suspend_current_queue_time_millis`` to the suspension after this call in milliseconds (cut to
-    10 to 30,000; -1: as in the settings).
+    ``message_queue`` has the fields topic, broker_name and queue_id. The listener may set ``auto_commit`` to False to commit several calls
+    together. It may set ``suspend_current_queue_time_millis`` to the suspension after this call in milliseconds, which is limited to 10 to
+    30,000; -1 means the value of the settings.
     """
 
     message_queue: MessageQueue
@@ -59,12 +59,12 @@ class ConsumeOrderlyContext:
 
 @dataclass(slots=True)
 class ConsumeConcurrentlyContext:
-    """One call's context, as RocketMQ's class of this name.
+    """The context of one call, like RocketMQ's class of this name.
 
-    ``message_queue`` has the fields topic, broker_name and queue_id. The listener may set ``ack_index`` to the index of the last
-    message that succeeded (-1: none; it counts with CONSUME_SUCCESS only), and ``delay_level_when_next_consume`` for those that
-    did not: 0 waits longer with each retry (10 s, 30 s, 1 min … 2 h), 1 to 18 is that delay level of RocketMQ (1 s … 2 h), and
-    -1 makes dead letters of them at once.
+    ``message_queue`` has the fields topic, broker_name and queue_id. The listener may set ``ack_index`` to the index of the last message
+    that succeeded, or to -1 if none did. This counts only with CONSUME_SUCCESS. For the other messages, it may set
+    ``delay_level_when_next_consume``: 0 waits longer with each retry (10 s, 30 s, 1 min … 2 h), 1 to 18 is a delay level of RocketMQ
+    (1 s … 2 h), and -1 makes the messages dead letters immediately.
     """
 
     message_queue: MessageQueue
@@ -73,10 +73,11 @@ class ConsumeConcurrentlyContext:
 
 
 class ConsumeMessageHook(Protocol):
-    """Called before and after every call of the listener. After it, exactly one of ``status`` and ``error`` is None.
+    """A hook that is called before and after every call of the listener.
 
     ``context`` and ``status`` are those of the listener: ConsumeOrderlyContext and ConsumeOrderlyStatus, or
-    ConsumeConcurrentlyContext and ConsumeConcurrentlyStatus. The methods are plain functions, also around an async listener.
+    ConsumeConcurrentlyContext and ConsumeConcurrentlyStatus. After the call, exactly one of ``status`` and ``error`` is None. The methods
+    are plain functions, even if the listener is async.
     """
 
     def consume_message_before(self, messages: Sequence[Any], context: Any) -> None: ...
@@ -84,7 +85,7 @@ class ConsumeMessageHook(Protocol):
     def consume_message_after(self, messages: Sequence[Any], context: Any, status: Any, error: str | None) -> None: ...
 
 
-#: (messages, context) → status, or a coroutine that returns one.
+#: (messages, context) → status, or a coroutine that returns the status.
 OrderlyListener = Callable[
     [Sequence[Any], ConsumeOrderlyContext], ConsumeOrderlyStatus | Awaitable[ConsumeOrderlyStatus | None] | None
 ]
@@ -94,9 +95,10 @@ ConcurrentListener = Callable[
 
 
 class Answer(NamedTuple):
-    """What came of a call. ``status``: None if the listener raised an exception or returned anything else; ``error`` says what then.
+    """The result of a call.
 
-    ``context``: as the listener left it.
+    ``status``: None if the listener raised an exception or returned anything else; ``error`` then says what happened. ``context``: the
+    context with the listener's changes.
     """
 
     status: Any
@@ -113,7 +115,7 @@ def is_async(function: Any) -> bool:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a listener or hook, as messages to the user have it; of a wrapper, the name of what it calls."""
+    """Return the name of a listener or hook for messages to the user. For a wrapper, return the name of the function that it calls."""
     while isinstance(function, partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, partial) else function.__wrapped__
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -121,22 +123,22 @@ def name_of(function: Any) -> str:
 
 
 def check_hooks(hooks: Sequence[ConsumeMessageHook]) -> None:
-    """Check that nobody would have to await a hook. Raises OptionError INVALID."""
+    """Raise OptionError INVALID if a hook is async."""
     for hook in hooks:
         for method in (hook.consume_message_before, hook.consume_message_after):
             if is_async(method):
                 raise OptionError(
                     OptionCondition.INVALID,
-                    f"the hook {name_of(method)} is async, and hooks are not awaited: make it a plain method (def), which may start a task "
+                    f"the hook {name_of(method)} is async, but hooks are not awaited. Make it a plain method (def), which may start a task "
                     "with asyncio.create_task if the listener is async",
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Calls a listener and its hooks. An answer should be one of ``statuses``.
+    """Calls a listener and its hooks. The listener should return one of ``statuses``.
 
-    An exception of the listener is an error of the answer. One of a hook gives only a warning, as in Java.
+    An exception of the listener becomes the error of the answer. An exception of a hook only causes a warning, as in Java.
     """
 
     listener: Callable[[Sequence[Any], Any], Any]
@@ -145,7 +147,7 @@ class Caller:
     statuses: type[Enum]
 
     def call(self, messages: Sequence[Any], context: Any) -> Answer:
-        """Call the listener. Raises ListenerError NOT_AWAITED if it returns a coroutine, or anything else that has to be awaited."""
+        """Call the listener. Raises ListenerError NOT_AWAITED if it returns a coroutine or another object that has to be awaited."""
         self._before(messages, context)
         returned, raised = None, None
         try:
@@ -155,7 +157,7 @@ class Caller:
         return self._answer(messages, context, returned, raised)
 
     async def call_async(self, messages: Sequence[Any], context: Any) -> Answer:
-        """As `call`, of an async listener: it is awaited between its hooks."""
+        """Call an async listener and await it. The hooks are called before the call and after the await."""
         self._before(messages, context)
         returned, raised = None, None
         try:
@@ -179,7 +181,7 @@ class Caller:
         else:
             error = f"the listener returned {returned!r}, not a {self.statuses.__name__}"
         if error is not None:
-            # A Python text may have lone surrogates, an Arrow column may not.
+            # A Python text may contain lone surrogates, but an Arrow column must not.
             error = error.encode("utf-8", "replace").decode()
         for hook in self.hooks:
             self._tell(hook.consume_message_after, messages, context, status, error)
@@ -187,12 +189,12 @@ class Caller:
 
     def _not_awaited(self, returned: object) -> ListenerError:
         if iscoroutine(returned):
-            # Otherwise Python warns that nobody awaited it.
+            # Otherwise Python warns that the coroutine was never awaited.
             returned.close()
         return ListenerError(
             ListenerCondition.NOT_AWAITED,
-            f"the listener {name_of(self.listener)} returned a {type(returned).__name__}, which nobody awaits, so its work was not done: "
-            "define the listener itself with async def, or a class with async def __call__, and await in it what returns such an object",
+            f"the listener {name_of(self.listener)} returned a {type(returned).__name__}, which nobody awaits, so its work was not done. "
+            "Define the listener itself with async def, or a class with async def __call__, and await such objects in it",
         )
 
     def _tell(self, hook: Callable[..., None], messages: Sequence[Any], context: Any, *what: object) -> None:
@@ -203,13 +205,13 @@ class Caller:
 
 
 def check_bounds(settings: object, bounds: Mapping[str, tuple[int, int]]) -> None:
-    """Check that these attributes are whole numbers within their bounds. Raises OptionError INVALID."""
+    """Raise OptionError INVALID if one of these attributes is not a whole number within its bounds."""
     for name, (low, high) in bounds.items():
         value = getattr(settings, name)
         if type(value) is not int or not low <= value <= high:
-            raise OptionError(OptionCondition.INVALID, f"{name} is {value!r}: give a whole number from {low} to {high}")
+            raise OptionError(OptionCondition.INVALID, f"{name} is {value!r}, but must be a whole number from {low} to {high}")
 
 
 def suspend_seconds(millis: int, default: int) -> float:
-    """Return the seconds for which a queue is suspended: ``millis``, or ``default`` for -1, between 10 ms and 30 s."""
+    """Return the seconds for which a queue is suspended: ``millis``, or ``default`` if it is -1, limited to 10 ms to 30 s."""
     return min(max(default if millis == -1 else millis, 10), 30_000) / 1000

@@ -1,8 +1,8 @@
 """The engine of a listener with order per queue: one batch of the queue after another. Pure: no clock, no effects.
 
-Rules (RocketMQ's ConsumeMessageOrderlyService): the listener gets a batch again until it is accepted or dead-lettered, and only
-then does the queue go on. The table shows the effect of an answer, with ``context.auto_commit`` as the listener left it (None, an
-exception and any other answer count as SUSPEND):
+Rules (from RocketMQ's ConsumeMessageOrderlyService): the listener gets a batch again until it is accepted or its messages are dead
+letters, and only then does the queue continue. A batch that is accepted but not yet committed is *taken*. The table shows the effect of
+an answer for each value of ``context.auto_commit`` after the call. None, an exception and any other answer count as SUSPEND:
 
 =======================  ===========================================  =============================================
 answer                   auto-commit on                               off
@@ -16,22 +16,22 @@ SUSPEND, exhausted       dead letters; everything taken is committed  dead lette
 
 A closed range differs from Java's endless queue:
 
-- ``max_reconsume_times`` is 16: Java's default retries for ever, which would hold the micro-batch for ever (-1 asks for it).
-- Every batch but the range's last is full; Java takes the messages that have arrived. So a batch is the same in every attempt
-  and replay, however the range was cut into slices, and its messages have been retried equally often.
-- A batch is dead-lettered as a whole, when all its messages are exhausted. Java dead-letters each exhausted message by itself,
-  and again in every further attempt of its batch.
-- Dead letters settle their batch without auto-commit, too. Java leaves it taken: a ROLLBACK would bring it back, and at the
-  range's end it would be uncommitted with nothing left to do. The listener still has to commit the batches taken before.
+- ``max_reconsume_times`` is 16. Java's default retries forever, which would block the micro-batch forever (-1 selects this).
+- Every batch except the last of the range is full, while Java takes the messages that have arrived. So a batch is the same in every
+  attempt and repeat, however the range was divided, and all its messages have been retried equally often.
+- A batch becomes dead letters as a whole, when all its messages have no retries left. Java makes each such message a dead letter by
+  itself, and again in every further attempt of its batch.
+- Dead letters also settle their batch without auto-commit. Java leaves it taken: a ROLLBACK would bring it back, and at the
+  range's end it would be uncommitted although nothing is left to do. The listener still has to commit the batches taken before.
 - If dead letters cannot be written, only the write is repeated. Java's consumer calls the listener again.
-- Messages taken and not committed at the end of the range are an error; Java waits for the next message.
-- Taken messages never stop the flow; Java stops pulling above 1,000 uncommitted messages, and stalls.
-- A lost lock ends the task; Java waits until it owns the queue again.
-- A range may be repeated. Messages that an earlier run made dead letters of are not given to the engine. Each batch still covers the same
-  numbers (`Message`) as in the earlier run, so the other batches have the same messages; where numbers are missing, a batch is divided.
-  What was taken before them stays taken, as without auto-commit: whether the call that gave them up had it on is not known.
+- Messages that are taken but not committed at the end of the range are an error. Java waits for the next message.
+- Taken messages do not limit how many messages are read. Java stops pulling above 1,000 uncommitted messages, and stalls.
+- A lost lock ends the task. Java waits until it owns the queue again.
+- A range may be repeated. The engine does not get messages that an earlier run made dead letters. Each batch still covers the same
+  numbers (`Message`) as in the earlier run, so the other batches have the same messages. If numbers are missing, a batch is divided.
+  Batches taken before them stay taken, as without auto-commit, because it is unknown whether the call that gave them up had it on.
 
-ROLLBACK is not a retry and never exhausts, as in Java: a listener that always answers it holds the micro-batch for ever.
+ROLLBACK is not a retry and never uses up the retries, as in Java. A listener that always answers ROLLBACK blocks the micro-batch forever.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
 
 @dataclass(frozen=True)
 class OrderPerQueue(Settings):
-    """Settings of ``consume_orderly``, with which the batches of a queue are processed one after another.
+    """Settings of ``consume_orderly`` with which the batches of a queue are processed one after another.
 
-    A batch has at most ``consume_message_batch_max_size`` messages (1 to 1024). A batch that the listener suspends, or for which it raises
-    an exception, is passed to it again after ``suspend_current_queue_time_millis`` (clamped to 10 to 30,000 ms), up to
-    ``max_reconsume_times`` times. After that it goes to the topic %DLQ%<group>. ``max_reconsume_times=-1``, RocketMQ's default, retries
-    without limit, which can block the micro-batch for ever. Raises OptionError INVALID.
+    A batch has at most ``consume_message_batch_max_size`` messages (1 to 1024). If the listener suspends a batch or raises an exception,
+    it gets the batch again after ``suspend_current_queue_time_millis`` (limited to 10 to 30,000 ms), up to ``max_reconsume_times`` times.
+    After that, the messages go to the topic %DLQ%<group>. ``max_reconsume_times=-1``, RocketMQ's default, retries without limit, which
+    can block the micro-batch forever. Raises OptionError INVALID.
     """
 
     consume_message_batch_max_size: int = 1
@@ -68,8 +68,8 @@ class OrderPerQueue(Settings):
     statuses: ClassVar[type[ConsumeOrderlyStatus]] = ConsumeOrderlyStatus
     parks: ClassVar[bool] = False
     alone: ClassVar[bool] = False
-    #: With more, Python's collector of cyclic garbage looks at each message several times before it is decided, which costs as much as the
-    #: rest of the task. A batch is complete before it is called, so it may be made of messages that came one after another.
+    #: With more messages, Python's cyclic garbage collector examines each message several times before it is decided, which costs as much
+    #: as the rest of the task. Batches are the same with any value, because a batch is called only when it is complete.
     put_together: ClassVar[int] = 128
 
     def __post_init__(self) -> None:
@@ -92,18 +92,18 @@ class OrderPerQueue(Settings):
 
 
 class QueueEngine(Engine):
-    """One range of a queue on its way through a listener, one batch after another."""
+    """Passes one range of a queue to a listener, one batch after another."""
 
     def __init__(self, queue: MessageQueue, settings: OrderPerQueue, now: float) -> None:
         super().__init__(queue, now, concurrency=1, pause=settings.suspend_current_queue_time_millis)
         self.settings = settings
-        #: Messages that came and were in no batch, from `_begin` on.
+        #: Messages that were not in a batch yet, from the index `_begin` on.
         self._waiting: list[Message] = []
         self._begin = 0
-        #: Batches that were given back, and those accepted and not committed, in order. `_held` does not count the latter.
+        #: Batches that the listener gets again, and taken batches, both in order. `_held` does not count the taken ones.
         self._again: deque[Batch] = deque()
         self._taken: list[Batch] = []
-        #: Nothing goes to the listener before this time.
+        #: No batch goes to the listener before this time.
         self._suspended_until: float | None = None
         #: Whether the call that gave up a batch had auto-commit on.
         self._auto_commit = True
@@ -132,7 +132,7 @@ class QueueEngine(Engine):
         following = (waiting[begin]._number // size + 1) * size
         end = begin + following - waiting[begin]._number
         if end > len(waiting) or waiting[end - 1]._number != following - 1:
-            # Some of the batch's messages do not come, or not yet.
+            # Some of the batch's messages are missing, or have not arrived yet.
             if not self._closed and waiting[-1]._number - waiting[begin]._number == len(waiting) - 1 - begin:
                 return None
             end = begin + 1
@@ -148,7 +148,9 @@ class QueueEngine(Engine):
         status, error, context = answer
         if context.auto_commit:
             if status is ConsumeOrderlyStatus.COMMIT or status is ConsumeOrderlyStatus.ROLLBACK:
-                self._warn(f"the listener of queue {self.queue} answered {status.name} with auto_commit on: counted as SUCCESS")
+                self._warn(
+                    f"the listener of queue {self.queue} answered {status.name} with auto_commit on, which counts as SUCCESS"
+                )
                 status = ConsumeOrderlyStatus.SUCCESS
             if status is ConsumeOrderlyStatus.SUCCESS:
                 return self._commit(batch, "SUCCESS")
@@ -194,26 +196,26 @@ class QueueEngine(Engine):
         return [_outcome(batch, "DEAD_LETTER")]
 
     def _commit(self, last: Batch, status: OutcomeStatus) -> list[Outcome]:
-        """Commit everything taken, and ``last`` after it."""
+        """Return the outcomes of all taken batches as SUCCESS, and of ``last`` with ``status``."""
         self._held -= len(last.messages)
         found = [*(_outcome(batch, "SUCCESS") for batch in self._taken), _outcome(last, status)]
         self._taken.clear()
         return found
 
     def _finish(self) -> Done:
-        """Raise ListenerError UNCOMMITTED if messages are taken."""
+        """End the range. Raises ListenerError UNCOMMITTED if messages are taken and not committed."""
         taken = [one for batch in self._taken for one in batch.messages]
         if taken:
             raise ListenerError(
                 ListenerCondition.UNCOMMITTED,
                 f"{len(taken)} messages of queue {self.queue}, offsets {taken[0]._offset} to {taken[-1]._offset}, were taken and not "
-                "committed at the end of the task's range: the listener answered SUCCESS with auto_commit off and no COMMIT followed; answer "
-                "COMMIT for the last of them (a range may end after any batch), or leave auto_commit on",
+                "committed at the end of the task's range: the listener answered SUCCESS with auto_commit off and no COMMIT followed. "
+                "Answer COMMIT for the last of them (a range may end after any batch), or leave auto_commit on",
             )
         return super()._finish()
 
 
 def _outcome(batch: Batch, status: OutcomeStatus) -> Outcome:
-    """Return the outcome of a batch. Each call counts: one that ended with a rollback was no failure."""
+    """Return the outcome of a batch. Its attempts are all its calls, because calls that ended with a rollback are not failures."""
     first, last = batch.messages[0], batch.messages[-1]
     return Outcome(first._offset, last._offset + 1, None, status, batch.calls, batch.seconds, last._error)

@@ -1,4 +1,4 @@
-"""Parked messages as Arrow rows: what is read from a parking lot, and what is written to it. Pure."""
+"""Parked messages as Arrow rows, as they are read from a parking lot and written to it. Pure."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ RESTORE_COLUMNS: Final = ("queue_offset", *PRODUCER_COLUMNS)
 
 
 def lane_key(key: str | None, offset: int, alone: bool = False) -> object:
-    """Return what a message's order belongs to: its sharding key, or the message itself, by its offset, if it has none.
+    """Return the key within which a message is ordered: its sharding key, or its offset in the queue if it has none.
 
-    ``alone``: a listener without order has parked it (`parking.Ticket`).
+    ``alone``: a listener without order parked the message (`parking.Ticket`), so its key is also its offset.
     """
     return offset if key is None or alone else key
 
@@ -44,8 +44,8 @@ def lane_key(key: str | None, offset: int, alone: bool = False) -> object:
 class Parked:
     """A key that has parked messages.
 
-    ``due``: when its first message is due that no operator has dropped. ``begin``: where that message lies in the lot. ``offsets``:
-    of all its messages in the queue, in ascending order; ``dropped`` of them are dropped.
+    ``due``: the due time of its first message that no operator has dropped. ``begin``: the offset of that message in the lot.
+    ``offsets``: the offsets in the queue of all its messages, in ascending order. ``dropped``: how many of them are dropped.
     """
 
     due: int
@@ -55,39 +55,40 @@ class Parked:
 
 
 class Lot:
-    """The keys of a parking lot from one of its offsets to another, read from its messages in order.
+    """The keys in a range of a parking lot. The messages of the range are added in order.
 
-    Where two messages of the lot have the same offset in the queue, the first counts: a task that moved some messages behind
-    the others may have died before it was done, and its successor finds both. The last one is their place, from which the
-    message is parked again: from the place of the first it was parked already.
+    Two messages of the lot may have the same offset in the queue, because a task that was moving messages to the end of the lot died
+    before it had finished. The first of the copies counts. The message is parked again from the place of the last copy, because it was
+    already parked from the place of the first.
 
-    A key's messages may lie in another order than they have in the queue: a dead owner's successor parks a message between those that
-    were parked before and those that the dead owner had parked from its range. Their order is that of the queue.
+    The messages of a key may be stored in another order than in the queue: the successor of a dead owner may park a message that belongs
+    between messages that were parked earlier. Messages are processed in the order of the queue.
 
-    An order concerns the messages that lay in the lot when it was given, those that a task was moving at that time included.
+    An operator's command (`Order`) applies to the messages that were in the lot when it was given, including messages that a task was
+    moving at that time.
     """
 
     def __init__(self, begin: int) -> None:
-        #: The lot is known from ``begin`` up to ``end``.
+        #: The messages from ``begin`` up to ``end`` were added.
         self.begin = self.end = begin
         self.keys: dict[object, Parked] = {}
-        #: Offset in the queue → offset in the lot of its first copy, and of its last one where there are several.
+        #: Offset in the queue → offset in the lot of the first copy of the message, and of its last copy if it has several.
         self.places: dict[int, int] = {}
         self.copies: dict[int, int] = {}
-        #: The greatest offset in the queue; -1: nothing is parked.
+        #: The greatest offset in the queue, or -1 if no message is parked.
         self.max_offset = -1
-        #: Whether operators have appended orders, and the last one of each key: where it lies, and what it says.
+        #: Whether the lot contains operators' commands. `_orders` has the last one of each key: its offset in the lot, and its action.
         self.ordered = False
-        #: Failed calls of the messages that lie first of their keys, and when the oldest of these was stored, in µs since 1970.
+        #: The total of failed calls of each key's first message in the lot, and when the oldest of these was stored, in µs since 1970.
         self.retries = 0
         self.oldest: int | None = None
         self._orders: dict[object, tuple[int, str]] = {}
         self._dropped: set[int] = set()
-        #: Offset in the queue of the message that `Parked.begin` tells the place of.
+        #: For each key, the offset in the queue of the message whose offset in the lot is `Parked.begin`.
         self._heads: dict[object, int] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Add the next rows of the lot (at least LOT_COLUMNS)."""
+        """Add the next rows of the lot, which have at least LOT_COLUMNS."""
         if not rows.num_rows:
             return
         at, keys = rows.column("queue_offset").to_pylist(), rows.column("sharding_key").to_pylist()
@@ -113,7 +114,10 @@ class Lot:
             self._sum(properties if len(heads) == len(properties) else properties.take(pa.array(heads)))
 
     def _sum(self, heads: pa.MapArray) -> None:
-        """Add the first messages of keys to the sums: those that lie first, even if a successor parked an older one behind."""
+        """Add messages to `retries` and `oldest`.
+
+        These are the first messages of their keys in the lot, even if a successor parked an older message of the queue after them.
+        """
         attempts, stored = (pc.map_lookup(heads, name, "first").cast(pa.int64()) for name in (PARKED_ATTEMPTS, PARKED_STORED))
         self.retries += pc.sum(attempts).as_py() or 0
         oldest = pc.min(stored.filter(pc.greater(stored, 0))).as_py()
@@ -152,13 +156,13 @@ class Lot:
         return len(self.places)
 
     def next_due(self) -> int | None:
-        """Return when the first key is due, in ms since 1970; None if none will be. An order is carried out at once."""
+        """Return when the first key is due, in ms since 1970, or None if none will be due. A lot with commands is due immediately."""
         if self.ordered:
             return BEHIND
         return min((one.due for one in self.keys.values() if one.due != HELD), default=None)
 
     def ticket(self, place: int, lane: object, ticket: Ticket) -> Ticket | None:
-        """Return the ticket of the message at ``place`` as the orders have it; None for a second copy."""
+        """Return the ticket of the message at ``place`` after the operators' commands, or None for a second copy."""
         if self.places.get(ticket.offset) != place:
             return None
         if ticket.offset in self._dropped:
@@ -167,7 +171,7 @@ class Lot:
         return replace(ticket, due=parked.due) if place == parked.begin else ticket
 
     def place(self, offset: int) -> int:
-        """Return the place in the lot from which the message with this offset in the queue is parked again."""
+        """Return the offset in the lot from which the message with this offset in the queue is parked again."""
         return self.copies.get(offset, self.places[offset])
 
 
@@ -175,7 +179,7 @@ _DUE: Final = {"retry": BEHIND, "hold": HELD, "drop": DROPPED}
 
 
 def to_park(rows: pa.RecordBatch, puts: Sequence[Put]) -> pa.RecordBatch:
-    """Return the rows (PRODUCER_COLUMNS) to append to the lot. ``rows`` (SOURCE_COLUMNS) has the message of each put."""
+    """Return the rows (PRODUCER_COLUMNS) to append to the lot. ``rows`` (SOURCE_COLUMNS) has one message for each put."""
     properties = []
     columns = [rows.column(name).to_pylist() for name in ("properties", "message_id")]
     times = [rows.column(name).cast(pa.int64()).to_pylist() for name in ("born_timestamp", "store_timestamp")]
@@ -197,16 +201,16 @@ def to_park(rows: pa.RecordBatch, puts: Sequence[Put]) -> pa.RecordBatch:
 
 
 def order_rows(orders: Sequence[Order]) -> pa.RecordBatch:
-    """Return the rows (PRODUCER_COLUMNS) of orders to append to the lot."""
+    """Return the rows (PRODUCER_COLUMNS) of operators' commands to append to the lot."""
     rows = [{"body": b"", "sharding_key": one.key, "properties": list(one.to_properties().items())} for one in orders]
     return pa.RecordBatch.from_pylist(rows, schema=PRODUCER_SCHEMA)
 
 
 def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.RecordBatch, list[tuple[int, Ticket]]]:
-    """Return the messages that these rows of the lot (RESTORE_COLUMNS) were, and the place and ticket of each.
+    """Return the original messages of these rows of the lot (RESTORE_COLUMNS), and the place and ticket of each.
 
     The messages have all columns of MESSAGE_SCHEMA, as they were when they were sent to ``queue``, and ``reconsume_times`` is the
-    number of their failed calls. ``lot`` knows the whole range that is read. Orders and second copies are left out.
+    number of their failed calls. ``lot`` has the keys of the whole range that is read. Commands and second copies are left out.
     """
     at, keys = rows.column("queue_offset").to_pylist(), rows.column("sharding_key").to_pylist()
     chosen: list[int] = []
@@ -244,13 +248,13 @@ def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.Rec
 
 
 def _places_in_lot(rows: pa.RecordBatch) -> list[int]:
-    """Return the place in the lot that each row was copied from; -1 for one that came from the queue."""
+    """Return the offset in the lot from which each row was copied, or -1 for a row that was copied from the queue."""
     sources = pc.map_lookup(rows.column("properties"), PARKED_FROM, "first").to_pylist()
     return [int(one[2:]) if one is not None and one.startswith("P:") else -1 for one in sources]
 
 
 def _alone(rows: pa.RecordBatch) -> list[bool]:
-    """Return of which rows nothing of their keys waits for them."""
+    """Return for each row whether a listener without order parked it, so that newer messages of its key do not wait for it."""
     found: list[bool] = pc.map_lookup(rows.column("properties"), PARKED_ALONE, "first").is_valid().to_pylist()
     return found
 

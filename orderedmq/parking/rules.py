@@ -1,16 +1,16 @@
-"""The parking lot of a queue: where parked messages lie, what they say of themselves, and who may change them. Pure.
+"""The parking lot of a queue: where parked messages are stored, what their tickets contain, and who may change them. Pure.
 
 Queue Q of a topic, read by group G, has the parking lot P(Q): the queue with the same broker and number in the topic
 ``%PARKED%<G>%<topic>``. Only the owner of Q parks messages in P and commits offsets of P, under Q's lock (`guarding`). No other
-state exists: a key is parked if P has a message of it from the group's offset in P to P's end.
+state exists: a key is parked if P contains a message of it between the group's offset in P and P's end.
 
-A parked message is the message with its own columns and a Ticket in reserved properties. To park a message, the broker copies
-it from where it lies: from Q, or from P if it was parked before and is parked again. That place (queue and offset) identifies
-the copy. A message that was parked from a place already is not parked from there again, so a batch that runs again parks
-nothing twice. A place below the group's offset of its queue is settled: nothing is parked from there any more.
+A parked message has the columns of the original message and a Ticket in reserved properties. To park a message, the broker copies
+it from Q, or from P if it is parked again. That place (queue and offset) identifies the copy. A message is never parked twice from the
+same place, so a batch that runs again parks no message twice. A place below the group's offset in its queue is settled: no message is
+parked from there any more.
 
-Operators do not write to P what an owner would have to agree with. They append an Order: a message without a body that tells
-the owner to try, drop or hold a key. The owner carries it out when it next reads P.
+Operators do not change P directly, because only the owner of Q may do so. They append a command (`Order`): a message without a body that
+tells the owner to try, drop or hold a key. The owner carries it out when it next reads P.
 """
 
 from __future__ import annotations
@@ -40,46 +40,46 @@ from orderedmq.model import (
 from orderedmq.ownership.lock import LockToken
 from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
 
-#: The due time, in ms since 1970, of a message that waits behind another of its key and has no time of its own.
+#: The due time of a message that waits for an older message of its key and has no due time itself.
 BEHIND: Final = 0
-#: The due time of a message that is held until somebody releases it.
+#: The due time of a message that is held until an operator releases it.
 HELD: Final = -1
 #: The due time of a message that an operator has dropped.
 DROPPED: Final = -2
-#: Seconds of RocketMQ's delay levels 1 to 18 (broker option messageDelayLevel).
+#: The delays in seconds of RocketMQ's delay levels 1 to 18 (broker option messageDelayLevel).
 DELAY_LEVELS: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 #: The level of the first retry of RocketMQ's concurrent consumer (ConsumeMessageConcurrentlyService: 3 + reconsumeTimes).
 FIRST_LEVEL: Final = 3
 
 OrderAction = Literal["retry", "drop", "hold"]
-#: What a seek of a queue does with its parked messages: they come back when they are due, or they are skipped. None: it is refused
-#: if there are any (GroupError PARKED).
+#: What a seek of a queue does with its parked messages. "keep": they come back when they are due. "drop": they are skipped. None: the
+#: seek is refused if there are any (GroupError PARKED).
 AtSeek = Literal["keep", "drop"] | None
 
 
 def parked_topic(group: str, topic: str) -> str:
     """Return the topic of the group's parking lots for ``topic``.
 
-    Raises GroupError BAD_NAME if that name is longer than a topic's may be, or if it would not tell the group from the topic.
+    Raises GroupError BAD_NAME if that name is too long for a topic, or if the group and the topic could not be separated in it.
     """
     if "%" in group:
         raise GroupError(
             GroupCondition.BAD_NAME,
-            f"consumer group {group!r} cannot have parking lots, whose names separate group and topic by '%'; choose a group name "
+            f"consumer group {group!r} cannot have parking lots, whose names separate group and topic by '%'. Choose a group name "
             "without '%', or OrderPerQueue",
         )
     name = f"{PARKED_PREFIX}{group}%{topic}"
     if len(name) > MAX_NAME_LENGTH:
         raise GroupError(
             GroupCondition.BAD_NAME,
-            f"the parking lot of consumer group {group!r} for topic {topic!r} would be named {name!r}, which has {len(name)} characters; "
-            f"a topic's name may have {MAX_NAME_LENGTH}: choose a shorter group name, or OrderPerQueue",
+            f"the parking lot of consumer group {group!r} for topic {topic!r} would be named {name!r}, which has {len(name)} characters, "
+            f"but a topic's name may have {MAX_NAME_LENGTH}. Choose a shorter group name, or OrderPerQueue",
         )
     return name
 
 
 def origin(name: str) -> tuple[str, str] | None:
-    """Return group and topic of a topic of parking lots, None for another topic: the inverse of `parked_topic`."""
+    """Return the group and the topic of a topic of parking lots, or None for other topics. This is the inverse of `parked_topic`."""
     if not name.startswith(PARKED_PREFIX):
         return None
     group, _, topic = name[len(PARKED_PREFIX) :].partition("%")
@@ -92,35 +92,35 @@ def parked_queue(group: str, queue: MessageQueue) -> MessageQueue:
 
 
 def leader_of(group: str, queue: MessageQueue) -> MessageQueue:
-    """Return the queue whose parking lot of ``group`` is ``queue``; ``queue`` itself if it is none."""
+    """Return the queue for which ``queue`` is the parking lot of ``group``, or ``queue`` itself if it is not a parking lot."""
     found = origin(queue.topic)
     return queue._replace(topic=found[1]) if found is not None and found[0] == group else queue
 
 
 def guarding(token: LockToken) -> LockToken:
-    """Return the token of the lock that guards the token's queue: for a parking lot that of its queue, otherwise the token itself."""
+    """Return the token of the lock that protects the token's queue: for a parking lot, that of its queue, otherwise ``token`` itself."""
     leader = leader_of(token.group, token.queue)
     return token if leader == token.queue else replace(token, queue=leader)
 
 
 def companion(token: LockToken) -> LockToken:
-    """Return the token for the parking lot of the token's queue: the inverse of `guarding`."""
+    """Return the token for the parking lot of the token's queue. This is the inverse of `guarding`."""
     return replace(token, queue=parked_queue(token.group, token.queue))
 
 
 def delay(puts: int) -> int:
-    """Return the seconds until a message is due that was put into the lot ``puts`` times before: 10 s, 30 s, 1 min … 2 h."""
+    """Return the delay in seconds of a message that was put into the lot ``puts`` times before: 10 s, 30 s, 1 min … 2 h."""
     return DELAY_LEVELS[min(FIRST_LEVEL - 1 + puts, len(DELAY_LEVELS) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a parked message says of itself.
+    """The state of a parked message, which it contains in its properties.
 
-    ``offset``: in its queue. ``attempts``: failed calls in all. ``puts``: how often it failed so that it was parked. ``due``: ms
-    since 1970, BEHIND, HELD or DROPPED. ``alone``: nothing of its key waits for it, because a listener without order parked it.
-    ``message_id``, ``born`` and ``stored`` (µs since 1970) are those of the message that was sent: the broker that parks it fills
-    them in.
+    ``offset``: its offset in its queue. ``attempts``: the total of failed calls. ``puts``: how often it was parked because it failed.
+    ``due``: a time in ms since 1970, or BEHIND, HELD or DROPPED. ``alone``: whether a listener without order parked it, so that newer
+    messages of its key do not wait for it. ``message_id``, ``born`` and ``stored`` (µs since 1970) are those of the original message. The
+    broker that parks the message fills them in.
     """
 
     offset: int
@@ -134,11 +134,11 @@ class Ticket:
     alone: bool = False
 
     def is_due(self, now: int) -> bool:
-        """Whether the time of a key whose head this is has come; ``now`` in ms since 1970."""
+        """Whether the key whose first message has this ticket is due at ``now``, in ms since 1970."""
         return self.due == DROPPED or (self.due != HELD and self.due <= now)
 
     def to_properties(self) -> dict[str, str]:
-        """Return the reserved properties of the parked message, except its place."""
+        """Return the reserved properties of the parked message, except PARKED_FROM."""
         return {
             PARKED_OFFSET: str(self.offset),
             PARKED_ATTEMPTS: str(self.attempts),
@@ -169,7 +169,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A message to be parked: the place from which it is copied, Q or P(Q) and an offset there, and its ticket."""
+    """A message to be parked: its ticket, and the place from which it is copied, which is an offset in Q or P(Q)."""
 
     source: MessageQueue
     at: int
@@ -177,16 +177,16 @@ class Put:
 
     @property
     def place(self) -> str:
-        """The place as text, which the parked message keeps (`PARKED_FROM`): ``Q:17`` or ``P:4``."""
+        """The place as the text that the parked message has in its property PARKED_FROM: ``Q:17`` or ``P:4``."""
         return f"{'P' if is_parked(self.source) else 'Q'}:{self.at}"
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What an operator wants of a parked key: try it now, drop its messages, or hold it.
+    """An operator's command for a parked key: try it now, drop its messages, or hold it.
 
-    ``key`` None means the message without a key, or parked alone, at ``offset`` of the queue. The order concerns the messages that
-    lie before it.
+    If ``key`` is None, the command is for the message at ``offset`` of the queue, which has no key or was parked alone. A command applies
+    to the messages before it in the lot.
     """
 
     action: OrderAction
@@ -201,94 +201,94 @@ class Order:
 
 
 def has_parked(group: str, parked: Mapping[str, int]) -> GroupError:
-    """A query without parking lots would overtake what its group has parked. ``parked``: the number of messages by topic."""
+    """A query without parking lots would process messages before older ones that are parked. ``parked``: number of messages by topic."""
     of = ", ".join(f"{count:,} of topic {topic!r}" for topic, count in sorted(parked.items()))
     return GroupError(
         GroupCondition.PARKED,
-        f"group {group!r} has parked messages, {of}: a query without a parking lot would process newer messages of their keys first; set "
+        f"group {group!r} has parked messages, {of}: a query without a parking lot would process newer messages of their keys first. Set "
         f"parkingLot=true and use consume_orderly(..., OrderPerKey()), or drop them (orderedmq group seek {group}, with --parked drop)",
     )
 
 
 def seek_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:
-    """A seek does not say what becomes of the messages that the group has parked from the queues."""
+    """A seek does not say what to do with the messages that the group has parked from the queues."""
     return GroupError(
         GroupCondition.PARKED,
-        f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which a seek keeps or drops: kept, they come back when "
-        "they are due; dropped, nobody sees them again",
-        Remedy('pass parked="keep" or parked="drop"', "give --parked keep or --parked drop"),
+        f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which a seek keeps or drops. Kept messages come back when "
+        "they are due, and dropped messages are never processed",
+        Remedy('Pass parked="keep" or parked="drop"', "Give --parked keep or --parked drop"),
     )
 
 
 def copy_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:
-    """A copy of the group's offsets does not say that it leaves out the messages that the group has parked from the queues."""
+    """A copy of the group's offsets does not allow that the messages that the group has parked from the queues are left out."""
     return GroupError(
         GroupCondition.PARKED,
-        f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which are below its offsets: a group at the same offsets does "
-        "not get them, and they stay parked here",
+        f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which are below its offsets: a group at the same offsets "
+        "does not get them, and they stay parked in this group",
         Remedy(
-            "let a query of the group process them, or pass leave_parked=True",
-            "let a query of the group process them, or give --leave-parked",
+            "Let a query of the group process them, or pass leave_parked=True",
+            "Let a query of the group process them, or give --leave-parked",
         ),
     )
 
 
 def delete_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:
-    """A group cannot be deleted without a word while it has parked messages: they would be lost."""
+    """A group with parked messages cannot be deleted without force, because the messages would be lost."""
     return GroupError(
         GroupCondition.PARKED,
-        f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which nobody sees again if it is deleted",
+        f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which are lost if the group is deleted",
         Remedy(
-            "let a query of the group process them, or pass force=True",
-            "let a query of the group process them, or give --force",
+            "Let a query of the group process them, or pass force=True",
+            "Let a query of the group process them, or give --force",
         ),
     )
 
 
 def lot_in_use(topic: str, group: str, messages: int) -> GroupError:
-    """A topic of parking lots cannot be deleted while something is parked there."""
+    """A topic of parking lots cannot be deleted while it has parked messages."""
     return GroupError(
         GroupCondition.PARKED,
-        f"group {group!r} has {messages:,} parked messages in topic {topic!r}; let a query of the group process them, or delete the group",
+        f"group {group!r} has {messages:,} parked messages in topic {topic!r}. Let a query of the group process them, or delete the group",
     )
 
 
 def lot_of_a_query(topic: str, group: str, why: str) -> GroupError:
-    """A topic of parking lots cannot be deleted while a query of its group is at work: it knows how far it has read them."""
+    """A topic of parking lots cannot be deleted while a query of its group runs, because the query remembers its offsets in the lots."""
     return GroupError(
         GroupCondition.IN_USE,
-        f"topic {topic!r} has the parking lots of group {group!r}, which is in use: {why}; stop that query first",
+        f"topic {topic!r} has the parking lots of group {group!r}, which is in use: {why}. Stop that query first",
     )
 
 
 def lots_left(topic: str, lots: Sequence[str], why: str) -> str:
-    """Return what an error says after a topic was deleted, and its parking lots were not, for the reason ``why``."""
-    return f"topic {topic!r} is deleted, but not its parking lots ({', '.join(lots)}): {why}; then delete them, too (orderedmq topic delete)"
+    """Return an error's message after a topic was deleted, but its parking lots were not. ``why``: another error's message."""
+    return f"topic {topic!r} is deleted, but not its parking lots ({', '.join(lots)}): {why}. Then delete the lots (orderedmq topic delete)"
 
 
 def lots_kept(group: str, lots: Sequence[str], why: str) -> str:
-    """Return what an error says after a group's parking lots were not deleted, for the reason ``why``; its settings already are."""
+    """Return an error's message after a group's settings were deleted, but its parking lots were not. ``why``: another error's message."""
     return (
-        f"the parking lots of group {group!r} ({', '.join(lots)}) are not deleted, and its offsets are kept: {why}; then delete the group "
+        f"the parking lots of group {group!r} ({', '.join(lots)}) are not deleted, and its offsets are kept: {why}. Then delete the group "
         "again (orderedmq group delete)"
     )
 
 
 def is_parking_lot(topic: str, group: str) -> TopicError:
-    """A topic of parking lots has no settings, and its messages are those that its group's queries park and process."""
+    """A topic of parking lots has no settings, and only its group's queries add messages to it and process them."""
     return TopicError(
         TopicCondition.RESERVED,
-        f"topic {topic!r} has the parked messages of consumer group {group!r}: it has no settings, grows with its topic, and its messages "
-        "are deleted when the group has processed them; set the group's offsets of the topic itself",
+        f"topic {topic!r} has the parked messages of consumer group {group!r}: it has no settings, grows with the topic of the group, and "
+        "its messages are deleted when the group has processed them. Set the group's offsets of the topic that it reads",
     )
 
 
 def read_as_a_stream(name: str, group: str, topic: str) -> TopicError:
-    """A stream cannot read a topic of parking lots: as its group it would lose messages, as another it would miss some."""
+    """A stream cannot read a topic of parking lots. In the group of the lots it would lose messages, in another it would miss some."""
     return TopicError(
         TopicCondition.RESERVED,
-        f"option topic: topic {name!r} has the parked messages of consumer group {group!r}, and the group's query moves and deletes them: "
-        f"read topic {topic!r} with parkingLot=true to process them, or list them (orderedmq parked list {group}, or spark.read)",
+        f"option topic: topic {name!r} has the parked messages of consumer group {group!r}, and the group's query moves and deletes them. "
+        f"Read topic {topic!r} with parkingLot=true to process them, or list them (orderedmq parked list {group}, or spark.read)",
     )
 
 

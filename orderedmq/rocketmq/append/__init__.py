@@ -1,33 +1,33 @@
 """Appends messages to a queue so that each is stored there only once, although a broker does not identify the messages that it receives.
 
 A broker appends whatever it receives. If its answer is lost, the sender does not know whether the messages are stored. RocketMQ's own
-producers send them again, which stores them twice. Here four users have to avoid that: the producer (`messages.sender`), the sink
-(`sink.queue_writer`), the dead letters (`group.dead_letter_topic`) and the parking lots (`group.parking_lots`). They share one loop
-(`once.Appender`) and one view of a queue at its broker (`broker_port.BrokerPort`), and each brings the messages that it wants to have in
-the queue and a way to recognise them (`once.Outgoing`).
+producers send them again, which stores them twice. Four parts of this package have to avoid that: the producer (`messages.sender`), the
+sink (`sink.queue_writer`), the dead letters (`group.dead_letter_topic`) and the parking lots (`group.parking_lots`). They share one loop
+(`once.Appender`) and one view of a queue at its broker (`broker_port.BrokerPort`). Each of them provides the messages that it wants to
+have in the queue and a way to recognise them (`once.Outgoing`).
 
-Why each message is there only once
------------------------------------
+Why each message is stored only once
+------------------------------------
 1. *Identity.* A message carries a value that no other message has, and that every later attempt computes again. So a reader of the
    queue knows which of the wanted messages are stored.
 2. *One appender.* At any time, one appender has one request in flight to the queue. Before it sends, every request that it gave up, and
    every request from other appenders of the same messages, has settled.
-3. *Settling.* A request that was given up has settled once three things have happened, in this order: its connection is closed, so that
-   no part of it is under way any more; the broker has answered another request, so it does not stand still; and `Timing.settle` seconds
-   have passed. A broker refuses a request that has waited for 200 ms (``waitTimeMillsInSendQueue``), and readers see a stored message some
-   milliseconds after it is stored (``ReputMessageService``). By then, the messages have either been refused or can be read. A Proxy may
-   hold a request back for longer; that time (`net.behind_proxy.HOLDS_BACK`) is added.
-4. *Look.* After that, the appender reads the queue from an offset before which none of the wanted messages can be, up to the end that
-   the queue has then. It sends those that it did not find.
+3. *Settling.* A request that was given up has settled after three things have happened in this order. First, its connection is closed,
+   so that no part of it is still on its way. Second, the broker has answered another request, so it is not paused. Third,
+   `Timing.settle` seconds have passed. A broker refuses a request that has waited for 200 ms (``waitTimeMillsInSendQueue``), and readers
+   see a stored message some milliseconds after it is stored (``ReputMessageService``). By then, the messages have either been refused or
+   can be read. A Proxy may delay a request for longer, so that time (`net.behind_proxy.HOLDS_BACK`) is added.
+4. *Look.* After that, the appender reads the queue from an offset before which none of the wanted messages can be, up to the queue's
+   current end. It sends the messages that it did not find.
 
-If an answer arrives, the messages are stored exactly where it says. If none arrives, the messages were either refused, and step 4
-sends them, or stored, and step 4 finds them. An attempt that dies leaves the same two cases to the next one, which waits until the lock
-of the dead one has expired; that takes longer than settling.
+If an answer arrives, the messages are stored exactly where it says. If no answer arrives, the messages were either refused, and step 4
+sends them, or stored, and step 4 finds them. If an attempt dies, the next attempt has the same two cases. It waits until the lock of the
+dead attempt has expired, which takes longer than settling.
 
-How far to look, and what excludes a second appender
-----------------------------------------------------
+Where a look begins, and what excludes a second appender
+--------------------------------------------------------
 ============  =================================  ==================================================  ==============================
-user          identity                           the look begins at                                  a second appender is excluded by
+used by       identity                           the look begins at                                  a second appender is excluded by
 ============  =================================  ==================================================  ==============================
 producer      UNIQ_KEY, new for each call        the queue's end before the first request            new keys, and a lock within the
                                                                                                      process
@@ -44,20 +44,20 @@ What a broker forgets
 A broker writes offsets, and with them every number in `wire.registers`, to disk every 5 s. A broker that is killed loses the changes of
 the last seconds, so a number can go back or disappear, but never increase. Every starting point of a look remains safe:
 
-- If a group's offset, or a sink's *bookmark* (`sink.bookmarks`), is too low, the look takes longer. If it is missing, nothing is known, and
-  the queue's history is read (`sink.lookback`). If it is above the queue's end, it belongs to an earlier topic of that name and is set back.
-- If a sink's *committed batches* are missing, the bookmarks show what is committed.
+- If a group's offset, or a sink's *bookmark* (`sink.bookmarks`), is too low, the look takes longer. If it is missing, the queue's history
+  is read (`sink.lookback`). If it is above the queue's end, it belongs to an earlier topic of that name and is set back.
+- If a sink's *committed batches* are missing, the bookmarks show which batches are committed.
 - If the *writer* recorded for a queue is missing or out of date, it looks as if another run were the writer. The attempt then waits for
-  that run's locks and makes its own run the writer again. A broker that was killed has forgotten all locks as well; an attempt trusts its
-  lock only on the connection on which it was granted, so both runs ask again.
+  that run's locks and makes its own run the writer again. A broker that was killed has also lost all locks. An attempt trusts its lock
+  only on the connection on which it was granted, so both runs request their locks again.
 - If a queue's *seek number* (`group.offsets`) is forgotten, letters have the keys that they had before the seek. Letters that were written
   before the seek then count as written.
 
 What this does not cover
 ------------------------
-A network may hold a request back for longer than settling and deliver it then. Messages that a broker acknowledged and lost (asynchronous
+A network may delay a request for longer than settling and then deliver it. Messages that a broker acknowledged and lost (asynchronous
 flush and a power failure) are not sent again. Delayed messages are not in their queue while they wait, so they cannot be searched for
-(`messages.delayed`): a delayed message whose send got no answer is sent again, and may be stored twice. A task that is killed while it
-writes dead letters or parks messages leaves a request that the next attempt, which has the same lock, may not see yet. As a result, a
-message may be parked twice, which counts as once (`parking.lot`), and a dead letter may be stored twice.
+(`messages.delayed`): a delayed message whose send got no answer is sent again, and may be stored twice. If a task is killed while it
+writes dead letters or parks messages, the next attempt has the same lock and may not see the messages of the last request yet. As a
+result, a message may be parked twice, which counts as once (`parking.lot`), and a dead letter may be stored twice.
 """

@@ -1,4 +1,4 @@
-"""A queue at its broker, as something that appends to it uses it: its end, sends, and requests that were given up."""
+"""A queue at its broker from the view of an appender: its end, sends, and requests that were given up."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _VISIBLE_RETRY: Final = Backoff(first=0.002, most=0.1)
 
 @dataclass(frozen=True)
 class Timing:
-    """Time limits of whoever appends to a queue, in seconds.
+    """Time limits of an appender, in seconds.
 
-    ``send_timeout``: for one request. ``settle``: after a lost answer; see `orderedmq.rocketmq.append`. ``visible``: until sent messages can
-    be read. ``patience``: for a broker that is unavailable or busy.
+    ``send_timeout``: for one request. ``settle``: the wait after a lost answer; see `orderedmq.rocketmq.append`. ``visible``: until sent
+    messages can be read. ``patience``: for a broker that is unavailable or busy.
     """
 
     send_timeout: float = 15.0
@@ -56,8 +56,8 @@ def send_request(
 ) -> Request[SendResult]:
     """Return the request that sends a body now, in the name of the producer group ``group``. Every send in this package uses this function.
 
-    ``trace`` is notified of the broker's answer. ``stored_in``: the queue in which the broker stores the body, if it is not ``queue``. The
-    other arguments are those of `message_requests.send`.
+    ``trace`` is called with the broker's answer. ``stored_in``: the queue in which the broker stores the body, if it is not ``queue``.
+    The other arguments are those of `message_requests.send`.
     """
     born = time.time_ns() // 1_000_000
     request = message_requests.send(
@@ -82,7 +82,7 @@ def send_request(
 
 
 class BrokerPort:
-    """The `Port` of a queue for a user that needs no lock at the broker. Used by one thread at a time."""
+    """The `Port` of a queue for an appender that needs no lock at the broker. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class BrokerPort:
     ) -> None:
         """``request`` returns the request for a body (default: `send_request` to the queue).
 
-        ``target``: the queue to which the requests append, if ``queue`` only says which broker is meant. ``require_lock`` is called before
+        ``target``: the queue to which the requests append, if ``queue`` only identifies the broker. ``require_lock`` is called before
         each request, and raises an error if the lock that excludes other appenders is lost.
         """
         self.queue = queue
@@ -105,7 +105,7 @@ class BrokerPort:
         self._request = request or (lambda body: send_request(queue, body, PRODUCER_GROUP, client.trace))
         self._target = target or queue
         self._require_lock = require_lock
-        # Whether a request was given up without an answer, and has not settled. If its user gives up as well, the next one has to wait.
+        # Whether a request was given up without an answer and has not settled. If its appender also gives up, the next one has to wait.
         self._unsettled = self._target in client.unsettled
         self._failing_since = 0.0
         self._sending_on: Connection | None = None
@@ -134,7 +134,7 @@ class BrokerPort:
             raise
 
     def packing(self, rows: pa.RecordBatch, where: str, first: int) -> Packing:
-        """Return how rows are divided into requests. Raises as `message_type.packing_for`."""
+        """Return how rows are divided into requests. Raises the errors of `message_type.packing_for`."""
         return message_type.packing_for(self._client, self.queue, rows, where, self._timing.patience, first)
 
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
@@ -144,7 +144,7 @@ class BrokerPort:
         if error.sub != UnavailableCondition.BUSY:
             self._client.doubt(self.queue.topic)
         if error.outcome_unknown:
-            # Other requests on this connection would wait in vain, too; closing it ends them.
+            # Other requests on this connection would also wait in vain. Closing the connection ends them.
             if self._sending_on is not None:
                 self._sending_on.close()
             self._unsettled = True
@@ -154,24 +154,24 @@ class BrokerPort:
             raise error
 
     def least(self) -> int:
-        """Return the offset of the queue's first remaining message."""
+        """Return the offset of the first message that is still in the queue."""
         return self._ask(message_requests.min_offset(self.queue))
 
     def end(self) -> int:
         return self._ask(message_requests.max_offset(self.queue))
 
     def await_readable(self, end: int) -> None:
-        """Wait until readers see the messages below ``end``, up to ``visible`` seconds: a broker acknowledges before it indexes.
+        """Wait up to ``visible`` seconds until readers see the messages below ``end``.
 
-        Source: ReputMessageService.
+        A broker acknowledges messages before it indexes them (ReputMessageService).
         """
         await_end(self.end, end, self._timing.visible)
 
     def _settle(self, deadline: float | None) -> None:
         """Wait until a request that was given up is either refused or stored and readable; see `orderedmq.rocketmq.append`.
 
-        The wait begins with the broker's next answer: a broker that stood still continues with what it had received. ``deadline``: the
-        deadline of the request that is sent to get this answer, or None if the broker has just answered.
+        The wait begins with the broker's next answer, because a broker that was paused continues with the requests that it had received.
+        ``deadline``: the deadline of the request that is sent to get this answer, or None if the broker has just answered.
         """
         if self._unsettled:
             if deadline is not None:
@@ -200,7 +200,7 @@ class BrokerPort:
 
 
 def await_end(ask: Callable[[], int], end: int, seconds: float) -> None:
-    """Wait until ``ask`` returns at least ``end``, or for ``seconds``. A broker that is behind is busy, so it is asked less and less often."""
+    """Wait until ``ask`` returns at least ``end``, or for ``seconds``. The calls become less frequent, because a slow broker is busy."""
     deadline = Deadline.after(seconds)
     waits = 0
     while ask() < end and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""UNIQ_KEYs for messages that are sent now."""
+"""Makes UNIQ_KEYs for messages that are sent now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FreshKeys:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Random instead of an address: a host has several, and containers share them.
+        # Random bytes instead of an IP address, because a host has several addresses and containers share them.
         self._keys = UniqueKeys(secrets.token_bytes(4), os.getpid(), secrets.randbits(32))
 
     def take(self, count: int) -> pa.Array:

@@ -1,16 +1,17 @@
-"""How rows are sent to a topic that is for messages of one type, through a RocketMQ Proxy.
+"""Decides how rows are sent through a RocketMQ Proxy to a topic that accepts messages of one type only.
 
-A topic of RocketMQ 5 may have the attribute ``message.type``. A broker stores every message, whatever the type. A Proxy refuses a
-request for another type than the topic's, unless that is MIXED (``enableTopicMessageTypeCheck``). It derives the type of a
-request from the properties in the request's header: a delay makes it DELAY, otherwise a sharding key makes it FIFO, otherwise it is
-NORMAL (TopicMessageType.parseFromMessageProperty). A batch has the properties of its messages in its body, where the Proxy does
-not look. So a batch of messages with sharding keys passes as NORMAL with an empty envelope, and as FIFO with a sharding key there.
+A topic of RocketMQ 5 may have the attribute ``message.type``. A broker stores messages of any type. A Proxy refuses a request whose type
+is not the topic's, unless the topic's type is MIXED (``enableTopicMessageTypeCheck``). It derives the type of a request from the
+properties in the request's header: a delay makes it DELAY, otherwise a sharding key makes it FIFO, otherwise it is NORMAL
+(TopicMessageType.parseFromMessageProperty). A batch has the properties of its messages in its body, where the Proxy does not look, and its
+envelope is in the header. So a batch of messages with sharding keys passes as NORMAL if its envelope is empty, and as FIFO if its envelope
+has a sharding key.
 
-Brokers before 5.4 add the properties of the envelope to each message of the batch (MessageExtEncoder.encode), where they would
-replace the key of the message. To these, each message of a FIFO topic is sent alone.
+Brokers before 5.4 add the properties of the envelope to each message of the batch (MessageExtEncoder.encode), which would replace the
+key of the message. Messages of a FIFO topic are therefore sent to these brokers one by one.
 
-A Proxy does not tell the attributes of topics, but it compares types before it passes a message on. So a message for a queue that does
-not exist shows the type: the Proxy refuses the message and names the type, or the broker refuses it and stores nothing.
+A Proxy does not return the attributes of topics, but it checks the type before it passes a message on. So the type is found by sending a
+message for a queue that does not exist: the Proxy refuses the message and names the type, or the broker refuses it. Nothing is stored.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.request import wrong_type
 
 FIFO: Final = "FIFO"
-#: MQVersion.V5_4_0. The envelope of a batch is for the Proxy alone from this release on.
+#: MQVersion.V5_4_0. From this release on, only the Proxy uses the envelope of a batch.
 _KEEPS_KEYS: Final = 493
 
 
@@ -50,7 +51,7 @@ def packing_for(
         try:
             expected = _expected(client, queue, "", seconds)
         except RocketMQError:
-            # For example an account without the right to write. The first send gets the same error.
+            # The cause may be an account without the right to write. The first send then gets the same error.
             return Packing.BATCH
         if expected is not None and expected != FIFO:
             raise wrong_type(_named(queue), expected, "NORMAL", "rows without a delay are sent as type NORMAL")
@@ -68,7 +69,7 @@ def fifo_packing(version: int) -> Packing:
 
 
 def require_delayable(client: Client, queue: MessageQueue, seconds: float) -> None:
-    """Raise RocketMQError NOT_SUPPORTED if a Proxy does not pass on delayed messages to the topic; RocketMQUnavailableError."""
+    """Raise RocketMQError NOT_SUPPORTED if a Proxy does not pass delayed messages on to the topic. Raises RocketMQUnavailableError."""
     if client.behind_proxy(Deadline.after(seconds)):
         try:
             expected = _expected(client, queue, f"{names.DELAY}\x011\x02", seconds)
@@ -79,13 +80,13 @@ def require_delayable(client: Client, queue: MessageQueue, seconds: float) -> No
 
 
 def forget(client: Client, topic: str) -> None:
-    """Forget how rows are sent to a topic, since a Proxy has refused them: its type has changed."""
+    """Forget how rows are sent to a topic. Called when a Proxy has refused rows, because the topic's type must have changed."""
     for place in [place for place in list(client.packings) if place[0] == topic]:
         client.packings.pop(place, None)
 
 
 def _expected(client: Client, queue: MessageQueue, properties: str, seconds: float) -> str | None:
-    """Return the topic's type if a Proxy refuses messages with these properties; None if it passes them on."""
+    """Return the topic's type if a Proxy refuses messages with these properties, or None if it passes them on."""
     request = message_requests.refused_type(queue, properties)
     return client.call(request, Deadline.after(seconds), topic=queue.topic, broker_name=queue.broker_name)
 
@@ -95,13 +96,13 @@ def _named(queue: MessageQueue) -> str:
 
 
 def _version(client: Client, queue: MessageQueue, seconds: float) -> int:
-    """Return the broker's version; a Proxy passes it on with each of the broker's answers."""
+    """Return the broker's version, which a Proxy passes on with each of the broker's answers."""
     request = message_requests.version_of(queue)
     return client.call(request, Deadline.after(seconds), topic=queue.topic, broker_name=queue.broker_name)
 
 
 def _first_without_key(rows: pa.RecordBatch) -> int | None:
-    """Return the first row without a sharding key; an empty one counts as none."""
+    """Return the number of the first row without a sharding key, or None. An empty key counts as none."""
     index = rows.schema.get_field_index("sharding_key")
     if index < 0:
         return 0 if rows.num_rows else None

@@ -1,4 +1,4 @@
-"""The loop that appends messages to one queue once: look, send what is missing, and look again after a lost answer. No sockets here."""
+"""The loop that appends messages to one queue once: look, send missing messages, and look again after a lost answer. It has no sockets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Port(Protocol):
     """One queue at its broker, as one appender uses it. A method raises OrderedMQError after it has tried for long enough."""
 
     def keep(self) -> bool:
-        """Return whether this appender may send: every request that it gave up has settled, and it still holds the lock that it gets."""
+        """Return whether this appender may send: every request that it gave up has settled, and it still holds the lock of `acquire`."""
         ...
 
     def acquire(self) -> None:
@@ -21,18 +21,18 @@ class Port(Protocol):
         ...
 
     def require(self) -> None:
-        """Raise an error if this appender needs a lock that somebody else gets and keeps for it, and that lock is lost."""
+        """Raise an error if this appender needs a lock that another part of the program acquires and renews, and that lock is lost."""
         ...
 
     def send(self, body: SendBody) -> int:
         """Send one request and return the offset of its first message.
 
-        Raises RocketMQUnavailableError with ``outcome_unknown`` if no answer came, and the error that the broker answers.
+        Raises RocketMQUnavailableError with ``outcome_unknown`` if no answer came, or the broker's error.
         """
         ...
 
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
-        """Wait before the next try, after ``failures`` failures in a row. Raises ``error`` if sending has been failing for too long.
+        """Wait before the next attempt, after ``failures`` failures in a row. Raises ``error`` if sending has been failing for too long.
 
         After an error whose outcome is unknown, `keep` is false until the request has settled.
         """
@@ -40,27 +40,27 @@ class Port(Protocol):
 
 
 class Outgoing(Protocol):
-    """The messages that one appender wants to have in a queue, and what it knows of those that are there."""
+    """The messages that one appender wants to have in a queue, and which of them it has found there."""
 
     def look(self) -> bool:
-        """Read what has come to the queue since the last look. All requests have settled, so what is not found is not there.
+        """Read the messages added to the queue since the last look. All requests have settled, so messages not found are not stored.
 
-        Return whether wanted messages were found for which no answer had come, so that trying goes on although answers are lost.
+        Return whether wanted messages were found for which no answer had come. Sending then makes progress although answers are lost.
         """
         ...
 
     def missing(self) -> Iterator[SendBody]:
-        """Yield, in order, requests for the messages that are not in the queue. The caller sends each before it takes the next one."""
+        """Yield requests for the messages that are not in the queue, in order. The caller sends each before it takes the next one."""
         ...
 
     def record_sent(self, body: SendBody, offset: int) -> None:
-        """Record that the broker has stored a request, its first message at ``offset``."""
+        """Record that the broker has stored the messages of a request, from ``offset`` on."""
         ...
 
     def adapt(self, body: SendBody, error: OrderedMQError) -> bool:
-        """Try to change the requests so that they avoid the error that the broker returned; return whether `missing` yields others now.
+        """Try to change the requests so that they avoid the error that the broker returned. Return whether `missing` yields others now.
 
-        May raise a clearer error instead of ``error``.
+        It may raise a clearer error than ``error``.
         """
         ...
 
@@ -73,18 +73,18 @@ class Appender:
         self._outgoing = outgoing
         self._looked = False
         self._failures = 0
-        #: Whether a request without an answer may be stored, and no look has shown it yet.
+        #: Whether messages of a request without an answer may be stored, and no look has been made since.
         self.in_doubt = False
 
     def run(self) -> None:
-        """Return once nothing is missing. Raises what the port and ``outgoing`` raise; some messages may be stored then."""
+        """Return when no message is missing. Raises the errors of the port and ``outgoing``; some messages may then be stored."""
         done = False
         while not done:
             self._enter()
             done = self._send()
 
     def look_again(self) -> None:
-        """Have the next `run` begin with a look, because others may have appended meanwhile."""
+        """Make the next `run` begin with a look. Called when others may have appended messages since the last run."""
         self._looked = False
 
     def _enter(self) -> None:
@@ -94,11 +94,11 @@ class Appender:
             if self._outgoing.look():
                 self._failures = 0
             self.in_doubt = False
-            # A long look may have cost the lock, and others may have appended since.
+            # The lock may have been lost during a long look. Then others may have appended messages since.
             self._looked = self._port.keep()
 
     def _send(self) -> bool:
-        """Send what is missing. Return False if a look, or another try, must come first."""
+        """Send the missing messages. Return False if a look or another attempt is needed."""
         for body in self._outgoing.missing():
             if not self._port.keep():
                 self._looked = False

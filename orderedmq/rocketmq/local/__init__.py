@@ -1,1 +1,1 @@
-"""RocketMQ servers on this machine, to try and to test with."""
+"""Runs RocketMQ servers on this machine, for trials and tests."""

@@ -1,7 +1,7 @@
-"""Fetches the jars of a RocketMQ release once, with Spark's own resolver: no Maven, no download page.
+"""Fetches the jars of a RocketMQ release once, with Spark's resolver, so that neither Maven nor a manual download is needed.
 
 Rules: only the user's Spark configuration (``spark.jars.ivySettings``, ``spark.jars.repositories``) decides where jars come
-from. A folder with its final name is complete, so it is neither checked nor fetched again.
+from. A folder that has its final name is complete, so it is neither checked nor fetched again.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from orderedmq.conditions import OptionCondition, ServersCondition
 from orderedmq.errors import OptionError, ServersError
 from orderedmq.java import cache_folder, ensure_java
 
-#: Releases that are known to run here. Others may run, too.
+#: Releases that are known to run here. Other releases may also run.
 VERSIONS: Final = ("4.9.7", "5.3.3", "5.4.0", "5.5.0")
 DEFAULT_VERSION: Final = "5.3.3"
 
-#: Servers, the Java client and the admin tools. All but two of their jars are the same, so they share a folder.
+#: Servers, the Java client and the admin tools. They share a folder, because all but two of their jars are the same.
 _MODULES: Final = ("namesrv", "broker", "client", "tools")
-#: The Proxy brings gRPC, so its jars have a folder of their own.
+#: The Proxy needs gRPC, so its jars have a separate folder.
 PROXY_MODULES: Final = ("proxy",)
-#: Seconds for a fetch. A slow line may take long, but a connection that hangs must end.
+#: Seconds for a fetch. A slow network may take long, but a connection that hangs must end.
 _TIMEOUT: Final = 900.0
-#: Ivy's message when it has a jar's description from one repository and may not take the jar from another.
+#: Ivy's message when it has a jar's description from one repository that lacks the jar. It does not take the jar from another one.
 _DOWNLOAD_FAILED: Final = "download failed: "
 
 
 def fetch_jars(version: str = DEFAULT_VERSION, modules: Sequence[str] = _MODULES) -> Path:
-    """Return the folder with the jars of a release, and fetch them if it is missing.
+    """Return the folder with the jars of a release. The jars are fetched if the folder is missing.
 
     Raises OptionError INVALID, JavaError MISSING or TOO_OLD, and ServersError NO_JARS.
     """
     if not re.fullmatch(r"\d+(\.\d+)+", version):
         raise OptionError(
-            OptionCondition.INVALID, f"{version!r} is not a release of RocketMQ; known to run here: {', '.join(VERSIONS)}"
+            OptionCondition.INVALID,
+            f"{version!r} is not a release of RocketMQ. Choose one that runs here: {', '.join(VERSIONS)}",
         )
     suffix = "" if modules == _MODULES else "-" + "-".join(modules)
     packages = [f"org.apache.rocketmq:rocketmq-{module}:{version}" for module in modules]
@@ -50,15 +51,16 @@ def fetch_jars(version: str = DEFAULT_VERSION, modules: Sequence[str] = _MODULES
 
 
 def fetch_packages(what: str, packages: Sequence[str], name: str) -> Path:
-    """Return the folder ``name`` of the cache with the jars of packages ("group:artifact:version") and of all that they need.
+    """Return the folder ``name`` of the cache with the jars of packages ("group:artifact:version") and of their dependencies.
 
-    They are fetched if it is missing. ``what`` names them in an error. Raises JavaError MISSING or TOO_OLD, ServersError NO_JARS.
+    The jars are fetched if the folder is missing. ``what`` names them in an error. Raises JavaError MISSING or TOO_OLD, ServersError
+    NO_JARS.
     """
     folder = cache_folder() / name
     if folder.is_dir():
         return folder
     with open(folder.with_suffix(folder.suffix + ".lock"), "w") as lock:
-        # Another process may be fetching them: wait for it.
+        # Wait for another process that may be fetching the jars.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
             _fetch(what, packages, folder)
@@ -67,20 +69,20 @@ def fetch_packages(what: str, packages: Sequence[str], name: str) -> Path:
 
 def _fetch(what: str, packages: Sequence[str], folder: Path) -> None:
     work = folder.with_suffix(folder.suffix + ".part")
-    # An interrupted fetch may have copied half a jar. Its downloads are whole and are used again.
+    # An interrupted fetch may have copied half of a jar to this folder. Its downloads are complete and are used again.
     shutil.rmtree(work / "jars", ignore_errors=True)
     work.mkdir(exist_ok=True)
     log = work / "resolver.log"
     done = _resolve(packages, work, log, {})
     if not done and _DOWNLOAD_FAILED in log.read_text(errors="replace"):
-        # The user's ~/.m2 has descriptions of jars without the jars, as Maven leaves them. Try again without it.
+        # The user's ~/.m2 contains descriptions of jars without the jars, which Maven sometimes leaves there. Try again without ~/.m2.
         options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Duser.home={work}".strip()
         shutil.rmtree(work / "cache", ignore_errors=True)
         done = _resolve(packages, work, log, {"SPARK_SUBMIT_OPTS": options})
     if not done:
         raise ServersError(
             ServersCondition.NO_JARS,
-            f"the jars of {what} cannot be fetched from Maven Central: {_reason(log)} (more in {log}); to use a mirror, name it "
+            f"the jars of {what} cannot be fetched from Maven Central: {_reason(log)} (more in {log}). To use a mirror, name it "
             "in Spark's configuration with spark.jars.ivySettings or spark.jars.repositories",
         )
     os.replace(work / "jars", folder)
@@ -88,7 +90,7 @@ def _fetch(what: str, packages: Sequence[str], folder: Path) -> None:
 
 
 def _resolve(packages: Sequence[str], work: Path, log: Path, environment: dict[str, str]) -> bool:
-    """Whether Spark fetched all jars into ``work/jars``. It runs an empty job, since it fetches jars before it starts a job."""
+    """Run an empty Spark job, because Spark fetches jars before it starts a job. Return whether all jars are in ``work/jars``."""
     ensure_java()
     job = work / "nothing.py"
     job.write_text("")
@@ -120,12 +122,12 @@ def _resolve(packages: Sequence[str], work: Path, log: Path, environment: dict[s
 
 
 def _spark_home() -> Path:
-    # Located, not imported: this package never imports pyspark.
+    # Find pyspark without importing it, because this package never imports pyspark.
     spec = importlib.util.find_spec("pyspark")
     home = os.environ.get("SPARK_HOME") or (spec is not None and spec.origin and Path(spec.origin).parent)
     if not home or not Path(home, "bin", "spark-submit").is_file():
         raise ServersError(
-            ServersCondition.NO_JARS, "spark-submit is missing, which fetches the jars of RocketMQ: pip install pyspark"
+            ServersCondition.NO_JARS, "spark-submit is missing, which fetches the jars of RocketMQ. Run pip install pyspark"
         )
     return Path(home)
 

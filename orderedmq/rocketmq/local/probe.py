@@ -1,6 +1,6 @@
 """Finds free ports of this machine, and sends single requests to a server.
 
-A short copy of the protocol: servers are watched without the client that is tested against them.
+It has a short implementation of the protocol, so that servers are checked without the client that is tested against them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from orderedmq.conditions import ServersCondition
 from orderedmq.errors import ServersError
 
 HOST: Final = "127.0.0.1"
-#: Ports below those of outgoing connections, so a killed server's port is still free when it restarts.
+#: These ports are below those of outgoing connections, so that the port of a killed server is still free when it restarts.
 _PORTS: Final = range(20_000, 32_000)
 
 
-#: Ports that `find_free_port` has returned in this process. A server may not listen there yet, or not at the moment.
+#: Ports that `find_free_port` has returned in this process. They may look free, because their servers do not listen yet or were killed.
 _returned_ports: Final[set[int]] = set()
 
 
 def find_free_port(*offsets: int) -> int:
     """Return a port whose neighbours at ``offsets`` (0: itself) are all free. Raises ServersError PORT_IN_USE.
 
-    They are reserved while this process runs: no other process of this user gets them from here, also while a server that was
-    killed does not listen.
+    The ports are reserved while this process runs: this function does not return them in another process of the same user, even while a
+    killed server does not listen.
     """
     for port in random.sample(_PORTS, min(200, len(_PORTS))):
         wanted = {port + offset for offset in offsets or (0,)}
@@ -44,10 +44,10 @@ def find_free_port(*offsets: int) -> int:
 
 @cache
 def _reservations() -> int | None:
-    """Open the file in which this user's processes lock the bytes at their ports' numbers; None if there can be none.
+    """Open the file in which each process of this user locks the bytes at its ports' numbers. Return None if it cannot be opened.
 
-    The system gives these locks back when a process ends, however it ends. They would also go with any other descriptor of the file
-    that this process closes, so it is opened once.
+    The system releases these locks when a process ends, however it ends. It also releases them when the process closes any other
+    descriptor of the file, so the file is opened only once.
     """
     path = os.path.join(tempfile.gettempdir(), f"orderedmq-ports-{os.geteuid()}")
     try:
@@ -57,7 +57,10 @@ def _reservations() -> int | None:
 
 
 def _reserved(ports: Iterable[int]) -> bool:
-    """Whether the ports were reserved for this process. Those of a failed attempt stay reserved: there are many."""
+    """Reserve the ports for this process, and return whether that succeeded.
+
+    Ports that a failed attempt has reserved stay reserved, because there are many.
+    """
     file = _reservations()
     if file is None:
         return True
@@ -71,10 +74,11 @@ def _reserved(ports: Iterable[int]) -> bool:
 
 def is_free(port: int) -> bool:
     """Whether a server could listen on the port."""
-    # 4.9 listens on all interfaces whatever its settings; some systems allow that beside a listener on loopback, so check both.
+    # RocketMQ 4.9 listens on all interfaces, whatever its settings. Some systems allow that although another server listens on loopback,
+    # so check both.
     for host in ("", HOST):
         with socket.socket() as probe:
-            # As Java does: a port counts as free while the system still remembers its closed connections.
+            # Java sets this option too, so that a port counts as free while the system still remembers its closed connections.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
@@ -84,7 +88,7 @@ def is_free(port: int) -> bool:
 
 
 def answers(address: str, code: int) -> bool:
-    """Whether a server answers a request with success."""
+    """Whether the server at ``address`` answers a request with success."""
     try:
         return ask(address, code)[0] == 0
     except OSError:
@@ -96,7 +100,7 @@ def ask(
 ) -> tuple[int, bytes]:
     """Send one request on a new connection and return the response's code and body. Raises OSError."""
     host, _, port = address.rpartition(":")
-    # A nameserver answers a client of this version with valid JSON.
+    # With this version number, a nameserver answers with valid JSON.
     request = {"code": code, "language": "OTHER", "version": 409, "opaque": 1, "flag": 0, "extFields": dict(fields or {})}
     header = json.dumps(request).encode()
     with socket.create_connection((host, int(port)), timeout) as connection:

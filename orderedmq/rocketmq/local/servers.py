@@ -1,7 +1,7 @@
-"""Runs RocketMQ on this machine, to try and to test with: a nameserver and brokers, each in its own process.
+"""Runs RocketMQ on this machine for trials and tests: a nameserver and brokers, each in its own process.
 
-Rules: clients are sent to loopback addresses (4.9 listens on all interfaces all the same); all data is in one folder; a server
-does not outlive the process that started it, however that one ends; only processes that were started here are signalled.
+Rules: clients get loopback addresses, although RocketMQ 4.9 listens on all interfaces. All data is in one folder. A server does not
+outlive the process that started it, however that process ends. Signals are sent only to processes that were started here.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from orderedmq.java import ensure_java
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, fetch_jars
 from orderedmq.rocketmq.local.probe import HOST, answers, ask, find_free_port, is_free
 
-#: Seconds for a start. It takes some seconds, and longer on a busy machine.
+#: Seconds for a start, which takes some seconds and longer on a busy machine.
 _READY_TIMEOUT: Final = 90.0
-#: Seconds for an orderly end. A broker flushes and unregisters for up to 12 s.
+#: Seconds for an orderly shutdown. A broker flushes and unregisters for up to 12 s.
 _SHUT_DOWN_TIMEOUT: Final = 30.0
 
-#: 4.9 uses the JDK's internals to unmap its files. Without access it does not start again after a crash.
+#: RocketMQ 4.9 uses the JDK's internals to unmap its files. Without access to them, it does not start again after a crash.
 _OPENS: Final = (
     *("--add-opens", "java.base/java.nio=ALL-UNNAMED", "--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"),
     *("--add-exports", "java.base/jdk.internal.ref=ALL-UNNAMED"),
 )
-#: Logs warnings to standard output. 5.x has its own copy of logback, in another package. The status listener silences logback's
-#: reports about its configuration. Pop consumption, which is not set up here, would log a warning several times a second.
+#: Logs warnings to standard output. RocketMQ 5.x has its own copy of logback in another package. The status listener suppresses
+#: logback's reports about its configuration. Pop consumption, which is not set up here, would log a warning several times a second.
 _LOGBACK: Final = """\
 <configuration>
   <statusListener class="{prefix}ch.qos.logback.core.status.NopStatusListener"/>
@@ -43,9 +43,9 @@ _LOGBACK: Final = """\
   <root level="WARN"><appender-ref ref="out"/></root>
 </configuration>
 """
-#: Settings of a broker that delivers a message at a time of its own, from 5.0 on; small files.
+#: Settings of a broker (5.0 or later) that can deliver each message at a chosen time, with small files.
 TIME_WHEEL: Final[Mapping[str, object]] = {"timerWheelEnable": True, "mappedFileSizeTimerLog": 1 << 20}
-#: Kills a server when the process that started it is gone, even by kill -9: its end of the pipe closes then.
+#: Kills a server when the process that started it has ended, even by kill -9, because its end of the pipe is then closed.
 _GUARD: Final = 'read -r _; kill -9 "$1"'
 
 _GET_ROUTE: Final = 105
@@ -56,7 +56,7 @@ _UPDATE_BROKER_CONFIG: Final = 25
 class Server:
     """One RocketMQ process. ``home`` has its configuration, its data and its output (``out.log``)."""
 
-    #: What errors call the software.
+    #: The name of the software in errors.
     product = "RocketMQ"
     main: str
     kind: str
@@ -81,7 +81,7 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """Whether the process exists; a paused server is running, too."""
+        """Whether the process exists. This is also true for a paused server."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -90,12 +90,12 @@ class Server:
         return self._paused or not self.running
 
     def start(self, timeout: float = _READY_TIMEOUT) -> None:
-        """Start the server and wait until it serves. Raises ServersError NOT_READY or DIED, and what `jars` raises."""
+        """Start the server and wait until it serves clients. Raises ServersError NOT_READY or DIED, and the errors of `jars`."""
         self.launch()
         self.wait(timeout)
 
     def launch(self) -> None:
-        """Start the server without waiting until it serves."""
+        """Start the server without waiting until it serves clients."""
         if self.running:
             return
         self._reap()
@@ -103,7 +103,7 @@ class Server:
         command = self.command()
         with open(self.log, "ab") as output:
             self._printed = output.tell()
-            # A session of its own: Ctrl-C in a terminal reaches only this process, which ends the server in order.
+            # In a separate session, the server does not get Ctrl-C from the terminal. Only this process gets it, and shuts the server down.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -121,7 +121,7 @@ class Server:
         )
 
     def wait(self, timeout: float = _READY_TIMEOUT, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait until the server serves, or until ``given_up()`` is true. Raises ServersError NOT_READY or DIED."""
+        """Wait until the server serves clients, or until ``given_up()`` is true. Raises ServersError NOT_READY or DIED."""
         deadline = time.monotonic() + timeout
         while not given_up() and not self.ready():
             if not self.running:
@@ -138,7 +138,7 @@ class Server:
             time.sleep(0.1)
 
     def command(self) -> list[str]:
-        """Write what the server reads at its start, and return the command that starts it."""
+        """Write the files that the server reads when it starts, and return the command that starts it."""
         conf = self.home / "conf"
         conf.mkdir(exist_ok=True)
         old = self.version.startswith("4.")
@@ -175,14 +175,14 @@ class Server:
     stop = kill
 
     def pause(self) -> None:
-        """Stop the process and return once it stands still: its sockets stay open, but it does not answer.
+        """Pause the process and return when all its threads are stopped. Its sockets stay open, but it does not answer.
 
-        The system stops the threads of a process one after another. On a busy machine, some of them would still serve a request that
+        The system stops the threads of a process one after another. On a busy machine, some of them could still serve a request that
         is sent right after the signal.
         """
         self._signal(signal.SIGSTOP)
         self._paused = True
-        # macOS cannot say when it stands still.
+        # macOS does not report when the process has stopped.
         if self.running and hasattr(os, "waitid"):
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
@@ -196,7 +196,7 @@ class Server:
         self.start(timeout)
 
     def shut_down(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End the server in order, so that nothing is lost. This takes some seconds; kill it as soon as ``hurried()`` is true."""
+        """Shut the server down so that no data is lost, which takes some seconds. Kill it as soon as ``hurried()`` is true."""
         self.resume()
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + _SHUT_DOWN_TIMEOUT
@@ -205,12 +205,12 @@ class Server:
         self.kill()
 
     def _signal(self, number: signal.Signals) -> None:
-        # Popen signals no process that was waited for, so the pid cannot be another process's yet.
+        # Popen does not signal a process that was already waited for, so the pid cannot belong to another process.
         if self._process is not None:
             self._process.send_signal(number)
 
     def _reap(self) -> None:
-        """End the guard and wait for the dead or dying process, in this order: afterwards the pid may be another process's."""
+        """End the guard, and then wait for the dead or dying process. After the wait, its pid may belong to another process."""
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()
@@ -234,7 +234,7 @@ class Server:
 class NameServer(Server):
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
     kind = "namesrv"
-    # It does so little that full compilation would be most of its work.
+    # The nameserver does so little that full compilation would be most of its work.
     heap = ("-Xms64m", "-Xmx128m", "-XX:TieredStopAtLevel=1")
 
     def properties(self) -> dict[str, object]:
@@ -288,14 +288,14 @@ class BrokerServer(Server):
             "autoCreateTopicEnable": True,
             "autoCreateSubscriptionGroup": True,
             "enablePropertyFilter": True,
-            # Small files: the defaults would take gigabytes.
+            # The files are small, because the defaults would take gigabytes.
             "mappedFileSizeCommitLog": 64 << 20,
             "mappedFileSizeConsumeQueue": 600_000,
             "maxHashSlotNum": 4000,
             "maxIndexNum": 1000,
             "messageIndexEnable": False,
             "timerWheelEnable": False,
-            # For this many ms after its start, a 5.3 broker runs a busy loop (TransactionMetricsFlushService).
+            # A broker of 5.3 runs a busy loop for this many ms after its start (TransactionMetricsFlushService).
             "transactionMetricFlushInterval": 300,
             **self._properties,
         }
@@ -306,8 +306,8 @@ class BrokerServer(Server):
             code, body = ask(self._namesrv, _GET_ROUTE, {"topic": self.name})
             if code == 0 and self.address.encode() in body:
                 return True
-            # 5.x registers before it has reached the nameserver, and again only 10 s later. Setting its permission to its
-            # present value makes it register now.
+            # A 5.x broker tries to register before it can reach the nameserver, and again only 10 s later. Setting its permission to
+            # the present value makes it register now.
             if time.monotonic() > self._registered + 0.5 and "boot success" in self._output():
                 self._registered = time.monotonic()
                 ask(self.address, _UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n")
@@ -317,10 +317,10 @@ class BrokerServer(Server):
 
 
 class Cluster:
-    """A nameserver and its brokers (``broker-a``, ``broker-b``, ..., or those of ``names``) in one folder.
+    """A nameserver and its brokers in one folder. The brokers are called ``broker-a``, ``broker-b``, ..., or as in ``names``.
 
     ``properties``: settings of the brokers, which override the defaults. ``jvm``: Java options of all servers. ``lock_life``:
-    seconds that a queue lock lives without renewal. ``port``: the nameserver's; None for a free one.
+    seconds that a queue lock lives without renewal. ``port``: the port of the nameserver, or None for a free one.
     """
 
     def __init__(
@@ -352,7 +352,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """The nameserver's address, which clients call namesrvAddr."""
+        """The nameserver's address, which is the option namesrvAddr of clients."""
         return self.namesrv.address
 
     @property
@@ -365,9 +365,9 @@ class Cluster:
         return [self.namesrv, *self.brokers]
 
     def start(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Start all servers in parallel, also those that were killed. Raises what `Server.start` raises, after killing all.
+        """Start all servers in parallel, including servers that were killed. After an error of `Server.start`, kill all and raise it.
 
-        As soon as ``given_up()`` is true, it starts no more servers and waits for none; those that were started run on.
+        As soon as ``given_up()`` is true, no more servers are started and this returns without waiting. Started servers keep running.
         """
         try:
             for server in self.servers:
@@ -393,7 +393,7 @@ class Cluster:
             server.kill()
 
     def shut_down(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End all servers in order, the nameserver last; kill the rest as soon as ``hurried()`` is true."""
+        """Shut all servers down, the nameserver last. Kill the remaining ones as soon as ``hurried()`` is true."""
         for server in reversed(self.servers):
             server.shut_down(hurried)
 
