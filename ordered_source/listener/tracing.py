@@ -58,7 +58,7 @@ class Tracing:
     def check(self, df: DataFrame) -> None:
         """Check the requirements of tracing. Raises OptionError MISSING without opentelemetry-api, and SchemaError MISSING_COLUMN."""
         if self.enable_msg_trace:
-            require_columns(df, ("message_id",), "Tracing(enable_msg_trace=True)", "Do not drop it")
+            require_columns(df, ("message_id",), "Tracing(enable_msg_trace=True)", "Do not drop this column")
         if self.trace_context:
             require("Tracing(trace_context=True)")
             require_columns(df, ("properties",), "Tracing(trace_context=True)", "Read with includeProperties=true")

@@ -450,7 +450,7 @@ def test_lots_are_deleted_only_when_nothing_is_parked(broker: Broker, token: Loc
     assert everything(broker) == before
     broker.groups.commit({token: 5, companion(token): 2})
     before = everything(broker)
-    with refused("GROUP.IN_USE", "'g'", LOTS, "stop that query"):
+    with refused("GROUP.IN_USE", "'g'", LOTS, "Stop that query"):
         broker.admin.delete_topic(LOTS)
     assert everything(broker) == before
     broker.groups.unlock([token])

@@ -62,7 +62,7 @@ def test_another_query_waits_until_the_tasks_of_a_stopped_one_must_have_ended(wo
     until(lambda: all(0 < lock.remaining <= 120 for lock in world.held()), "the locks linger")
     text = world.fail(world.start("ck2", source={"lockTimeout": "0"}))
     assert "ORDEREDMQ_LOCK.HELD_BY_OTHER" in text
-    assert "has stopped in the middle of a batch, its tasks may still be at work" in text
+    assert "stopped in the middle of a batch, so its tasks may still be running" in text
     second = world.start("ck2", available_now=True, source={"lockTimeout": "120s"})
     until(lambda: world.broker.groups.members(GROUP), "the second query is about to ask for the queues")
     assert world.count() == 90

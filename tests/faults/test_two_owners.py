@@ -22,8 +22,8 @@ def other(lasting: Driver) -> Driver:
 def assert_refused(text: str, owner: str) -> None:
     assert "[ORDEREDMQ_LOCK.HELD_BY_OTHER] 3 of 3 queues of group 'g' belong to query " + owner in text
     assert "which is alive" in text
-    assert "its lock of in/embedded/0 ends in " in text
-    for remedy in ("Stop that query", "consumerGroup of its own", "messageModel=broadcasting", "foreachBatch", "load once"):
+    assert "Its lock of in/embedded/0 ends in " in text
+    for remedy in ("Stop that query", "a separate consumerGroup", "messageModel=broadcasting", "foreachBatch", "load once"):
         assert remedy in text
 
 

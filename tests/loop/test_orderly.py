@@ -58,7 +58,9 @@ def test_fields_are_named_like_the_columns_and_an_unknown_one_is_an_error_of_the
 
     ((*_, status, attempts, error),) = run(rig, listener, max_reconsume_times=0)
     assert (status, attempts) == ("DEAD_LETTER", 1)
-    assert error.startswith("AttributeError: a message has no field 'colour'; the DataFrame has topic, broker_name")
+    assert error.startswith(
+        "AttributeError: a message has no field 'colour', because the DataFrame only has topic, broker_name"
+    )
 
 
 def test_none_counts_as_suspend_and_the_batch_is_retried_as_a_whole(rig: LoopRig, heard: Any) -> None:

@@ -171,5 +171,5 @@ def test_an_answer_stays_and_another_users_folder_asks_for_nothing(monkeypatch: 
     folder = tmp_path / f"orderedmq-{os.geteuid()}"
     folder.chmod(0o777)
     assert not request.is_made(0.0)
-    with pytest.raises(PermissionError, match="is not a folder that only this user can write; remove it, or set TMPDIR"):
+    with pytest.raises(PermissionError, match="is not a folder that only this user can write. Remove it, or set TMPDIR"):
         request.write()

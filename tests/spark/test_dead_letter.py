@@ -103,5 +103,7 @@ def test_what_a_task_could_not_put_aside_is_refused_while_the_query_is_written(r
     fill(rig)
     with pytest.raises(SchemaError, match=r"MISSING_COLUMN.*dead_letter needs.*lock_token"):
         dead_letter(rig.stream(topic="in", consumerGroup="g"), "true")
-    with pytest.raises(SchemaError, match=r"WRONG_TYPE.*'body' as it was read, binary, the DataFrame has string"):
+    with pytest.raises(
+        SchemaError, match=r"WRONG_TYPE.*'body' as it was read, with type binary, but in the DataFrame it is string"
+    ):
         dead_letter(decoded(rig).withColumn("body", sql.col("body").cast("string")), "true")

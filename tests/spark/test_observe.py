@@ -192,8 +192,8 @@ def test_an_error_in_the_listener_is_logged_once_per_kind_and_goes_no_further(ca
         listener.onQueryProgress(cast(QueryProgressEvent, _Broken()))
         listener.onQueryTerminated(cast(QueryTerminatedEvent, _Broken()))
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("WARNING", "lag is not exported, handling a query's progress failed (logged once): 'progress'"),
-        ("WARNING", "lag is not exported, handling a query's end failed (logged once): 'runId'"),
+        ("WARNING", "lag is not exported because handling a query's progress failed (logged once): 'progress'"),
+        ("WARNING", "lag is not exported because handling a query's end failed (logged once): 'runId'"),
     ]
 
 

@@ -468,7 +468,7 @@ def test_a_hook_that_would_have_to_be_awaited_is_refused_at_once(consume: Any) -
 
     names = ["topic", "broker_name", "queue_id", "queue_offset", "body", "lock_token", "sharding_key", "ticket"]
     df = cast(DataFrame, SimpleNamespace(columns=names, mapInArrow=lambda run, schema: pytest.fail("planned")))
-    with pytest.raises(OptionError, match=r"INVALID.*Late.consume_message_after is async, and hooks are not awaited"):
+    with pytest.raises(OptionError, match=r"INVALID.*Late.consume_message_after is async, but hooks are not awaited"):
         consume(df, Await(), hooks=[Hook(), Late()])
 
 

@@ -463,7 +463,7 @@ def test_messages_taken_and_not_committed_at_the_end_of_the_range_fail_the_task(
     ) as raised:
         task.to(Done)
     assert raised.value.condition == "ORDEREDMQ_LISTENER.UNCOMMITTED"
-    assert "answer COMMIT" in raised.value.message
+    assert "Answer COMMIT" in raised.value.message
     assert "\n" not in raised.value.message
 
 

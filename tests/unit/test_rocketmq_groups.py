@@ -181,7 +181,7 @@ def test_a_fence_is_asked_for_again_after_a_second() -> None:
             ("belong to query q1 (q1@h), which is alive", "ends in 40 s", "foreachBatch"),
         ),
         (Refusal(QUEUE, "q1", "q1@h", None, False, 40.0), ("not known to be alive",)),
-        (Refusal(QUEUE, "q1", "q1@h", None, True, 40.0), ("query q1 (q1@h), which has stopped in the middle of a batch",)),
+        (Refusal(QUEUE, "q1", "q1@h", None, True, 40.0), ("query q1 (q1@h), which stopped in the middle of a batch",)),
         (Refusal(QUEUE, "", "", None, False, 60.0), ("held by a client that is not a member of the group", "ends within 60 s")),
         (Refusal(QUEUE, "", "a, b", None, False, 60.0), ("member of the group (a, b), or one that has exited", "within 60 s")),
     ],
@@ -189,7 +189,7 @@ def test_a_fence_is_asked_for_again_after_a_second() -> None:
 def test_a_refused_query_is_told_who_has_its_queues_as_far_as_it_is_known(refusal: Refusal, words: tuple[str, ...]) -> None:
     error = held_by_other_error("billing", [refusal], 4, "this")
     assert error.condition == "ORDEREDMQ_LOCK.HELD_BY_OTHER"
-    for word in ("1 of 4 queues of group 'billing'", str(QUEUE), "consumerGroup of its own", *words):
+    for word in ("1 of 4 queues of group 'billing'", str(QUEUE), "a separate consumerGroup", *words):
         assert word in error.message
     assert "unknown" not in error.message
     assert "\n" not in error.message
