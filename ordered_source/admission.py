@@ -70,8 +70,8 @@ class Admission:
     ) -> dict[MessageQueue, int]:
         """Reduce the counts in proportion, so that the bodies have at most ``size`` bytes in total.
 
-        The first message of the queue whose turn it is is always taken. If it is larger than ``size``, it is taken alone, because it would
-        block its queue forever otherwise.
+        The queue whose turn it is always gets its first message. If that message is larger than ``size``, it is taken alone, because it
+        would block its queue forever otherwise.
         """
         order = sorted(counts)
         first = order[self._turn % len(order)]

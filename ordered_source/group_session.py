@@ -131,7 +131,7 @@ class Session:
         self.owner.processed(start)
 
     def stop(self, *, terminated: bool) -> None:
-        """Unlock the queues and leave the group. ``terminated``: a task may still process a batch in flight."""
+        """Unlock the queues and leave the group. ``terminated``: whether a task may still process a batch in flight."""
 
 
 def open_session(broker: Broker, options: SourceOptions, owner_id: str) -> Session:
@@ -378,12 +378,12 @@ class GroupSession(Session):
         self.stop(terminated=False)
 
     def stop(self, *, terminated: bool) -> None:
-        # If tasks may still run, queues in flight are unlocked after a delay.
+        # Queues in flight are unlocked after a delay if tasks may still run.
         self._renewal.stop()
         release = self.owner.stop(self._groups.offsets(self.group, list(self.owner.owned)))
         self._groups.unlock(release.idle)
         if terminated and release.in_flight:
-            # If the driver died instead, its tasks die too, and the end of this process frees the locks.
+            # If the driver died instead, its tasks also die, and the end of this process releases the locks.
             self._groups.unlock(release.in_flight, linger=UNLOCK_DELAY)
         self._groups.leave(self._client)
 

@@ -40,7 +40,7 @@ _PARKED: Final = (
     ("orderedmq_parked_messages", "Messages that were parked when the query's last micro-batch was planned."),
     ("orderedmq_parked_keys", "Keys that have parked messages."),
     ("orderedmq_parked_oldest_age_seconds", "Time since the oldest parked message was stored in its queue."),
-    ("orderedmq_parked_retries", "Failed calls of the parked messages that are next in their keys."),
+    ("orderedmq_parked_retries", "Failed calls of the first parked message of each key."),
 )
 _QUEUE_LABELS: Final = ("query", "topic", "broker", "queue")
 
@@ -125,7 +125,7 @@ class _Metrics:
         try:
             lag = Gauge(
                 "orderedmq_queue_lag_messages",
-                "Messages of the queue that are left after the query's last micro-batch.",
+                "Messages that are left in the queue after the query's last micro-batch.",
                 _QUEUE_LABELS,
                 registry=self._registry,
             )

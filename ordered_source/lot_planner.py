@@ -130,5 +130,4 @@ def require_none(broker: Broker, options: SourceOptions, queues: Iterable[Messag
 
 
 def without_lots(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Return the queues that are not parking lots."""
     return [queue for queue in queues if not is_parked(queue)]

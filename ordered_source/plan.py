@@ -93,7 +93,6 @@ def _selected(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
 
 
 def queues_of(broker: Broker, found: Sequence[TopicInfo]) -> list[MessageQueue]:
-    """Return all queues of the topics, in order."""
     return [queue for topic in found for queue in broker.log.queues(topic.name)]
 
 

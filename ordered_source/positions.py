@@ -68,7 +68,9 @@ class Positions:
             position, known = at.next.get(queue, 0), bounds.get(queue)
             if queue not in self._gone and position > (0 if known is None else known.max_offset):
                 log.warning(
-                    "parking lot %s was deleted after this query had processed it up to %d. It starts over", queue, position
+                    "parking lot %s was deleted after this query had processed it up to %d. A new one is read from its start",
+                    queue,
+                    position,
                 )
                 self._gone.add(queue)
             if queue in self._gone:

@@ -45,7 +45,7 @@ _COLUMNS: Final[Mapping[str, Column]] = {
 
 
 def reader_class() -> type[BatchReader]:
-    """Return the class of the batch reader. It accepts filters if this process is the one in which Spark pushes them down."""
+    """Return the class of the batch reader, which accepts filters only in the process in which Spark pushes them down."""
     return FilteredReader if _keeps_scans_apart() and _pushes() else BatchReader
 
 

@@ -42,7 +42,6 @@ class TopicWatch:
 
     @property
     def names(self) -> list[str]:
-        """The topics of the last listing."""
         return [topic.name for topic in self._topics]
 
     def topics(self, *, fresh: bool = False) -> list[TopicInfo]:

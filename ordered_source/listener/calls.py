@@ -40,7 +40,7 @@ class _Local(threading.local):
 
 
 class _Process:
-    """The objects and threads of this process. After a fork, the child starts with none, because threads and connections are not usable."""
+    """The objects and threads of this process. A forked child starts with none, because it cannot use the threads and connections."""
 
     def __init__(self) -> None:
         self.local = _Local()

@@ -83,7 +83,7 @@ NO_TRACING: Final = Tracing()
 
 
 def _during(listener: Called, around: Callable[[Sequence[Any], Any], AbstractContextManager[Answered]]) -> Called:
-    """Return a listener whose calls run inside ``around(messages, context)`` until they have returned or were awaited."""
+    """Return a listener whose calls run inside ``around(messages, context)``. For an async listener, this includes the await."""
     if is_async(listener):
 
         @wraps(listener)

@@ -67,7 +67,7 @@ class Message:
         self._attempts = 0
         #: The error of the last failed call.
         self._error: str | None = None
-        #: Whether the first parked message of a key is due. That of a held key is never due.
+        #: Whether this message is due, if it is the first parked message of its key. It never is if the key is held.
         self._due = True
         self._held = False
         #: Whether the message is parked because it failed, so that its delay begins now. Other messages keep their due times.
@@ -121,7 +121,7 @@ class Outcome(NamedTuple):
     Each message of a range is in exactly one outcome. ``key``: the key of a single message, or None for a batch. ``attempts``: the number
     of calls of the listener, including those before the message was parked, or 0 if an earlier run of this micro-batch had settled the
     message. ``seconds``: how long the calls of this range took. ``error``: why the last failed call failed. ``due``: when a parked message
-    is due, in ms since 1970, or None if it waits after another one. The task fills it in.
+    is due, in ms since 1970, or None if it has no due time itself. The task fills it in.
     """
 
     begin: int

@@ -152,7 +152,6 @@ class Lot:
 
     @property
     def messages(self) -> int:
-        """The number of parked messages."""
         return len(self.places)
 
     def next_due(self) -> int | None:

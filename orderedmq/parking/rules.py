@@ -197,7 +197,7 @@ class Order:
         return {PARKED_ORDER: self.action, PARKED_OFFSET: str(self.offset)}
 
 
-# -- errors that keep parked messages from being lost or overtaken -----------------------------------------------------------
+# -- errors that protect parked messages and their order ---------------------------------------------------------------------
 
 
 def has_parked(group: str, parked: Mapping[str, int]) -> GroupError:
