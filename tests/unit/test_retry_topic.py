@@ -216,7 +216,7 @@ def test_a_message_of_the_retry_topic_is_known_by_the_queue_that_it_is_in(
 
 @pytest.mark.parametrize("order", [OrderPerKey(), OrderPerQueue()])
 def test_other_listeners_refuse_a_retry_topic(tmp_path: Path, order: Settings) -> None:
-    with pytest.raises(OptionError, match=r"UNSUPPORTED.*retryTopic=true.*use consume_concurrently"):
+    with pytest.raises(OptionError, match=r"UNSUPPORTED.*retryTopic=true.*Use consume_concurrently"):
         list(shell.consume([Rig(tmp_path).rows], Consumer(print, order)))
 
 
