@@ -1,11 +1,14 @@
 """Ordered message queues with the semantics of RocketMQ's ordered messages, for Spark Structured Streaming.
 
 ``spark.readStream.format("orderedmq")`` and ``df.writeStream.format("orderedmq")`` need no import. This module has the rest:
-``connect`` opens a connection to a broker, whose methods take ``MessageQueue`` and ``Order``; ``Producer`` writes messages from
-Python, ``replay_dead_letters`` sends dead letters again, ``copy_offsets`` lets a group begin where another one is, ``snapshot`` copies the
-embedded broker's store while it is in use, ``prepare_spark`` sets up Java and Python for Spark,
-``tuned`` also lets a session start sooner, ``register`` makes the format known where Spark cannot find it. ``OrderedMQError`` is the
-base of all errors.
+
+- ``connect`` opens a connection to a broker, whose methods take ``MessageQueue`` and ``Order``.
+- ``Producer`` writes messages from Python, and ``replay_dead_letters`` sends dead letters again.
+- ``copy_offsets`` lets a group begin at the offsets of another group.
+- ``snapshot`` copies the embedded broker's store while it is in use.
+- ``prepare_spark`` sets up Java and Python for Spark. ``tuned`` does the same and makes a session start sooner.
+- ``register`` makes the format known where Spark cannot find it.
+- ``OrderedMQError`` is the base of all errors.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ __all__ = [
     "copy_offsets", "prepare_spark", "register", "replay_dead_letters", "snapshot", "tuned",
 ]  # fmt: skip
 
-#: Names that are loaded on first use: they import pyarrow, which Spark's look-up of data sources should not load.
+#: The modules of names that are loaded on first use, because they import pyarrow, which Spark's search for data sources should not load.
 _HOMES = {
     "connect": "orderedmq.connections",
     "MessageQueue": "orderedmq.model",
@@ -52,17 +55,17 @@ _HOMES = {
 
 
 def register(spark: Any) -> None:
-    """Make the format known to the session ``spark``, where Spark says DATA_SOURCE_NOT_FOUND.
+    """Make the format known to the session ``spark`` where Spark raises DATA_SOURCE_NOT_FOUND.
 
-    Two cases need it. A session cannot find the format if the package came as a zip or as a Spark Connect artifact. A thread
-    that your code starts has no active session, in which Spark looks for Python's formats: call it in that thread, and
-    ``spark`` becomes the thread's active session. Raises RuntimeError if PySpark is older than 4.2.
+    This is needed in two cases. A session cannot find the format if the package was added as a zip or as a Spark Connect artifact.
+    A thread that your code starts has no active session, which is where Spark looks for formats written in Python. Call
+    ``register`` in that thread: ``spark`` becomes the thread's active session. Raises RuntimeError if PySpark is older than 4.2.
     """
     import pyspark_orderedmq
 
     pyspark_orderedmq.require_spark()
     spark.dataSource.register(pyspark_orderedmq.DefaultSource)
-    # Spark Connect needs no active session here: its server's threads look for formats.
+    # Spark Connect needs no active session here, because threads of its server look for formats.
     if hasattr(type(spark), "_get_j_spark_session_class"):
         sessions = spark._get_j_spark_session_class(spark._jvm)
         if not sessions.getActiveSession().isDefined():

@@ -1,4 +1,4 @@
-"""``python -m orderedmq``: the command, if its script is not on the path."""
+"""``python -m orderedmq`` runs the command ``orderedmq`` where its script is not on the PATH."""
 
 from orderedmq.cli import app
 

@@ -1,8 +1,8 @@
-"""The interface of a broker to the source, the sink and the command: four protocols.
+"""The interface through which the source, the sink and the command use a broker: four protocols.
 
-Rules: source and sink use only this interface, and never branch on the kind of broker (``Capabilities`` says what differs by
-nature). Every mutation of a group carries the lock token under which it is made. The token of a parking lot is guarded by the
-lock of its queue (`parking.rules.guarding`): a broker compares that lock's epochs. tests/contract checks each broker.
+Rules: source and sink use only this interface, and never branch on the kind of broker (``Capabilities`` says how brokers differ
+by nature). Every change of a group's state carries the lock token under which it is made. A token of a parking lot is valid while
+the lock of the lot's queue has the same epoch (`parking.rules.guarding`). tests/contract checks each broker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QueueBounds:
-    """Offsets of the first stored message and of the next message to come."""
+    """The offset of a queue's first stored message, and the offset that its next message will get."""
 
     min_offset: int
     max_offset: int
@@ -38,7 +38,10 @@ class QueueBounds:
 
 @dataclass(frozen=True)
 class TopicInfo:
-    """A topic and its settings. ``retention_*`` None: kept for ever. ``incarnation`` (embedded): tells it from an earlier one of its name."""
+    """A topic and its settings.
+
+    ``retention_*`` is None if messages are kept forever. ``incarnation`` (embedded) differs from that of an earlier topic of this name.
+    """
 
     name: str
     queues: int
@@ -49,14 +52,14 @@ class TopicInfo:
 
 
 class Keep(Enum):
-    """Stands for a setting that stays as it is, because None is a value itself."""
+    """The value that leaves a setting unchanged. None cannot mean this, because it is a valid setting."""
 
     KEEP = "keep"
 
 
 @dataclass(frozen=True)
 class QueueInfo:
-    """One queue as ``topic describe`` shows it. Sizes in bytes as stored, times in µs since the epoch (None: empty)."""
+    """One queue as ``topic describe`` shows it. Sizes are stored bytes. Times are µs since 1970, None for an empty queue."""
 
     queue: MessageQueue
     bounds: QueueBounds
@@ -68,9 +71,9 @@ class QueueInfo:
 
 @dataclass(frozen=True)
 class LockInfo:
-    """A queue lock as ``lock list`` shows it; durations in seconds. ``held`` is false for a lock that was given back.
+    """A queue lock as ``lock list`` shows it, with durations in seconds. ``held`` is false for a lock that was given back.
 
-    ``name``: the owner's name for people, if known.
+    ``name``: the owner's readable name, if known.
     """
 
     group: str
@@ -88,7 +91,7 @@ class LockInfo:
 
 @dataclass(frozen=True)
 class MemberInfo:
-    """A member as ``group describe`` shows it; ``age`` is the seconds since its last heartbeat."""
+    """A member as ``group describe`` shows it. ``age``: seconds since its last heartbeat."""
 
     member: Member
     age: float
@@ -96,13 +99,14 @@ class MemberInfo:
 
 @dataclass(frozen=True)
 class SinkBatch:
-    """A sink's batch: (sink_id, batch_id) is published once; without a sink_id it has no identity.
+    """A batch that a sink writes. Each (sink_id, batch_id) is published once; a batch without a sink_id cannot be recognised again.
 
-    ``run`` is the Spark run that writes the batch, if any: a publish requires the locks under which its tasks registered their
-    source ranges. ``group`` is the consumer group that keeps the sink's bookmarks, if the user names one and the broker needs one. ``job``
-    names the Spark job that writes the batch: within a job a partition has the same rows in each attempt; another job may have
-    them in other partitions. Without a job, all attempts have the same partitions. ``topic`` is the topic of all rows, if there
-    is only one.
+    run: the Spark run that writes the batch, if any. A publish requires the locks under which its tasks registered their source
+        ranges.
+    group: the consumer group that keeps the sink's bookmarks, if the user names one and the broker needs one.
+    job: names the Spark job that writes the batch. Each attempt of one job has the same rows in a partition, but another job may
+        distribute them differently. Without a job, all attempts have the same partitions.
+    topic: the topic of all rows, if they have only one.
     """
 
     sink_id: str | None
@@ -115,9 +119,9 @@ class SinkBatch:
 
 @dataclass(frozen=True)
 class Receipt:
-    """The result of one writing task, for the commit: the token of its rows, and their number per queue.
+    """The result of one writing task, for the commit: the token of its staged rows, and the number of rows per queue.
 
-    ``staged``: what the broker itself needs to publish them.
+    ``staged``: data that only the broker uses to publish the rows.
     """
 
     token: str
@@ -128,60 +132,61 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Published:
-    """The outcome of a publish: the new rows' offsets per queue. ``replayed``: the batch had been published before, so nothing was done."""
+    """The result of a publish: the rows' offsets per queue. ``replayed``: an earlier attempt published the batch, so nothing was written."""
 
     replayed: bool
     ranges: Mapping[MessageQueue, OffsetRange]
 
 
 class Log(Protocol):
-    """The messages of topics and queues: where they are, reading and appending them."""
+    """Topics, queues and their messages: finds, reads and appends messages."""
 
     @property
     def tail_loss(self) -> str:
-        """Why a queue of such a broker may end before an offset that it once had, for error messages."""
+        """The reason, for error messages, why a queue of such a broker may end before an offset that it once had."""
 
     def reading(self, how: PullSettings) -> Log:
-        """The same log with a reader's settings, as far as the broker has them."""
+        """Return the same log with a reader's settings, as far as the broker supports them."""
 
     def topics(self) -> list[TopicInfo]:
         """Return every topic, sorted by name."""
 
     def topic(self, name: str) -> TopicInfo:
-        """Return the topic of that name. Raises TopicError MISSING."""
+        """Return the topic called ``name``. Raises TopicError MISSING."""
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """Return the queues of a topic that can be read, in order. Raises TopicError MISSING."""
+        """Return the readable queues of a topic, in order. Raises TopicError MISSING."""
 
     def targets(self, topic: str) -> list[MessageQueue]:
-        """Return the queues that messages may be sent to, in the order that selectors index. Raises TopicError MISSING."""
+        """Return the queues that messages may be sent to. Queue selectors choose by index in this order. Raises TopicError MISSING."""
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
-        """Return a text to keep with the queues' next offsets, by which `is_another` recognises the topic.
+        """Return a text by which `is_another` recognises the topic later. Keep it together with ``offsets``, the queues' next offsets.
 
-        It is "" while nothing identifies the topic. Raises TopicError MISSING.
+        The text is "" while nothing identifies the topic. Raises TopicError MISSING.
         """
 
     def is_another(self, topic: str, anchor: str) -> bool:
-        """Whether the topic was deleted and created again since it had this anchor, as far as can be seen; false for "".
+        """Return whether the topic was deleted and created again since `anchor` returned this text, as far as can be seen.
 
-        It may be called often: a broker that must read something may repeat its answer for some seconds. Raises TopicError MISSING.
+        False for "". Call this as often as you like: where an answer costs a read, the broker may reuse it for some seconds. Raises
+        TopicError MISSING.
         """
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
-        """Return current bounds; a queue that does not exist is left out."""
+        """Return the current bounds of the queues that exist."""
 
     def change(self) -> int | None:
-        """Return a number that differs from an earlier one if anything changed since; None if the broker cannot tell."""
+        """Return a number that is different after any change to the broker's data; None if the broker has no such number."""
 
     def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
-        """Return the offset of the first message stored at or after ``timestamp`` (µs since the epoch), else the queue's end."""
+        """Return the offset of the first message stored at or after ``timestamp`` (µs since 1970), or the queue's end."""
 
     def stored_at(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Return when the message at each queue's offset was stored, in µs since the epoch; a message that is not there is left out."""
+        """Return when the message at each queue's offset was stored, in µs since 1970. Leaves out messages that do not exist."""
 
     def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
-        """Return the largest offset in [begin, end] such that the bodies of [begin, offset) take at most ``max_bytes`` bytes."""
+        """Return the largest offset in [begin, end] for which the bodies of [begin, offset) have at most ``max_bytes`` bytes."""
 
     def pull(
         self,
@@ -193,10 +198,11 @@ class Log(Protocol):
         anchor: str | None = None,
         until: int | None = None,
     ) -> pa.RecordBatch:
-        """Rows from ``offset`` on, without a gap, with ``columns`` in their order. Empty only at the queue's end.
+        """Return consecutive messages from ``offset`` on, with ``columns`` in that order. The result is empty only at the queue's end.
 
-        ``until``: how far later pulls will go on, so a broker may read ahead. Raises TopicError MISSING; DataLossError AGED_OUT below
-        the first message, BEYOND_END, TOPIC_RECREATED if `Log.anchor` gave ``anchor`` for another topic; StoreError CORRUPT.
+        ``until``: the offset up to which the caller will continue, so that a broker may read ahead. Raises TopicError MISSING;
+        DataLossError AGED_OUT below the first message, BEYOND_END, or TOPIC_RECREATED if `Log.anchor` returned ``anchor`` for an
+        earlier topic of this name; StoreError CORRUPT.
         """
 
     def pull_matching(
@@ -209,112 +215,114 @@ class Log(Protocol):
         matching: Filter,
         anchor: str | None = None,
     ) -> tuple[pa.RecordBatch, int]:
-        """The matching rows of [``offset``, next), perhaps none, and next, the offset to resume at.
+        """Return the matching messages of [``offset``, next), possibly none, and ``next``, the offset at which to resume.
 
-        next is at most ``max_messages`` above ``offset``, and equal to it only if the queue ends there. Otherwise as `pull`.
+        ``next`` is at most ``max_messages`` above ``offset``, and equals ``offset`` only if the queue ends there. In all else like `pull`.
         """
 
     def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
         """Check that the brokers support the filter. Raises OptionError UNSUPPORTED, or INVALID if the SQL does not parse."""
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
-        """Check that the account may read the topics as the group. Raises RocketMQError NO_PERMISSION with all it lacks."""
+        """Check that the account may read the topics as the group. Raises RocketMQError NO_PERMISSION, which lists all missing rights."""
 
     def append(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> dict[MessageQueue, OffsetRange]:
         """Append rows (any of the PRODUCER_COLUMNS, ``body`` required) to their queues durably, and return their offsets.
 
-        Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE, StoreFullError; then no row is added. An error of a server may
-        come when some rows are stored, if publishing is not atomic (Capabilities). It then says how many are stored in each queue.
+        Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE, or StoreFullError, all without adding a row. Where publishing is
+        not atomic (Capabilities), a server may fail after some rows are stored. The error then says how many each queue has.
         """
 
     def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
-        """Send rows that become messages when they are due (`rows.delays`), after all were checked. OptionError UNSUPPORTED."""
+        """Check all rows, then send them as messages that are delivered when they are due (`rows.delays`). Raises OptionError UNSUPPORTED."""
 
 
 class Groups(Protocol):
     """Members, queue locks and group offsets."""
 
     def join(self, owner: str) -> ClientIdentity:
-        """Register this process as a client of ``owner``, so that others can tell whether it is alive."""
+        """Register this process as a client of ``owner``, so that other clients can see whether it is alive."""
 
     def leave(self, client: ClientIdentity) -> None:
-        """Remove the client. Its locks should have been given back before."""
+        """Remove the client. Give its locks back first."""
 
     def heartbeat(
         self, group: str, client: ClientIdentity, subscription: Subscription, room: str | None = None
     ) -> list[Member]:
-        """Join the group, or stay in it, for a lock's life. Return all members, by client id, this client included."""
+        """Join the group or renew the membership, for the life of a lock. Return all members including this client, sorted by client id."""
 
     def cut_off(self, client: ClientIdentity) -> bool:
-        """Whether the client lost the connection that made it a member, so that it needs a heartbeat. Sends no request."""
+        """Return whether the client lost the connection that made it a member, so that it needs a heartbeat. Sends no request."""
 
     def members(self, group: str) -> list[Member]:
-        """Return the group's current members, by client id."""
+        """Return the group's current members, sorted by client id."""
 
     def lock(
         self, group: str, client: ClientIdentity, queues: Sequence[MessageQueue]
     ) -> dict[MessageQueue, LockToken | Refusal]:
-        """Ask for the lock of each queue on its own. A queue that this client holds is renewed under the same epoch."""
+        """Request the lock of each queue separately. A lock that this client already holds is renewed under the same epoch."""
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """Prolong the locks, and return the tokens that are *lost*. It never grants a free queue."""
+        """Renew the locks, and return the tokens that are *lost*. Never grants a free queue."""
 
     def check(self, token: LockToken) -> bool:
-        """Whether the token still holds its queue. Prolongs the lock only if the broker has no other way to tell."""
+        """Return whether the token still holds its queue. Renews the lock only where the broker has no other way to find out."""
 
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """Return the tokens that no longer hold their queues. The others are not prolonged."""
+        """Return the tokens that no longer hold their queues. Does not renew the others."""
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
-        """Give queues back, after ``linger`` seconds at most (a task may still be at work). A stale token changes nothing."""
+        """Give queues back, after at most ``linger`` seconds, as a task may still be at work. A stale token changes nothing."""
 
     def offsets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """Return the next offset to process per queue; a queue that was never committed is left out."""
+        """Return the next offset to process per queue. Leaves out queues without a commit."""
 
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
-        """Move group offsets forward, all or none; a lower value changes nothing. Raises LockError LOST if any is stale."""
+        """Move the group's offsets forward, all or none. A lower value changes nothing. Raises LockError LOST if any token is stale."""
 
     def reset(self, offsets: Mapping[LockToken, int]) -> int:
-        """Set group offsets in any direction under their locks. Raise the group's reset number, and return it."""
+        """Set the group's offsets, forward or back, under their locks. Increase the group's reset number and return it."""
 
     def settle(self, token: LockToken, offsets: Sequence[int]) -> None:
-        """Record that messages of the token's queue were processed out of turn. The group's offset stays where it is.
+        """Record that messages of the token's queue were processed out of order. The group's offset does not change.
 
-        The record lasts until the group's offset of the queue is sought or reset, or the group or the topic is deleted. Raises
-        LockError LOST; OffsetError INVALID for a message so far into its queue that the broker has no place for it.
+        The record lasts until a seek or reset of the group's offset of the queue, or until the group or the topic is deleted. Raises
+        LockError LOST, or OffsetError INVALID for an offset that is too large for the broker to record.
         """
 
     def settled(self, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
-        """Return which offsets in the range `settle` has recorded, whether or not the group's offset has passed them."""
+        """Return the offsets in the range that `settle` has recorded, including those below the group's offset."""
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
-        """Put messages of the token's queue aside, into the topic %DLQ%<group>, which is made if it is missing.
+        """Write messages of the token's queue as dead letters to the topic %DLQ%<group>, which is created if it is missing.
 
-        ``letters`` (PRODUCER_COLUMNS) has a row for each of ``offsets``. A message that was put aside before is left as it is:
-        its identity is (group, queue, offset), until the group's offset of the queue is sought or reset, or the group is deleted.
-        Return how many are new. Raises LockError LOST.
+        ``letters`` (PRODUCER_COLUMNS) has a row for each of ``offsets``. A message that already has a dead letter gets no second one.
+        It is recognised by (group, queue, offset), until a seek or reset of the group's offset of the queue, or until the group is
+        deleted. Return the number of new dead letters. Raises LockError LOST.
         """
 
     def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
-        """Return which offsets of the token's queue in these ranges have dead letters that `dead_letter` would leave as they are.
+        """Return the offsets of the token's queue in these ranges for which `dead_letter` would write no second dead letter.
 
         ``spans`` are in ascending order. The lock is not checked.
         """
 
     def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
-        """Park messages of the token's queue, or of its parking lot, in the lot, which is made if it is missing (`parking.rules`).
+        """Park messages of the token's queue, or of its parking lot, in the lot, which is created if it is missing (`parking.rules`).
 
-        They are copied from the places in ``puts``, in this order, all or none. One that was parked from its place before is left
-        as it is; one below the group's offset of its queue was settled before. Return for each whether it lies in the lot now:
-        False if it was settled. Raises LockError LOST, DataLossError AGED_OUT if a message is gone.
+        The messages are copied from the places in ``puts``, in this order, all or none. A message that was already parked from its
+        place is not copied again, and neither is one below the group's offset of its queue, which was settled before. Return for
+        each message whether it is in the lot now: False if it was settled. Raises LockError LOST, or DataLossError AGED_OUT if a
+        message was deleted.
         """
 
     def send_back(self, token: LockToken, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
         """Have the broker put copies of messages of the token's queue into the retry topic %RETRY%<group>, each after a delay.
 
-        ``messages``: offsets and delay levels, 1 to 18, or below 0 for a dead letter. One that was retried ``max_reconsume_times``
-        times becomes a dead letter, too. Return how many were sent back, the first of them, at least one. One that is sent back twice
-        comes twice. Raises LockError LOST, DataLossError AGED_OUT, OptionError UNSUPPORTED where brokers have no retry topics.
+        ``messages``: pairs of an offset and a delay level, which is 1 to 18, or below 0 for a dead letter. A message that was already
+        retried ``max_reconsume_times`` times also becomes a dead letter. Return n, at least 1, if the first n messages were sent back.
+        A message that is sent back twice is delivered twice. Raises LockError LOST, DataLossError AGED_OUT, or OptionError UNSUPPORTED
+        where brokers have no retry topics.
         """
 
     def reset_number(self, group: str) -> int:
@@ -322,31 +330,32 @@ class Groups(Protocol):
 
 
 class Staging(Protocol):
-    """The rows of one attempt of one writing task; invisible until published, if publishing is atomic (Capabilities)."""
+    """The rows of one attempt of one writing task. They are invisible until published if publishing is atomic (Capabilities)."""
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
-        """Stage rows (PRODUCER_COLUMNS, ``body`` required) behind those added before; those with a column of `rows.delays`, if
-        brokers have delays, at the end, without an order.
+        """Stage rows (PRODUCER_COLUMNS, ``body`` required) after those added before.
+
+        Rows that a column of `rows.delays` delays, where brokers support that, come at the end and have no order.
         """
 
     def receipt(self) -> Receipt:
-        """Make everything added durable and return its receipt. No more rows may be added."""
+        """Make all added rows durable and return their receipt. No more rows may be added."""
 
     def abandon(self) -> None:
-        """Forget the staged rows. If publishing is not atomic, rows that were sent stay."""
+        """Forget the staged rows. Where publishing is not atomic, rows that were already sent stay."""
 
 
 class Outbox(Protocol):
-    """Writes batches, each once; invisible until published, if publishing is atomic (Capabilities)."""
+    """Writes each batch once. Its rows are invisible until published if publishing is atomic (Capabilities)."""
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
-        """Register that a task of ``run`` reads ``offsets``. The publish of its batch requires the token to be current."""
+        """Record that a task of ``run`` reads ``offsets``. The publish of its batch requires that the token is still current."""
 
     def require_delays(self, columns: Sequence[str], topic: str | None) -> None:
-        """Raises OptionError UNSUPPORTED if the topic's brokers cannot deliver rows later, as these columns (`rows.delays`) say."""
+        """Raise OptionError UNSUPPORTED if the topic's brokers cannot delay rows as these columns (`rows.delays`) ask."""
 
     def require_rights(self, topic: str, group: str | None, *, identified: bool) -> None:
-        """As `Log.require_rights`, to write, where a server refuses even routes. ``identified``: batches have a `SinkBatch.sink_id`."""
+        """Check that the account may write the topic, like `Log.require_rights`. ``identified``: batches have a `SinkBatch.sink_id`."""
 
     def open(self, batch: SinkBatch, partition: int) -> Staging:
         """Return a staging area for one attempt of one task."""
@@ -356,16 +365,16 @@ class Outbox(Protocol):
     ) -> Published:
         """Make the receipts' rows visible, in (partition, row) order, once per (sink_id, batch_id).
 
-        Raises LockError LOST if a source epoch registered by this run is stale, SinkError REPLAY_DIFFERS, BATCH_TOO_OLD,
-        OUT_OF_ORDER, TOKEN_GONE; then no row is visible, if publishing is atomic.
+        Raises LockError LOST if an epoch that this run registered for its source is stale, or SinkError REPLAY_DIFFERS,
+        BATCH_TOO_OLD, OUT_OF_ORDER or TOKEN_GONE. After an error no row is visible if publishing is atomic.
         """
 
     def discard(self, receipts: Sequence[Receipt]) -> None:
-        """Delete staged rows that will not be published; published ones stay."""
+        """Delete staged rows that will not be published. Published rows stay."""
 
 
 class Admin(Protocol):
-    """Topics and groups for the command and for tests. Topics of parking lots are not altered, grown or trimmed: TopicError RESERVED."""
+    """Manages topics and groups. Altering, growing or trimming a topic of parking lots raises TopicError RESERVED."""
 
     def create_topic(
         self, name: str, queues: int, *, retention_seconds: float | None = None, retention_bytes: int | None = None,
@@ -377,52 +386,64 @@ class Admin(Protocol):
         """
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
-        """Grow a topic to ``queues`` queues. Keys go to other queues from then on. Raises TopicError MISSING or QUEUE_COUNT."""
+        """Grow a topic to ``queues`` queues. From then on, keys go to other queues. Raises TopicError MISSING or QUEUE_COUNT."""
 
     def alter_topic(
         self, name: str, *, retention_seconds: float | Keep | None = Keep.KEEP, retention_bytes: int | Keep | None = Keep.KEEP
     ) -> TopicInfo:
-        """Change retention, from the next write or trim on. Raises TopicError MISSING, OptionError INVALID or UNSUPPORTED."""
+        """Change the retention; the next write or trim applies it. Raises TopicError MISSING, OptionError INVALID or UNSUPPORTED."""
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic, its offsets and its parking lots. TopicError MISSING; of a lot, GroupError PARKED, or IN_USE by a query."""
+        """Delete a topic, its offsets and its parking lots.
+
+        Raises TopicError MISSING. For a topic of parking lots, raises GroupError PARKED if messages are parked, or IN_USE if a query
+        uses it.
+        """
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
         """Return the state of each queue of a topic, in order. Raises TopicError MISSING."""
 
     def kept_for(self, topics: Iterable[str]) -> dict[str, float]:
-        """Return for how many seconds messages of these topics are kept by age. A topic that is kept for ever, or of which that is not
-        known, is left out."""
+        """Return the retention of these topics in seconds. Leaves out topics whose messages are kept forever or for an unknown time."""
 
     def waiting_bytes(self, name: str) -> int:
-        """Return the bytes of a topic's deleted messages whose room is not free yet: they share a file with messages that stay."""
+        """Return the bytes that a topic's deleted messages still use, because they share a segment file with messages that stay."""
 
     def message_type(self, name: str) -> str | None:
-        """Return the type of a topic's messages, if the broker has such types and tells."""
+        """Return the type of a topic's messages, or None if the broker has no such types or does not report them."""
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
-        """Delete whole chunks before the given offsets, or by the topic's retention. Return the messages deleted per queue."""
+        """Delete whole chunks before the given offsets, or by the topic's retention. Return the number of deleted messages per queue."""
 
     def groups(self, *, of_sinks: bool = False) -> list[str]:
-        """Return the consumer groups. ``of_sinks``: those in which sinks over RocketMQ keep bookmarks, instead of the others."""
+        """Return the consumer groups, or with ``of_sinks`` only the groups in which sinks over RocketMQ keep bookmarks."""
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         """Return all committed offsets of a group. Raises GroupError MISSING."""
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> int:
-        """Set group offsets, clear the queues' lineage, raise the reset number and return it. GroupError IN_USE unless forced; PARKED."""
+        """Set the group's offsets, clear the queues' lineage, increase the reset number and return it.
+
+        Raises GroupError IN_USE unless ``force`` is set, and PARKED if ``parked`` does not say what to do with parked messages.
+        """
 
     def order_parked(self, group: str, queue: MessageQueue, orders: Sequence[Order]) -> None:
-        """Append orders to the queue's parking lot, for its owner. TopicError MISSING or NO_SUCH_QUEUE if nothing was ever parked."""
+        """Append an operator's orders to the queue's parking lot; the queue's owner carries them out.
+
+        Raises TopicError MISSING or NO_SUCH_QUEUE if no message was ever parked.
+        """
 
     def require_unused(self, group: str) -> None:
-        """Raises GroupError IN_USE if a live process owns a queue of the group or is a member of it."""
+        """Raise GroupError IN_USE if a live process owns a queue of the group or is a member of it."""
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
-        """Forget a group's offsets, locks, members and lots; its dead letters stay. GroupError MISSING; IN_USE, PARKED unless forced."""
+        """Delete a group's offsets, locks, members and parking lots. Its dead letters stay.
+
+        Raises GroupError MISSING, and IN_USE or PARKED unless ``force`` is set.
+        """
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
-        """Take held locks away and return their queues. Raises GroupError IN_USE if a holder is alive, unless forced."""
+        """Release held locks and return their queues. Raises GroupError IN_USE if an owner is alive, unless ``force`` is set."""
 
     def locks(self, group: str | None = None) -> list[LockInfo]:
         """Return the queue locks of a group, or of all groups."""
@@ -432,13 +453,13 @@ class Admin(Protocol):
 
 
 class Broker(Protocol):
-    """A connection to one broker, which has the four protocols. It is a context manager, which closes it."""
+    """A connection to one broker, with the four protocols as attributes. As a context manager, it closes itself at the end."""
 
     @property
     def capabilities(self) -> Capabilities: ...
     @property
     def identity(self) -> str:
-        """A text that identifies this broker among others of its kind (embedded: the store id)."""
+        """A text that distinguishes this broker from others of its kind (embedded: the id of the store)."""
 
     @property
     def log(self) -> Log: ...
@@ -452,9 +473,9 @@ class Broker(Protocol):
     def trace(self) -> Callable[[TracedCall], None] | None: ...
 
     def traced(self, topic: str = TRACE_TOPIC, *, check: bool = True) -> Broker:
-        """This connection with RocketMQ's message trace in ``topic``, of what log and outbox send and of calls given to `trace`.
+        """Return this connection with RocketMQ's message trace: it records sent messages and calls of `trace` in ``topic``.
 
-        Raises OptionError UNSUPPORTED for a broker without it; with ``check`` also if the cluster does not have the topic.
+        Raises OptionError UNSUPPORTED if the broker has no message trace, and with ``check`` also if the cluster lacks the topic.
         """
 
     def close(self) -> None: ...

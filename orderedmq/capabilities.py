@@ -1,4 +1,4 @@
-"""What differs by nature between the kinds of brokers."""
+"""How the kinds of brokers differ by nature."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a kind of broker can promise.
+    """The promises of a kind of broker.
 
-    fenced: the broker itself refuses a mutation under a stale lock epoch, and a lock's tenure outlives a restart (lineage).
-    atomic_publish: a batch becomes visible, and its source's group offsets move, in one transaction.
-    names_owner: a refused lock says who holds it.
-    delays: a message may be delivered later.
-    store_time_slack: µs by which a message of a queue may have been stored earlier than one before it. A store does not let its
-        clock go back. A RocketMQ broker does, and another machine may take over: a minute is allowed for.
+    fenced: the broker itself refuses a change under a stale lock epoch, and a tenure continues across a restart (lineage).
+    atomic_publish: one transaction makes a batch visible and moves the group offsets of its source.
+    names_owner: the refusal of a lock names the owner.
+    delays: the broker can deliver a message later.
+    store_time_slack: µs by which a message's store time may be earlier than that of the message before it. The embedded broker never
+        lets store times go back. A RocketMQ broker's clock may go back, or another machine may take over, so a minute is allowed.
     """
 
     fenced: bool
@@ -25,6 +25,6 @@ class Capabilities:
     store_time_slack: int
 
 
-#: The capabilities of each kind. Option checks read them before there is a connection.
+#: The capabilities of each kind of broker. Option checks need them before a connection exists.
 EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True, delays=False, store_time_slack=0)
 ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False, delays=True, store_time_slack=60_000_000)

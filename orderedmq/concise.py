@@ -1,8 +1,8 @@
-"""Shortens the tracebacks of errors that reach Spark. A notebook then shows one line, not two screens of frames.
+"""Shortens the tracebacks of errors that reach Spark, so that a notebook shows one line instead of two screens of frames.
 
-Spark shows the frames of a Python source or sink twice, and our errors say what, where and the remedy in one line; a user
-cannot do anything with the frames. Rules: only OrderedMQError is shortened; any other error is a fault and keeps everything. An
-exception of the user's own function stays as the cause. The whole traceback goes to the logger ``orderedmq``, level DEBUG.
+Spark prints the frames of a Python source or sink twice. They do not help a user, because one line of our error says what
+happened, where, and what to do. Rules: only OrderedMQError is shortened, because any other error is a bug whose frames are needed.
+An exception raised by the user's own function stays as the cause. The whole traceback is logged by ``orderedmq`` at level DEBUG.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("orderedmq")
 
 
 def concise(call: Callable[P, T]) -> Callable[P, T]:
-    """Return the same function, but errors of this package have no frames or causes, also those from a generator that it returns."""
+    """Return the function so that it, and a generator that it returns, raise errors of this package without frames and causes."""
 
     @functools.wraps(call)
     def short(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -37,7 +37,7 @@ def concise(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def concise_calls(kind: C) -> C:
-    """Return the class, with its constructor and public methods, which Spark calls, made concise."""
+    """Apply `concise` to the constructor and the public methods of a class, which Spark calls. Return the class."""
     for name, member in list(vars(kind).items()):
         if isinstance(member, FunctionType) and (name == "__init__" or not name.startswith("_")):
             setattr(kind, name, concise(member))
@@ -57,5 +57,5 @@ def _cut(error: OrderedMQError) -> OrderedMQError:
 
 
 def _users_error(error: OrderedMQError) -> BaseException | None:
-    """Return the exception of the user's own code, if it raised one."""
+    """Return the exception that the user's code raised, if the error has one."""
     return error.__cause__ if error.from_users_code else None

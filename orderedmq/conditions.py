@@ -1,6 +1,6 @@
-"""The conditions of errors: one enumeration for each class in `orderedmq.errors`, so that mypy refuses a condition of another.
+"""The conditions of errors. Each class in `orderedmq.errors` has its own enumeration, so mypy refuses a condition of another class.
 
-Users see a condition as ``FAMILY.MEMBER``. Rules: a member's value is its name; no member is renamed or taken away.
+Users see a condition as ``FAMILY.MEMBER``. Rules: a member's value is its name, and no member is ever renamed or removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Connections to brokers. Only this module knows which kinds of broker there are."""
+"""Opens connections to brokers. Only this module knows which kinds of broker exist."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def connect(
 ) -> Broker:
     """Return a connection to the embedded broker in directory ``path``, or to the RocketMQ cluster of ``namesrv_addr``.
 
-    ``namesrv_addr`` is "host:port;host:port"; ``credentials``, ``tls``, ``namespace`` and ``namespace_v2`` are for a cluster, whose
-    topics and groups then are those of the namespace, under their names without it. ``credentials`` is an account, or a `CredentialsFile` or
-    a callable from which the account is read again before each connection and after a refusal. ``identity``: the `Broker.identity` that the
-    caller expects; any other broker is refused (StoreError OTHER_MACHINE, RocketMQError OTHER_CLUSTER).
+    ``namesrv_addr`` is "host:port;host:port". The options ``credentials``, ``tls``, ``namespace`` and ``namespace_v2`` are for a cluster.
+    With a namespace, the connection sees only topics and groups of the namespace, under names without its prefix. ``credentials`` is an
+    account, or a `CredentialsFile` or a callable that supplies the account before each connection and after a refusal. ``identity`` is
+    the `Broker.identity` that the caller expects. Any other broker is refused (StoreError OTHER_MACHINE, RocketMQError OTHER_CLUSTER).
 
-    The connection is a context manager, which closes it. A store is opened at first use: StoreError MISSING is raised there, and
-    ``admin.create_topic`` makes a missing store. Raises OptionError CONFLICT if neither or both of ``path`` and ``namesrv_addr``
-    are given.
+    As a context manager, the connection closes itself at the end. A store is opened at first use, which may raise StoreError MISSING;
+    ``admin.create_topic`` creates a missing store. Raises OptionError CONFLICT if neither or both of ``path`` and ``namesrv_addr`` are
+    given.
     """
     if (path is None) == (namesrv_addr is None):
         raise OptionError(
@@ -50,10 +50,9 @@ def connect(
 
 
 def reach(endpoint: Endpoint, *, identity: str | None = None, seen_here: bool = False) -> Broker:
-    """Return a connection to the broker that options name.
+    """Return a connection to the broker at ``endpoint``.
 
-    ``seen_here``: this machine had the broker ``identity`` there before, so if it is missing now, it was replaced, moved or
-    deleted.
+    ``seen_here``: this machine has found the broker ``identity`` there before. If it is missing now, it was replaced, moved or deleted.
     """
     if endpoint.path is not None:
         from orderedmq.embedded.broker import EmbeddedBroker
@@ -69,11 +68,11 @@ def reach(endpoint: Endpoint, *, identity: str | None = None, seen_here: bool = 
     )
 
 
-#: The one that was used last is at the end.
+#: Open connections with the process that opened them. The most recently used one is last.
 _kept: dict[tuple[Endpoint, str], tuple[int, Broker]] = {}
-#: A store maps 1 TiB of address space, of which a process has about 120. A worker outlives the tests of a session, each with a store.
+#: Each open store maps 1 TiB of address space, and a process has about 120 TiB. A Spark worker may see many stores, one per test.
 _MOST_STORES: Final = 16
-#: The identity of the store that each of the last runs of queries wrote to.
+#: The identity of the store to which each recent run of a query wrote.
 _written: dict[tuple[Endpoint, str], str] = {}
 _MOST_RUNS: Final = 100
 
@@ -81,9 +80,9 @@ _MOST_RUNS: Final = 100
 def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
     """Return a connection that stays open for the life of this process, because an executor's worker runs many short tasks.
 
-    A process gets a new one after a fork. If the store is replaced, its connection raises StoreError when it is used, until a
-    query opens the new store. At most 16 stores stay open: the one that was not used for the longest time is closed. ``run``: a query's
-    run that writes; it is refused (StoreError REPLACED) if it wrote to another store before.
+    A child process opens a new connection after a fork. If a store is replaced, its connection raises StoreError until a query opens
+    the new store. At most 16 stores stay open; the least recently used one is closed first. ``run`` is the run of a query that writes.
+    Raises StoreError REPLACED if this run has written to another store before.
     """
     if run and endpoint.path is not None and _remembered(endpoint, run, identity) != identity:
         from orderedmq.embedded.store.store_file import not_the_same
@@ -91,7 +90,7 @@ def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
         raise not_the_same(endpoint.path)
     known = _kept.pop((endpoint, identity), None)
     if known is not None and known[0] == os.getpid():
-        # It is the last one again.
+        # Added at the end, as the most recently used.
         _kept[(endpoint, identity)] = known
         return known[1]
     broker = reach(endpoint, identity=identity)
@@ -104,14 +103,14 @@ def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
 
 
 def _close_oldest() -> None:
-    """Make room for one more store."""
+    """Close the least recently used stores, so that one more may be opened."""
     stores = [key for key, (pid, _) in _kept.items() if key[0].path is not None and pid == os.getpid()]
     for key in stores[: max(0, len(stores) - _MOST_STORES + 1)]:
         _kept.pop(key)[1].close()
 
 
 def _close_former(endpoint: Endpoint) -> None:
-    """Close connections to stores that were at this path before: their open files would keep their space on the disk."""
+    """Close connections to stores that were at this path before, because open files keep their disk space in use."""
     for key, (pid, broker) in list(_kept.items()):
         if key[0] == endpoint and pid == os.getpid():
             broker.close()

@@ -1,6 +1,6 @@
 """A broker's address: a directory, or a cluster's nameservers with an account and TLS. Pure.
 
-Partitions and lock tokens carry it. An Endpoint is pickled to executors with its secrets; no repr, message or column shows them.
+Partitions and lock tokens contain an Endpoint. It is pickled to executors with its secrets, which no repr, message or column shows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orderedmq.errors import RocketMQError
 
 @dataclass(frozen=True)
 class Credentials:
-    """An account of the cluster (Java: SessionCredentials). Its repr leaves out the secrets."""
+    """An account of the cluster (in Java: SessionCredentials). Its repr omits the secrets."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -26,26 +26,26 @@ class Credentials:
 
 @dataclass(frozen=True)
 class CredentialsFile:
-    """A file with an account that may change while it is used, such as one with a temporary token.
+    """A file with an account that may change while it is in use, such as an account with a temporary token.
 
-    The file is a JSON object with ``accessKey``, ``secretKey`` and, for a temporary account, ``securityToken``. It is read again before
-    each new connection and after a server has refused the account. Replace the file in one step (rename), and keep it private.
+    The file is a JSON object with ``accessKey``, ``secretKey`` and, for a temporary account, ``securityToken``. It is read before
+    each new connection and after a server refuses the account. Replace the file in one step (rename), and keep it private.
     """
 
     path: str
 
 
-#: An account, or where to find the one that is valid now. A callable may be called by several threads at a time.
+#: An account, or where to find the account that is valid now. Several threads may call a callable at the same time.
 CredentialsSource: TypeAlias = Credentials | CredentialsFile | Callable[[], Credentials]
 
 
 @dataclass(frozen=True)
 class TlsOptions:
-    """How client and server authenticate each other. Files are PEM; ``key_password`` decrypts ``key_file``.
+    """How client and server authenticate each other. Files are in PEM format; ``key_password`` decrypts ``key_file``.
 
-    ``ca_file`` has the certificates to trust (default: the system's). ``cert_file`` and ``key_file`` identify the client, for
-    servers that require it. Turn off ``verify`` for servers that make a certificate of their own at each start, RocketMQ's
-    default (``tls.test.mode.enable``). Turn off ``verify_hostname`` where routes name brokers by IP address, as most do.
+    ``ca_file`` has the certificates to trust (default: the system's). ``cert_file`` and ``key_file`` identify the client to
+    servers that require it. Turn off ``verify`` for servers that make a self-signed certificate at each start, as RocketMQ's do by
+    default (``tls.test.mode.enable``). Turn off ``verify_hostname`` where routes name brokers by IP address, as most routes do.
     """
 
     ca_file: str | None = None
@@ -60,8 +60,8 @@ class TlsOptions:
 class Endpoint:
     """The address of an embedded broker or of a RocketMQ cluster.
 
-    Exactly one is set of ``path``, an absolute directory, and ``namesrv_addr``, "host:port;host:port". The files of ``tls``
-    must be on each machine that runs Spark. ``namespace`` and ``namespace_v2``: of a cluster's topics and groups.
+    Exactly one of ``path`` (an absolute directory) and ``namesrv_addr`` ("host:port;host:port") is set. The files of ``tls``
+    must be on each machine that runs Spark. ``namespace`` and ``namespace_v2`` are the namespaces of a cluster's topics and groups.
     """
 
     path: str | None = None
@@ -77,7 +77,7 @@ class Endpoint:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the broker there can promise."""
+        """The promises of the broker at this address."""
         return EMBEDDED if self.embedded else ROCKETMQ
 
     def __str__(self) -> str:
@@ -90,7 +90,8 @@ def parse_address(address: str) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
         raise RocketMQError(
-            RocketMQCondition.ADDRESS, f"{address[:200]!r} is not the address of a RocketMQ server: host:port is expected"
+            RocketMQCondition.ADDRESS,
+            f"{address[:200]!r} is not the address of a RocketMQ server, because it does not have the form host:port",
         )
     return host, int(port)
 
@@ -100,7 +101,7 @@ def parse_nameservers(text: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(address.strip() for address in re.split("[;,]", text) if address.strip()))
     if not found:
         raise RocketMQError(
-            RocketMQCondition.ADDRESS, f"{text[:200]!r} names no nameserver: host:port is expected, several separated by ';'"
+            RocketMQCondition.ADDRESS, f"{text[:200]!r} names no nameserver. Give host:port, and separate several by ';'"
         )
     for address in found:
         parse_address(address)

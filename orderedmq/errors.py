@@ -1,9 +1,10 @@
-"""The errors that a user can meet: one small tree, each error with a named condition.
+"""The errors that a user can meet: one small tree of classes. Each error has a named condition.
 
 Rules: a message is one line that can be read alone, because Spark wraps it in a traceback. Its first sentence says what happened and where
 (the topic, the broker, the queue), with the cause after a colon if it is known. It begins with a small letter, because it follows the
-condition. The sentences after it say what to do; they begin with a capital letter, and the last one has no full stop. Nothing foreign (lmdb, OSError,
-struct) reaches a user unmapped. A text that several places need is a function here.
+condition. The sentences after it say what to do; they begin with a capital letter, and the last one has no full stop. An error of a
+library or of the system (lmdb, OSError, struct) becomes one of these errors before a user sees it. A text that several places need is a
+function here.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from orderedmq.conditions import (
 
 C = TypeVar("C", bound=StrEnum)
 
-#: Why another run of the same query is in the way, and what to do. A caller completes the sentence: when that run counts as gone.
+#: Why another run of the same query blocks this one, and what to do. The caller completes the sentence with the time to wait for.
 FORMER_RUN: Final = (
     "it is paused or slow to end, or the query was started twice on one checkpointLocation. End that process, or start this "
     "query again when"
@@ -43,23 +44,24 @@ FORMER_RUN: Final = (
 NEWEST_CHECKPOINT: Final = "Restore the newest checkpoint, or start with a new one"
 
 
-#: An account's options, and the environment variables from which the command takes them: any user of a machine sees arguments.
+#: An account's options, and the environment variables from which the command takes them. It has no arguments for them, because every
+#: user of a machine can see arguments.
 ACCOUNT: Final = {
     "accessKey": "ORDEREDMQ_ACCESS_KEY",
     "secretKey": "ORDEREDMQ_SECRET_KEY",
     "securityToken": "ORDEREDMQ_SECURITY_TOKEN",
 }
-#: Options for which the command has another name. Only names that are not plain words.
+#: Options that have another name in the command, and are not plain words.
 _NAMES: Final = {"namesrvAddr": "--namesrv", "topicQueueNums": "--queues", **ACCOUNT}
-#: Plain words, which are a name only after "option".
+#: Options that are plain words. They are replaced only after "option".
 _WORDS: Final = {"path": "--path", "namespace": "--namespace"}
 _NAME: Final = re.compile(rf"\b(?:options? )?({'|'.join(_NAMES)})\b|\boption ({'|'.join(_WORDS)})\b")
 
 
 class Remedy(NamedTuple):
-    """What to do about an error, where more than a name differs between the options to set (Spark, Python) and the command.
+    """What to do about an error, for users of options (Spark, Python) and for users of the command, if more than a name differs.
 
-    Both are sentences that begin with a verb in the imperative, without the full stop at the end.
+    Both are sentences that begin with a verb in the imperative and have no full stop at the end.
     """
 
     options: str
@@ -67,18 +69,18 @@ class Remedy(NamedTuple):
 
 
 class OrderedMQError(Exception):
-    """Base of all errors of this package.
+    """The base of all errors of this package.
 
-    ``condition`` is ``FAMILY.SUB``, stable across versions: match on it, not on the text. ``message`` names options, ``typed`` says
-    the same to users of the command. ``remedy`` becomes the last sentence of both.
+    ``condition`` is ``FAMILY.SUB`` and stays the same across versions: match on it, not on the text. ``message`` names options.
+    ``typed`` is the same message for users of the command. ``remedy`` becomes the last sentence of both.
     """
 
     family: ClassVar[str]
-    #: The conditions that errors of this class can have; none for a class that is never raised itself.
+    #: The conditions of this class's errors. Empty for a class that is never raised itself.
     conditions: ClassVar[type[StrEnum] | tuple[()]] = ()
-    #: True if the same call may succeed later without any other change.
+    #: True if the same call may succeed later although nothing else changes.
     retriable: ClassVar[bool] = False
-    #: True if the cause is an exception of the user's own code, which only its traceback explains.
+    #: True if the cause is an exception raised by the user's code. Only its traceback explains it.
     from_users_code: bool = False
     sub: StrEnum
 
@@ -100,7 +102,7 @@ class OrderedMQError(Exception):
 
 
 class ErrorOf(OrderedMQError, Generic[C]):
-    """An error whose condition is a member of ``C``; mypy refuses any other."""
+    """An error whose condition is a member of ``C``. mypy refuses any other condition."""
 
     sub: C
 
@@ -109,14 +111,14 @@ class ErrorOf(OrderedMQError, Generic[C]):
 
 
 class OptionError(ErrorOf[OptionCondition]):
-    """An option is unknown, ill-typed, missing, or at odds with another."""
+    """An option is unknown, missing, has a value of the wrong type, or contradicts another option."""
 
     family = "ORDEREDMQ_OPTION"
     conditions = OptionCondition
 
 
 class SchemaError(ErrorOf[SchemaCondition]):
-    """A column is missing, not a message's, or of the wrong type."""
+    """A column is missing, has the wrong type, or is not a column of messages."""
 
     family = "ORDEREDMQ_SCHEMA"
     conditions = SchemaCondition
@@ -130,21 +132,21 @@ class MessageError(ErrorOf[MessageCondition]):
 
 
 class TopicError(ErrorOf[TopicCondition]):
-    """A topic is missing, exists already, or its name or queue count is wrong."""
+    """A topic does not exist or exists already, or its name or number of queues is wrong."""
 
     family = "ORDEREDMQ_TOPIC"
     conditions = TopicCondition
 
 
 class GroupError(ErrorOf[GroupCondition]):
-    """A consumer group has a wrong name, is unknown or in use, or its members disagree."""
+    """A consumer group has an invalid name, does not exist or is in use, or its members disagree."""
 
     family = "ORDEREDMQ_GROUP"
     conditions = GroupCondition
 
 
 class OffsetError(ErrorOf[OffsetCondition]):
-    """An offset makes no sense: malformed, beyond the end, or a range that begins after its end."""
+    """An offset is malformed or beyond the end of its queue, or a range begins after its end."""
 
     family = "ORDEREDMQ_OFFSET"
     conditions = OffsetCondition
@@ -158,11 +160,11 @@ class LockError(ErrorOf[LockCondition]):
 
 
 class DataLossError(ErrorOf[DataLossCondition]):
-    """Messages that were asked for are gone, or cannot be read."""
+    """Messages that a reader needs were deleted, or cannot be read."""
 
     family = "ORDEREDMQ_DATA_LOSS"
     conditions = DataLossCondition
-    #: The first offset behind the loss, if known.
+    #: The first offset after the loss, if known.
     behind: int | None = None
 
 
@@ -174,7 +176,7 @@ class SinkError(ErrorOf[SinkCondition]):
 
 
 class ListenerError(ErrorOf[ListenerCondition]):
-    """A listener leaves a queue's range in a state that cannot be committed, or is not called as it has to be."""
+    """A listener leaves a queue's range in a state that cannot be committed, or is used in a wrong way."""
 
     family = "ORDEREDMQ_LISTENER"
     conditions = ListenerCondition
@@ -188,7 +190,7 @@ class StoreError(ErrorOf[StoreCondition | StoreFullCondition]):
 
 
 class StoreFullError(StoreError):
-    """No room in the store or on its disk. Nothing was changed; the same call works once there is room."""
+    """The store or its disk is full. Nothing was changed, and the same call works when there is space again."""
 
     conditions = StoreFullCondition
     retriable = True
@@ -199,26 +201,26 @@ class StoreFullError(StoreError):
 
 
 class JavaError(ErrorOf[JavaCondition]):
-    """Spark needs a Java runtime and the machine has none that is new enough; or Java made no archive of Spark's classes."""
+    """The machine has no Java runtime that is new enough for Spark, or Java could not write an archive of Spark's classes."""
 
     family = "ORDEREDMQ_JAVA"
     conditions = JavaCondition
 
 
 class RocketMQError(ErrorOf[RocketMQCondition | ProtocolCondition | UnavailableCondition]):
-    """A RocketMQ server refuses a request, or cannot serve what was asked."""
+    """A RocketMQ server refuses a request or cannot carry it out."""
 
     family = "ORDEREDMQ_ROCKETMQ"
     conditions: ClassVar[type[StrEnum]] = RocketMQCondition
 
     @property
     def denied(self) -> bool:
-        """Whether the account lacks the right, or the server does not know the request."""
+        """Whether the account lacks a right, or the server does not know this kind of request."""
         return self.sub in (RocketMQCondition.NO_PERMISSION, RocketMQCondition.NOT_SUPPORTED)
 
 
 class ProtocolError(RocketMQError):
-    """Bytes do not follow RocketMQ's remoting protocol, or a frame is too large."""
+    """Received bytes do not follow RocketMQ's remoting protocol, or a frame is too large."""
 
     conditions = ProtocolCondition
     sub: ProtocolCondition
@@ -228,7 +230,7 @@ class ProtocolError(RocketMQError):
 
 
 class RocketMQUnavailableError(RocketMQError):
-    """A RocketMQ server is busy, away, or did not answer. Nothing was done unless ``outcome_unknown``."""
+    """A RocketMQ server is busy, unreachable, or did not answer. It has changed nothing, unless ``outcome_unknown`` is true."""
 
     conditions = UnavailableCondition
     retriable = True
@@ -239,25 +241,25 @@ class RocketMQUnavailableError(RocketMQError):
 
     @property
     def outcome_unknown(self) -> bool:
-        """Whether the server may have carried out the request: it was on its way, and no answer came."""
+        """Whether the server may have carried out the request, because it was sent but not answered."""
         return self.sub in (UnavailableCondition.CONNECTION_LOST, UnavailableCondition.TIMEOUT)
 
 
 class ServersError(ErrorOf[ServersCondition]):
-    """RocketMQ cannot be started on this machine: there are no jars, or a server does not come up."""
+    """RocketMQ cannot be started on this machine, because its jars are missing or a server does not start."""
 
     family = "ORDEREDMQ_SERVERS"
     conditions = ServersCondition
 
 
 def aged_out(queue: object, begin: int, least: int) -> DataLossError:
-    """Messages [begin, least) of a queue were deleted by retention."""
+    """Return the error for messages [begin, least) of a queue that retention deleted."""
     error = DataLossError(
         DataLossCondition.AGED_OUT,
         f"messages {begin} to {least - 1} ({least - begin}) of queue {queue} were deleted by retention before they were read",
         Remedy(
-            "keep messages longer or read sooner; set failOnDataLoss=false to skip them with a warning",
-            "run the command again; it begins behind them",
+            "Keep messages longer or read sooner, or set failOnDataLoss=false to skip them with a warning",
+            "Run the command again to begin after them",
         ),
     )
     error.behind = least
@@ -265,66 +267,73 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
 
 
 def topic_exists(topic: str, queues: int) -> TopicError:
-    """A topic of that name exists already."""
+    """Return the error for a new topic whose name is taken."""
     return TopicError(
         TopicCondition.EXISTS,
         f"topic {topic!r} exists with {queues} queues",
-        Remedy("choose another name, or use it as it is", "choose another name, or give --if-not-exists to use it as it is"),
+        Remedy("Choose another name, or use it as it is", "Choose another name, or give --if-not-exists to use it as it is"),
     )
 
 
 def no_such_queue(topic: str, queue: object, known: str = "") -> TopicError:
-    """A topic lacks a queue. ``known`` says which queues it has, if that is known."""
-    return TopicError(TopicCondition.NO_SUCH_QUEUE, f"topic {topic!r} has no queue {queue}{known and f'; {known}'}")
+    """Return the error for a queue that the topic lacks. ``known`` is a clause that says which queues it has, if that is known."""
+    return TopicError(TopicCondition.NO_SUCH_QUEUE, f"topic {topic!r} has no queue {queue}{known and f': {known}'}")
 
 
 def cannot_shrink(topic: str, queues: int, wanted: int) -> TopicError:
-    """A topic has more queues than are wanted."""
+    """Return the error for a topic that has more queues than ``wanted``."""
     return TopicError(
-        TopicCondition.QUEUE_COUNT, f"topic {topic!r} has {queues} queues and cannot shrink to {wanted}; give a larger number"
+        TopicCondition.QUEUE_COUNT, f"topic {topic!r} has {queues} queues and cannot shrink to {wanted}. Give a larger number"
     )
 
 
 def missing_group(group: str, where: str) -> GroupError:
-    """No group has that name. ``where`` it was looked for: in this store, in this cluster."""
-    return GroupError(GroupCondition.MISSING, f"no consumer group {group!r} in {where} (orderedmq group list shows all)")
+    """Return the error for an unknown group. ``where``: "this store" or "this cluster"."""
+    return GroupError(
+        GroupCondition.MISSING,
+        f"consumer group {group!r} does not exist in {where}. Run orderedmq group list to see all groups",
+    )
 
 
 def in_use(group: str, why: str) -> GroupError:
-    """A group cannot be changed from outside while a client uses it."""
+    """Return the error for a change of a group that clients use. ``why``: a clause that names the user."""
     return GroupError(
         GroupCondition.IN_USE,
         f"group {group!r} is in use: {why}",
-        Remedy("stop that query first, or pass force=True", "stop that query first, or give --force"),
+        Remedy("Stop that query first, or pass force=True", "Stop that query first, or give --force"),
     )
 
 
 def not_an_offset(offset: int, queue: object, group: str) -> OffsetError:
-    """A group cannot have a negative offset."""
+    """Return the error for a negative offset of a group."""
     return OffsetError(
-        OffsetCondition.INVALID, f"{offset} is not a valid offset of queue {queue} for group {group!r}; offsets begin at 0"
+        OffsetCondition.INVALID,
+        f"{offset} is not a valid offset of queue {queue} for group {group!r}, because offsets begin at 0",
     )
 
 
 def no_such_offset(queue: object, end: int, what: str) -> OffsetError:
-    """A queue ends before what was asked for ("offset 30; give 20 or less")."""
-    return OffsetError(OffsetCondition.BEYOND_END, f"queue {queue} ends at {end}, there is no {what}")
+    """Return the error for an offset after the end of a queue. ``what``: what is missing, such as "offset 30. Give 20 or less"."""
+    return OffsetError(OffsetCondition.BEYOND_END, f"queue {queue} ends at {end}, so it has no {what}")
 
 
 def outside_queue(queue: object, offset: int, end: int) -> OffsetError:
-    """A group cannot be moved to an offset that its queue does not have."""
+    """Return the error for moving a group to an offset that its queue does not have."""
     return OffsetError(OffsetCondition.BEYOND_END, f"offset {offset} of queue {queue} is not between 0 and its end {end}")
 
 
 def lost(
     group: str, queue: object, epoch: int, when: str, life: str = "its lock lives", resumes: str = "without a gap"
 ) -> LockError:
-    """A query has lost the lock of a queue. ``life``: how long locks hold without a renewal; ``resumes``: how a restart does."""
+    """Return the error for a query that lost the lock of a queue.
+
+    ``when``: a clause such as "before …". ``life`` completes "for longer than …". ``resumes`` says how a restarted query resumes.
+    """
     return _lost(f"group {group!r} lost queue {queue} (epoch {epoch}) {when}", life, resumes)
 
 
 def lost_by_listener(queue: object) -> LockError:
-    """A task has lost the lock of a queue that its listener consumes."""
+    """Return the error for a task that lost the lock of a queue that its listener consumes."""
     what = f"queue {queue} was lost while a listener consumed it, so the task stopped before its next message"
     return _lost(what, "its lock lives", "without a gap and repeats this task's work")
 
@@ -332,85 +341,88 @@ def lost_by_listener(queue: object) -> LockError:
 def _lost(what: str, life: str, resumes: str) -> LockError:
     return LockError(
         LockCondition.LOST,
-        f"{what}: this query was paused or cut off for longer than {life}, or its lock was released or the group reset; restart the "
-        f"query; it resumes {resumes}",
+        f"{what}: this query was paused or cut off for longer than {life}, or its lock was released, or the group was reset. Restart "
+        f"the query. It resumes {resumes}",
     )
 
 
 def unreadable(queue: object, offset: int, why: str) -> DataLossError:
-    """A stored message cannot be read, now or later."""
+    """Return the error for a stored message that can never be read."""
     error = DataLossError(
         DataLossCondition.UNREADABLE,
-        f"message {offset} of queue {queue} cannot be read: {why}; set failOnDataLoss=false to skip it with a warning",
+        f"message {offset} of queue {queue} cannot be read: {why}. Set failOnDataLoss=false to skip it with a warning",
     )
     error.behind = offset + 1
     return error
 
 
 def beyond_end(queue: object, end: int, known: str, cause: str) -> DataLossError:
-    """A queue ends before an offset that it once had, as ``known`` says ("this query has read up to 30")."""
+    """Return the error for a queue that ends before an offset that it once had.
+
+    ``known``: a clause such as "this query has read up to 30". ``cause``: a clause that says why.
+    """
     return DataLossError(
         DataLossCondition.BEYOND_END,
-        f"queue {queue} ends at {end}, {known}: {cause}",
-        Remedy("set failOnDataLoss=false to resume at its end with a warning", "run the command again to see what is left"),
+        f"queue {queue} ends at {end}, but {known}: {cause}",
+        Remedy("Set failOnDataLoss=false to resume at its end with a warning", "Run the command again to see what is left"),
     )
 
 
 def queue_deleted(queue: object, known: str) -> DataLossError:
-    """A queue does not exist any more. ``known`` says what was about to be read of it."""
+    """Return the error for a queue that no longer exists. ``known``: a clause that says what the reader has read or needs."""
     return DataLossError(
         DataLossCondition.QUEUE_DELETED,
-        f"queue {queue} was deleted, or taken out of its topic; {known}; set failOnDataLoss=false to continue without it",
+        f"queue {queue} was deleted or removed from its topic, but {known}. Set failOnDataLoss=false to continue without it",
     )
 
 
 def topic_deleted(topic: str, known: str) -> DataLossError:
-    """A topic does not exist any more. ``known`` says what was read of it."""
+    """Return the error for a topic that no longer exists. ``known``: a clause that says what the reader has read or needs."""
     return DataLossError(
         DataLossCondition.TOPIC_DELETED,
-        f"topic {topic!r} was deleted; {known}; set failOnDataLoss=false to continue without it",
+        f"topic {topic!r} was deleted, but {known}. Set failOnDataLoss=false to continue without it",
     )
 
 
 def recreated(topic: str) -> DataLossError:
-    """A topic was deleted and created again since the offsets were written."""
+    """Return the error for a topic that was deleted and created again since the offsets were written."""
     return DataLossError(
         DataLossCondition.TOPIC_RECREATED,
-        f"topic {topic!r} was deleted and created again since this query last read it, its former messages are gone: start with a new "
+        f"topic {topic!r} was deleted and created again since this query last read it, so its former messages are gone. Start with a new "
         "checkpointLocation, or set failOnDataLoss=false to resume at the new topic's beginning",
     )
 
 
 def rows_gone(partition: int, token: str) -> SinkError:
-    """Staged rows of a task are not there any more."""
+    """Return the error for staged rows of a task that the store no longer has."""
     return SinkError(
         SinkCondition.TOKEN_GONE,
-        f"the rows that partition {partition} staged are not in the store any more (token {token}): the write took longer than a week, or "
-        "another run of the batch was published; restart the query",
+        f"the rows that partition {partition} staged are no longer in the store (token {token}): the write took longer than a week, or "
+        "another run of the batch was published. Restart the query",
     )
 
 
 def no_store(path: object) -> StoreError:
-    """A directory has no store, or is missing."""
+    """Return the error for a directory that is missing or has no store."""
     return StoreError(
         StoreCondition.MISSING,
-        f"no store at {path}",
+        f"there is no store at {path}",
         Remedy(
-            "set option path to an existing one (orderedmq topic create makes it, or writing with topicQueueNums), or use namesrvAddr for a "
+            "Set option path to an existing store, make one with orderedmq topic create or by writing with topicQueueNums, or set "
+            "namesrvAddr for a RocketMQ cluster",
+            "Give --path with the directory of a store, make one with orderedmq topic create TOPIC --queues N, or give --namesrv for a "
             "RocketMQ cluster",
-            "give --path with the directory of one, make one with orderedmq topic create TOPIC --queues N, or give --namesrv for a RocketMQ "
-            "cluster",
         ),
     )
 
 
 def map_full(path: object, size: int) -> StoreFullError:
-    """The entries of a store have reached their greatest size."""
+    """Return the error for a store whose entries have reached their maximum size."""
     return StoreFullError(
         StoreFullCondition.FULL,
-        f"the entries of the store at {path} have reached their greatest size of {size} bytes; nothing was changed",
+        f"the entries of the store at {path} have reached their maximum size of {size} bytes, so nothing was changed",
         Remedy(
-            "set a retention or delete topics",
-            "set a retention (orderedmq topic alter TOPIC --retention-time 7d) or delete topics (orderedmq topic delete TOPIC)",
+            "Set a retention or delete topics",
+            "Set a retention (orderedmq topic alter TOPIC --retention-time 7d) or delete topics (orderedmq topic delete TOPIC)",
         ),
     )

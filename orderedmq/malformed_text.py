@@ -1,4 +1,4 @@
-"""Counts messages with texts that are not UTF-8, by queue, and warns of them. text.py makes such texts readable."""
+"""Counts messages with text that is not UTF-8, per queue, and warns about them. text.py makes such text readable."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ log = logging.getLogger("orderedmq")
 class _Seen:
     messages: int = 0
     last: int = -1
-    #: The number of messages at which the next warning is due.
+    #: The number of messages at which the next warning is logged.
     warn_at: int = 1
 
 
 class MalformedText:
-    """Counts messages with malformed texts as they are read. Warns at a queue's first one and each time their number doubles. Thread-safe."""
+    """Counts messages with malformed text. Warns at the first one of a queue and whenever their number doubles. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[MessageQueue, _Seen] = {}
 
     def note(self, queue: MessageQueue, offsets: Iterable[int]) -> None:
-        """Count malformed messages by their offsets. Offsets up to the highest one counted so far do not count again."""
+        """Count malformed messages by their offsets. Ignores offsets up to the highest one counted so far."""
         given = sorted(offsets)
         if not given:
             return
@@ -47,15 +47,15 @@ class MalformedText:
             seen.warn_at = 2 * seen.messages
             messages, last = seen.messages, seen.last
         log.warning(
-            "%d messages of queue %s, the last one at offset %d, have a tag, key or property that is not UTF-8: it is shown with U+FFFD in "
-            "the place of each malformed byte sequence, as Java shows it; correct their producer",
+            "%d messages of queue %s, the last one at offset %d, have a tag, key or property that is not UTF-8. Each malformed byte "
+            "sequence is shown as U+FFFD, as Java shows it. Correct the producer",
             messages,
             queue,
             last,
         )
 
     def valid(self, batch: pa.RecordBatch, queue: MessageQueue, first: int) -> pa.RecordBatch:
-        """Return the rows, which have consecutive offsets from ``first`` on, with valid texts; those that had others are counted."""
+        """Return the rows with valid text, and count those that had malformed text. ``first``: offset of the first row."""
         batch, rows = valid_rows(batch)
         self.note(queue, (first + rows).tolist())
         return batch

@@ -1,6 +1,6 @@
-"""The model of messages: queues, offset ranges, names, limits, and (loaded on first use) the Arrow schema.
+"""The model of messages: queues, offset ranges, names, limits, and the Arrow schema, which is loaded on first use.
 
-Rules: a message is a row, a chunk is a RecordBatch; nothing here loops over messages. An offset is the number of the *next*
+Rules: a message is a row and a chunk is a RecordBatch, and no code here loops over messages. A position is the offset of the *next*
 message, so a range is half-open: [begin, end). Names and sizes follow RocketMQ (TopicValidator, MessageSysFlag; broker default
 ``maxMessageSize`` 4 MiB, properties as a Java short: 32767 bytes).
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orderedmq.schema import TIMESTAMP_TYPE as TIMESTAMP_TYPE
     from orderedmq.schema import select_schema as select_schema
 
-#: The one broker name of the embedded broker (a RocketMQ cluster has one per broker).
+#: The broker name of the embedded broker. In a RocketMQ cluster each broker has its own name.
 EMBEDDED_BROKER: Final = "embedded"
 
 MAX_NAME_LENGTH: Final = 127
@@ -31,24 +31,24 @@ MAX_NAME_LENGTH: Final = 127
 MAX_OFFSET: Final = 2**63 - 1
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 MAX_PROPERTIES_BYTES: Final = 32767
-#: A sharding key is one of a message's properties; this leaves room for the others.
+#: A sharding key is stored as a property of the message. This limit leaves space for the other properties.
 MAX_KEY_BYTES: Final = 4096
 MAX_QUEUES: Final = 65536
 #: 9999-12-31T23:59:59.999Z in ms since 1970: no later moment is accepted or shown.
 LAST_MS: Final = 253_402_300_799_999
-#: A topic's default compression. It halves JSON bodies, and writes wait for the disk (`make bench`).
+#: The default compression of topics. It halves the size of JSON bodies, which makes writes faster, as they wait for the disk (`make bench`).
 DEFAULT_COMPRESSION: Final = "lz4"
-#: What the messages of a topic of RocketMQ 5 may be (TopicMessageType).
+#: The message types of a topic of RocketMQ 5 (TopicMessageType).
 MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-#: Topics that belong to a consumer group: retry, dead-letter and parked messages. Users may read them, never write them.
+#: The prefixes of topics that belong to a consumer group: retries, dead letters and parked messages. Users may only read them.
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 PARKED_PREFIX: Final = "%PARKED%"
 RESERVED_PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX, PARKED_PREFIX)
-#: The property with which a sink marks its messages on a broker that shows them before the batch is committed (RocketMQ). Its
-#: name is short because every message has it.
+#: The property with which a sink marks its messages over RocketMQ, where they are visible before the batch is committed. Its name is
+#: short because every message has it.
 SINK_STAMP: Final = "OMQ"
 #: Properties of a message in a parking lot (`parking.rules.Ticket`, `parking.rules.Order`).
 PARKED_OFFSET: Final = "OMQ_PARKED_OFFSET"
@@ -66,9 +66,9 @@ PARKED_PROPERTIES: Final = (
     PARKED_OFFSET, PARKED_ATTEMPTS, PARKED_PUTS, PARKED_DUE, PARKED_ERROR, PARKED_ID, PARKED_BORN, PARKED_STORED, PARKED_FROM,
     PARKED_ORDER, PARKED_ALONE,
 )  # fmt: skip
-#: Properties that only RocketMQ, a client or a column may set (``MessageConst``). A user's are left out on every broker: they
-#: would delay, wrap or misplace a message. A sink's marks are left out, too, because a copy of a message is not the message
-#: that the sink sent.
+#: Properties that only RocketMQ, a client or a column may set (``MessageConst``). Every broker drops them from a user's properties,
+#: because they would delay, wrap or misplace a message. The marks of a sink are also dropped, because a copy of a message is not the
+#: message that the sink sent.
 RESERVED_PROPERTIES: Final = frozenset(
     (
         "KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "MIN_OFFSET", "MAX_OFFSET",
@@ -85,17 +85,17 @@ RESERVED_PROPERTIES: Final = frozenset(
         SINK_STAMP, *PARKED_PROPERTIES,
     )
 )  # fmt: skip
-#: Names with this prefix are reserved, too: they are a client's own and are never stored.
+#: Names with this prefix are also reserved. Clients use such properties internally and never store them.
 TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a property's name is reserved: a user may not set it."""
+    """Return whether a property's name is reserved, so that a user may not set it."""
     return name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PREFIX)
 
 
 class MessageQueue(NamedTuple):
-    """One ordered queue of a topic. Sorts by topic, broker and number, as RocketMQ's does."""
+    """One ordered queue of a topic. Sorts by topic, broker and number, as RocketMQ's class does."""
 
     topic: str
     broker_name: str
@@ -106,17 +106,17 @@ class MessageQueue(NamedTuple):
 
 
 def is_retry(queue: MessageQueue) -> bool:
-    """Whether the queue belongs to a group's retry topic."""
+    """Return whether the queue belongs to a group's retry topic."""
     return queue.topic.startswith(RETRY_PREFIX)
 
 
 def is_parked(queue: MessageQueue) -> bool:
-    """Whether the queue is a parking lot, of any group."""
+    """Return whether the queue is a parking lot of any group."""
     return queue.topic.startswith(PARKED_PREFIX)
 
 
 def java_order(text: str) -> bytes:
-    """A sort key that orders texts as Java's String.compareTo does: by UTF-16 units, not by code points."""
+    """Return a sort key that orders texts as Java's String.compareTo does: by UTF-16 units, not by code points."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
@@ -135,7 +135,7 @@ def _bad_name(name: str) -> str | None:
     if not name:
         return "is empty"
     if len(name) > MAX_NAME_LENGTH:
-        return f"has {len(name)} characters, at most {MAX_NAME_LENGTH} are allowed"
+        return f"has {len(name)} characters, but at most {MAX_NAME_LENGTH} are allowed"
     if not _NAME.fullmatch(name):
         return "may contain only letters, digits, '_', '-', '%' and '|'"
     return None
@@ -152,15 +152,15 @@ def check_topic(name: str, *, writing: bool) -> None:
     if writing and name.startswith(RESERVED_PREFIXES):
         raise TopicError(
             TopicCondition.RESERVED,
-            f"topic {name!r} belongs to a consumer group (retry, dead letters or parked messages) and cannot be created or written; "
-            "choose a name without that prefix",
+            f"topic {name!r} belongs to a consumer group (retry, dead letters or parked messages) and cannot be created or written. "
+            "Choose a name without that prefix",
         )
 
 
 def check_queue_count(topic: str, queues: int) -> None:
     """Refuse a number of queues that no topic can have. Raises TopicError QUEUE_COUNT."""
     if not 1 <= queues <= MAX_QUEUES:
-        raise TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} cannot have {queues} queues; give 1 to {MAX_QUEUES}")
+        raise TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} cannot have {queues} queues. Give 1 to {MAX_QUEUES}")
 
 
 def check_group(name: str) -> None:
@@ -170,26 +170,33 @@ def check_group(name: str) -> None:
         raise GroupError(GroupCondition.BAD_NAME, f"consumer group {name!r} {why}")
 
 
-def missing_topic(topic: str, typed: str = "orderedmq topic list shows all") -> TopicError:
-    """No topic has that name. ``typed``: the remedy for a command. A topic that belongs to a group cannot be created."""
+def missing_topic(topic: str, typed: str = "Run orderedmq topic list to see all topics") -> TopicError:
+    """Return the error for a topic that does not exist. ``typed``: the remedy for users of the command.
+
+    A user cannot create a topic that belongs to a group, so the remedy differs.
+    """
     if topic.startswith(DEAD_LETTER_PREFIX):
         group = topic.removeprefix(DEAD_LETTER_PREFIX)
         return TopicError(
-            TopicCondition.MISSING, f"no topic {topic!r}; the broker makes it with the first dead letter of group {group!r}"
+            TopicCondition.MISSING,
+            f"topic {topic!r} does not exist: the broker creates it with the first dead letter of group {group!r}",
         )
     if topic.startswith(RETRY_PREFIX):
         group = topic.removeprefix(RETRY_PREFIX)
         return TopicError(
             TopicCondition.MISSING,
-            f"no topic {topic!r}; RocketMQ makes it when the first consumer of group {group!r} connects, the embedded broker never does",
+            f"topic {topic!r} does not exist: RocketMQ creates it when the first consumer of group {group!r} connects, and the embedded broker "
+            "never does",
         )
     if topic.startswith(PARKED_PREFIX):
-        return TopicError(TopicCondition.MISSING, f"no topic {topic!r}; it is made when the first message is parked")
-    create = f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)"
-    return TopicError(TopicCondition.MISSING, f"no topic {topic!r}", Remedy(create, typed))
+        return TopicError(
+            TopicCondition.MISSING, f"topic {topic!r} does not exist: it is created when the first message is parked"
+        )
+    create = f"Create it with orderedmq topic create {topic} --queues N, or with the sink's option topicQueueNums"
+    return TopicError(TopicCondition.MISSING, f"topic {topic!r} does not exist", Remedy(create, typed))
 
 
-#: Loaded on first use, because they import pyarrow.
+#: Names that are loaded on first use, because their module imports pyarrow.
 _SCHEMA: Final = (
     "DEFAULT_COLUMNS", "MESSAGE_SCHEMA", "PRODUCER_COLUMNS", "PRODUCER_SCHEMA", "PROPERTIES_TYPE", "TIMESTAMP_TYPE", "select_schema",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the pulls of all brokers share: the limit of their bytes, and reading a queue up to a known end, or at some offsets."""
+"""Helpers for the pulls of all brokers: a limit of bytes, and reading a queue up to a known end or at given offsets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from orderedmq.broker import Log
 from orderedmq.errors import beyond_end
 from orderedmq.model import MessageQueue
 
-#: Messages so near to each other are read by one pull: a broker of RocketMQ returns 32 of them anyway.
+#: Offsets that are less than this apart are read by one pull, because a RocketMQ broker returns 32 messages at a time anyway.
 _NEAR: Final = 32
 
 
 def bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
-    """Return the first rows whose bodies fit into ``max_bytes``, at least one; without the column body, all rows."""
+    """Return the first rows, at least one, whose bodies fit into ``max_bytes``; all rows if there is no column body."""
     index = batch.schema.get_field_index("body")
     if index < 0 or batch.num_rows < 2:
         return batch
@@ -33,8 +33,8 @@ def pulls(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages from ``begin`` to ``end``, in order and without a gap, at most ``max_messages`` in a batch.
 
-    It never waits for messages. If a pull is empty, the queue ends before ``end``, which it had when ``end`` was read: that
-    raises DataLossError BEYOND_END. Otherwise it raises the errors of `Log.pull`.
+    Never waits for messages. Raises the errors of `Log.pull`, and DataLossError BEYOND_END if a pull is empty: then the queue ends
+    before ``end``, although it reached ``end`` when the caller read that offset.
     """
     while begin < end:
         batch = log.pull(queue, begin, min(max_messages, end - begin), max_bytes, columns, None, end)
@@ -48,7 +48,7 @@ def pulls(
 def pulls_at(
     log: Log, queue: MessageQueue, offsets: Sequence[int], max_messages: int, max_bytes: int, columns: tuple[str, ...]
 ) -> Iterator[tuple[list[int], pa.RecordBatch]]:
-    """Yield the messages at ``offsets``, which are in ascending order, each batch with its offsets. Otherwise as `pulls`."""
+    """Yield batches of the messages at ``offsets``, which are ascending, each batch with its offsets. In all else like `pulls`."""
     wanted = set(offsets)
     for begin, end in _runs(offsets):
         for rows in pulls(log, queue, begin, end, max_messages, max_bytes, columns):
@@ -58,7 +58,7 @@ def pulls_at(
 
 
 def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield ranges [begin, end) that together have all of ``offsets``, which are in ascending order, and few other offsets."""
+    """Yield ranges [begin, end) that contain all of ``offsets``, which are ascending, and few other offsets."""
     if not offsets:
         return
     begin = end = offsets[0]

@@ -1,6 +1,6 @@
-"""The one Arrow schema of messages, and the selection of its columns. Pure.
+"""The Arrow schema of messages, and the selection of its columns. Pure.
 
-It is apart from `model`, so that code which needs only names and limits (the command's help) does not load pyarrow.
+It is separate from `model`, so that code that needs only names and limits, such as the command's help, does not load pyarrow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from orderedmq.errors import SchemaError
 PROPERTIES_TYPE: Final = pa.map_(pa.string(), pa.string())
 TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
 
-#: The schema of messages between brokers, source and sink. ``properties`` is read only if it is asked for by name.
+#: The schema of messages between brokers, source and sink. ``properties`` is read only if a user names it.
 MESSAGE_SCHEMA: Final = pa.schema(
     [
         pa.field("topic", pa.string()),
@@ -33,7 +33,7 @@ MESSAGE_SCHEMA: Final = pa.schema(
         pa.field("properties", PROPERTIES_TYPE),
     ]
 )
-#: Without an explicit choice a reader gets every column but ``properties``.
+#: The columns that a reader gets by default: all but ``properties``.
 DEFAULT_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name != "properties")
 #: The columns that a producer may set. The broker sets the others.
 PRODUCER_COLUMNS: Final = ("body", "tags", "keys", "sharding_key", "properties")
@@ -41,9 +41,9 @@ PRODUCER_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in PRODU
 
 
 def select_schema(columns: tuple[str, ...]) -> pa.Schema:
-    """Return the message schema cut to ``columns``, in their order.
+    """Return the schema of messages with only ``columns``, in that order.
 
-    Raises SchemaError UNKNOWN_COLUMN for a name that is not a message's.
+    Raises SchemaError UNKNOWN_COLUMN if a name is not a column of messages.
     """
     for name in columns:
         if name not in MESSAGE_SCHEMA.names:
@@ -52,6 +52,6 @@ def select_schema(columns: tuple[str, ...]) -> pa.Schema:
 
 
 def unknown_column(name: str) -> SchemaError:
-    """Return the error for a column that no message has."""
+    """Return the error for a name that is not a column of messages."""
     known = ", ".join(MESSAGE_SCHEMA.names)
-    return SchemaError(SchemaCondition.UNKNOWN_COLUMN, f"a message has no column {name!r}; it has {known}")
+    return SchemaError(SchemaCondition.UNKNOWN_COLUMN, f"a message has no column {name!r}: its columns are {known}")

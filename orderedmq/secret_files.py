@@ -1,4 +1,4 @@
-"""Reads files with secrets: an account's credentials and the command's profiles. Other users of the machine must not be able to read them."""
+"""Reads files with secrets: an account's credentials and the command's profiles. Refuses files that every user of the machine may read."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def read_secret_file(path: str, what: str) -> str:
             if os.fstat(file.fileno()).st_mode & (stat.S_IROTH | stat.S_IWOTH):
                 raise OptionError(
                     OptionCondition.INVALID,
-                    f"{what} {path} may be read or written by every user of this machine; make it private: chmod 600 {path} "
-                    "(Kubernetes: defaultMode: 0440 for the secret's volume)",
+                    f"{what} {path} may be read or written by every user of this machine. Run chmod 600 {path}, or in "
+                    "Kubernetes set defaultMode: 0440 for the volume of the secret",
                 )
             return file.read()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise OptionError(
-            OptionCondition.MISSING, f"{what} {path} cannot be read on this machine: {why}; check the path and its permissions"
+            OptionCondition.MISSING, f"{what} {path} cannot be read on this machine: {why}. Check the path and its permissions"
         ) from None
 
 
 def read_credentials(path: str) -> Credentials:
     """Return the account in a credentials file: a JSON object with accessKey, secretKey and, for a temporary account, securityToken.
 
-    Raises OptionError MISSING or INVALID, which never show what the file has.
+    Raises OptionError MISSING or INVALID, whose messages never show the content of the file.
     """
     what = "the credentials file"
     text = read_secret_file(path, what)
@@ -55,6 +55,6 @@ def read_credentials(path: str) -> Credentials:
         or not all(isinstance(value, str) and value for value in found.values())
     ):
         raise OptionError(
-            OptionCondition.INVALID, f"{what} {path} does not have the form {_EXAMPLE}; securityToken may be left out"
+            OptionCondition.INVALID, f"{what} {path} does not have the form {_EXAMPLE}, where securityToken is optional"
         )
     return Credentials(**{_FIELDS[name]: value for name, value in found.items()})

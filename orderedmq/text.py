@@ -1,8 +1,8 @@
 """Makes tags, keys and properties that are not UTF-8 readable, on either broker. Pure and vectorised.
 
 Rules: bytes become the text that Java reads (``new String(bytes, UTF_8)``), with U+FFFD for each malformed sequence. So a
-column shows the text that Java's consumers see, a key chooses the queue that it chooses in Java, and a message that is written
-again is the one that Java would write. Bodies are bytes and are not looked at.
+column shows the text that Java's consumers see, a key chooses the same queue as in Java, and a message that is written again is the
+same that Java would write. Bodies are bytes and stay unchanged.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import pyarrow as pa
 
 Int64s = npt.NDArray[np.int64]
 
-#: The columns of a message whose text a producer chooses.
+#: The text columns of a message that a producer sets.
 TEXTS: Final = ("tags", "keys", "sharding_key", "properties")
-#: A UTF-16 surrogate encoded like UTF-8, complete or cut off: one malformed sequence in Java, two or three in Python.
+#: A UTF-16 surrogate encoded like UTF-8, complete or truncated. Java counts it as one malformed sequence, Python as two or three.
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 _REPLACEMENT: Final = "\ufffd".encode()
 
 
 def is_text(data: bytes) -> bool:
-    """Whether bytes are UTF-8."""
+    """Return whether bytes are valid UTF-8."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -34,7 +34,7 @@ def is_text(data: bytes) -> bool:
 
 
 def text_of(data: bytes) -> str:
-    """Return the text of bytes, as Java reads it."""
+    """Return bytes as the text that Java reads."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -42,9 +42,9 @@ def text_of(data: bytes) -> str:
 
 
 def valid(column: pa.Array) -> tuple[pa.Array, Int64s]:
-    """Return the column with all texts in UTF-8, and the numbers of the rows that had other bytes.
+    """Return the column with valid UTF-8 in all texts, and the indices of the rows that had malformed text.
 
-    Any type is accepted, and kept; binary does not count as text. If names of a map become the same, the last one counts.
+    Accepts any type and keeps it. Binary values are not text. If two keys of a map become equal, the last one counts.
     """
     kind = column.type
     if _is_valid(column):
@@ -60,7 +60,7 @@ def valid(column: pa.Array) -> tuple[pa.Array, Int64s]:
 
 
 def valid_rows(batch: pa.RecordBatch, names: Iterable[str] = TEXTS) -> tuple[pa.RecordBatch, Int64s]:
-    """Return the same as `valid`, for the columns of a batch that have one of the names."""
+    """Apply `valid` to the columns of a batch that have one of the names."""
     found = []
     for name in names:
         index = batch.schema.get_field_index(name)
@@ -87,7 +87,7 @@ def _is_valid(column: pa.Array) -> bool:
 
 
 def _is_utf8(column: pa.Array) -> bool:
-    """Whether all strings are UTF-8. Most text is ASCII, which one look at all bytes shows."""
+    """Return whether all strings are UTF-8. Checks for ASCII first, because most text is ASCII and the check is fast."""
     if not len(column):
         return True
     _, offsets, data = column.buffers()

@@ -1,12 +1,12 @@
-"""W3C trace context in messages' properties, by OpenTelemetry: ``traceparent``, ``tracestate``, ``baggage``.
+"""W3C trace context in the properties of messages, by OpenTelemetry: ``traceparent``, ``tracestate``, ``baggage``.
 
-Needs the package opentelemetry-api (``pip install 'orderedmq[opentelemetry]'``), which is imported on first use. Without an SDK that
-you set up, spans are not recorded, and the context of a message is passed on as it is. The properties are those of OpenTelemetry's
-global propagator, so ``OTEL_PROPAGATORS`` may choose others.
+Needs the package opentelemetry-api (``pip install 'orderedmq[opentelemetry]'``), which is imported on first use. Unless you set up an
+SDK, no spans are recorded, and the context of a message is passed on unchanged. OpenTelemetry's global propagator chooses the
+properties, so you can change them with ``OTEL_PROPAGATORS``.
 
-Spans follow OpenTelemetry's semantic conventions for messaging. A call of a listener is a span ``process <topic>`` of kind CONSUMER
-with a link to the context of each message; the context of a single message is its parent, too. A span ``send <topic>`` of kind
-PRODUCER covers what a producer sends; a message that has a context keeps it, and is linked.
+Spans follow OpenTelemetry's semantic conventions for messaging. Each call of a listener is a span ``process <topic>`` of kind CONSUMER
+with a link to the context of each message. If the call has only one message, its context is also the parent of the span. Each send of a
+producer is a span ``send <topic>`` of kind PRODUCER. A message that already has a context keeps it, and the span is linked to it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, Tracer
 
-#: A message's properties, as a mapping or as the pairs that a listener's message has.
+#: The properties of a message, as a mapping or as the pairs of a listener's message.
 Properties = Mapping[str, str] | Sequence[tuple[str, str]]
 
-#: The property without which a message has no context (W3C Trace Context).
+#: The property that every message with a context has (W3C Trace Context).
 TRACEPARENT: Final = "traceparent"
 
 
@@ -41,28 +41,29 @@ def require(wanted: str) -> None:
     except ImportError as error:
         raise OptionError(
             OptionCondition.MISSING,
-            f"{wanted} needs the package opentelemetry-api, here and on each executor: pip install 'orderedmq[opentelemetry]', or leave it out",
+            f"{wanted} needs the package opentelemetry-api, here and on each executor. Run pip install 'orderedmq[opentelemetry]', or "
+            "leave it out",
         ) from error
 
 
 def extract(properties: Properties | None) -> Context:
-    """Return the OpenTelemetry context that a message's properties carry; an empty one if they carry none.
+    """Return the OpenTelemetry context in a message's properties, or an empty context if they have none.
 
-    Start a span of your own under it, for example one per message of a batch: ``tracer.start_as_current_span(name,
-    context=extract(message.properties))``. Raises OptionError MISSING without the package.
+    Use it as the parent of a span, for example of one span per message of a batch: ``tracer.start_as_current_span(name,
+    context=extract(message.properties))``. Raises OptionError MISSING if opentelemetry-api is not installed.
     """
     require("trace_context.extract")
     from opentelemetry.context import Context
     from opentelemetry.propagate import extract
 
-    # Not the current context: a message without one has no parent.
+    # Do not start from the current context, because a message without a context has no parent.
     return extract(dict(properties or ()), context=Context())
 
 
 def inject(properties: Properties | None = None) -> dict[str, str]:
-    """Return properties with the current OpenTelemetry context, for a message to be sent.
+    """Return the properties with the current OpenTelemetry context added, for a message to be sent.
 
-    Raises OptionError MISSING without the package.
+    Raises OptionError MISSING if opentelemetry-api is not installed.
     """
     require("trace_context.inject")
     from opentelemetry.propagate import inject
@@ -74,7 +75,7 @@ def inject(properties: Properties | None = None) -> dict[str, str]:
 
 @contextmanager
 def processing(queue: MessageQueue, group: str, messages: Sequence[Any]) -> Iterator[Span]:
-    """Run a call of a listener in its span. ``messages`` have ``properties`` and perhaps other columns. An exception is recorded."""
+    """Run a call of a listener in its span, which records an exception. ``messages`` have ``properties`` and perhaps other columns."""
     from opentelemetry.context import Context, attach, detach
     from opentelemetry.trace import SpanKind
 
@@ -95,7 +96,7 @@ def processing(queue: MessageQueue, group: str, messages: Sequence[Any]) -> Iter
     else:
         attributes["messaging.batch.message_count"] = len(messages)
     links = _links(contexts)
-    # The message's whole context becomes the current one: its baggage goes on, too.
+    # The whole context of the message becomes the current context, so that its baggage is also passed on.
     before = attach(contexts[0] if alone else Context())
     try:
         kind = SpanKind.CONSUMER
@@ -111,7 +112,7 @@ def processing(queue: MessageQueue, group: str, messages: Sequence[Any]) -> Iter
 
 @contextmanager
 def sending(broker_name: str, topic: str, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Run a send in its span. Yields the rows; those whose ``properties`` carry no context get that of the span."""
+    """Run a send in its span. Yields the rows. Rows whose ``properties`` have no context get the context of the span."""
     from opentelemetry.trace import SpanKind
 
     index = rows.schema.get_field_index("properties")
@@ -120,7 +121,7 @@ def sending(broker_name: str, topic: str, rows: pa.RecordBatch) -> Iterator[pa.R
         try:
             given = valid(rows.column(index).cast(PROPERTIES_TYPE))[0].to_pylist()
         except pa.ArrowException:
-            # `Log.append` refuses them by name.
+            # `Log.append` will refuse the column with an error that names it.
             yield rows
             return
     carried = [dict(one or ()) for one in given]
@@ -130,7 +131,7 @@ def sending(broker_name: str, topic: str, rows: pa.RecordBatch) -> Iterator[pa.R
     links = _links([extract(one) for one in carried if TRACEPARENT in one])
     with _tracer().start_as_current_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes, links=links):
         context = inject()
-        # Their own context first: it is the one in which they were made.
+        # A message keeps its own context, because that is the context in which it was made.
         column = pa.array(
             [list((one if TRACEPARENT in one else {**one, **context}).items()) for one in carried], PROPERTIES_TYPE
         )
@@ -153,7 +154,7 @@ def _attributes(broker_name: str, operation: str, topic: str) -> dict[str, Any]:
 
 
 def _links(contexts: Sequence[Context]) -> list[Link]:
-    """Return a link to each of the contexts that has a span."""
+    """Return links to the contexts that have a span."""
     from opentelemetry.trace import Link, get_current_span
 
     spans = [get_current_span(context).get_span_context() for context in contexts]

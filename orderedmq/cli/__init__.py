@@ -1,7 +1,7 @@
-"""The command ``orderedmq``: topics, messages, groups, locks, parked messages and dead letters of a broker, its web page, audit, demo.
+"""The command ``orderedmq``, which shows and changes the data of a broker, serves its web page, audits pipelines, and plays the demo.
 
-Rule: a command's module, with pyarrow and its other imports, is loaded only for that command, its own help or its own
-completion. ``--version``, ``--help`` and the completion of a command's name load no command's module.
+Rule: the module of a command, with pyarrow and its other imports, is loaded only to run that command, to show its help or to
+complete its options. ``--version``, ``--help`` and the completion of a command's name load no such module.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ import orderedmq
 from orderedmq.cli.shared_options import ConnectionOption, JsonOption, NamespaceOption, NamesrvOption, PathOption, ProfileOption
 from orderedmq.cli.shell import EXIT_CODES, Shell, commands
 
-#: Groups of commands: module and help text.
+#: The groups of commands, each with its module and help text.
 GROUPS: Final = {
     "topic": ("topics", "Create, inspect, alter, trim and delete topics."),
     "group": ("groups", "Show the offsets and lag of consumer groups; seek, copy and delete."),
     "lock": ("locks", "Show the owners of queues; release locks."),
-    "parked": ("parked", "Parked messages: keys that wait because a message of them failed. List, retry, drop and hold."),
-    "dlq": ("dlq", "Dead letters: messages that a listener gave up. List and replay."),
+    "parked": ("parked", "List, retry, drop and hold parked messages: keys that wait because one of their messages failed."),
+    "dlq": ("dlq", "List and replay dead letters: messages whose retries all failed."),
     "rocketmq": ("rocketmq", "Run RocketMQ on this machine."),
-    "spark": ("spark", "Let Spark start sooner."),
+    "spark": ("spark", "Make Spark start sooner."),
 }
-#: The other commands: module and first paragraph of the help text.
+#: The other commands, each with its module and the first paragraph of its help text.
 COMMANDS: Final = {
-    "produce": ("produce", "Write a message per line of a file or of standard input: the line is the body."),
+    "produce": ("produce", "Write each line of a file or of standard input as a message."),
     "peek": (
         "messages",
-        "Show the first or last messages of a topic, or those from an offset on. Several queues: in the order of arrival.",
+        "Show the first or last messages of a topic, or messages from an offset on. Messages of several queues are in the order of arrival.",
     ),
-    "top": ("top", "Watch the queues of consumer groups: offset, lag, speed, owner. Ends with q or Ctrl-C."),
+    "top": ("top", "Watch the queues of consumer groups: offset, lag, speed, owner. Press q or Ctrl-C to end."),
     "ui": (
         "ui",
-        "Serve a web page that shows groups, topics, messages, parked messages and dead letters. Ends with Ctrl-C.",
+        "Serve a web page that shows groups, topics, messages, parked messages and dead letters. Press Ctrl-C to end.",
     ),
     "exporter": (
         "exporter",
-        "Serve metrics of all groups for Prometheus: lag in messages and seconds, locks, parked messages. Ends with Ctrl-C.",
+        "Serve metrics of all groups for Prometheus: lag in messages and seconds, locks, parked messages. Press Ctrl-C to end.",
     ),
     "audit": (
         "audit",
-        "Compare two topics, or a topic and a table, per sharding key. Exit code 1 if anything is lost, duplicated or out of order.",
+        "Compare two topics, or a topic and a table, per sharding key. The exit code is 1 if anything is lost, duplicated or out of order.",
     ),
     "check": (
         "check",
-        "Check a whole store of the embedded broker and list all damage. Exit code 0 only if it is sound.",
+        "Check a whole store of the embedded broker and list all damage. The exit code is 0 only if the store is sound.",
     ),
     "snapshot": ("snapshot", "Copy a store of the embedded broker while it is in use."),
     "demo": (
         "demo",
-        "Play a year of real flights through ordered queues, kill the job half-way, resume it, and audit the result.",
+        "Send a year of real flights through ordered queues, kill the job half-way, resume it, and audit the result.",
     ),
 }
 
 
 def load(name: str) -> Any:
-    """Import the module of the command ``name`` and return the command."""
+    """Import the module of the command or group ``name``, and return the command."""
     if name in GROUPS:
         return typer.main.get_group(import_module(f"orderedmq.cli.{GROUPS[name][0]}").app)
     app = commands("")
@@ -68,7 +68,7 @@ def load(name: str) -> Any:
 
 
 class _Lazy(TyperGroup):
-    """A group that has only the names and help texts of its commands until one is called."""
+    """A group that knows only the names and help texts of its commands until one is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, found, rest = super().resolve_command(ctx, args)
@@ -76,7 +76,7 @@ class _Lazy(TyperGroup):
 
 
 app = commands(
-    "Ordered message queues for Spark: look into a broker, fill it, check what a pipeline did.",
+    "Ordered message queues for Spark: inspect a broker, write messages, check what a pipeline did.",
     name="orderedmq",
     epilog=EXIT_CODES,
     cls=_Lazy,
@@ -107,7 +107,7 @@ def main(
     namespace: NamespaceOption = None,
     profile: ProfileOption = None,
     option: ConnectionOption = None,
-    version: Annotated[  # noqa: ARG001 (its callback does it)
+    version: Annotated[  # noqa: ARG001 (its callback uses it)
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``orderedmq audit``: shows what a pipeline did to its messages."""
+"""``orderedmq audit``: shows which messages a pipeline lost, duplicated or reordered."""
 
 from __future__ import annotations
 
@@ -28,54 +28,57 @@ def compare(
     expected: Annotated[
         str,
         typer.Argument(
-            help="What should have arrived: a topic, or Parquet (a path with / or .).",
+            help="The messages that should have arrived: a topic, or the path of Parquet, with a / or a dot in it.",
             show_default=False,
             autocompletion=completion.topics,
         ),
     ],
     actual: Annotated[
         str,
-        typer.Argument(help="What did arrive: a topic or Parquet.", show_default=False, autocompletion=completion.topics),
+        typer.Argument(
+            help="The messages that did arrive: a topic or Parquet.", show_default=False, autocompletion=completion.topics
+        ),
     ],
     id_field: Annotated[
         str | None,
         typer.Option(
-            help="Field of JSON bodies that identifies a message, so that bodies may differ (default: the whole body).",
+            help="Field of JSON bodies that identifies a message, so that the rest may differ (default: the whole body).",
             metavar="FIELD",
         ),
     ] = None,
     key_column: Annotated[
-        str, typer.Option(help="Parquet: the column of the sharding key.", metavar="COLUMN")
+        str, typer.Option(help="For Parquet: the column of the sharding key.", metavar="COLUMN")
     ] = "sharding_key",
     id_column: Annotated[
         str | None,
         typer.Option(
-            help="Parquet: the column that identifies a message (default: body, or its --id-field).", metavar="COLUMN"
+            help="For Parquet: the column that identifies a message (default: body, or its --id-field).", metavar="COLUMN"
         ),
     ] = None,
     order_column: Annotated[
         str | None,
         typer.Option(
-            help="Parquet: the number or time that orders a key's rows (default: queue_offset if there is one, else the rows' order).",
+            help="For Parquet: the column of numbers or times that orders the rows of a key (default: queue_offset if it exists, else the "
+            "order in the data).",
             metavar="COLUMN",
         ),
     ] = None,
     since: Annotated[
         str | None,
         typer.Option(
-            help="Topics: only messages stored at this time or later: ISO-8601 (UTC if it names no zone), or ms since 1970.",
+            help="For topics: only messages stored at this time or later, in ISO-8601 (UTC unless it has a zone) or in ms since 1970.",
             metavar="TIME",
             show_default=False,
         ),
     ] = None,
     examples: Annotated[int, typer.Option(min=0, help="Maximum examples of each kind.")] = 5,
 ) -> None:
-    """Compare two topics, or a topic and a table, per sharding key. Exit code 1 if anything is lost, duplicated or out of order.
+    """Compare two topics, or a topic and a table, per sharding key. The exit code is 1 if anything is lost, duplicated or out of order.
 
-    The rule of order: for each key, the first occurrences of its messages in ACTUAL are in the same order as in EXPECTED.
-    Queues are not compared: the sides may differ in their queues and in the number of them.
+    A key is in order if the first occurrences of its messages in ACTUAL have the same order as in EXPECTED. Queues are not compared, so
+    a message may be in another queue, and the topics may have different numbers of queues.
     """
-    # Imported here: pyarrow's datasets import pandas, which takes half a second that --help does not need.
+    # Imported here because pyarrow's datasets import pandas. That takes half a second, which --help need not spend.
     from orderedmq.tools.audit import audit
     from orderedmq.tools.audit_sides import TableSide, TopicSide
 
@@ -96,14 +99,14 @@ def compare(
     tables = {"/", "."} & {*expected, *actual}
     if tables and since is not None:
         raise OptionError(
-            OptionCondition.CONFLICT, "option --since is for topics, but a side is Parquet: choose its rows before"
+            OptionCondition.CONFLICT, "option --since is for topics, but one side is Parquet. Filter its rows before the audit"
         )
     if not tables and (id_column or order_column):
         raise OptionError(
             OptionCondition.CONFLICT, "options --id-column and --order-column are for Parquet, but both sides are topics"
         )
     with shell.broker() as broker:
-        # The ends of ACTUAL are read first: a message that arrives meanwhile can then be missing there, but never unexpected.
+        # Read the ends of ACTUAL first, so that a message that arrives between the two reads is reported as lost, and never as unexpected.
         second = side(actual, broker)
         first = side(expected, broker)
         with shell.progress("comparing", first.messages + second.messages) as bar:
@@ -117,7 +120,7 @@ def compare(
 
 
 def show(shell: Shell, found: Audit) -> None:
-    """Print the report as tables and sentences."""
+    """Print the findings as tables and sentences."""
     sides = [vars(found.expected) | {"side": "expected"}, vars(found.actual) | {"side": "actual"}]
     shell.show(
         sides,
@@ -147,6 +150,6 @@ def show(shell: Shell, found: Audit) -> None:
         )
     if found.expected.repeated:
         shell.say(
-            f"{found.expected.repeated:,} messages of {found.expected.name} are the same as an earlier one of their key; each is matched once."
+            f"{found.expected.repeated:,} messages of {found.expected.name} equal an earlier message of their key. Each is matched once."
         )
     shell.say(found.verdict)

@@ -1,4 +1,4 @@
-"""``orderedmq check``: tells whether a store is sound."""
+"""``orderedmq check``: reports whether a store is sound."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Check a whole store of the embedded broker and list all damage. Exit code 0 only if it is sound.
+    """Check a whole store of the embedded broker and list all damage. The exit code is 0 only if the store is sound.
 
     Checks the pages of the file, the checksum of every entry and payload, and that the entries agree with each other and with the
-    segment files. It reads all messages, changes nothing, and can run beside queries: it reads one snapshot. It also names segment
-    files that no entry needs. They are no damage: tasks at work write them, and those of killed tasks are deleted later.
+    segment files. It reads all messages and changes nothing. It can run while queries are at work, because it reads a snapshot. It also
+    names segment files that no entry needs. They are no damage: running tasks write them, and those of killed tasks are deleted later.
     """
     path = store or shell.store("check")
     found = examine(path)
     shell.show([{"finding": finding} for finding in found.findings], (Column("finding", "finding"),), none="nothing is damaged")
     for names, what in (
-        (found.unused, "that no entry needs"),
-        (found.foreign, "that are not the store's and are never deleted"),
+        (found.unused, "are needed by no entry"),
+        (found.foreign, "do not belong to the store and are never deleted"),
     ):
         if names:
             shell.say(
-                f"{number(len(names))} files in its folder of segments {what}: {', '.join(names[:3])}{', …' if names[3:] else ''}"
+                f"{number(len(names))} files in the segment folder {what}: {', '.join(names[:3])}{', …' if names[3:] else ''}"
             )
     looked = f"{number(found.entries)} entries and {number(found.payloads)} payloads ({size(found.payload_bytes)}) were read"
     shell.done(
@@ -50,9 +50,9 @@ def check(
             "sound": not found.findings,
             **{name: value for name, value in vars(found).items() if name != "findings"},
         },
-        f"{path} is damaged, {number(len(found.findings))} findings; {looked}"
+        f"{path} is damaged: {number(len(found.findings))} findings. {looked}"
         if found.findings
-        else f"{path} is sound; {looked}",
+        else f"{path} is sound. {looked}",
     )
     if found.findings:
         raise typer.Exit(REFUSED)

@@ -1,4 +1,4 @@
-"""The shell's completion of topics and groups, from the broker that the command line names so far.
+"""Shell completion of topics and groups, from the broker that the incomplete command line names.
 
 Rules: completion takes at most two seconds, prints nothing if the broker cannot be reached, and creates nothing.
 """
@@ -41,7 +41,7 @@ def _names(ctx: typer.Context, incomplete: str, look: Callable[[Broker], list[st
         except (OrderedMQError, OSError):
             return
 
-    # A daemon thread: if it still waits for a cluster, it does not keep the process alive.
+    # A daemon thread, so that it does not keep the process alive while it waits for a cluster.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(PATIENCE)
@@ -49,7 +49,7 @@ def _names(ctx: typer.Context, incomplete: str, look: Callable[[Broker], list[st
 
 
 def _shell(ctx: typer.Context) -> Shell:
-    """Return the broker options of the command line. Those of an inner command override those of an outer one."""
+    """Return the broker options of the command line. Options of an inner command override those of an outer command."""
     above = Shell() if ctx.parent is None else _shell(ctx.parent)  # type: ignore[arg-type]
     given = {name: ctx.params.get(name) or getattr(above, name) for name in ("path", "namesrv", "namespace")}
     return Shell(**given)

@@ -32,26 +32,28 @@ def demo(
     shell: Shell,
     events: Annotated[
         int | None,
-        typer.Option(min=1000, help="Number of events, from the first on (default: all of the year 2013).", show_default=False),
+        typer.Option(
+            min=1000, help="Number of events, beginning with the first (default: the whole year 2013).", show_default=False
+        ),
     ] = None,
     queues: Annotated[int, typer.Option(min=1, max=64, help="Number of queues of each topic.")] = 8,
     batches: Annotated[int, typer.Option(min=3, max=1000, help="Number of micro-batches for all events.")] = 10,
 ) -> None:
-    """Play a year of real flights through ordered queues, kill the job half-way, resume it, and audit the result.
+    """Send a year of real flights through ordered queues, kill the job half-way, resume it, and audit the result.
 
-    Every departure from New York in 2013 and every landing is an event; its sharding key is the aircraft. A Spark query reads
-    the events and computes what depends on their order: how much of a delay an aircraft brought along from its previous flight.
-    The query is killed with SIGKILL in the middle of a batch. The demo runs in a new temporary folder, or in the one given with
-    --path; store, checkpoint and log stay there. With --namesrv its topics, flights and turnarounds, are created in that
-    cluster.
+    Every departure from New York in 2013 and every landing is an event, whose sharding key is the aircraft. A Spark query reads the
+    events and computes a result that depends on their order: how much of a delay an aircraft brought along from its previous flight.
+    The query is killed with SIGKILL in the middle of a batch. The demo runs in a new temporary folder, or in the folder given with
+    --path. The store, the checkpoint and the log stay there. With --namesrv, the demo creates its topics, flights and turnarounds, in
+    that cluster.
     """
     from orderedmq.demo.play import Demo
 
     if shell.namespace is not None:
         raise OptionError(
-            OptionCondition.UNSUPPORTED, "the demo has topics of its own names, in no namespace: drop --namespace"
+            OptionCondition.UNSUPPORTED, "the demo creates topics with fixed names, outside of namespaces. Drop --namespace"
         )
-    # Here --path is the demo's folder.
+    # For this command, --path is the folder of the demo, not of the broker.
     broker = replace(shell, path=None)
     cluster = None if broker.endpoint.embedded else broker.endpoint
     folder = shell.path or Path(tempfile.mkdtemp(prefix="orderedmq-demo-"))
@@ -66,16 +68,16 @@ def demo(
         f"{produced.events:,} departures and landings of {produced.aircraft:,} aircraft in {queues} queues: {speed:,.0f} events/s",
         produced.seconds,
     )
-    first = _step(shell, "Spark is at work", lambda progress: play.process(progress, kill=True))
+    first = _step(shell, "Spark is running", lambda progress: play.process(progress, kill=True))
     in_flight = "" if first.killed_in is None else f" in the middle of batch {first.killed_in}"
     _tell(
         shell,
         "killed",
         asdict(first),
-        f"first batch after {first.first_batch_after:.1f} s; SIGKILL to the job{in_flight}, with {first.committed} batches and "
-        f"{first.events:,} events behind it"
+        f"first batch after {first.first_batch_after:.1f} s; SIGKILL to the job{in_flight}, after {first.committed} batches and "
+        f"{first.events:,} events"
         if first.killed_in is not None
-        else "the job was done before it could be killed",
+        else "the job ended before it could be killed",
         first.seconds,
     )
     second = _step(shell, "Spark resumes", lambda progress: play.process(progress, kill=False))
@@ -103,7 +105,7 @@ def demo(
 
 
 def _step(shell: Shell, what: str, run: Callable[[Progress], T]) -> T:
-    """Run a step under a progress bar, which shows the progress that the step reports."""
+    """Run a step with a progress bar that shows the progress that the step reports."""
     with shell.progress(what) as bar:
         return run(bar.at)
 
@@ -121,9 +123,9 @@ def _close(shell: Shell, play: Demo, found: Audit, result: Result) -> None:
     endpoint = play.endpoint
     command_line = f"orderedmq --path '{endpoint}'" if endpoint.embedded else f"orderedmq --namesrv '{endpoint}'"
     shell.say(
-        f"{' ' * 12}{same:,} of {result.messages:,} results equal those of one uninterrupted pass{examples}\n\n"
+        f"{' ' * 12}{same:,} of {result.messages:,} results equal those of an uninterrupted run{examples}\n\n"
         f"  {legs['tailnum']} left New York most often: {legs['leg']} times.\n"
-        f"  {result.late:,} departures were 15 minutes late or more; {result.late_brought_along / max(result.late, 1):.0%} of them because the "
+        f"  {result.late:,} departures were 15 minutes late or more, {result.late_brought_along / max(result.late, 1):.0%} of them because the "
         "aircraft came in late.\n"
         f"  Longest chain: {chain['tailnum']} left late {chain['chain']} times in a row until {chain['actual'][:10]} and brought "
         f"{chain['chain_minutes']:,} minutes along.\n\n"
@@ -132,5 +134,5 @@ def _close(shell: Shell, play: Demo, found: Audit, result: Result) -> None:
         f"  {command_line} peek turnarounds --key {chain['tailnum']} --last 20\n"
         f"  {command_line} group describe turnarounds\n"
         f"  {command_line} audit flights turnarounds --id-field id\n"
-        f"Spark's log is {play.log}. Everything lies in {play.folder} ({size(held)}); remove it when you are done."
+        f"Spark's log is {play.log}. All files are in {play.folder} ({size(held)}). Remove it when you are done."
     )

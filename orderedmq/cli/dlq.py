@@ -1,4 +1,4 @@
-"""``orderedmq dlq``: shows messages that a listener gave up, and sends them again."""
+"""``orderedmq dlq``: shows dead letters, and sends them again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from orderedmq.tools.dead_letters import (
 )
 from orderedmq.tools.readable import body_fields, body_text, moment, one_line, short_moment, shortened
 
-app = commands("Dead letters: messages that a listener gave up. List and replay.")
+app = commands("List and replay dead letters: messages whose retries all failed.")
 
 #: Maximum characters of a body or an error in a table.
 _PREVIEW: Final = 80
@@ -37,14 +37,14 @@ _PREVIEW: Final = 80
 Error = Annotated[
     str | None,
     typer.Option(
-        "--error", help="Only letters whose error has this text in it, in the same case.", metavar="TEXT", show_default=False
+        "--error", help="Only letters whose error contains this text (case-sensitive).", metavar="TEXT", show_default=False
     ),
 ]
 Since = Annotated[
     str | None,
     typer.Option(
         "--since",
-        help="Only letters put aside at this time or later: ISO-8601 (UTC if it names no zone), or ms since 1970.",
+        help="Only letters written at this time or later, in ISO-8601 (UTC unless it has a zone) or in ms since 1970.",
         metavar="TIME",
         show_default=False,
     ),
@@ -54,7 +54,7 @@ MaxReplays = Annotated[
     typer.Option(
         "--max-replays",
         min=1,
-        help="A letter whose message was replayed this often for the group is in quarantine.",
+        help="A letter is in quarantine if its message was already replayed this often for the group.",
         metavar="N",
     ),
 ]
@@ -62,7 +62,7 @@ AtBroker = Annotated[
     str | None,
     typer.Option(
         "--at-broker",
-        help="Only letters that this broker of a cluster has. Each broker has those of its own queues, and numbers them from 0.",
+        help="Only letters at this broker of a cluster. Each broker has the letters of its own queues, and numbers them from 0.",
         metavar="NAME",
         show_default=False,
     ),
@@ -79,7 +79,7 @@ def _filter(
     at_broker: str | None,
 ) -> LetterFilter:
     if error == "":
-        raise OptionError(OptionCondition.INVALID, "option --error is empty: give a text that the errors have in them")
+        raise OptionError(OptionCondition.INVALID, "option --error is empty. Give a text that the errors contain")
     return LetterFilter(
         frozenset(keys or ()),
         error,
@@ -128,7 +128,8 @@ def list_letters(
     shell: Shell,
     group: Group,
     offset: Annotated[
-        int | None, typer.Option(min=0, help="Begin at this dead letter (default: the first).", show_default=False)
+        int | None,
+        typer.Option(min=0, help="Begin at the dead letter with this number (default: the first).", show_default=False),
     ] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="Maximum number of letters.")] = 20,
     key: Keys = None,
@@ -141,9 +142,9 @@ def list_letters(
 ) -> None:
     """Show the dead letters of a group: where each came from, its key, the error, how often it was retried, its body.
 
-    OFFSET is the letter's number for dlq replay. REPLAYED is yes for a letter that was replayed, and quarantined for one that replay
-    --all passes by. REPLAYS is how often its message was replayed before it became this letter. A table has the beginnings of bodies
-    and errors; --full shows them whole. JSON has them whole, and the message's own properties.
+    OFFSET is the number of the letter for dlq replay. REPLAYED is "yes" if the letter was replayed, and "quarantined" if replay --all
+    skips it. REPLAYS is how often the message was replayed before it became this letter. A table shows only the beginnings of bodies
+    and errors. With --full, and in JSON, they are complete. JSON also has the properties of the message.
     """
     check_group(group)
     chosen = _filter(key, error, since, None, quarantined or None, max_replays, at_broker)
@@ -157,7 +158,7 @@ def list_letters(
             begin, end = max(at.min_offset, offset or 0), at.max_offset
             if offset is not None and offset > end:
                 raise no_such_offset(queue, end, f"dead letter {offset}")
-            # One more than is shown: it tells whether there are more.
+            # Read one letter more than is shown, to know whether more letters follow.
             for letters in find(broker.log, queue, chosen, begin, end, count + 1 - len(rows)):
                 before = replayed(broker, queue, letters, chosen, upto)
                 rows += [_row(one, replayed=one.offset in before, quarantined=chosen.holds(one)) for one in letters]
@@ -181,10 +182,10 @@ def list_letters(
         Column("state", "replayed"),
         Column("body", "body", str if full else _beginning),
     )
-    shell.show(rows, columns, none=f"no dead letters of group {group}", full=full)
+    shell.show(rows, columns, none=f"no dead letters in group {group}", full=full)
     if more:
         where = f"--at-broker {more[0]['at_broker']} " if several else ""
-        shell.note(f"more follow: {where}--offset {more[0]['offset']}")
+        shell.note(f"more letters follow: {where}--offset {more[0]['offset']}")
 
 
 @command(app, "replay")
@@ -193,24 +194,29 @@ def replay_letters(
     group: Group,
     offset: Annotated[
         list[int] | None,
-        typer.Option(min=0, help="This dead letter, replayed before or not; may be repeated.", metavar="N", show_default=False),
+        typer.Option(
+            min=0,
+            help="Send the dead letter with this number, even if it was replayed before. May be repeated.",
+            metavar="N",
+            show_default=False,
+        ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that were not replayed yet.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Send all letters that were not replayed yet.")] = False,
     key: Keys = None,
     error: Error = None,
     since: Since = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most this many letters, the first of them.", show_default=False)
+        int | None, typer.Option(min=1, help="Send only the first letters, at most this many.", show_default=False)
     ] = None,
     quarantined: Annotated[
-        bool, typer.Option("--quarantined", help="Only letters in quarantine; with --offset, those as well.")
+        bool, typer.Option("--quarantined", help="Only letters in quarantine. With --offset: also letters in quarantine.")
     ] = False,
     max_replays: MaxReplays = MAX_REPLAYS,
     at_broker: AtBroker = None,
     to_topic: Annotated[
         str | None,
         typer.Option(
-            help="Send them there (default: where each came from).",
+            help="Send the letters to this topic (default: the topic that each came from).",
             metavar="TOPIC",
             show_default=False,
             autocompletion=completion.topics,
@@ -219,34 +225,35 @@ def replay_letters(
     key_type: KeyTypeOption = None,
     selector: SelectorOption = None,
 ) -> None:
-    """Send dead letters again to the topics that they came from: to the queue of their sharding key, else to the queue they were in.
+    """Send dead letters again to the topics that they came from: to the queue of their sharding key, or without a key to their old queue.
 
-    Letters have their keys as text. Replay refuses a letter whose queue shows that its producer hashed the key as a number: then
-    give --sharding-key-type or --selector.
+    Letters have their keys as text. Replay refuses a letter whose queue shows that its producer hashed the key as a number. Then give
+    --sharding-key-type or --selector.
 
-    Give --offset, or conditions that a letter has to meet all of (--key, --error, --since, --quarantined), or --all. Without --offset,
-    letters that were replayed before are left out, whichever replay sent them. --limit sends the first of them; the same command
-    again resumes from there.
+    Give --offset, or --all, or conditions (--key, --error, --since, --quarantined). A letter is sent if it meets all conditions. Without
+    --offset, letters that any replay has sent before are left out. --limit sends only the first letters, and the same command again
+    resumes after them.
 
-    A letter becomes a new message at the queue's end, behind later ones of its key, for all groups that read the topic. The
-    letters stay. The group dlq-replay keeps what was replayed; group seek dlq-replay --topic %DLQ%GROUP sets it back. It is noted
-    after every 500 letters. A replay that was killed sends its last step again, so delivery is at least once.
+    A letter becomes a new message at the end of its queue, after later messages of its key, for all groups that read the topic. The
+    letters stay. The offsets of the group dlq-replay record the replayed letters, so that group seek dlq-replay --topic %DLQ%GROUP makes
+    them replayable again. They are recorded after every 500 letters. If a replay is killed, the next one repeats up to 500 letters, so
+    delivery is at least once.
 
-    A message counts how often it was replayed. If it becomes a dead letter again after --max-replays replays, that letter is in
-    quarantine: it is left out, and only --quarantined sends it.
+    Each message records how often it was replayed. If it becomes a dead letter again after --max-replays replays, that letter is in
+    quarantine. Only --quarantined sends it.
     """
     check_group(group)
     conditions = bool(key or error is not None or since is not None or quarantined)
     if offset and (everything or key or error is not None or since is not None or limit):
         raise OptionError(
-            OptionCondition.CONFLICT, "--offset names the letters itself: drop --all, --key, --error, --since and --limit"
+            OptionCondition.CONFLICT, "--offset already selects the letters. Drop --all, --key, --error, --since and --limit"
         )
     if not (offset or everything or conditions or limit):
         raise OptionError(
             OptionCondition.MISSING,
-            "say which letters: --offset, --all, or conditions (--key, --error, --since, --quarantined, --limit)",
+            "no option selects the letters. Give --offset, --all, or conditions (--key, --error, --since, --quarantined, --limit)",
         )
-    # Letters that are named may be in quarantine or not.
+    # With --offset and --quarantined, send the letters whether or not they are in quarantine.
     chosen = _filter(key, error, since, offset, None if offset and quarantined else quarantined, max_replays, at_broker)
     keying = chosen_keying(selector, key_type)
     done = Replayed()
@@ -260,7 +267,7 @@ def replay_letters(
                     replay(broker, queues, chosen, done, limit=limit, to_topic=to_topic, keying=keying, progress=bar.at)
             except BaseException:
                 if done.letters:
-                    shell.note(f"{done.letters:,} dead letters were replayed before")
+                    shell.note(f"{done.letters:,} dead letters were replayed before the failure")
                 raise
     to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(done.topics.items()))
     shell.done(
@@ -275,7 +282,8 @@ def replay_letters(
     )
     if done.quarantined:
         shell.note(
-            f"left out {done.quarantined:,} in quarantine: replayed {max_replays} times or more, and given up again; --quarantined sends them"
+            f"left out {done.quarantined:,} in quarantine, which were replayed {max_replays} times or more and failed again. Give "
+            "--quarantined to send them"
         )
     if done.deleted:
         shell.note(f"{done.deleted:,} dead letters were deleted by retention before they were replayed")

@@ -16,7 +16,7 @@ from orderedmq.errors import DataLossError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.tools.readable import one_line, shortened
 
-#: Seconds between two polls of a broker that has no cheap sign of a change, and of one that has.
+#: Seconds between two polls of a broker without `Log.change`, and of a broker with it.
 _LOOK: Final = 0.5
 _GLANCE: Final = 0.1
 
@@ -30,9 +30,9 @@ def arrivals(
     pull: Pull,
     note: Callable[[str], None],
 ) -> Iterator[list[pa.RecordBatch]]:
-    """Yield batches of messages from ``positions`` on as they arrive, without end, in order within each queue.
+    """Yield batches of messages from ``positions`` on as they arrive, forever. Messages of a queue are in order.
 
-    A new queue is read from its first message. Raises TopicError MISSING if the topic is deleted, DataLossError TOPIC_RECREATED
+    A new queue is read from its first message. Raises TopicError MISSING if the topic is deleted, and DataLossError TOPIC_RECREATED
     if a queue ends before its position.
     """
     while True:
@@ -44,8 +44,8 @@ def arrivals(
             if begin > at.max_offset:
                 raise DataLossError(
                     DataLossCondition.TOPIC_RECREATED,
-                    f"queue {queue} ends at {at.max_offset}, but it reached {begin} before: topic {queue.topic!r} was "
-                    "deleted and created again, or its broker lost messages; run the command again",
+                    f"queue {queue} ends at {at.max_offset}, but it had reached {begin}: topic {queue.topic!r} was "
+                    "deleted and created again, or its broker lost messages. Run the command again",
                 )
             if begin < at.min_offset:
                 note(
@@ -55,7 +55,7 @@ def arrivals(
             if begin < at.max_offset:
                 batch = pull(queue, begin, at.max_offset)
                 begin += batch.num_rows
-                # The batch is empty if the broker has lost its tail since it gave the bounds.
+                # The batch is empty if the broker has lost messages since it returned the bounds.
                 found += [batch] if batch.num_rows else []
             positions[queue] = begin
         if found:
@@ -67,9 +67,9 @@ def arrivals(
 
 
 class Lines:
-    """Prints messages, one line each. The column widths of a table would depend on messages that have not arrived yet.
+    """Prints messages, one per line. A table is impossible, because its column widths depend on messages that have not arrived yet.
 
-    ``full``: values that are longer than a screen are not cut.
+    ``full``: do not cut values that are longer than a screen.
     """
 
     def __init__(self, shell: Shell, full: bool) -> None:
@@ -78,7 +78,7 @@ class Lines:
         self._queue_width = 0
 
     def show(self, rows: Sequence[dict[str, Any]], text: Callable[[dict[str, Any]], str]) -> None:
-        """Print and flush messages: as JSON lines, or as lines of queue, offset, time, key, tag and body."""
+        """Print messages as JSON lines, or as lines of queue, offset, time, key, tag and body. Flushes the output."""
         most = screenful()
         for row in rows:
             if self._shell.json:

@@ -26,18 +26,18 @@ from orderedmq.tools.seek import Sought, parse_target
 app = commands("Show the offsets and lag of consumer groups; seek, copy and delete.")
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=completion.groups)]
-Force = Annotated[bool, typer.Option("--force", help="Also while queries are at work: they lose their queues and fail.")]
+Force = Annotated[bool, typer.Option("--force", help="Do it even while queries are at work. They lose their queues and fail.")]
 AtSeekOption = Annotated[
     Literal["keep", "drop"] | None,
     typer.Option(
         "--parked",
-        help="What becomes of parked messages of these queues: they come back when they are due, or nobody sees them again. If there are "
-        "any, one of the two must be given.",
+        help="What to do with parked messages of these queues: keep (they come back when they are due) or drop (they are never processed). "
+        "Required if messages are parked.",
         show_default=False,
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
-#: The columns of `queue_row` that are about offsets.
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what the command would change.")]
+#: The columns for the offset fields of `queue_row`.
 OFFSET_COLUMNS: Final = (
     Column("offset", "offset", number, right=True),
     Column("end", "end", number, right=True, spare=3),
@@ -46,7 +46,7 @@ OFFSET_COLUMNS: Final = (
 
 
 def owner_fields(lock: LockInfo | None) -> dict[str, Any]:
-    """Return the fields for a queue's owner, all None without a lock. ``owner`` is the full client id, as in errors."""
+    """Return the fields of a queue's owner, all None without a lock. ``owner`` is the full client id, as in errors."""
     return {
         "owner": lock and lock.client_id,
         "query": lock and lock.owner,
@@ -58,7 +58,7 @@ def owner_fields(lock: LockInfo | None) -> dict[str, Any]:
 
 
 def queue_row(found: GroupQueue, lot: Lot | None = None) -> dict[str, Any]:
-    """Return the fields of a queue. ``lot``: its parking lot, if something is parked there."""
+    """Return the fields of a queue. ``lot``: its parking lot, if messages are parked there."""
     wait = None if lot is None else due_in(lot.next_due(), time.time())
     return {
         "group": found.group,
@@ -74,7 +74,7 @@ def queue_row(found: GroupQueue, lot: Lot | None = None) -> dict[str, Any]:
 
 
 def parked_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
-    """Return the columns that are about parking lots, none if nothing is parked."""
+    """Return the columns for parked messages, or no columns if nothing is parked."""
     if not any(row.get("parked") for row in rows):
         return ()
     return (
@@ -98,7 +98,7 @@ def _member_row(group: str, seen: MemberInfo) -> dict[str, Any]:
         "filter": subscription.filter,
         "room": member.room,
         "heartbeat_age": round(seen.age, 3),
-        # A dead one is no member any more.
+        # The broker lists only members that are alive.
         "alive": True,
     }
 
@@ -110,7 +110,7 @@ def list_groups(
         bool,
         typer.Option(
             "--sinks",
-            help="Over RocketMQ: instead of them, the groups in which sinks keep bookmarks; their lag is what came since the last batch.",
+            help="Over RocketMQ: show instead the groups in which sinks keep bookmarks. Their lag counts the messages since the last batch.",
         ),
     ] = False,
 ) -> None:
@@ -137,16 +137,17 @@ def list_groups(
         Column("owned_queues", "owned", number, right=True),
         Column("alive", "at work", yes_no),
     )
-    shell.show(rows, columns, none=f"no {'sinks' if sinks else 'consumer groups'} in {shell.address}")
+    shell.show(rows, columns, none=f"there are no {'sinks' if sinks else 'consumer groups'} in {shell.address}")
 
 
 @command(app, "describe")
 def describe(shell: Shell, group: Group) -> None:
     """Show a group: its members, and each queue's next offset to process, end, lag and owner.
 
-    If messages are parked: how many of how many keys, and when the next one is due. See orderedmq parked list.
+    If messages are parked, it also shows how many messages and keys are parked, and when the next message is due. See orderedmq parked
+    list.
 
-    As JSON: an object per member ("kind": "member") and per queue ("kind": "queue").
+    JSON has one object per member ("kind": "member") and per queue ("kind": "queue").
     """
     check_group(group)
     with shell.broker() as broker:
@@ -179,9 +180,9 @@ def seek(
     to: Annotated[
         str,
         typer.Option(
-            help="Where to: earliest; latest; a time, the first message stored then or later: ISO-8601 (UTC if it names no zone), ms since "
-            '1970, or µs (16 digits); or offsets: {"orders": {"embedded": {"0": 23, "1": -2}}}, where -1 is latest and -2 earliest, and '
-            "queues that are not named keep their offsets.",
+            help="The new position: earliest, latest, a time, or offsets. A time means the first message stored then or later: ISO-8601 (UTC "
+            "unless it has a zone), ms since 1970, or µs (16 digits). Offsets are JSON: "
+            '{"orders": {"embedded": {"0": 23, "1": -2}}}, where -1 is latest and -2 earliest. Queues that are not named keep their offsets.',
             metavar="WHERE",
             show_default=False,
         ),
@@ -189,7 +190,7 @@ def seek(
     topic: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this topic; may be repeated (default: those that the group has offsets of).",
+            help="Only this topic. May be repeated (default: the topics in which the group has offsets).",
             metavar="TOPIC",
             autocompletion=completion.topics,
         ),
@@ -198,12 +199,13 @@ def seek(
     parked: AtSeekOption = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Set a group's offsets, without asking. Refused while a query is at work in the group. --dry-run only shows the change.
+    """Set a group's offsets, without asking. --dry-run only shows the change.
 
-    Refused also if messages of these queues are parked and --parked does not say what becomes of them.
+    The command is refused while a query is at work in the group. It is also refused if messages of these queues are parked, unless
+    --parked says what to do with them.
 
-    A seek raises the group's reset number. A query whose checkpoint has a lower number resumes at the new offsets, not at those
-    of its checkpoint.
+    A seek increases the group's reset number. A query whose checkpoint has a lower number resumes at the new offsets instead of the
+    offsets in its checkpoint.
     """
     check_group(group)
     for name in topic or ():
@@ -231,7 +233,7 @@ def _show_sought(shell: Shell, group: str, done: Sought, dry_run: bool) -> None:
         Column("old", "old offset", number, right=True),
         Column("new", "new offset", number, right=True),
     )
-    title = f"group {group} would go to" if dry_run else f"group {group}, reset {done.reset}"
+    title = f"group {group} would move to" if dry_run else f"group {group}, reset {done.reset}"
     shell.show(rows, columns, title=title, none="no queues")
 
 
@@ -244,13 +246,15 @@ def copy(
     target: Annotated[
         str,
         typer.Argument(
-            help="The group that gets them. It is made if it is missing.", show_default=False, autocompletion=completion.groups
+            help="The group that gets the offsets. It is created if it is missing.",
+            show_default=False,
+            autocompletion=completion.groups,
         ),
     ],
     topic: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this topic; may be repeated (default: those that SOURCE has offsets of).",
+            help="Only this topic. May be repeated (default: the topics in which SOURCE has offsets).",
             metavar="TOPIC",
             autocompletion=completion.topics,
         ),
@@ -260,19 +264,19 @@ def copy(
     leave_parked: Annotated[
         bool,
         typer.Option(
-            "--leave-parked", help="Also if SOURCE has parked messages: they stay there, and TARGET does not get them."
+            "--leave-parked", help="Copy even if SOURCE has parked messages. They stay there, and TARGET does not get them."
         ),
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Set a group's offsets to those of another group, without asking, as for a canary that reads the same messages from here on.
+    """Set the offsets of TARGET to those of SOURCE, without asking, for example for a canary that reads the same messages from now on.
 
-    SOURCE may be at work: what counts is its last commit, and nothing of it is changed. For TARGET this is a seek: refused while a query
-    is at work in it, or if messages of these queues are parked there and --parked does not say what becomes of them; its reset number
-    rises. Offsets that TARGET has in other queues stay. --dry-run only shows the change.
+    Queries of SOURCE may be at work. The command uses their last commit and changes nothing in SOURCE. For TARGET this is a seek: it is
+    refused while a query is at work in TARGET, or if messages of these queues are parked there, unless --parked says what to do with
+    them. The seek increases TARGET's reset number. TARGET keeps its offsets in other queues. --dry-run only shows the change.
 
-    Refused also if messages are parked in SOURCE, which are below its offsets, without --leave-parked; and if retention has deleted
-    messages that SOURCE has not processed.
+    The command is also refused if SOURCE has parked messages, because they are below its offsets, unless --leave-parked is given. It is
+    refused if retention has deleted messages that SOURCE has not processed.
     """
     for name in topic or ():
         check_topic(name, writing=False)
@@ -291,14 +295,14 @@ def delete(
         bool,
         typer.Option(
             "--force",
-            help="Also while queries are at work: they lose their queues and fail. Also with parked messages: they are lost.",
+            help="Do it even while queries are at work, which lose their queues and fail, and even if messages are parked, which are lost.",
         ),
     ] = False,
 ) -> None:
-    """Forget a group: its offsets, locks, members and parking lots. Refused while a query is at work in it, or messages are parked.
+    """Delete a group: its offsets, locks, members and parking lots. Refused while a query is at work in it, or if messages are parked.
 
-    Prints the offsets that it had. Its dead letters stay (topic delete removes them). A query with a checkpoint resumes from
-    it.
+    Prints the offsets that the group had. Its dead letters stay (topic delete removes them). A query with a checkpoint resumes from its
+    checkpoint.
     """
     check_group(group)
     with shell.broker() as broker:

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for a step which must not be cut in two."""
+"""Delays Ctrl-C until the end of a step that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from types import FrameType
 
 @contextmanager
 def delayed() -> Iterator[None]:
-    """Raise KeyboardInterrupt for a Ctrl-C in the block at its end; a second Ctrl-C interrupts the block."""
-    # Where Ctrl-C was ignored from the start (nohup, a job in the background), it stays ignored.
+    """Delay the KeyboardInterrupt of a Ctrl-C until the end of the block. A second Ctrl-C interrupts the block immediately."""
+    # If Ctrl-C was ignored from the start (nohup, a background job), it stays ignored.
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield
         return

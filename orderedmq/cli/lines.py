@@ -1,4 +1,4 @@
-"""Turns lines of a file or a terminal into messages: finds their ends, and their body, key, tag and properties."""
+"""Turns lines of a file or a terminal into messages: splits them, and finds the body, key, tag and properties of each."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from orderedmq.routing.sharding_key import KeyType, check_lines
 from orderedmq.tools import json_field
 from orderedmq.tools.json_field import BadJson
 
-#: Maximum bytes of lines that are appended at once, and seconds after which lines that arrive slowly are appended.
+#: Lines are appended when they have this many bytes, or after this many seconds if they arrive slowly.
 BLOCK_BYTES: Final = 8 * 1024 * 1024
 LINGER: Final = 0.2
-#: Bytes after which an unfinished line is refused: no message can be that long.
+#: Bytes after which a line without an end is refused, because no message can be that long.
 _LONGEST: Final = 2 * MAX_BODY_BYTES
 
 
 @dataclass(frozen=True)
 class LineForm:
-    """The form of a line: a JSON object, or a body with or without a key before it.
+    """The form of a line: a JSON object, or a body that may have a key before it.
 
-    ``key``, ``tags_field`` and the values of ``property_fields`` name fields of the objects. ``tags`` and ``properties`` are
-    the same for all messages.
+    ``key``, ``tags_field`` and the values of ``property_fields`` name fields of the JSON objects. ``tags`` and ``properties`` apply to
+    all messages.
     """
 
     json: bool = False
@@ -67,7 +67,7 @@ def read_lines(source: IO[bytes]) -> Iterator[tuple[int, pa.Array]]:
 
 
 def _stripped(lines: list[bytes]) -> pa.Array:
-    """Return lines without the carriage returns of a file from Windows."""
+    """Return lines without the carriage returns of a Windows file."""
     column = pa.array(lines, pa.binary())
     returned = pc.ends_with(column, b"\r")
     if not pc.any(returned).as_py():
@@ -76,7 +76,7 @@ def _stripped(lines: list[bytes]) -> pa.Array:
 
 
 def _blocks(source: IO[bytes]) -> Iterator[bytes]:
-    """Yield the input in blocks of up to BLOCK_BYTES. A block that has bytes waits at most LINGER seconds for more."""
+    """Yield the input in blocks of up to BLOCK_BYTES. After the first bytes of a block, wait at most LINGER seconds for more."""
     try:
         descriptor = source.fileno()
     except (OSError, io.UnsupportedOperation):
@@ -103,7 +103,7 @@ def _blocks(source: IO[bytes]) -> Iterator[bytes]:
 
 
 def messages(lines: pa.Array, first: int, form: LineForm) -> pa.RecordBatch:
-    """Return the messages of lines that are numbered from ``first``. Raises SchemaError or MessageError that names a line."""
+    """Return the messages of lines. ``first``: number of the first line. Raises SchemaError or MessageError, which name the line."""
     numbers: Sequence[int] = range(first, first + len(lines))
     keys = tags = None
     properties: list[pa.Array] = []
@@ -112,7 +112,7 @@ def messages(lines: pa.Array, first: int, form: LineForm) -> pa.RecordBatch:
         if pc.any(blank).as_py():
             numbers = pa.array(np.asarray(numbers)).filter(pc.invert(blank)).to_pylist()
             lines = lines.filter(pc.invert(blank))
-        # Without a key the lines are still checked to be JSON objects, by reading a field that hardly any object has.
+        # Without a key, read a field that hardly any object has, to check that the lines are JSON objects.
         keys = _field(lines, form.key or "", numbers)
         if form.key is None:
             keys = None
@@ -120,7 +120,7 @@ def messages(lines: pa.Array, first: int, form: LineForm) -> pa.RecordBatch:
             row = int(pc.index(keys.is_null(), True).as_py())
             raise SchemaError(
                 SchemaCondition.MISSING_COLUMN,
-                f"line {numbers[row]} of the input has no field {form.key!r}: a message without a key has no order; filter it out",
+                f"line {numbers[row]} of the input has no field {form.key!r}, and a message without a key has no order. Filter it out",
             )
         if form.tags_field is not None:
             tags = _field(lines, form.tags_field, numbers)
@@ -156,7 +156,7 @@ def messages(lines: pa.Array, first: int, form: LineForm) -> pa.RecordBatch:
 
 
 def _field(objects: pa.Array, name: str, numbers: Sequence[int]) -> pa.Array:
-    """Return the text of a field, null where it is missing or null. Raises SchemaError WRONG_TYPE."""
+    """Return the text of a field, null where the field is missing or null. Raises SchemaError WRONG_TYPE."""
     try:
         return json_field.values(objects, name)
     except BadJson as error:
@@ -182,7 +182,7 @@ def _check_length(column: pa.Array, what: str, most: int, sub: MessageCondition,
         row = int(pc.index(pc.greater(lengths, most), True).as_py())
         raise MessageError(
             sub,
-            f"line {numbers[row]} of the input has a {what} of {lengths[row].as_py()} bytes, at most {most} are allowed; shorten it",
+            f"line {numbers[row]} of the input has a {what} of {lengths[row].as_py()} bytes, but at most {most} are allowed. Shorten it",
         )
 
 

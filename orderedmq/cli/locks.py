@@ -1,4 +1,4 @@
-"""``orderedmq lock``: shows the owners of queues, and takes locks away."""
+"""``orderedmq lock``: shows the owners of queues, and releases locks."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def release(
         list[str] | None,
         typer.Argument(
             metavar="TOPIC[/BROKER/QUEUE]",
-            help="Only these; TOPIC/QUEUE where one broker has it (default: all queues of the group).",
+            help="Only this topic or queue. TOPIC/QUEUE is enough if only one broker has it (default: all queues of the group).",
             show_default=False,
             autocompletion=completion.topics,
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also if its owner is alive: that query fails before it commits.")
+        bool, typer.Option("--force", help="Release locks even if the owner is alive. That query fails before it commits.")
     ] = False,
 ) -> None:
-    """Take queue locks away. Refused if the owner of any of them is alive: then all of them stay.
+    """Release queue locks. If the owner of any of them is alive, the command is refused and releases none.
 
-    Use it for a query that hangs and still renews its locks. A killed query holds none, and a lock ends 60 seconds after its last renewal.
+    Use it if a query hangs but still renews its locks. A killed query holds no locks, and a lock ends 60 seconds after its last renewal.
     """
     check_group(group)
     for text in queues or ():

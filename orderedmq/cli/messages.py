@@ -51,39 +51,45 @@ def peek(
         typer.Option(
             "--queue",
             "-q",
-            help="Only this queue: its number, or BROKER/QUEUE or TOPIC/BROKER/QUEUE where several brokers have one of that number.",
+            help="Only this queue: its number, or BROKER/QUEUE or TOPIC/BROKER/QUEUE if several brokers have a queue with that number.",
             metavar="QUEUE",
             show_default=False,
         ),
     ] = None,
-    offset: Annotated[int | None, typer.Option(min=0, help="Begin at this offset; needs --queue.", show_default=False)] = None,
+    offset: Annotated[int | None, typer.Option(min=0, help="Begin at this offset. Needs --queue.", show_default=False)] = None,
     last: Annotated[
         int | None, typer.Option(min=1, help="Number of messages to show from the end.", show_default=False)
     ] = None,
     count: Annotated[
         int | None,
         typer.Option(
-            "-n", "--count", min=1, help="Maximum number of messages (default: 10; no limit with --follow).", show_default=False
+            "-n",
+            "--count",
+            min=1,
+            help="Maximum number of messages (default: 10, or no limit with --follow).",
+            show_default=False,
         ),
     ] = None,
     key: Annotated[str | None, typer.Option(help="Only messages with this sharding key.", show_default=False)] = None,
     follow: Annotated[
         bool,
         typer.Option(
-            "--follow", "-f", help="Show new messages as they arrive, until Ctrl-C; with --last or --offset, earlier ones, too."
+            "--follow",
+            "-f",
+            help="Show new messages as they arrive, until Ctrl-C. With --last or --offset, also show earlier messages.",
         ),
     ] = False,
     full: Full = False,
 ) -> None:
-    """Show the first or last messages of a topic, or those from an offset on. Several queues: in the order of arrival.
+    """Show the first or last messages of a topic, or messages from an offset on. Messages of several queues are in the order of arrival.
 
-    A body is shown as text if it is UTF-8, else in hexadecimal digits. On a terminal, a value that is longer than a screen is cut and says
-    how long it is; --full shows it whole. JSON always has it whole.
+    A body is shown as text if it is UTF-8, else in hexadecimal digits. On a terminal, a value that is longer than a screen is cut, and its
+    length is shown. With --full, and in JSON, values are complete.
     """
     if offset is not None and (queue is None or last is not None):
-        raise OptionError(OptionCondition.CONFLICT, "option --offset needs --queue, and excludes --last")
+        raise OptionError(OptionCondition.CONFLICT, "option --offset needs --queue and excludes --last")
     if key is not None:
-        # In the form in which keys are shown.
+        # Convert the key as columns do, so that a key that is not UTF-8 is found.
         key = text_of(os.fsencode(key))
     with shell.broker() as broker:
         queues = broker.log.queues(topic)
@@ -122,7 +128,7 @@ def _follow(
     count: int | None,
     full: bool,
 ) -> None:
-    """Show messages as they arrive, until Ctrl-C or until ``count`` messages were shown."""
+    """Show messages as they arrive, until Ctrl-C or until ``count`` messages are shown."""
 
     def there() -> list[MessageQueue]:
         found = look.log.queues(topic)
@@ -132,7 +138,7 @@ def _follow(
     positions = {one: at.max_offset if offset is None else _begin(one, at, offset) for one, at in bounds.items()}
     shown, lines = 0, Lines(shell, full)
     if sys.stdout.isatty():
-        shell.note("waiting for messages; Ctrl-C ends")
+        shell.note("waiting for messages. Press Ctrl-C to end")
     try:
         if last is not None:
             before = [part for one, at in bounds.items() for part in look.some(one, at, None, last, backwards=True)]
@@ -148,20 +154,20 @@ def _follow(
             if count is not None and shown >= count:
                 return
     except KeyboardInterrupt:
-        # The usual end.
+        # Ctrl-C is the normal end.
         return
 
 
 @dataclass(frozen=True)
 class Look:
-    """Reads some columns of messages, of all or of those with one sharding key."""
+    """Reads some columns of all messages, or only of messages with one sharding key."""
 
     log: Log
     columns: tuple[str, ...]
     key: str | None
 
     def pull(self, queue: MessageQueue, begin: int, end: int) -> pa.RecordBatch:
-        """Return messages of all keys from ``begin`` on, with times as numbers."""
+        """Return messages of all keys from ``begin`` on. Store times are numbers."""
         return self._shown(self.log.pull(queue, begin, min(_PULL_ROWS, end - begin), _PULL_BYTES, self.columns))
 
     def _shown(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -174,9 +180,9 @@ class Look:
     def some(
         self, queue: MessageQueue, at: QueueBounds, offset: int | None, most: int, *, backwards: bool
     ) -> list[pa.RecordBatch]:
-        """Return the first or last ``most`` messages of a queue, or some more.
+        """Return at least the first or last ``most`` messages of a queue, or all if it has fewer.
 
-        Raises DataLossError if they are gone meanwhile.
+        Raises DataLossError if messages were deleted since ``at`` was read.
         """
         begin, end = at.min_offset if offset is None else _begin(queue, at, offset), at.max_offset
         if backwards and self.key is None:
@@ -198,12 +204,12 @@ class Look:
 def _begin(queue: MessageQueue, at: QueueBounds, offset: int) -> int:
     """Return ``offset``, or the queue's first offset if that is greater. Raises OffsetError BEYOND_END."""
     if offset > at.max_offset:
-        raise no_such_offset(queue, at.max_offset, f"offset {offset}; give --offset {at.max_offset} or less")
+        raise no_such_offset(queue, at.max_offset, f"offset {offset}. Give --offset {at.max_offset} or less")
     return max(at.min_offset, offset)
 
 
 def _rows(parts: list[pa.RecordBatch]) -> list[dict[str, Any]]:
-    """Return messages in the order of their arrival. Those of one queue stay in order, because its times never go back."""
+    """Return messages in the order of arrival. Messages of one queue stay in order, because their store times never go back."""
     if not parts:
         return []
     table = pa.Table.from_batches(parts)

@@ -9,7 +9,7 @@ from orderedmq.tools.readable import duration, yes_no
 
 
 def owner_columns(short: Mapping[str, str]) -> tuple[Column, ...]:
-    """Return the columns for a queue's owner and the life of its lock."""
+    """Return the columns for a queue's owner and the age of its lock. ``short``: short names of owners."""
     return (
         Column("owner", "owner", short.__getitem__),
         Column("lock_age", "renewed", duration, right=True, spare=2),

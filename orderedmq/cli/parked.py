@@ -1,4 +1,4 @@
-"""``orderedmq parked``: shows messages that wait in parking lots, and tells their owners to try, drop or hold them."""
+"""``orderedmq parked``: shows parked messages, and orders the owners of their queues to try, drop or hold them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orderedmq.parking.rules import OrderAction
 from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
 from orderedmq.tools.readable import duration, moment, number, one_line, shortened
 
-app = commands("Parked messages: keys that wait because a message of them failed. List, retry, drop and hold.")
+app = commands("List, retry, drop and hold parked messages: keys that wait because one of their messages failed.")
 
 #: Maximum characters of an error in a table.
 _PREVIEW: Final = 80
@@ -28,19 +28,19 @@ Where = Annotated[
     str | None,
     typer.Option(
         "--topic",
-        help="Only messages of this topic, or of this queue of it.",
+        help="Only messages of this topic or queue.",
         metavar="TOPIC[/BROKER/QUEUE]",
         show_default=False,
         autocompletion=completion.topics,
     ),
 ]
 Keys = Annotated[
-    list[str] | None, typer.Option("--key", help="This sharding key; may be repeated.", metavar="KEY", show_default=False)
+    list[str] | None, typer.Option("--key", help="This sharding key. May be repeated.", metavar="KEY", show_default=False)
 ]
 Offsets = Annotated[
     list[int] | None,
     typer.Option(
-        "--offset", min=0, help="The message without a key at this offset; may be repeated.", metavar="N", show_default=False
+        "--offset", min=0, help="The message without a key at this offset. May be repeated.", metavar="N", show_default=False
     ),
 ]
 Everything = Annotated[bool, typer.Option("--all", help="All parked keys.")]
@@ -65,7 +65,7 @@ def _row(group: str, one: ParkedKey, now: float) -> dict[str, Any]:
 
 
 def _shown(row: dict[str, Any], one: ParkedKey, now: float) -> dict[str, Any]:
-    """Return the row for people, who see times as durations, and the offset of a message without a key in the place of its key."""
+    """Return the row for a table: times become durations, and a message without a key shows its offset as its key."""
     age = duration(max(0.0, now - one.ticket.stored / 1e6)) if one.ticket.stored else None
     key = f"offset {one.offset}" if one.key is None else one.key
     return {
@@ -84,10 +84,10 @@ def _due(row: dict[str, Any]) -> str:
 
 @command(app, "list")
 def list_parked(shell: Shell, group: Group, topic: Where = None, full: Full = False) -> None:
-    """Show the parked keys of a group: how many messages of each wait, when it is tried again, and why its first message failed.
+    """Show the parked keys of a group: how many messages of each are parked, when it is tried again, and why its first message failed.
 
-    A key that is held waits until somebody runs parked retry. Each message without a key is listed by its offset, as if that were its key.
-    A table has one line per key and cuts what is longer; --full shows keys and errors whole.
+    A held key waits until somebody runs parked retry. Each message without a key is listed separately, by its offset. A table has one line
+    per key and cuts longer texts. --full shows complete keys and errors.
     """
     check_group(group)
     with shell.broker() as broker:
@@ -117,10 +117,9 @@ def retry(
     everything: Everything = False,
     topic: Where = None,
 ) -> None:
-    """Let parked keys be tried now, and those that are held again.
+    """Try parked keys now, including held keys.
 
-    The query that owns the queue does so in its next micro-batch, in the order of the key. A message that fails again is parked
-    again.
+    The query that owns the queue processes them in its next micro-batch, each key in order. A message that fails again is parked again.
     """
     check_group(group)
     with shell.broker() as broker:
@@ -136,9 +135,9 @@ def hold(
     everything: Everything = False,
     topic: Where = None,
 ) -> None:
-    """Keep parked keys until parked retry lets them go. Newer messages of these keys are parked behind.
+    """Hold parked keys until you run parked retry. Newer messages of these keys are parked after them.
 
-    The query that owns the queue takes note in its next micro-batch.
+    The query that owns the queue carries the order out in its next micro-batch.
     """
     check_group(group)
     with shell.broker() as broker:
@@ -155,9 +154,9 @@ def drop(
     topic: Where = None,
     yes: Yes = False,
 ) -> None:
-    """Drop the messages of parked keys that are parked now: no listener sees them again. Asks first.
+    """Drop the messages of parked keys that are parked now, so that no listener sees them again. Asks first.
 
-    The query that owns the queue does so in its next micro-batch. Messages that come later are processed.
+    The query that owns the queue drops them in its next micro-batch. Later messages of these keys are processed.
     """
     check_group(group)
     with shell.broker() as broker:
@@ -168,7 +167,7 @@ def drop(
 
 
 def _parked(broker: Broker, group: str, topic: str | None) -> list[ParkedKey]:
-    """Return the parked keys, those of one topic or queue if it is named. Raises GroupError MISSING, TopicError, OptionError."""
+    """Return the parked keys, only of one topic or queue if ``topic`` names it. Raises GroupError MISSING, TopicError, OptionError."""
     name = None if topic is None else queue_names.topic_of(topic)
     found = parked_keys(broker, group)
     if topic is None or name is None:
@@ -191,11 +190,11 @@ def _order(shell: Shell, broker: Broker, group: str, action: OrderAction, those:
     if not those:
         shell.done(row, f"nothing is parked in group {group}")
         return
-    who = f"the owner of {_named(queues)} does so in its next micro-batch"
-    shell.done(row, f"ordered to {action} {_count(those)} of group {group}; {who}")
+    who = f"the owner of {_named(queues)} carries the order out in its next micro-batch"
+    shell.done(row, f"ordered to {action} {_count(those)} of group {group}: {who}")
     alone = [queue for queue in queues if not alive.get(queue, False)]
     if alone:
-        shell.note(f"no query owns {_named(alone)} in group {group} now: the next one that does carries the order out")
+        shell.note(f"no query owns {_named(alone)} in group {group} now. The next owner carries the order out")
 
 
 def _count(those: list[ParkedKey]) -> str:

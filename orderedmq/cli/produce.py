@@ -1,4 +1,4 @@
-"""``orderedmq produce``: writes lines or JSON objects to a topic, many at once."""
+"""``orderedmq produce``: writes lines or JSON objects to a topic in large blocks."""
 
 from __future__ import annotations
 
@@ -44,17 +44,20 @@ def produce(
     ] = None,
     kind: Annotated[
         Literal["lines", "json"] | None,
-        typer.Option("--format", help="A message per line: any text, or a JSON object (default: json with --key, else lines)."),
+        typer.Option(
+            "--format", help="Each line is any text (lines) or a JSON object (json). Default: json with --key, else lines."
+        ),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(help="Field of the JSON objects that is the sharding key; a.b is field b of object a.", metavar="FIELD"),
+        typer.Option(help="Field of the JSON objects that is the sharding key. a.b is field b of object a.", metavar="FIELD"),
     ] = None,
     key_separator: Annotated[
         str | None, typer.Option(help="The text between sharding key and body in a line.", metavar="TEXT")
     ] = None,
     tags: Annotated[
-        str | None, typer.Option(help="The tag of every message; consumers filter by it.", metavar="TAG", show_default=False)
+        str | None,
+        typer.Option(help="The tag of every message. Consumers can filter by it.", metavar="TAG", show_default=False),
     ] = None,
     tags_field: Annotated[
         str | None, typer.Option(help="Field of the JSON objects that is the tag.", metavar="FIELD", show_default=False)
@@ -62,14 +65,14 @@ def produce(
     properties: Annotated[
         list[str] | None,
         typer.Option(
-            "--property", help="A property of every message; may be repeated.", metavar="NAME=VALUE", show_default=False
+            "--property", help="A property of every message. May be repeated.", metavar="NAME=VALUE", show_default=False
         ),
     ] = None,
     property_fields: Annotated[
         list[str] | None,
         typer.Option(
             "--property-field",
-            help="A field of the JSON objects that is a property, too; NAME alone if the field has that name; may be repeated.",
+            help="Copy a field of the JSON objects to property NAME. The field is FIELD, or NAME if FIELD is missing. May be repeated.",
             metavar="NAME[=FIELD]",
             show_default=False,
         ),
@@ -78,7 +81,7 @@ def produce(
         int | None,
         typer.Option(
             min=1,
-            help="With --namesrv: deliver every message later, by this level of the brokers (1 to 18).",
+            help="With --namesrv: delay every message by this delay level of the brokers (1 to 18).",
             show_default=False,
         ),
     ] = None,
@@ -91,7 +94,7 @@ def produce(
         ),
     ] = None,
     unordered: Annotated[
-        bool, typer.Option("--unordered", help="Delay messages with a sharding key, too: they have no order then.")
+        bool, typer.Option("--unordered", help="Also delay messages with a sharding key, which then have no order.")
     ] = False,
     key_type: KeyTypeOption = None,
     selector: SelectorOption = None,
@@ -100,39 +103,39 @@ def produce(
         typer.Option("--queues", min=1, max=MAX_QUEUES, help="Create the topic with this number of queues if it is missing."),
     ] = None,
 ) -> None:
-    """Write a message per line of a file or of standard input: the line is the body.
+    """Write each line of a file or of standard input as a message.
 
-    A sharding key chooses the queue, as in the sink; lines without a key go to the queues in turn. A key is text unless
-    --sharding-key-type or --selector says that it is a number. Messages are appended in blocks, each durable when the next one
-    begins; lines that arrive slowly are appended within a moment. All lines have the same format; a message lacks the
-    properties and the tag that its object lacks. Delayed messages (--delay-level, --deliver-at) come at least once.
+    A sharding key chooses the queue, as in the sink. Lines without a key go to the queues in turn. A key is text unless
+    --sharding-key-type or --selector says that it is a number. Messages are appended in blocks. Each block is durable before the next one
+    begins. Lines that arrive slowly are appended after a fraction of a second. All lines have the same format. If an object lacks a field,
+    its message lacks that property or tag. Delayed messages (--delay-level, --deliver-at) are delivered at least once.
     """
     json = kind == "json" or (kind is None and any((key, tags_field, property_fields)))
     if key is not None and (not json or key_separator is not None):
         raise OptionError(
             OptionCondition.CONFLICT,
-            "option --key names a field of JSON objects: it excludes --format lines and --key-separator",
+            "option --key names a field of JSON objects, so it excludes --format lines and --key-separator",
         )
     if not json and (tags_field is not None or property_fields):
         raise OptionError(
             OptionCondition.CONFLICT,
-            "options --tags-field and --property-field name fields of JSON objects: they exclude --format lines",
+            "options --tags-field and --property-field name fields of JSON objects, so they exclude --format lines",
         )
     if tags is not None and tags_field is not None:
-        raise OptionError(OptionCondition.CONFLICT, "options --tags and --tags-field exclude each other: give one of them")
+        raise OptionError(OptionCondition.CONFLICT, "options --tags and --tags-field exclude each other. Give only one of them")
     if tags == "":
-        raise OptionError(OptionCondition.INVALID, "option --tags is empty; give a tag, or leave it out")
+        raise OptionError(OptionCondition.INVALID, "option --tags is empty. Give a tag, or leave it out")
     if key_separator is not None and json:
         raise OptionError(
-            OptionCondition.CONFLICT, "option --key-separator splits lines: it excludes --format json; give --key FIELD"
+            OptionCondition.CONFLICT, "option --key-separator splits lines, so it excludes --format json. Give --key FIELD"
         )
     texts = {"--key": key, "--key-separator": key_separator, "--tags": tags, "--tags-field": tags_field}
     texts |= {"--property": "".join(properties or ()), "--property-field": "".join(property_fields or ())}
     for name, text in texts.items():
         if not is_text(os.fsencode(text or "")):
-            raise OptionError(OptionCondition.INVALID, f"option {name} is not UTF-8: give it as UTF-8 text")
+            raise OptionError(OptionCondition.INVALID, f"option {name} is not UTF-8. Give it as UTF-8 text")
     if key_separator == "":
-        raise OptionError(OptionCondition.INVALID, "option --key-separator is empty; give for example --key-separator ':'")
+        raise OptionError(OptionCondition.INVALID, "option --key-separator is empty. Give for example --key-separator ':'")
     delayed_until = _delayed_until(delay_level, deliver_at, unordered, keyed=key is not None or key_separator is not None)
     keying = chosen_keying(selector, key_type) or Keying()
     form = LineForm(
@@ -162,7 +165,7 @@ def produce(
             with shell.progress(f"writing to {topic}", length, size, typing=not file and sys.stdin.isatty()) as bar:
                 for first, lines in read_lines(source):
                     rows = messages(lines, first, form)
-                    # What is written is counted, also if Ctrl-C comes meanwhile.
+                    # Delay Ctrl-C, so that every message that is written is also counted.
                     with interrupts.delayed():
                         if rows.num_rows:
                             producer.send(rows, delay_time_level=delay_level, deliver_timestamp=delayed_until)
@@ -171,10 +174,10 @@ def produce(
                     total += int(pc.sum(pc.binary_length(rows["body"])).as_py() or 0)
                     bar.advance(int(pc.sum(pc.binary_length(lines)).as_py() or 0) + len(lines))
         except (OrderedMQError, KeyboardInterrupt):
-            shell.note(f"{count:,} messages were written before")
+            shell.note(f"{count:,} messages were written before this")
             raise
     if several:
-        shell.note(f"{several:,} messages have a tag with a comma or ||: a message has one tag, and no filter finds such a tag")
+        shell.note(f"{several:,} messages have a tag with a comma or ||. A message has one tag, and no filter finds such a tag")
     seconds = time.monotonic() - began
     shell.done(
         {"topic": topic, "messages": count, "bytes": total, "seconds": round(seconds, 3)},
@@ -187,17 +190,17 @@ def _delayed_until(level: int | None, at: str | None, unordered: bool, *, keyed:
     name = "--delay-level" if level is not None else "--deliver-at"
     if level is not None and at is not None:
         raise OptionError(
-            OptionCondition.CONFLICT, "options --delay-level and --deliver-at exclude each other: give one of them"
+            OptionCondition.CONFLICT, "options --delay-level and --deliver-at exclude each other. Give only one of them"
         )
     if unordered and level is None and at is None:
         raise OptionError(
-            OptionCondition.CONFLICT, "option --unordered is for delayed messages: give --delay-level or --deliver-at"
+            OptionCondition.CONFLICT, "option --unordered is for delayed messages. Give --delay-level or --deliver-at"
         )
     if keyed and not unordered and (level is not None or at is not None):
         raise OptionError(
             OptionCondition.CONFLICT,
-            f"option {name} delays messages, and a sharding key orders them: a delayed message comes when it is due, whatever was sent before "
-            "or behind it, and may come twice; give --unordered if that is meant, or no key",
+            f"option {name} delays messages, but a sharding key orders them: a delayed message is delivered when it is due, whatever was sent "
+            "before or after it, and may be delivered twice. Give --unordered to accept that, or give no key",
         )
     if at is None:
         return None
@@ -205,7 +208,7 @@ def _delayed_until(level: int | None, at: str | None, unordered: bool, *, keyed:
 
 
 def _require_delays(broker: Broker, topic: str, level: int | None, at: str | None) -> None:
-    """Require the brokers to be able to delay messages, before anything is made. Raises OptionError UNSUPPORTED."""
+    """Check that the brokers can delay messages, before anything is created. Raises OptionError UNSUPPORTED."""
     asked = [(LEVEL, "--delay-level")] if level is not None else [(TIME, "--deliver-at")] if at is not None else []
     for column, option in asked:
         if not broker.capabilities.delays:
@@ -214,7 +217,7 @@ def _require_delays(broker: Broker, topic: str, level: int | None, at: str | Non
 
 
 def _parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:
-    """Parse texts NAME=VALUE; for --property-field also NAME alone, for the field of that name. Raises OptionError INVALID."""
+    """Parse texts of the form NAME=VALUE, for --property-field also NAME for NAME=NAME. Raises OptionError INVALID."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -223,15 +226,15 @@ def _parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:
         if not name or not value:
             raise OptionError(
                 OptionCondition.INVALID,
-                f"option {option}: {text!r} has no name or no value; write for example {option} region=eu",
+                f"option {option}: {text!r} has no name or no value. Write for example {option} region=eu",
             )
         if is_reserved(name):
             raise OptionError(
                 OptionCondition.INVALID,
-                f"option {option}: {name!r} is a property that RocketMQ or a column sets; give another name, or --tags for a tag",
+                f"option {option}: {name!r} is a property that RocketMQ or a column sets. Give another name, or --tags for a tag",
             )
         if name in found:
-            raise OptionError(OptionCondition.INVALID, f"option {option}: {name!r} is given twice; give it once")
+            raise OptionError(OptionCondition.INVALID, f"option {option}: {name!r} is given twice. Give it once")
         found[name] = value
     return found
 
@@ -239,7 +242,7 @@ def _parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:
 def _open(file: Path | None, shell: Shell) -> IO[bytes]:
     if file is None:
         if sys.stdin.isatty():
-            shell.note("reading lines from the terminal; end with Ctrl-D")
+            shell.note("reading lines from the terminal. Press Ctrl-D to end")
         return sys.stdin.buffer
     try:
         return open(file, "rb")
@@ -248,7 +251,7 @@ def _open(file: Path | None, shell: Shell) -> IO[bytes]:
 
 
 def _ensure_topic(broker: Broker, topic: str, queues: int | None) -> None:
-    """Require the topic to have ``queues`` queues if given; create it if it is missing.
+    """Create the topic if it is missing. If ``queues`` is given, check that an existing topic has this number of queues.
 
     Raises TopicError MISSING or QUEUE_COUNT, StoreError MISSING.
     """
@@ -260,8 +263,8 @@ def _ensure_topic(broker: Broker, topic: str, queues: int | None) -> None:
         if queues is None:
             if isinstance(error, StoreError):
                 raise
-            raise missing_topic(topic, "give --queues N to create it") from error
+            raise missing_topic(topic, "Give --queues N to create it") from error
         broker.admin.create_topic(topic, queues)
         return
     if queues is not None and found != queues:
-        raise TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} has {found} queues, not {queues}; leave --queues out")
+        raise TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} has {found} queues, not {queues}. Leave --queues out")

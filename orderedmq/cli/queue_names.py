@@ -1,7 +1,7 @@
-"""Queues as people read and type them: TOPIC/BROKER/QUEUE, or a short form that means one queue. Pure.
+"""The names of queues that users read and type: TOPIC/BROKER/QUEUE, or a short form that identifies one queue. Pure.
 
-Rules: a queue's number is never an index into a list, because each of several brokers has a queue 0. A short form that fits
-several queues is refused with the choices. JSON has the fields topic, broker and queue_id.
+Rules: a queue's number is never an index into a list, because each of several brokers has a queue 0. A short form that matches
+several queues is refused, and the error lists them. JSON has the fields topic, broker and queue_id.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from orderedmq.errors import OptionError, TopicError, no_such_queue
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.options.values import whole_number
 
-#: Maximum choices that an error names.
+#: Maximum number of choices that an error lists.
 _CHOICES: Final = 8
 
 
@@ -25,7 +25,7 @@ def queue_fields(queue: MessageQueue) -> dict[str, Any]:
 
 
 def columns(rows: Sequence[Mapping[str, Any]], *, topic: bool = True) -> tuple[Column, ...]:
-    """Return the columns that name a queue. The name of the embedded broker is left out, because it is always the same."""
+    """Return the columns that name a queue. Leaves out the name of the embedded broker, because it is always the same."""
     brokers = any(row["broker"] not in (None, EMBEDDED_BROKER) for row in rows)
     return (
         *((Column("topic", "topic"),) if topic else ()),
@@ -40,7 +40,7 @@ def topic_of(text: str) -> str:
     if not topic or len(rest) > 2 or (rest and not (all(rest) and whole_number(rest[-1]) is not None)):
         raise OptionError(
             OptionCondition.INVALID,
-            f"{text!r} is neither TOPIC nor TOPIC/BROKER/QUEUE; write for example orders, orders/3 or orders/broker-a/3",
+            f"{text!r} is neither TOPIC nor TOPIC/BROKER/QUEUE. Write for example orders, orders/3 or orders/broker-a/3",
         )
     return topic
 
@@ -66,7 +66,7 @@ def find(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
     if number is None or "/" in broker:
         raise OptionError(
             OptionCondition.INVALID,
-            f"{text!r} is no queue of topic {topic!r}; write for example 3, {queues[0].broker_name}/3 or {queues[0]}",
+            f"{text!r} is no queue of topic {topic!r}. Write for example 3, {queues[0].broker_name}/3 or {queues[0]}",
         )
     found = [queue for queue in queues if queue.queue_id == number and broker in ("", queue.broker_name)]
     if not found:
@@ -74,13 +74,13 @@ def find(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
     if len(found) > 1:
         choices = ", ".join(map(str, found[:_CHOICES])) + (", …" if found[_CHOICES:] else "")
         raise TopicError(
-            TopicCondition.AMBIGUOUS, f"{len(found)} brokers have a queue {text} of topic {topic!r}; name one of {choices}"
+            TopicCondition.AMBIGUOUS, f"{len(found)} brokers have a queue {text} of topic {topic!r}. Give one of {choices}"
         )
     return found[0]
 
 
 def spans(queues: Sequence[MessageQueue]) -> str:
-    """Return queues of a topic as text for a message: ``0 to 7``, or ``broker-a/0 to broker-a/3, broker-b/0``."""
+    """Return the text for a topic's queues in a message: ``0 to 7``, or ``broker-a/0 to broker-a/3, broker-b/0``."""
     said = []
     for broker, of_broker in groupby(sorted(queues), key=lambda queue: queue.broker_name):
         numbers = [queue.queue_id for queue in of_broker]

@@ -1,4 +1,4 @@
-"""``orderedmq rocketmq``: runs RocketMQ servers on this machine, for trying things out."""
+"""``orderedmq rocketmq``: runs RocketMQ servers on this machine, for experiments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
 
 app = commands("Run RocketMQ on this machine.")
 
-#: The default folder, in the working directory, where the user sees it.
+#: The default folder. It is in the working directory, so that the user sees it.
 DEFAULT_FOLDER: Final = "rocketmq-data"
 
 
@@ -24,44 +24,46 @@ DEFAULT_FOLDER: Final = "rocketmq-data"
 def up(
     shell: Shell,
     port: Annotated[int, typer.Option(min=1024, max=65535, help="Port of the nameserver.")] = 9876,
-    brokers: Annotated[int, typer.Option(min=1, max=4, help="How many brokers.")] = 1,
+    brokers: Annotated[int, typer.Option(min=1, max=4, help="Number of brokers.")] = 1,
     release: Annotated[
-        str, typer.Option("--release", help=f"The release of RocketMQ; known to run: {', '.join(VERSIONS)}.")
+        str, typer.Option("--release", help=f"The release of RocketMQ. Tested releases: {', '.join(VERSIONS)}.")
     ] = DEFAULT_VERSION,
 ) -> None:
     """Run a nameserver and a broker until Ctrl-C, and keep their data.
 
-    Topics, messages and groups stay in the folder `rocketmq-data`, or the one given with --path. The first start fetches RocketMQ's jars
-    (80 MB) with Spark's resolver. All servers listen on loopback only, except the broker of release 4.9.
+    Topics, messages and groups stay in the folder `rocketmq-data`, or in the folder given with --path. The first start downloads
+    RocketMQ's jars (80 MB) with Spark's resolver. All servers listen on loopback only, except the broker of release 4.9.
     """
     from orderedmq.rocketmq.local.servers import TIME_WHEEL, Cluster
 
     folder = shell.path or Path(DEFAULT_FOLDER)
     _require_own(folder)
-    shell.note(f"RocketMQ {release} in {folder.absolute()}: fetching jars if need be, starting")
+    shell.note(f"RocketMQ {release} in {folder.absolute()}: downloading jars if necessary, then starting")
     fetch_jars(release)
     cluster = Cluster(folder, release, brokers=brokers, properties=TIME_WHEEL, port=port)
     interrupts: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     try:
-        # Count Ctrl-C while servers start and end. A KeyboardInterrupt inside Popen can leave its lock taken, and the next wait would
-        # never end.
+        # While servers start and end, only count Ctrl-C. A KeyboardInterrupt inside Popen can leave its lock held, so that the next wait
+        # never ends.
         signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
         try:
             cluster.start(lambda: bool(interrupts))
         finally:
-            # Also instead of an error: Ctrl-C reaches the Java that is asked for its version, too.
+            # This replaces any error, because Ctrl-C also ends the Java process that is started to read its version.
             if interrupts:
                 raise KeyboardInterrupt
         shell.done(
             {"namesrvAddr": cluster.address, "brokers": [broker.address for broker in cluster.brokers]},
-            f"namesrvAddr {cluster.address}  (Ctrl-C ends it)",
+            f"namesrvAddr {cluster.address}  (press Ctrl-C to end)",
         )
         while not interrupts:
             if dead := [server for server in cluster.servers if not server.running]:
-                raise ServersError(ServersCondition.DIED, f"{dead[0].home.name} ended; the end of {dead[0].log} may say why")
+                raise ServersError(
+                    ServersCondition.DIED, f"{dead[0].home.name} ended. See the end of {dead[0].log} for the cause"
+                )
             time.sleep(0.5)
-        shell.note("stopping in order, which takes up to 12 s; Ctrl-C again ends it at once")
+        shell.note("stopping the servers in order, which takes up to 12 s. Press Ctrl-C again to end immediately")
         cluster.shut_down(lambda: len(interrupts) > 1)
         if len(interrupts) > 1:
             raise KeyboardInterrupt
@@ -71,7 +73,7 @@ def up(
 
 
 def _require_own(folder: Path) -> None:
-    """Require a folder of the servers' own: a missing or empty one, or that of an earlier run.
+    """Check that the folder is missing, empty, or from an earlier run.
 
     Raises ServersError FOLDER_IN_USE.
     """
@@ -81,11 +83,11 @@ def _require_own(folder: Path) -> None:
         return
     except OSError as error:
         raise ServersError(
-            ServersCondition.FOLDER_IN_USE, f"{folder} cannot be used ({error.strerror}); give another --path"
+            ServersCondition.FOLDER_IN_USE, f"{folder} cannot be used ({error.strerror}). Give another --path"
         ) from error
     if others:
         raise ServersError(
             ServersCondition.FOLDER_IN_USE,
-            f"{folder} has other files ({', '.join(others[:3])}{', …' if others[3:] else ''}); give --path with an empty or missing directory, "
-            "or with that of an earlier rocketmq up",
+            f"{folder} has other files ({', '.join(others[:3])}{', …' if others[3:] else ''}). Give --path with an empty or missing directory, "
+            "or with the directory of an earlier rocketmq up",
         )

@@ -1,4 +1,4 @@
-"""What the commands share that serve over HTTP: tokens, and the packages that they need."""
+"""Helpers for the commands that serve over HTTP: checks of tokens and of installed packages."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import typer
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 
-#: The least length of a token.
+#: The minimum length of a token.
 LEAST_TOKEN: Final = 16
-#: The environment variable of the token of a scraper.
+#: The environment variable of the scraper's token.
 METRICS_TOKEN: Final = "ORDEREDMQ_METRICS_TOKEN"
 #: The option of that token.
 MetricsToken = Annotated[
     str | None,
     typer.Option(
-        help=f"What a scraper of /metrics has to send as Authorization: Bearer, at least {LEAST_TOKEN} characters. Set the variable "
-        f"{METRICS_TOKEN} instead: everyone on a machine sees arguments.",
+        help=f"The token that a scraper of /metrics has to send as Authorization: Bearer, at least {LEAST_TOKEN} characters. Set the variable "
+        f"{METRICS_TOKEN} instead, because everyone on a machine can see arguments.",
         show_default=False,
         envvar=METRICS_TOKEN,
         show_envvar=False,
@@ -29,21 +29,21 @@ MetricsToken = Annotated[
 
 
 def require_packages(command: str, packages: Sequence[str], extra: str) -> None:
-    """Raises OptionError MISSING if a package that the command needs is not installed."""
+    """Raise OptionError MISSING if a package that the command needs is not installed. ``extra``: the extra that has the packages."""
     try:
         for name in packages:
             import_module(name)
     except ImportError as error:
         raise OptionError(
             OptionCondition.MISSING,
-            f"orderedmq {command} needs the package {error.name}: pip install 'orderedmq[{extra}]'; the other commands work without it",
+            f"orderedmq {command} needs the package {error.name}, which the other commands do not need. Run pip install 'orderedmq[{extra}]'",
         ) from error
 
 
 def check_token(token: str, variable: str) -> None:
-    """Raises OptionError INVALID if a token is no secret, or if a client could not send it as it is."""
+    """Raise OptionError INVALID if a token is too easy to guess, or if a client could not send it unchanged."""
     if token != token.strip():
-        why = "begins or ends with blanks or line ends" if token.strip() else "has nothing but blanks"
+        why = "begins or ends with blanks or line ends" if token.strip() else "consists of blanks"
     elif not token.isprintable():
         why = "has characters that cannot be typed into a field"
     elif len(token) < LEAST_TOKEN:
@@ -52,5 +52,5 @@ def check_token(token: str, variable: str) -> None:
         return
     raise OptionError(
         OptionCondition.INVALID,
-        f"the token {why}; set {variable} to {LEAST_TOKEN} characters or more, without blanks at its ends",
+        f"the token {why}. Set {variable} to {LEAST_TOKEN} characters or more, without blanks at its ends",
     )

@@ -1,4 +1,4 @@
-"""The options that every command has."""
+"""The options that all commands share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ProfileOption = Annotated[
     str | None,
     typer.Option(
         "--profile",
-        help=f"Take the broker, the account and TLS from this table of ~/.config/orderedmq/config.toml (or of the file in {FILE_VARIABLE}).",
+        help=f"Take the broker, account and TLS options from this table of ~/.config/orderedmq/config.toml (or of the file in {FILE_VARIABLE}).",
         show_default=False,
         metavar="NAME",
         envvar="ORDEREDMQ_PROFILE",
@@ -47,8 +47,8 @@ ConnectionOption = Annotated[
     typer.Option(
         "--option",
         "-o",
-        help="An option of the connection, named as in Spark, such as useTLS=true or credentialsFile=FILE. May be given several times. Secrets "
-        "belong in a profile, a credentials file or the environment.",
+        help="A connection option with the same name as in Spark, such as useTLS=true or credentialsFile=FILE. May be repeated. Secrets belong "
+        "in a profile, a credentials file or the environment.",
         show_default=False,
         metavar="NAME=VALUE",
     ),
@@ -56,6 +56,8 @@ ConnectionOption = Annotated[
 JsonOption = Annotated[
     bool | None,
     typer.Option(
-        "--json/--no-json", help="One JSON object per line, or tables (default: tables on a terminal).", show_default=False
+        "--json/--no-json",
+        help="Print one JSON object per line, or tables (default: tables on a terminal, else JSON).",
+        show_default=False,
     ),
 ]

@@ -1,7 +1,7 @@
-"""The parts that all commands share: options, output, and the mapping of errors to a line and an exit code.
+"""The parts that all commands share: options, output, and the conversion of errors to a line and an exit code.
 
-Rules: results go to standard output, as tables on a terminal, else as one JSON object per line; progress, notes and errors go to
-standard error. A command is a function of a Shell and its own parameters.
+Rules: results go to standard output, as tables on a terminal, else as one JSON object per line. Progress, notes and errors go to
+standard error. A command is a function of a Shell and the command's own parameters.
 """
 
 from __future__ import annotations
@@ -54,36 +54,39 @@ INTERRUPTED: Final = 130
 #: The exit code that a shell reports for a program that SIGPIPE ended.
 PIPE_CLOSED: Final = 141
 EXIT_CODES: Final = (
-    "Exit codes: 0 done; 1 refused or failed, or an audit or a check found something; 2 wrong usage; 3 no such store, topic, queue or group; "
-    "130 interrupted."
+    "Exit codes: 0 success; 1 refused or failed, or an audit or a check found something; 2 wrong usage; 3 the store, topic, queue or group "
+    "does not exist; 130 interrupted."
 )
 
 _CODES: Final[Mapping[Kind, int]] = {"usage": USAGE, "missing": MISSING, "refused": REFUSED}
 
 _SECRETS: Final = ("secretKey", "securityToken", "tlsKeyPassword")
-#: Where all of a value is to be seen that was cut.
+#: Added to a value that was cut: how to see the whole value.
 WHOLE: Final = "--full shows all"
 #: The option of commands that show messages.
 Full = Annotated[
     bool,
-    typer.Option("--full", help="Show bodies, keys and errors whole on a terminal, where longer ones than a screen are cut."),
+    typer.Option(
+        "--full",
+        help="Show complete bodies, keys and errors on a terminal. Otherwise values that are longer than a screen are cut.",
+    ),
 ]
 
 
 class Column(NamedTuple):
-    """One column of a table: the field that it shows, its title, and how a value becomes text."""
+    """One column of a table: the field that it shows, its title, and the function that turns a value into text."""
 
     field: str
     title: str
     text: Callable[[Any], str] = str
     right: bool = False
-    #: A table that is too wide for the terminal drops columns: the highest number first, 0 never.
+    #: A table that is too wide for the terminal drops columns, those with the highest number first. Columns with 0 stay.
     spare: int = 0
 
 
 @dataclass
 class Shell:
-    """The options that every command has."""
+    """The options that all commands share, and the output of a command."""
 
     path: Path | None = None
     as_json: bool | None = None
@@ -98,12 +101,12 @@ class Shell:
 
     @functools.cached_property
     def broker_options(self) -> dict[str, str]:
-        """The options that say which broker is meant: those of the command line, then those of the profile, then the environment's.
+        """The options that select the broker, from the command line, else from the profile, else from the environment.
 
         Raises OptionError CONFLICT, INVALID or MISSING.
         """
         if self.path is not None and self.namesrv is not None:
-            raise OptionError(OptionCondition.CONFLICT, "--path and --namesrv exclude each other: give one of them")
+            raise OptionError(OptionCondition.CONFLICT, "--path and --namesrv exclude each other. Give only one of them")
         typed = _typed(self.options)
         for option, name, value in (
             ("--path", "path", None if self.path is None else str(self.path)),
@@ -112,34 +115,38 @@ class Shell:
         ):
             if value is not None and typed.setdefault(name, value) != value:
                 raise OptionError(
-                    OptionCondition.CONFLICT, f"{option} and an --option that means the same differ: give one of them"
+                    OptionCondition.CONFLICT,
+                    f"{option} and an --option with the same meaning have different values. Give only one of them",
                 )
         profile = {} if self.profile is None else read_profile(self.profile)
         found = layered(typed, profile)
         if "namesrvAddr" in found:
-            # A store needs neither, so what the environment has is for another broker.
+            # The environment has the account and TLS options of a cluster, which a store does not need.
             found = layered(found, from_environment())
         elif self.namespace is not None:
-            raise OptionError(OptionCondition.CONFLICT, "--namespace needs --namesrv: a store has no namespaces")
+            raise OptionError(OptionCondition.CONFLICT, "--namespace needs --namesrv, because a store has no namespaces")
         return {"path": DEFAULT_DIRECTORY, **found} if "namesrvAddr" not in found else found
 
     @property
     def endpoint(self) -> Endpoint:
-        """The broker that the options name. Raises OptionError CONFLICT, INVALID, MISSING or UNSUPPORTED."""
+        """The address of the broker that the options select. Raises OptionError CONFLICT, INVALID, MISSING or UNSUPPORTED."""
         return parse_endpoint(Given(self.broker_options, "sink"))
 
     def store(self, what: str) -> Path:
-        """Return the directory of the embedded broker's store. ``what`` is done with it. Raises OptionError UNSUPPORTED for a cluster."""
+        """Return the directory of the embedded broker's store. ``what``: the command, for the error.
+
+        Raises OptionError UNSUPPORTED for a cluster.
+        """
         endpoint = self.endpoint
         if endpoint.path is None:
             raise OptionError(
-                OptionCondition.UNSUPPORTED, f"{what} is for a store of the embedded broker, not for RocketMQ; give --path"
+                OptionCondition.UNSUPPORTED, f"{what} is for a store of the embedded broker, not for RocketMQ. Give --path"
             )
         return Path(endpoint.path)
 
     @property
     def address(self) -> str:
-        """The broker's directory or nameservers, for a line of text."""
+        """The broker's directory or nameservers, for texts."""
         return str(self.endpoint)
 
     def broker(self) -> Broker:
@@ -157,10 +164,10 @@ class Shell:
         one_line: bool = False,
         full: bool = False,
     ) -> None:
-        """Print rows as a table of ``columns``, or whole as JSON lines.
+        """Print rows as a table of ``columns``, or all their fields as JSON lines.
 
-        ``none``: the text instead of a table without rows. ``one_line``: see `table`. ``full``: print each row as lines of a title and
-        a whole value, because a table of values with millions of characters takes a minute to draw.
+        ``none``: the text that replaces a table without rows. ``one_line``: see `table`. ``full``: print a line with title and complete value
+        per column instead of a table, because drawing a table of values with millions of characters takes a minute.
         """
         if self.json:
             for row in rows:
@@ -179,27 +186,27 @@ class Shell:
         shown.print(table(rows, columns, title, one_line=one_line, width=shown.width))
 
     def emit(self, row: Mapping[str, Any]) -> None:
-        """Print one JSON object, its control characters as ``\\u009b``."""
+        """Print one JSON object, with control characters escaped like ``\\u009b``."""
         typer.echo(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(row, ensure_ascii=False)))
 
     def say(self, text: str) -> None:
-        """Print a line for people, unless the output is JSON."""
+        """Print a line of text, unless the output is JSON."""
         if not self.json:
             typer.echo(escaped(text))
 
     def done(self, row: Mapping[str, Any], text: str) -> None:
-        """Print the outcome of a command that changes something: ``row`` as JSON, or ``text``."""
+        """Print the result of a command that changes something: ``row`` as JSON, or ``text``."""
         if self.json:
             self.emit(row)
         else:
             self.say(text)
 
     def note(self, text: str) -> None:
-        """Print a line to standard error, apart from the results."""
+        """Print a line to standard error, separate from the results."""
         typer.echo(escaped(text), err=True)
 
     def ask(self, question: str, yes: bool) -> None:
-        """Ask the user to agree, unless ``yes``; exit otherwise.
+        """Ask the user to confirm, unless ``yes`` is set. Exit if the answer is no.
 
         Raises OptionError MISSING if standard input is no terminal.
         """
@@ -207,7 +214,7 @@ class Shell:
             return
         if not sys.stdin.isatty():
             raise OptionError(
-                OptionCondition.MISSING, f"{question} Standard input is no terminal, so nobody can answer; give --yes"
+                OptionCondition.MISSING, f"{question} Standard input is no terminal, so nobody can answer. Give --yes"
             )
         if not typer.confirm(escaped(question), err=True):
             self.note("nothing was changed")
@@ -217,9 +224,9 @@ class Shell:
     def progress(
         self, what: str, total: int | None = None, text: Callable[[float], str] | None = None, *, typing: bool = False
     ) -> Iterator[Bar]:
-        """Show a progress bar on standard error, if that is a terminal. ``text`` formats the numbers.
+        """Show a progress bar on standard error if that is a terminal. ``text`` formats the numbers.
 
-        ``typing``: draw nothing, because the user types lines on the terminal meanwhile.
+        ``typing``: draw nothing, because the user is typing lines on the terminal.
         """
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -236,30 +243,30 @@ class Shell:
 
 
 def _typed(options: Sequence[str] | None) -> dict[str, str]:
-    """Return the options of ``--option NAME=VALUE``. Raises OptionError INVALID or CONFLICT."""
+    """Return the options that ``--option NAME=VALUE`` gives. Raises OptionError INVALID or CONFLICT."""
     spelling = {option.name.lower(): option.name for option in BROKER_OPTIONS}
     found: dict[str, str] = {}
     for text in options or ():
         given, equals, value = text.partition("=")
         name = spelling.get(given.lower())
         if not equals or name is None:
-            usage = f"give NAME=VALUE with one of the names {', '.join(spelling.values())}"
+            usage = f"Give NAME=VALUE with one of the names {', '.join(spelling.values())}"
             raise OptionError(
-                OptionCondition.INVALID, f"--option {given} says nothing about the connection", Remedy(usage, usage)
+                OptionCondition.INVALID, f"--option {given} does not set a connection option", Remedy(usage, usage)
             )
         if name in _SECRETS:
             raise OptionError(
                 OptionCondition.INVALID,
-                f"--option {name} would show a secret to everyone on this machine: set {VARIABLES[name]}, or put it into a profile",
+                f"--option {name} would show a secret to everyone on this machine. Set {VARIABLES[name]}, or put it into a profile",
             )
         if found.setdefault(name, value) != value:
-            raise OptionError(OptionCondition.CONFLICT, f"--option {name} is given twice with different values: drop one")
+            raise OptionError(OptionCondition.CONFLICT, f"--option {name} is given twice with different values. Drop one")
     return found
 
 
 @dataclass
 class Bar:
-    """A progress bar that shows the amount done, the total, the speed and an estimate of the time left."""
+    """A progress bar that shows the amount done, the total, the speed and the estimated time left."""
 
     progress: Progress
     task: TaskID
@@ -286,7 +293,7 @@ def console(stderr: bool = False) -> Console:
 
     class Plain(Console):
         def on_broken_pipe(self) -> None:
-            # Rich would exit with code 1.
+            # Raise, because Rich would exit with code 1.
             raise BrokenPipeError
 
     return Plain(stderr=stderr, highlight=False)
@@ -300,9 +307,9 @@ def table(
     one_line: bool = False,
     width: int | None = None,
 ) -> Table:
-    """Return rows as a table of ``columns``. A table that is wider than ``width`` drops its spare columns.
+    """Return rows as a table of ``columns``. A table that is wider than ``width`` drops spare columns.
 
-    ``one_line``: if a row is still too wide, texts are cut instead of folded.
+    ``one_line``: cut texts instead of folding them if a row is still too wide.
     """
     from rich.console import Console
     from rich.measure import Measurement
@@ -327,23 +334,23 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: 
             column.title,
             justify="right" if column.right else "left",
             overflow="ellipsis" if one_line else "fold",
-            # Rich narrows columns that may be wrapped first. Their texts are cut nevertheless, by the no_wrap below.
+            # Rich first narrows columns without no_wrap. The no_wrap of the texts below still prevents wrapping, so they are cut.
             no_wrap=one_line and column.right,
         )
     most = screenful()
     for row in rows:
-        # Text, not markup: a body may have brackets.
+        # Use Text instead of markup, because a body may have brackets.
         made.add_row(*(Text(shortened(cell(row, column), most, WHOLE), no_wrap=one_line) for column in columns))
     return made
 
 
 def cell(row: Mapping[str, Any], column: Column) -> str:
-    """Return the text of a row in a column."""
+    """Return the text of a row's value in a column."""
     return "-" if row.get(column.field) is None else column.text(row[column.field])
 
 
 def screenful() -> int:
-    """Return how many characters the terminal shows at a time. No value of a row gets more of them, unless somebody asks for it whole."""
+    """Return how many characters fit on the terminal. Longer values are cut, unless the user asks for complete values."""
     columns, lines = shutil.get_terminal_size()
     return columns * lines
 
@@ -367,9 +374,9 @@ def commands(help_text: str, *, add_completion: bool = False, **settings: Any) -
 def command(
     app: typer.Typer, name: str, *, path_help: str = PATH_HELP, **settings: Any
 ) -> Callable[[Callable[Concatenate[Shell, P], None]], Callable[Concatenate[Shell, P], None]]:
-    """Make a function a command of ``app``, with the shared options, and with errors as exit codes.
+    """Return a decorator that makes a function a command of ``app``, with the shared options and with exit codes for errors.
 
-    ``path_help``: the help of ``--path`` for a command that keeps something other than a store there.
+    ``path_help``: the help of ``--path`` for a command where the folder is not a store.
     """
 
     def register(function: Callable[Concatenate[Shell, P], None]) -> Callable[Concatenate[Shell, P], None]:
@@ -404,7 +411,7 @@ def command(
         ]
         run.__signature__ = inspect.Signature(shared)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in shared}
-        # Otherwise Typer would look through the wrapper and see the function's own parameters.
+        # Otherwise Typer would follow __wrapped__ and see only the parameters of the original function.
         del run.__wrapped__
         app.command(name, **settings)(run)
         return function
@@ -414,7 +421,7 @@ def command(
 
 @contextlib.contextmanager
 def exit_codes() -> Iterator[None]:
-    """Turn errors into a line on standard error and an exit code."""
+    """Turn an error into a line on standard error and an exit code."""
     try:
         yield
     except OrderedMQError as error:
@@ -422,7 +429,7 @@ def exit_codes() -> Iterator[None]:
     except KeyboardInterrupt:
         _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # The reader has closed the pipe. Python flushes once more at its end, which must not fail again.
+        # The reader has closed the pipe. Python flushes standard output again when it exits, and that must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(PIPE_CLOSED) from None
 

@@ -1,4 +1,4 @@
-"""``orderedmq snapshot``: copies a store that is in use."""
+"""``orderedmq snapshot``: copies a store while it is in use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def add_to(app: typer.Typer) -> None:
 
 
 def snapshot(
-    shell: Shell, target: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the copy, empty or missing.")]
+    shell: Shell,
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="Directory for the copy, which must be empty or missing.")],
 ) -> None:
     """Copy a store of the embedded broker while it is in use.
 
-    The copy is consistent and has everything that was acknowledged before. On the same file system it has links to the files with
-    messages, so it takes next to no room; a copy of it on another disk is a backup. To restore, put a copy where the store was.
+    The copy is consistent and has everything that was acknowledged before the command. On the same file system it links to the segment
+    files, so it takes almost no space. Copy it to another disk to have a backup. To restore, put the copy where the store was.
     """
     path = shell.store("snapshot")
     made = copy_store(path, target)

@@ -1,4 +1,4 @@
-"""``orderedmq spark``: what can be done before a session of Spark, so that it starts sooner."""
+"""``orderedmq spark``: prepares this machine so that Spark sessions start sooner."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from orderedmq.startup.archive import fitting_archive, make_archive
 from orderedmq.startup.tuning import prepare as prepare_session
 from orderedmq.tools.readable import size
 
-app = commands("Let Spark start sooner.")
+app = commands("Make Spark start sooner.")
 
 
 @command(app, "prepare")
 def prepare(shell: Shell) -> None:
-    """Make an archive of the classes that Spark's driver loads, unless there is one that fits.
+    """Make an archive of the classes that Spark's driver loads, unless a valid archive exists.
 
-    Sessions of `orderedmq.tuned` use it and start sooner. It is in the user's cache and fits the Java and the PySpark that are
-    installed now: prepare again after an update of one of them. Making it takes about half a minute, in which a few small queries
-    run in a folder of their own.
+    Sessions of `orderedmq.tuned` use the archive and start sooner. It is in the user's cache and is valid only for the installed versions
+    of Java and PySpark, so run this command again after you update one of them. It takes about half a minute, because it runs a few small
+    queries in a temporary folder.
     """
     place = prepare_session({"spark.master": "local"})
     if place.home is None:
-        raise JavaError(JavaCondition.NO_ARCHIVE, "there is no Spark here; install PySpark, or set SPARK_HOME")
+        raise JavaError(JavaCondition.NO_ARCHIVE, "Spark is not installed on this machine. Install PySpark, or set SPARK_HOME")
     began = time.monotonic()
     archive = fitting_archive(place.java, place.home)
     made = archive is None
@@ -40,5 +40,5 @@ def prepare(shell: Shell) -> None:
             "spark_home": str(place.home),
         },
         f"{archive} ({size(archive.stat().st_size)})"
-        + (f", made in {time.monotonic() - began:.0f} s" if made else " is there and fits"),
+        + (f", made in {time.monotonic() - began:.0f} s" if made else " exists and is valid"),
     )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 _LEAST_INTERVAL: Final = 0.1
-#: Lines of the view that are not queues.
+#: Lines of the view that do not show queues.
 _FRAME: Final = 5
 _RATE: Final = Column("rate", "msg/s", number, right=True)
 
@@ -58,30 +58,32 @@ def top(
         ),
     ] = None,
     interval: Annotated[str, typer.Option(help="Time between two updates.", metavar="TIME")] = "1s",
-    once: Annotated[bool, typer.Option("--once", help="Show the queues once and end, as when piped.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Show the queues once and end. This is the default if the output is not a terminal.")
+    ] = False,
 ) -> None:
-    """Watch the queues of consumer groups: offset, lag, speed, owner. Ends with q or Ctrl-C.
+    """Watch the queues of consumer groups: offset, lag, speed, owner. Press q or Ctrl-C to end.
 
-    The speed is the messages committed per second, over the last 10 seconds because micro-batches commit in leaps. If the
-    window is too small for all queues, it shows those with the greatest lag.
+    The speed is the number of committed messages per second, averaged over the last 10 seconds because each micro-batch commits many
+    messages at once. If the window is too small for all queues, it shows the queues with the greatest lag.
     """
     if group is not None:
         check_group(group)
     seconds = parse_duration(interval.strip(), "--interval")
     if seconds < _LEAST_INTERVAL:
-        raise OptionError(OptionCondition.INVALID, f"option --interval: {interval!r} is too short; give at least 100ms")
+        raise OptionError(OptionCondition.INVALID, f"option --interval: {interval!r} is too short. Give at least 100ms")
     rates = Rates()
     with shell.broker() as broker:
         lots = LotReader(broker)
         if once or shell.json or not sys.stdout.isatty():
             rows = _look(broker, group, rates, lots)
-            shell.show(rows, _columns(rows), none=f"no consumer groups in {shell.address}", one_line=True)
+            shell.show(rows, _columns(rows), none=f"there are no consumer groups in {shell.address}", one_line=True)
         else:
             _watch(lambda: _look(broker, group, rates, lots), seconds)
 
 
 def _look(broker: Broker, group: str | None, rates: Rates, lots: LotReader) -> list[Row]:
-    """Return a row for each queue of all groups, or of one. Raises GroupError MISSING if that one is missing."""
+    """Return a row for each queue of ``group``, or of all groups. Raises GroupError MISSING if ``group`` is missing."""
     rows: dict[tuple[str, str, str, int], Row] = {}
     for name in broker.admin.groups() if group is None else [group]:
         try:
@@ -90,7 +92,7 @@ def _look(broker: Broker, group: str | None, rates: Rates, lots: LotReader) -> l
         except GroupError:
             if group is not None:
                 raise
-            # The group was deleted a moment ago.
+            # The group was deleted after it was listed.
             continue
         rows |= {(name, *each.queue): queue_row(each, parked.get(each.queue)) for each in found}
     speeds = rates.see(time.monotonic(), {key: row["offset"] for key, row in rows.items()})
@@ -108,7 +110,7 @@ def _watch(look: Callable[[], list[Row]], seconds: float) -> None:
                 if asked(seconds):
                     return
     except KeyboardInterrupt:
-        # The usual end.
+        # Ctrl-C is the normal end.
         return
 
 
@@ -124,7 +126,7 @@ def _view(rows: Sequence[Row], height: int, width: int) -> RenderableType:
     if len(rows) > room:
         behind = set(sorted(range(len(rows)), key=lambda index: -rows[index]["lag"])[:room])
         rows = [row for index, row in enumerate(rows) if index in behind]
-        head += f". The {room} furthest behind:"
+        head += f". The {room} with the most lag:"
     return Group(Text(head, no_wrap=True, overflow="ellipsis"), table(rows, _columns(rows), one_line=True, width=width))
 
 
@@ -135,7 +137,7 @@ def _sleep(seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _quit_key() -> Iterator[Callable[[float], bool]]:
-    """Yield a function that waits the given seconds, and returns True as soon as q is pressed."""
+    """Yield a function that waits for the given seconds. It returns True as soon as q is pressed, else False."""
     if not sys.stdin.isatty():
         yield _sleep
         return
@@ -149,7 +151,7 @@ def _quit_key() -> Iterator[Callable[[float], bool]]:
         until = time.monotonic() + seconds
         while select.select([keys], [], [], max(0.0, until - time.monotonic()))[0]:
             pressed = os.read(keys, 1)
-            # No byte: the terminal was closed.
+            # An empty read means that the terminal was closed.
             if pressed in (b"q", b"Q", b""):
                 return True
         return False

@@ -35,7 +35,7 @@ _KEPT = (
 
 
 def parse_retention(text: str) -> float:
-    """Return the seconds of a duration, such as 30m or 7d. Raises OptionError INVALID."""
+    """Return a duration such as 30m or 7d in seconds. Raises OptionError INVALID."""
     days = re.fullmatch(r"([0-9]{1,9})d", text.strip())
     if days:
         return int(days[1]) * 86400.0
@@ -43,7 +43,7 @@ def parse_retention(text: str) -> float:
         return parse_duration(text.strip(), "--retention-time")
     except OptionError as error:
         raise invalid(
-            "--retention-time", f"{shown(text)} is not a duration; write a whole number and s, m, h or d, for example 7d"
+            "--retention-time", f"{shown(text)} is not a duration. Write a whole number and s, m, h or d, for example 7d"
         ) from error
 
 
@@ -64,22 +64,25 @@ def create(
     name: Name,
     queues: Queues,
     retention_time: Annotated[
-        str | None, typer.Option(help="Keep messages for this time: 7d, 12h, 30m (default: for ever).", metavar="TIME")
+        str | None, typer.Option(help="Keep messages for this time: 7d, 12h, 30m (default: forever).", metavar="TIME")
     ] = None,
     retention_size: Annotated[
-        str | None, typer.Option(help="Keep this many bytes in all: 10g, 500m (default: no limit).", metavar="SIZE")
+        str | None,
+        typer.Option(
+            help="Keep at most this many bytes in all queues together: 10g, 500m (default: no limit).", metavar="SIZE"
+        ),
     ] = None,
-    compression: Annotated[Literal["none", "lz4"], typer.Option(help="How messages are stored.")] = "lz4",
+    compression: Annotated[Literal["none", "lz4"], typer.Option(help="The compression of stored messages.")] = "lz4",
     message_type: Annotated[
         Literal["NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"] | None,
-        typer.Option(help="Over RocketMQ 5: what its messages are, which a RocketMQ Proxy checks.", show_default=False),
+        typer.Option(help="Over RocketMQ 5: the type of the messages, which a RocketMQ Proxy checks.", show_default=False),
     ] = None,
     if_not_exists: Annotated[
         bool,
-        typer.Option("--if-not-exists", help="Use an existing topic as it is, if it has the same number of queues."),
+        typer.Option("--if-not-exists", help="Accept an existing topic unchanged if it has the same number of queues."),
     ] = False,
 ) -> None:
-    """Create a topic, and the store if it is missing."""
+    """Create a topic, and also the store if it is missing."""
     asked = {
         "retention_seconds": None if retention_time is None else parse_retention(retention_time),
         "retention_bytes": None if retention_size is None else parse_size(retention_size.strip(), "--retention-size"),
@@ -97,7 +100,7 @@ def create(
     if made.queues != queues:
         raise TopicError(
             TopicCondition.QUEUE_COUNT,
-            f"topic {name!r} exists with {made.queues} queues, not {queues}; give --queues {made.queues}, or see orderedmq topic "
+            f"topic {name!r} exists with {made.queues} queues, not {queues}. Give --queues {made.queues}, or see orderedmq topic "
             "add-queues",
         )
     if created:
@@ -106,12 +109,12 @@ def create(
         text = f"topic {name} exists with {queues} queues in {shell.address}"
     shell.done({**topic_row(made), "created": created}, text)
     if not (created or (same_type and all(getattr(made, setting) == value for setting, value in asked.items()))):
-        shell.note(f"topic {name} keeps the settings that it has; orderedmq topic alter changes its retention")
+        shell.note(f"topic {name} keeps its settings. Use orderedmq topic alter to change its retention")
 
 
 @command(app, "list")
 def list_topics(shell: Shell) -> None:
-    """Show all topics: their queues, messages and settings."""
+    """Show all topics with their queues, messages and settings."""
     rows = []
     with shell.broker() as broker:
         for topic in broker.log.topics():
@@ -123,12 +126,12 @@ def list_topics(shell: Shell) -> None:
         Column("messages", "messages", number, right=True),
         *_KEPT,
     )
-    shell.show(rows, columns, none=f"no topics in {shell.address}")
+    shell.show(rows, columns, none=f"there are no topics in {shell.address}")
 
 
 @command(app, "describe")
 def describe(shell: Shell, name: Name) -> None:
-    """Show each queue of a topic: offsets, size on disk, times. Say how much room deleted messages still take."""
+    """Show each queue of a topic: offsets, size on disk, times. Also show how much disk space deleted messages still take."""
     with shell.broker() as broker:
         topic = broker.log.topic(name)
         found = broker.admin.describe_topic(name)
@@ -164,7 +167,7 @@ def describe(shell: Shell, name: Name) -> None:
     if waiting:
         shell.done(
             {"topic": name, "waiting_bytes": waiting},
-            f"{size(waiting)} of deleted messages are still on the disk: their segment files also have messages that are kept",
+            f"{size(waiting)} of deleted messages are still on the disk, because their segment files also have messages that are kept",
         )
 
 
@@ -174,16 +177,24 @@ def alter(
     name: Name,
     retention_time: Annotated[
         str | None,
-        typer.Option(help="Keep messages for this time: 7d, 12h, 30m; none: for ever.", metavar="TIME", show_default=False),
+        typer.Option(
+            help="Keep messages for this time: 7d, 12h, 30m, or none to keep them forever.", metavar="TIME", show_default=False
+        ),
     ] = None,
     retention_size: Annotated[
         str | None,
-        typer.Option(help="Keep this many bytes in all: 10g, 500m; none: no limit.", metavar="SIZE", show_default=False),
+        typer.Option(
+            help="Keep at most this many bytes in all queues together: 10g, 500m, or none for no limit.",
+            metavar="SIZE",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Change how long a topic keeps its messages. The next write, or topic trim, deletes what is beyond the new limits."""
+    """Change how long a topic keeps its messages. The next write or topic trim deletes messages beyond the new limits."""
     if retention_time is None and retention_size is None:
-        raise OptionError(OptionCondition.MISSING, "nothing to change; give --retention-time, --retention-size or both")
+        raise OptionError(
+            OptionCondition.MISSING, "no option says what to change. Give --retention-time, --retention-size or both"
+        )
     with shell.broker() as broker:
         changed = broker.admin.alter_topic(
             name,
@@ -192,11 +203,11 @@ def alter(
         )
     kept = [duration(changed.retention_seconds)] if changed.retention_seconds is not None else []
     kept += [f"up to {size(changed.retention_bytes)}"] if changed.retention_bytes is not None else []
-    shell.done(topic_row(changed), f"topic {name} keeps messages {' and '.join(kept) or 'for ever'}")
+    shell.done(topic_row(changed), f"topic {name} keeps messages {' and '.join(kept) or 'forever'}")
 
 
 def _changed(text: str | None, parse: Callable[[str], T]) -> T | Keep | None:
-    """Return what an option asks for: Keep.KEEP if it is not given, None for no limit, else the parsed value."""
+    """Return the value of an option: Keep.KEEP if it is not given, None for no limit, else the parsed limit."""
     if text is None:
         return Keep.KEEP
     return None if text.strip().lower() == "none" else parse(text)
@@ -204,13 +215,13 @@ def _changed(text: str | None, parse: Callable[[str], T]) -> T | Keep | None:
 
 @command(app, "add-queues")
 def add_queues(shell: Shell, name: Name, queues: Queues, yes: Yes = False) -> None:
-    """Raise a topic's number of queues. Keys go to other queues from then on, so their order is interrupted: asks first."""
+    """Increase a topic's number of queues. Asks first, because keys then go to other queues, which interrupts their order."""
     with shell.broker() as broker:
         now = broker.log.topic(name).queues
         if queues > now:
             shell.ask(
-                f"With {queues} instead of {now} queues most sharding keys of {name} go to another queue than their earlier messages, "
-                "and have no order across the change. Go on?",
+                f"With {queues} instead of {now} queues, new messages of most sharding keys of {name} go to another queue than earlier messages, "
+                "and have no order relative to them. Continue?",
                 yes,
             )
         grown = broker.admin.add_queues(name, queues)
@@ -224,13 +235,13 @@ def trim(
     before: Annotated[
         str | None,
         typer.Option(
-            help='Delete messages before these offsets: {"orders": {"embedded": {"0": 23, "1": -1}}}; -1 is the end. Queues that are not '
-            "named keep their messages (default: by the topic's retention).",
+            help='Delete messages before these offsets: {"orders": {"embedded": {"0": 23, "1": -1}}}, where -1 is the end. Queues that are '
+            "not named keep their messages (default: delete by the topic's retention).",
             metavar="JSON",
         ),
     ] = None,
 ) -> None:
-    """Delete old messages, in whole chunks: by the topic's retention, or before given offsets."""
+    """Delete old messages in whole chunks, by the topic's retention or before given offsets."""
     with shell.broker() as broker:
         topic = broker.log.topic(name)
         if before is None:
@@ -255,7 +266,7 @@ def trim(
     )
     shell.show(rows, columns)
     if before is None and topic.retention_seconds is None and topic.retention_bytes is None:
-        shell.note(f"topic {name} keeps messages for ever, so nothing is due; give --before")
+        shell.note(f"topic {name} keeps messages forever, so no message is due for deletion. Give --before")
 
 
 def _limits(name: str, before: str, bounds: dict[MessageQueue, Any]) -> dict[MessageQueue, int]:
@@ -264,7 +275,7 @@ def _limits(name: str, before: str, bounds: dict[MessageQueue, Any]) -> dict[Mes
         if queue.topic != name or queue not in bounds:
             raise OptionError(
                 OptionCondition.INVALID,
-                f"option --before: topic {name} has no queue {queue}; its queues are {queue_names.spans(list(bounds))}",
+                f"option --before: topic {name} has no queue {queue}. Its queues are {queue_names.spans(list(bounds))}",
             )
         end = bounds[queue].max_offset
         if offset > end:
@@ -275,7 +286,7 @@ def _limits(name: str, before: str, bounds: dict[MessageQueue, Any]) -> dict[Mes
 
 @command(app, "delete")
 def delete(shell: Shell, name: Name, yes: Yes = False) -> None:
-    """Delete a topic, its messages and every group's offsets of it. Asks first."""
+    """Delete a topic, its messages and all groups' offsets in it. Asks first."""
     with shell.broker() as broker:
         bounds = broker.log.bounds(broker.log.queues(name)).values()
         messages = sum(at.max_offset - at.min_offset for at in bounds)

@@ -1,4 +1,4 @@
-"""``orderedmq ui``: a web page of a broker."""
+"""``orderedmq ui``: serves a web page that shows a broker."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ def add_to(app: typer.Typer) -> None:
 
 def ui(
     shell: Shell,
-    host: Annotated[str, typer.Option(help="Address to serve at. Any but loopback needs a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve at; 0: a free one.")] = 8686,
+    host: Annotated[str, typer.Option(help="Address to serve at. Any address but loopback needs a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve at. 0 means any free port.")] = 8686,
     allow_changes: Annotated[
         bool,
-        typer.Option("--allow-changes", help="Let the page replay, retry, hold, drop and seek. Without it, it is read-only."),
+        typer.Option(
+            "--allow-changes",
+            help="Let users of the page replay, retry, hold, drop and seek. Without this option, the page is read-only.",
+        ),
     ] = False,
     token: Annotated[
         str | None,
         typer.Option(
-            help=f"What a user of the page has to know, at least {LEAST_TOKEN} characters. Set the variable {TOKEN} instead: everyone on a "
-            "machine sees arguments.",
+            help=f"The secret that a user of the page has to enter, at least {LEAST_TOKEN} characters. Set the variable {TOKEN} instead, "
+            "because everyone on a machine can see arguments.",
             show_default=False,
             envvar=TOKEN,
             show_envvar=False,
@@ -44,11 +47,11 @@ def ui(
     metrics_token: MetricsToken = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the page in a browser.")] = False,
 ) -> None:
-    """Serve a web page that shows groups, topics, messages, parked messages and dead letters. Ends with Ctrl-C.
+    """Serve a web page that shows groups, topics, messages, parked messages and dead letters. Press Ctrl-C to end.
 
     The page shows lag, owners and locks as they change, and finds messages by queue, offset, time and key. With --allow-changes it
-    also replays dead letters, gives orders for parked keys and sets offsets. It is served on loopback unless --host says otherwise.
-    Anyone who reaches it sees all messages, so another address needs a token. Metrics for Prometheus are at /metrics.
+    can also replay dead letters, retry, hold or drop parked keys, and set offsets. It is served on loopback unless --host says otherwise.
+    Everyone who can reach the page sees all messages, so another address needs a token. Metrics for Prometheus are at /metrics.
     """
     require_packages("ui", _PACKAGES, "ui")
     from orderedmq.ui.app import make_app
@@ -59,31 +62,31 @@ def ui(
     if token is None and not local:
         raise OptionError(
             OptionCondition.MISSING,
-            f"--host {host} lets other machines reach the page, and so all messages: set {TOKEN} to a secret of {LEAST_TOKEN} characters or "
-            "more, or leave --host out and come through ssh -L",
+            f"--host {host} lets other machines reach the page and thereby all messages. Set {TOKEN} to a secret of {LEAST_TOKEN} characters "
+            "or more, or leave --host out and connect through ssh -L",
         )
     if token is not None:
         check_token(token, TOKEN)
     if metrics_token is not None:
         check_token(metrics_token, METRICS_TOKEN)
-    # Whoever comes under another name has no cookie for it.
+    # With a token, any host name is allowed, because a browser sends the cookie only to the host name that set it.
     rules = Rules(
         hosts=LOOPBACK if token is None else None, token=token, scrape_token=metrics_token, allow_changes=allow_changes
     )
     with shell.broker() as broker, listen(host, port) as listening:
-        # Fails here if there is no such broker.
+        # Fail here, before serving, if the broker does not exist.
         broker.log.topics()
         app = make_app(broker, shell.address, rules, shell.note)
         url = url_of(host, listening.getsockname()[1])
         may = "changes are allowed" if allow_changes else "read-only"
-        shell.done({"url": url, "allow_changes": allow_changes}, f"{url}  shows {shell.address}, {may} (Ctrl-C ends it)")
+        shell.done({"url": url, "allow_changes": allow_changes}, f"{url}  shows {shell.address}, {may} (press Ctrl-C to end)")
         sys.stdout.flush()
         if not no_open and sys.stdout.isatty() and _has_screen():
-            # It waits in the socket's queue until the server answers.
+            # The browser's connection waits in the socket's queue until the server answers.
             webbrowser.open(url)
         serve(app, listening)
 
 
 def _has_screen() -> bool:
-    """Whether a browser would open in a window, and not in this terminal."""
+    """Return whether a browser would open in a window, and not in this terminal."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

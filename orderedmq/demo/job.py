@@ -1,13 +1,13 @@
-"""The demo's streaming query: reads flights and writes turnarounds, in a process of its own so that it can be killed.
+"""The demo's streaming query: reads flights and writes turnarounds. It is a separate process, so that it can be killed.
 
     python -m orderedmq.demo.job STORE CHECKPOINT QUEUES EVENTS_PER_BATCH START
 
-STORE is the absolute directory of an embedded broker, or a cluster's nameservers. An account comes from the environment, as for
-the command. START is "tuned", or "plain" for a session without ``orderedmq.tuned`` and with both of Java's compilers, to compare.
+STORE is the absolute directory of an embedded broker, or the nameservers of a cluster. The environment variables of the command give
+an account. START is "tuned", or for comparison "plain", which means without ``orderedmq.tuned`` and with both compilers of Java.
 
-The state of an aircraft must survive a restart, so Spark keeps it, in one group per queue and not per aircraft. A queue is the
-unit of order and has all events of its aircraft. So a batch takes a few calls on columns instead of thousands on rows (a
-quarter of the time), and one task writes the rows of a queue, in order.
+The state of an aircraft must survive a restart, so Spark keeps it. The job groups rows by queue and not by aircraft, because a queue
+keeps the order and has all events of its aircraft. So a batch takes a few calls on columns instead of thousands of calls on rows, which
+is four times as fast, and one task writes the rows of a queue, in order.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from orderedmq.java import prepare_spark
 from orderedmq.options.endpoint import from_environment
 from orderedmq.startup.tuning import tuned
 
-#: The folder of Spark's own files, in the working directory: a killed Spark leaves them behind.
+#: The folder of Spark's own files, inside the working directory, because Spark does not remove them when it is killed.
 SCRATCH: Final = "spark"
 
 
 def queue_by_queue(_key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
-    """Process one queue's events of a batch. ``state``: what ``follow`` returned after the batch before."""
+    """Process one queue's events of a batch. ``state``: the state that ``follow`` returned for the previous batch."""
     import pandas as pd
     import pyarrow as pa
 
-    # A shuffle does not keep the order. The offset restores it.
+    # A shuffle does not keep the order. Sorting by offset restores it.
     events = pd.concat(list(frames)).sort_values("queue_offset")
     known, messages = follow(state.get[0] if state.exists else None, pa.array(events["body"], pa.binary()))
     state.update((known,))
@@ -41,17 +41,17 @@ def queue_by_queue(_key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any
 
 
 def main(store: str, checkpoint: str, queues: str, events_per_batch: str, start: str) -> None:
-    # Set before the JVM starts, which hands its environment on to the workers.
+    # Set these before the JVM starts, because it passes its environment to the Python workers.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.state import GroupStateTimeout
 
     scratch = os.path.abspath(SCRATCH)
-    # The collector that starts fastest, for a job of a minute on two cores.
+    # The garbage collector that starts fastest, because the job runs for about a minute on two cores.
     java_options = f'-XX:+UseSerialGC "-Djava.io.tmpdir={scratch}"'
     if start == "tuned":
-        # Such a job ends before the optimising compiler has paid for itself.
+        # The job is too short to benefit from the optimising compiler.
         java_options += " -XX:TieredStopAtLevel=1"
     builder = (
         SparkSession.builder.master("local[2]")
@@ -70,7 +70,7 @@ def main(store: str, checkpoint: str, queues: str, events_per_batch: str, start:
         prepare_spark()
     spark = builder.getOrCreate()
     java: Any = spark._jvm
-    # The parent process needs this to kill the whole job.
+    # The parent process needs this id to kill the whole job.
     print(json.dumps({"jvm": java.java.lang.ProcessHandle.current().pid()}), flush=True)  # noqa: T201
     broker = {"path": store} if os.path.isabs(store) else from_environment() | {"namesrvAddr": store}
     flights = (

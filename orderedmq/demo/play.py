@@ -1,4 +1,4 @@
-"""Plays the demo step by step: produce, process, kill, resume, audit. The command shows the results."""
+"""Runs the steps of the demo: produce, process, kill, resume, audit. The command shows the results."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from orderedmq.tools.audit import Audit, audit
 from orderedmq.tools.audit_sides import TopicSide
 from orderedmq.tools.producer import Producer
 
-#: Called with (events done, events in all).
+#: A callback with (number of finished events, number of all events).
 Progress = Callable[[int, int], None]
 
 _PRODUCE_AT_ONCE = 32768
 _LOOK_EVERY = 0.05
-#: Seconds until all threads of a process that got SIGSTOP have stopped.
+#: Seconds until all threads of a process have stopped after SIGSTOP.
 _STILL = 0.05
-#: Maximum seconds that a killed process takes to be gone.
+#: Maximum seconds to wait until a killed process has ended.
 _GONE = 30.0
 
 
 class DemoError(ErrorOf[DemoCondition]):
-    """The demo could not be played."""
+    """The demo could not run."""
 
     family: ClassVar[str] = "ORDEREDMQ_DEMO"
     conditions = DemoCondition
@@ -55,7 +55,7 @@ class Produced:
 
 @dataclass(frozen=True)
 class Ran:
-    """One run of the job. ``killed_in``: the batch that was in flight when it was killed, None if it ran to its end."""
+    """One run of the job. ``killed_in``: the batch that was in flight when the job was killed, None if the job ended by itself."""
 
     seconds: float
     first_batch_after: float
@@ -66,10 +66,10 @@ class Ran:
 
 @dataclass
 class Demo:
-    """One demo in a folder of its own, where store, checkpoint and Spark's log stay.
+    """One demo in its own folder, where the store, the checkpoint and Spark's log stay.
 
-    ``cluster`` is used instead of a store. ``variables`` are the environment variables that give the job's process the cluster's account
-    and TLS. ``tuned``: whether the job starts with ``orderedmq.tuned``.
+    ``cluster``: use this cluster instead of a store. ``variables``: environment variables that give the job's process the account and TLS
+    options of the cluster. ``tuned``: whether the job starts with ``orderedmq.tuned``.
     """
 
     folder: Path
@@ -82,11 +82,11 @@ class Demo:
     events: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        """Check everything that can be missing. Raises DemoError FOLDER_IN_USE, OptionError MISSING, JavaError."""
+        """Check all requirements before the first step. Raises DemoError FOLDER_IN_USE, OptionError MISSING, JavaError."""
         self.folder = self.folder.absolute()
         if self.folder.exists() and any(self.folder.iterdir()):
             raise DemoError(
-                DemoCondition.FOLDER_IN_USE, f"{self.folder} is not empty; remove it, or give the demo another --path"
+                DemoCondition.FOLDER_IN_USE, f"{self.folder} is not empty. Remove it, or give the demo another --path"
             )
         flights.data_folder()
         ensure_java()
@@ -118,7 +118,7 @@ class Demo:
         return Produced(self.events, len(rows.column("sharding_key").unique()), time.monotonic() - began)
 
     def process(self, progress: Progress, *, kill: bool) -> Ran:
-        """Run the job from its checkpoint to the end, or kill it in the middle of a batch, about half-way.
+        """Run the job from its checkpoint to the end. With ``kill``, kill it about half-way, in the middle of a batch.
 
         Raises DemoError JOB_FAILED.
         """
@@ -127,7 +127,7 @@ class Demo:
         victim = max(1, self.batches // 2) if kill else None
         first = float("nan")
         with reach(self.endpoint) as broker, _Job(self) as job:
-            # When each batch was seen to be committed. The time of a batch tells when the next one is half done.
+            # When this process saw that each batch was committed. The duration of a batch says when the next batch should be half done.
             seen: dict[int, float] = {}
             while job.running:
                 committed = self._logged("commits")
@@ -162,23 +162,23 @@ class Demo:
             return audit(expected, actual, progress=count)
 
     def verify(self) -> Result:
-        """Compare the output of the job with one pass without Spark, and pick out figures to show."""
+        """Compare the output of the job with one pass without Spark. The result also has figures to show."""
         with reach(self.endpoint) as broker:
             return verify(broker.log)
 
     def tidy(self) -> None:
-        """Remove Spark's own files; store, checkpoint and log stay."""
+        """Remove Spark's own files. The store, the checkpoint and the log stay."""
         shutil.rmtree(self.folder / "spark", ignore_errors=True)
 
     def _logged(self, what: str) -> set[int]:
-        """Return the batches in a log of the checkpoint. A batch in ``offsets`` and not in ``commits`` is in flight."""
+        """Return the batches in a log of the checkpoint. A batch that is in ``offsets`` and not in ``commits`` is in flight."""
         try:
             return {int(entry.name) for entry in (self.checkpoint / what).iterdir() if entry.name.isdigit()}
         except FileNotFoundError:
             return set()
 
     def _in_flight(self, batch: int, seen: dict[int, float], job: _Job) -> bool:
-        """Wait until the batch should be half done. Return False if it was faster."""
+        """Wait until the batch should be half done. Return False if it was committed before that."""
         times = [seen[number] for number in sorted(seen)]
         until = time.monotonic() + (0.4 * (times[-1] - times[-2]) if len(times) > 1 else 0.2)
         while time.monotonic() < until and job.running:
@@ -192,7 +192,7 @@ class Demo:
 
 
 def _arrived(broker: Broker) -> int:
-    """Return the number of messages in the second topic: those published so far."""
+    """Return the number of messages that are published to the second topic so far."""
     try:
         return sum(at.max_offset for at in broker.log.bounds(broker.log.queues(OUT)).values())
     except TopicError:
@@ -200,7 +200,7 @@ def _arrived(broker: Broker) -> int:
 
 
 class _Job:
-    """The Spark job: its driver in Python and the driver's Java process. Both end with the ``with`` block."""
+    """The Spark job: its driver in Python and the driver's Java process. Both are ended at the end of the ``with`` block."""
 
     def __init__(self, demo: Demo) -> None:
         self._log = demo.log
@@ -228,7 +228,7 @@ class _Job:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                # Ctrl-C in the terminal reaches only this process, which then ends the job.
+                # A new session, so that Ctrl-C in the terminal reaches only this process, which then ends the job.
                 start_new_session=True,
             )
         assert self._driver.stdout is not None
@@ -241,26 +241,26 @@ class _Job:
     def __exit__(self, *_: object) -> None:
         if self._driver.poll() is None:
             self._end()
-        # The pipe ends when the last process that has it open is gone. That includes the Java one, even if init reaps it.
+        # The pipe ends when the last process that has it open has ended. That includes Java, even if init reaps it.
         self._reader.join(_GONE)
 
     @property
     def running(self) -> bool:
-        """Whether the job runs. Raises DemoError JOB_FAILED if it has failed."""
+        """Whether the job is running. Raises DemoError JOB_FAILED if the job has failed."""
         code = self._driver.poll()
         if code:
             lines = self._log.read_text(errors="replace").strip().splitlines() or [""]
             named = [line.strip() for line in lines if "[ORDEREDMQ_" in line]
             raise DemoError(
                 DemoCondition.JOB_FAILED,
-                f"the Spark job ended with exit code {code}, see {self._log}: {(named or lines)[-1][:300]}",
+                f"the Spark job ended with exit code {code} (log: {self._log}): {(named or lines)[-1][:300]}",
             )
         return code is None
 
     def kill(self, wanted: Callable[[], bool]) -> bool:
-        """Pause Java; kill it and the driver if ``wanted()`` is still true then. Return whether they were killed.
+        """Pause Java, and then kill it and the driver if ``wanted()`` is still true. Return whether they were killed.
 
-        False also while Java's process is not known.
+        Return False also if the id of the Java process is not known yet.
         """
         if self._jvm is None:
             return False
@@ -268,7 +268,7 @@ class _Job:
             os.kill(self._jvm, signal.SIGSTOP)
         except ProcessLookupError:
             return False
-        # A commit that was being written is in its file then, and `wanted` sees it.
+        # After this time, a commit that was just being written is in its file, so that `wanted` sees it.
         time.sleep(_STILL)
         if not wanted():
             os.kill(self._jvm, signal.SIGCONT)
@@ -278,7 +278,7 @@ class _Job:
         return True
 
     def _end(self) -> None:
-        # Only processes of this job. The Java one's id cannot be another process's by now: its parent was alive a moment ago.
+        # Kill only processes of this job. The id of the Java process is not reused yet, because its parent was alive a moment ago.
         for process in (self._jvm, self._driver.pid):
             if process is not None:
                 try:

@@ -1,4 +1,4 @@
-"""Compares the output of the demo's job with one uninterrupted pass over the same events, and picks out figures to show."""
+"""Compares the output of the demo's job with an uninterrupted pass over the same events, and collects figures to show."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TOLD: Final = pa.schema(
 
 @dataclass(frozen=True)
 class Result:
-    """``different``: messages that differ from those of an uninterrupted pass.
+    """The result of `verify`. ``different``: number of messages that differ from an uninterrupted pass.
 
     The fields from ``late`` on are figures to show.
     """
@@ -53,7 +53,7 @@ def verify(log: Log) -> Result:
     for queue, out in zip(log.queues(IN), log.queues(OUT), strict=True):
         known: bytes | None = None
         bounds = log.bounds([queue, out])
-        # The job keeps the order of a whole queue, so each message must agree.
+        # The job keeps the order within each queue, so messages at the same offset must be equal.
         different += abs(bounds[queue].max_offset - bounds[out].max_offset)
         end = min(bounds[queue].max_offset, bounds[out].max_offset)
         for begin in range(0, end, _AT_ONCE):
@@ -80,7 +80,7 @@ def _count(mask: pa.Array) -> int:
 
 
 def _tops(rows: pa.RecordBatch) -> list[tuple[float, dict[str, Any]]]:
-    """Return the row with the most legs, and the one with the longest chain (of equal ones, that with the most minutes)."""
+    """Return the row with the most legs, and the row with the longest chain. Of equally long chains, the one with more minutes wins."""
     out = []
     for values in (_numbers(rows["leg"]), _numbers(rows["chain"]) * 1e6 + _numbers(rows["chain_minutes"])):
         index = int(np.argmax(values))

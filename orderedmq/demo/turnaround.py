@@ -1,8 +1,8 @@
 """The computation of the demo's job, which depends on the order of each aircraft's events. Pure and columnar.
 
-A departure is compared with the previous landing of the same aircraft: how long the aircraft was away from New York (including
-the flight back, which the data do not have), and how much of its delay it brought along. So the last event of each aircraft is
-kept from batch to batch.
+Each departure is compared with the previous landing of the same aircraft, to find how long the aircraft was away from New York
+(including the flight back, which is not in the data), and how much of its delay it brought along. So the state has the last event of
+each aircraft.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.json
 
 Floats = npt.NDArray[np.float64]
 
-#: Minutes from which on a flight counts as delayed, as in the airlines' own statistics.
+#: Minutes of delay from which a flight counts as late, as in the statistics of the airlines.
 LATE: Final = 15.0
 #: The fields that are read from an event.
 _EVENT: Final = pa.schema(
@@ -30,7 +30,7 @@ _EVENT: Final = pa.schema(
         ("delay", pa.int64()),
     ]
 )
-#: The state of an aircraft: its last event, its departures so far, and the chain of delays that it is in.
+#: The state of an aircraft: its last event, the number of its departures, and its current chain of delays.
 _KNOWN: Final = pa.schema(
     [
         ("tailnum", pa.string()),
@@ -47,9 +47,9 @@ _KNOWN: Final = pa.schema(
 def follow(known: bytes | None, bodies: pa.Array) -> tuple[bytes, pa.RecordBatch]:
     """Process events in the order in which they happened. Return the new state, and one message for each event.
 
-    Added to an event: leg (departures so far), turnaround (minutes since it landed), carried (minutes of delay brought along from the
-    landing), chain and chain_minutes (departures in a row that were late for that reason, and the minutes that they carried), and
-    gained (minutes made up in the air).
+    A message has the fields of its event, and leg (departures so far), turnaround (minutes since the landing), carried (minutes of delay
+    brought along from the landing), chain and chain_minutes (departures in a row that were late for that reason, and the sum of minutes
+    that they carried), and gained (minutes of delay recovered during the flight).
     """
     events = read(bodies, _EVENT)
     before = _KNOWN.empty_table().to_batches() if known is None else list(pa.ipc.open_stream(known))
@@ -57,7 +57,7 @@ def follow(known: bytes | None, bodies: pa.Array) -> tuple[bytes, pa.RecordBatch
     first_event = old.num_rows
     tails = pa.concat_arrays([old["tailnum"], events["tailnum"]]).dictionary_encode()
     codes = tails.indices.to_numpy()
-    # The rows of an aircraft: first its state, then its events in order.
+    # Sort so that each aircraft's rows are its state and then its events in order.
     order = np.argsort(codes, kind="stable")
     codes = codes[order]
     rows = np.arange(len(codes))
@@ -83,13 +83,13 @@ def follow(known: bytes | None, bodies: pa.Array) -> tuple[bytes, pa.RecordBatch
     turnaround = np.where(departs, minute - landed_before, np.nan)
     carried = np.where(departs & ~np.isnan(landed_before), np.maximum(np.minimum(previous(delay), delay), 0), np.nan)
     gained = np.where(~left & ~is_known, previous(np.where(left, delay, np.nan)) - delay, np.nan)
-    # A departure that brought less than LATE along ends the chain. Comparisons with NaN are false.
+    # A departure that carried less than LATE minutes ends the chain. Comparisons with NaN are false.
     late = departs & (carried >= LATE)
     since = np.maximum.accumulate(np.where(begins | (departs & ~late), rows, 0))
     start = np.maximum.accumulate(np.where(begins, rows, 0))
 
     def summed(name: str, counts: Floats, origin: npt.NDArray[np.int64]) -> Floats:
-        """Return the sum of ``counts`` since ``origin``, added to the state's value."""
+        """Return the running sum of ``counts`` since ``origin``, beginning with the value in the state."""
         counts = np.where(is_known, joined(name, np.zeros(len(rows) - first_event)), counts)
         sums = np.cumsum(counts)
         out: Floats = sums - sums[origin] + counts[origin]
@@ -125,7 +125,7 @@ def read(bodies: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
     text = pc.binary_join(pa.ListArray.from_arrays([0, len(bodies)], bodies), b"\n")[0].as_buffer()
     table = pyarrow.json.read_json(
         pa.BufferReader(text),
-        # One block, so that no object is cut and rows stay in order.
+        # One block, so that no object is split and rows stay in order.
         read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=text.size + 1),
         parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
     )

@@ -1,4 +1,4 @@
-"""What lets Spark start sooner: compiled PySpark for its Python processes, and an archive of the classes that its JVM loads.
+"""Makes Spark start sooner, with compiled PySpark for its Python processes and an archive of the classes that its JVM loads.
 
-Nothing here imports Spark but ``training``, a program of its own that is started to make the archive.
+Only ``training`` imports Spark. It is a separate program, which is started to make the archive.
 """

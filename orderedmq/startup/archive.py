@@ -1,7 +1,7 @@
 """An archive of the classes that Spark's driver loads (class data sharing), so that Java need not read and verify them again.
 
-It fits one build of Java and one SPARK_HOME and has its name from both. Java checks it against the jars, too, and runs without it
-if it does not fit. But Java 17 crashes on an archive that was cut off, so the name has its size, too.
+An archive is valid for one build of Java and one SPARK_HOME, and is named after both. Java also checks it against the jars, and runs
+without it if they differ. But Java 17 crashes if an archive is truncated, so the name also has the size of the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orderedmq.conditions import JavaCondition
 from orderedmq.errors import JavaError
 from orderedmq.java import Java, cache_folder, cached
 
-#: For a JVM that lives for seconds: it compiles quickly rather than well, and collects in one thread.
+#: Options for a JVM that runs only for seconds: compile quickly instead of well, and collect garbage in one thread.
 BRIEF: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -32,13 +32,13 @@ def archive_options(java: Java, home: Path) -> str | None:
 
 
 def silent(java: Java) -> str:
-    """Return options that keep Java from warning of an archive that does not fit: it would write to the program's output."""
-    # The tag has two names since Java 24.
+    """Return options that stop Java's warnings about an archive that does not fit, because they go to the program's output."""
+    # Java 24 renamed one of the two log tags.
     return "-Xlog:cds=off -Xlog:cds+dynamic=off" if java.version < 24 else "-Xlog:cds=off -Xlog:aot=off"
 
 
 def fitting_archive(java: Java, home: Path) -> Path | None:
-    """Return the archive if there is one and Java says that it fits the jars that are there."""
+    """Return the archive if it exists and Java accepts it for the current jars, else None."""
     archive = _find(java, home)
     if archive is None:
         return None
@@ -47,7 +47,7 @@ def fitting_archive(java: Java, home: Path) -> Path | None:
 
 
 def _class_path(java: Java, home: Path) -> str:
-    """Return the class path of a driver, as Spark's own launcher gives it; nothing if it does not run."""
+    """Return the class path of a driver from Spark's own launcher, or "" if the launcher does not run."""
     launcher = [str(java.path), *BRIEF.split(), "-cp", f"{home / 'jars'}/*", "org.apache.spark.launcher.Main"]
     done = subprocess.run(
         [*launcher, "org.apache.spark.deploy.SparkSubmit", "pyspark-shell"],
@@ -59,23 +59,27 @@ def _class_path(java: Java, home: Path) -> str:
 
 
 def make_archive(java: Java, home: Path) -> Path:
-    """Run a driver that loads what a query needs, have Java write down its classes, and return the archive.
+    """Run a driver that loads the classes of a query, have Java write them to an archive, and return the path of the archive.
 
-    Takes about half a minute. If several processes ask at once, one makes it and the others wait. Raises JavaError NO_ARCHIVE.
+    Takes about half a minute. If several processes call this at the same time, one makes the archive and the others wait. Raises
+    JavaError NO_ARCHIVE.
     """
     folder = cache_folder()
     if folder != cached("."):
-        raise _none(java, "the user's cache cannot be written, or others can; set XDG_CACHE_HOME to a folder of your own")
+        raise _none(
+            java,
+            "the user's cache is not writable, or other users can write it. Set XDG_CACHE_HOME to a folder that only you can write",
+        )
     try:
         return _make(java, home, folder)
     except OSError as error:
-        raise _none(java, f"{error}; see whether the disk of {folder} is full") from error
+        raise _none(java, f"{error}. Check whether the disk of {folder} is full") from error
 
 
 def _make(java: Java, home: Path, folder: Path) -> Path:
     with (folder / "archive.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=folder, prefix=".archive-") as scratch:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Another process may have made it meanwhile. Making it again would delete the one whose name programs have by now.
+        # Another process may have made it while this process waited for the lock. Making it again would delete a file that programs use.
         found = fitting_archive(java, home)
         if found is not None:
             return found
@@ -89,7 +93,7 @@ def _make(java: Java, home: Path, folder: Path) -> Path:
         if done.returncode or not made.exists():
             said = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if re.search("Error|Exception|error", line)]
             why = said[-1][:300] if said else "it gave no reason"
-            raise _none(java, f"{why}; see whether a session of Spark starts here, and whether the disk of {folder} is full")
+            raise _none(java, f"{why}. Check whether a Spark session starts here, and whether the disk of {folder} is full")
         with made.open("rb") as written:
             os.fsync(written.fileno())
         archive = folder / archive_name(java, home, made.stat().st_size)
@@ -104,13 +108,13 @@ def _none(java: Java, why: str) -> JavaError:
 
 
 def _option(name: str, path: Path) -> str:
-    """Return an option of Java's for Spark, which takes a quoted word as one."""
+    """Return a Java option in the form that Spark parses. A path with spaces is quoted, so that it stays one word."""
     quote = '"' if re.search(r"\s", str(path)) else ""
     return f"{quote}-XX:{name}={path}{quote}"
 
 
 def archive_name(java: Java, home: Path, size: int | str) -> str:
-    """Return the name of the archive of this Java and SPARK_HOME that has ``size`` bytes."""
+    """Return the file name of the archive for this Java and SPARK_HOME. ``size``: its size in bytes, or "*"."""
     parts = (str(java.path), java.build, str(home), version("pyspark"))
     return f"classes-{hashlib.sha256(chr(0).join(parts).encode(errors='surrogateescape')).hexdigest()[:16]}-{size}.jsa"
 
@@ -120,12 +124,12 @@ def _find(java: Java, home: Path) -> Path | None:
     found = [] if folder is None else folder.glob(archive_name(java, home, "*"))
     try:
         return next((path for path in found if path.name == archive_name(java, home, path.stat().st_size)), None)
-    except FileNotFoundError:  # another process makes a new one
+    except FileNotFoundError:  # another process is replacing it
         return None
 
 
 def _base(java: Java, folder: Path) -> str:
-    """Return the option for the archive of Java's own classes, on which ours is built. It is made if the Java came without one."""
+    """Return the option for the archive of Java's own classes, on which ours is based. Makes that archive if Java came without it."""
     said = subprocess.run([java.path, "-Xshare:on", "-version"], stdin=subprocess.DEVNULL, capture_output=True)
     if said.returncode == 0:
         return ""

@@ -1,8 +1,8 @@
-"""A SPARK_HOME from which Python processes take the compiled PySpark that is installed.
+"""Makes a SPARK_HOME with which Python processes use the installed, compiled PySpark.
 
-Each Python process that Spark starts looks first into ``python/lib/pyspark.zip`` of SPARK_HOME. Python keeps no compiled modules of
-a zip file, so each process compiles PySpark again: a second of CPU. A SPARK_HOME without that file leads to the same PySpark
-in the interpreter's packages, where it is compiled once.
+Each Python process that Spark starts first imports from ``python/lib/pyspark.zip`` in SPARK_HOME. Python does not save compiled modules
+of a zip file, so each process compiles PySpark again, which takes a second of CPU. With a SPARK_HOME without that file, processes import
+the same PySpark from the interpreter's packages, where it is compiled only once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Final
 
 from orderedmq.java import cache_folder, cached
 
-#: What holds the zip files.
+#: Folders that are not linked: ``python`` has the zip files.
 _LEFT_OUT: Final = ("python", "__pycache__")
 
 
 def installed_spark() -> Path | None:
-    """Return the folder of the installed PySpark if it is a SPARK_HOME; it is not imported."""
+    """Return the folder of the installed PySpark if it is a complete SPARK_HOME, else None. Does not import PySpark."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         return None
@@ -32,10 +32,10 @@ def installed_spark() -> Path | None:
 
 
 def compiled_home(spark: Path) -> Path:
-    """Return a SPARK_HOME of links to all that ``spark`` has for one, but its zip files of Python modules.
+    """Return a SPARK_HOME with links to all parts of ``spark`` except the zip files of Python modules.
 
-    It is in the user's cache, named after ``spark``. What Spark's own servers make there, such as ``logs`` and ``work``, stays. Raises
-    OSError if it cannot be made.
+    It is in the user's cache and is named after ``spark``. Folders that Spark's servers make there, such as ``logs`` and ``work``, stay.
+    Raises OSError if the folder cannot be made.
     """
     wanted = {entry.name: entry for entry in spark.iterdir() if entry.name not in _LEFT_OUT and _of_home(entry)}
     name = f"spark-{hashlib.sha256(os.fsencode(spark)).hexdigest()[:16]}"
@@ -49,7 +49,7 @@ def compiled_home(spark: Path) -> Path:
     for part, entry in wanted.items():
         try:
             (home / part).symlink_to(entry)
-        except FileExistsError:  # from an earlier call, or from another process a moment ago
+        except FileExistsError:  # made by an earlier call, or by another process a moment ago
             pass
     return home
 
@@ -59,14 +59,14 @@ def _links(home: Path) -> set[str]:
 
 
 def _of_home(entry: Path) -> bool:
-    """Whether something in the folder of PySpark is part of a SPARK_HOME and not of the package."""
+    """Return whether an entry in the folder of PySpark is part of the SPARK_HOME and not of the Python package."""
     return entry.is_dir() and not (entry / "__init__.py").exists()
 
 
 def importable_by_workers(spark: Path) -> bool:
-    """Return whether another process of this interpreter, with this environment, imports the PySpark in ``spark``.
+    """Return whether a new process of this interpreter, with the same environment, would import the PySpark in ``spark``.
 
-    It does not if this program has changed its own ``sys.path``.
+    It would not if this program found that PySpark only because it changed its own ``sys.path``.
     """
     return spark.parent in set(_places())
 
@@ -76,6 +76,6 @@ def _places() -> Iterable[Path]:
         if entry:
             yield Path(entry).absolute()
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    # The interpreter's path is not resolved: a virtual environment is where it is.
+    # Do not resolve links, because the link to the interpreter is what identifies a virtual environment.
     for folder in (*site.getsitepackages([sys.prefix, sys.exec_prefix]), *user):
         yield Path(folder).absolute()

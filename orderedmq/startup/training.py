@@ -1,4 +1,4 @@
-"""A driver that does with Spark what a query does, once, so that Java sees the classes. ``archive`` starts it.
+"""A driver that runs small queries once, so that Java loads the classes for the archive. ``archive`` starts it.
 
     python -m orderedmq.startup.training FOLDER
 
@@ -21,7 +21,7 @@ _ROWS: Final = 10
 
 
 def counted(_key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
-    """Return a group's rows of a batch, and count them in its state."""
+    """Yield a group's rows of a batch, and count them in the group's state."""
     before = state.get[0] if state.exists else 0
     for frame in frames:
         before += len(frame)
@@ -70,7 +70,7 @@ def main(folder: str) -> None:
     spark.read.parquet(f"{folder}/files").orderBy("queue_offset").collect()
     process = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
     spark.stop()
-    # Java ends when its standard input is closed, and writes the archive then.
+    # Java exits when its standard input is closed, and then writes the archive.
     process.stdin.close()
     process.wait(300)
 

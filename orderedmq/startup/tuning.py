@@ -1,7 +1,7 @@
-"""``tuned``: sets what lets a session of Spark start sooner. Everything is a variable of this process's environment.
+"""``tuned``: sets environment variables of this process with which a Spark session starts sooner.
 
-Rules: what the user has set stays, in the builder and in the environment. Where it is not certain that a setting does no harm, it
-is not set, and the log says why.
+Rules: settings of the user stay, in the builder and in the environment. A setting that might do harm is not made, and the log says
+why.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ log = logging.getLogger("orderedmq")
 
 Builder = TypeVar("Builder")
 
-#: Settings by which a user names another Python, or class data sharing of his own.
+#: Settings with which a user chooses another Python.
 _PYTHONS: Final = ("spark.pyspark.python", "spark.pyspark.driver.python")
+#: Parts of Java options with which a user configures class data sharing.
 _SHARING: Final = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit")
 
 
 class Installation(NamedTuple):
-    """The Java and the SPARK_HOME that a session will have. ``home`` is None if it is not known."""
+    """The Java and the SPARK_HOME of the future session. ``home`` is None if it is unknown."""
 
     java: Java
     home: Path | None
 
 
 def tuned(builder: Builder) -> Builder:
-    """Return the builder of a SparkSession, after setting what lets its session and its first queries start sooner.
+    """Make the session of a SparkSession builder, and its first queries, start sooner. Return the same builder.
 
-    Does what ``prepare_spark`` does, and sets variables of this process's environment: SPARK_HOME, so that Spark's Python processes
-    take PySpark compiled as it is installed; and SPARK_SUBMIT_OPTS, so that Java uses the archive of classes that ``orderedmq spark
-    prepare`` has made. What the user has set stays, in the environment and in the builder.
+    Does what ``prepare_spark`` does, and sets two environment variables of this process: SPARK_HOME, so that Spark's Python processes use
+    the installed, compiled PySpark, and SPARK_SUBMIT_OPTS, so that Java uses the archive of classes that ``orderedmq spark prepare`` has
+    made. Settings of the user stay, in the environment and in the builder.
 
-    Call it with the builder's other settings in place and before the first SparkSession. It sets nothing after that, under
-    spark-submit, and for a Spark Connect server; the logger ``orderedmq`` says why, at level INFO. Raises JavaError MISSING or
+    Call it after all other settings of the builder and before the first SparkSession. It has no effect after the first session, under
+    spark-submit, and for a Spark Connect server. The logger ``orderedmq`` then says why, at level INFO. Raises JavaError MISSING or
     TOO_OLD.
     """
     options: dict[str, Any] = getattr(builder, "_options", {})
     reason = _too_late(options)
     if reason is not None:
-        log.info("Spark starts as it would without orderedmq.tuned: %s", reason)
+        log.info("orderedmq.tuned has no effect: %s", reason)
         return builder
     place = prepare(options)
     if place.home is not None:
@@ -55,7 +56,7 @@ def tuned(builder: Builder) -> Builder:
 
 
 def prepare(options: dict[str, Any]) -> Installation:
-    """Set up Java, Python and SPARK_HOME for a session with these options, and return what it will have.
+    """Set up Java, Python and SPARK_HOME for a session with these options. Return the Java and the SPARK_HOME.
 
     Raises JavaError MISSING or TOO_OLD.
     """
@@ -65,7 +66,7 @@ def prepare(options: dict[str, Any]) -> Installation:
         return Installation(java, Path(os.environ["SPARK_HOME"]))
     spark = installed_spark()
     if spark is None:
-        log.info("SPARK_HOME stays unset: PySpark is not installed with a Spark of its own")
+        log.info("SPARK_HOME stays unset: the installed PySpark does not contain Spark")
         return Installation(java, None)
     reason = _needs_zip(spark, options)
     try:
@@ -80,12 +81,12 @@ def prepare(options: dict[str, Any]) -> Installation:
 
 
 def _too_late(options: dict[str, Any]) -> str | None:
-    """Return why nothing that is set now has an effect, or None."""
+    """Return why settings would have no effect now, or None if they have."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return "spark-submit has started the JVM"
     context = getattr(sys.modules.get("pyspark.core.context"), "SparkContext", None)
     if getattr(context, "_gateway", None) is not None:
-        return "this process has started its JVM before"
+        return "this process has already started its JVM"
     remote = options.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
     if remote and not str(remote).startswith("local"):
         return f"the session is at the server {remote}"
@@ -93,18 +94,18 @@ def _too_late(options: dict[str, Any]) -> str | None:
 
 
 def _needs_zip(spark: Path, options: dict[str, Any]) -> str | None:
-    """Return why Spark's Python processes may need PySpark from its zip file, or None if they surely do not."""
+    """Return why Spark's Python processes may need the zip file of PySpark, or None if they certainly do not need it."""
     master = options.get("spark.master") or options.get("spark.remote")
     if master is None:
         conf = Path(os.environ.get("SPARK_CONF_DIR", spark / "conf")) / "spark-defaults.conf"
         if os.environ.get("MASTER") or os.environ.get("PYSPARK_SUBMIT_ARGS") or conf.exists():
-            return "the builder names no master, so another place may"
+            return "the builder names no master, but another configuration may"
     elif not str(master).startswith(("local", "spark://")):
         # YARN ships the zip file to its executors.
         return f"the master is {master}"
     pythons = {os.environ.get(name) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
     if pythons != {sys.executable} or any(name in options for name in _PYTHONS):
-        return "they run another interpreter than this one"
+        return "they run another interpreter than this process"
     if not importable_by_workers(spark):
         return f"{spark.parent} is not where this interpreter looks for packages"
     return None
@@ -117,6 +118,6 @@ def _use_archive(java: Java, home: Path, options: dict[str, Any]) -> None:
         return
     found = archive_options(java, home)
     if found is None:
-        log.info("there is no archive of Spark's classes for this Java and this Spark: `orderedmq spark prepare` makes one")
+        log.info("there is no archive of Spark's classes for this Java and this Spark. Run orderedmq spark prepare to make one")
     else:
         os.environ["SPARK_SUBMIT_OPTS"] = f"{given} {found}".strip()
