@@ -1,7 +1,7 @@
 """The module that Spark discovers: the format ``orderedmq``.
 
-Spark imports every top-level module named ``pyspark_*`` in each session that uses any Python data source, and all of them break if
-one import fails. So this module imports nothing but Spark's own classes and loads the rest when it is used.
+Spark imports every top-level module named ``pyspark_*`` in each session that uses any Python data source, and if one import fails, all
+Python data sources fail. So this module imports only Spark's own classes, and loads the rest when it is used.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _OLDEST: Final = (4, 2)
 
 
 def require_spark(version: str = pyspark.__version__) -> None:
-    """Raise RuntimeError if this release of PySpark is older than the oldest one that can run the source."""
+    """Raise RuntimeError if this release of PySpark is too old to run the source."""
     found = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if found < _OLDEST:
         raise RuntimeError(
-            f"orderedmq needs PySpark 4.2 or newer, and this is {version}: only from 4.2 on does Spark tell a streaming source in Python where "
-            "the last committed micro-batch ended and how many rows it may read (latestOffset with start and limit). Upgrade Spark and PySpark"
+            f"orderedmq needs PySpark 4.2 or newer, but this is {version}: older releases do not pass a streaming source in Python the end of "
+            "the last committed micro-batch and the limit of rows to read (latestOffset with start and limit). Upgrade Spark and PySpark"
         )
 
 
 class DefaultSource(DataSource):
     """The format ``orderedmq``: ordered message queues as a source and a sink, for streams and batches.
 
-    docs/reference/options.md has the options, docs/reference/columns.md the columns. Mistakes in options and schemas are
-    reported while the DataFrame is built or the write is planned, each with a condition of docs/reference/conditions.md.
+    docs/reference/options.md lists the options and docs/reference/columns.md the columns. Mistakes in options and schemas are
+    reported when the DataFrame is built or the write is planned, each with a condition from docs/reference/conditions.md.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        # Not when Spark finds this class: an error there would break every other format in Python.
+        # Check here and not when Spark imports this module, where an error would break all other formats in Python.
         require_spark()
         super().__init__(options)
 

@@ -1,7 +1,7 @@
-"""The pytest plugin: fixtures for tests of pipelines. docs/guides/testing.md is the guide.
+"""The pytest plugin: fixtures for tests of pipelines. The guide is docs/guides/testing.md.
 
-pytest imports this module at each of its starts, also for users who do not use it. So it imports nothing but pytest, and loads the rest
-when a test asks for a fixture.
+pytest imports this module at every start, even if no test uses it. So this module imports only pytest, and loads the rest when a test
+requests a fixture.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def orderedmq_store(tmp_path: Path) -> Iterator[TemporaryStore]:
 
 @pytest.fixture(scope="session")
 def orderedmq_spark_config() -> dict[str, str]:
-    """Settings of ``orderedmq_spark``, on top of its own. Define a fixture of this name in conftest.py to give others."""
+    """Additional settings of ``orderedmq_spark``. Define a fixture of this name in conftest.py to set your own."""
     return {}
 
 
 @pytest.fixture(scope="session")
 def orderedmq_spark(orderedmq_spark_config: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A small local Spark session for all tests; with the extra ``java``, no Java has to be installed. An active session is used as it is."""
+    """A small local Spark session for all tests, or the active session unchanged. The extra ``java`` provides a Java runtime."""
     from orderedmq.testing.session import local_session
 
     folder = tmp_path_factory.mktemp("orderedmq-spark")

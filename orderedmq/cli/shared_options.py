@@ -35,7 +35,8 @@ ProfileOption = Annotated[
     str | None,
     typer.Option(
         "--profile",
-        help=f"Take the broker, account and TLS options from this table of ~/.config/orderedmq/config.toml (or of the file in {FILE_VARIABLE}).",
+        help=f"Take the options of broker, account and TLS from this table of ~/.config/orderedmq/config.toml (or of the file "
+        f"in {FILE_VARIABLE}).",
         show_default=False,
         metavar="NAME",
         envvar="ORDEREDMQ_PROFILE",

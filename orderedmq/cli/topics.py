@@ -220,8 +220,8 @@ def add_queues(shell: Shell, name: Name, queues: Queues, yes: Yes = False) -> No
         now = broker.log.topic(name).queues
         if queues > now:
             shell.ask(
-                f"With {queues} instead of {now} queues, new messages of most sharding keys of {name} go to another queue than earlier messages, "
-                "and have no order relative to them. Continue?",
+                f"With {queues} instead of {now} queues, new messages of most sharding keys of {name} go to another queue than "
+                "earlier messages, and have no order relative to them. Continue?",
                 yes,
             )
         grown = broker.admin.add_queues(name, queues)

@@ -76,6 +76,6 @@ def _places() -> Iterable[Path]:
         if entry:
             yield Path(entry).absolute()
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    # Do not resolve links, because the link to the interpreter is what identifies a virtual environment.
+    # Do not resolve links, because `installed_spark` does not resolve them either.
     for folder in (*site.getsitepackages([sys.prefix, sys.exec_prefix]), *user):
         yield Path(folder).absolute()

@@ -1,7 +1,7 @@
-"""Tests of pipelines: a temporary store, queries that run to their end or are killed in a micro-batch, and calls that fail once.
+"""Helpers to test pipelines: a temporary store, queries that run to their end or are killed in a micro-batch, and calls that fail once.
 
 pytest users get a `TemporaryStore` from the fixture ``orderedmq_store`` and a Spark session from ``orderedmq_spark``
-(pytest_orderedmq.py); docs/guides/testing.md is the guide. Nothing else in the package imports this room.
+(pytest_orderedmq.py). The guide is docs/guides/testing.md. No other part of the package imports this one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compares what a pipeline should have written with what it has, and says where they first differ."""
+"""Compares the output of a pipeline with the expected messages, and reports the first differences."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from orderedmq.tools.audit_sides import RowsSide, TableSide, TopicSide
 
 @runtime_checkable
 class Frame(Protocol):
-    """What is used of a DataFrame of Spark."""
+    """The part of Spark's DataFrame that is used here."""
 
     def toArrow(self) -> pa.Table: ...
 
 
-#: A topic; the Parquet file or directory at a path; rows; or a DataFrame.
+#: The name of a topic, the path of a Parquet file or directory, rows, or a DataFrame.
 Given: TypeAlias = str | Path | Iterable[Row] | pa.Table | Frame
 
 
 def side(given: Given, name: str, log: Log, id_field: str | None, columns: dict[str, Any]) -> Side:
-    """Return one side of the comparison. ``name`` is what rows are called. Raises the errors of the sides."""
+    """Return one side of the comparison. ``name``: the name of given rows in the report. Raises the errors of the sides."""
     if isinstance(given, str):
         if "/" in given:
             raise OptionError(
                 OptionCondition.INVALID,
-                f"{given!r} is not the name of a topic: for a Parquet file or directory pass Path({given!r})",
+                f"{given!r} is not the name of a topic. For a Parquet file or directory, pass Path({given!r})",
             )
         return TopicSide(log, given, id_field)
     if isinstance(given, Path):
@@ -45,7 +45,7 @@ def side(given: Given, name: str, log: Log, id_field: str | None, columns: dict[
 
 
 def difference(expected: Side, actual: Side) -> str | None:
-    """Return what is wrong with ``actual``, None if it has the messages of ``expected``, once and in the order of their keys."""
+    """Return a report, or None if ``actual`` has exactly the messages of ``expected``, each once and in the order of its key."""
     found = audit(expected, actual)
     return None if found.ok else told(found)
 

@@ -1,4 +1,4 @@
-"""A function that fails once and then works, in whatever process it is called: files remember which calls have failed."""
+"""A function that fails once and then works, whichever process calls it. Files record which calls have failed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from orderedmq.errors import OptionError
 
 
 class FailedOnce(Exception):
-    """Raised by a function of `TemporaryStore.fails_once`."""
+    """The exception of a function that `TemporaryStore.fails_once` returned."""
 
 
 class FailsOnce:
-    """Calls a function, and raises `FailedOnce` at its first call, or at its first call for each key."""
+    """Calls a function, but raises `FailedOnce` at the first call, or at the first call with each key."""
 
     def __init__(self, function: Callable[..., Any], folder: Path, *, per_key: bool, after: bool) -> None:
         self._function = function
@@ -43,18 +43,18 @@ class FailsOnce:
             raise OptionError(
                 OptionCondition.INVALID,
                 f"fails_once(per_key=True) is for listeners, whose messages have a sharding_key, but {self._name} was called with "
-                f"{', '.join(type(arg).__name__ for arg in args) or 'nothing'}: leave per_key out",
+                f"{', '.join(type(arg).__name__ for arg in args) or 'nothing'}. Leave per_key out",
             ) from error
 
     def _fail(self, keys: list[str | None]) -> None:
-        # All keys are noted, so that a call with several keys fails once.
+        # Record all keys, so that a call with several keys fails only once.
         fresh = [key for key in keys if self._first(key)]
         if fresh:
             what = f" for the key {fresh[0]}" if self._per_key else ""
-            raise FailedOnce(f"fails_once let the first call of {self._name}{what} fail")
+            raise FailedOnce(f"fails_once made the first call of {self._name}{what} fail")
 
     def _first(self, key: str | None) -> bool:
-        """Whether no process has called this function (with this key) before. Exactly one of them is told so."""
+        """Return whether this is the first call (with this key) in any process. It is true in exactly one process."""
         place = f"{re.sub(r'[^-.0-9A-Za-z]', '_', self._name)}-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}"
         try:
             (self._folder / place).touch(exist_ok=False)
@@ -64,9 +64,9 @@ class FailsOnce:
 
 
 def failing_class(made: type, folder: Path, *, per_key: bool, after: bool) -> type:
-    """Return a class whose objects call an object of ``made`` and fail once, all of them together.
+    """Return a class whose objects wrap objects of the class ``made``. All objects together fail once.
 
-    A listener may be a class, of which each thread makes an object.
+    This is for listeners that are classes, of which each thread makes its own object.
     """
 
     class Failing:
@@ -81,7 +81,7 @@ def failing_class(made: type, folder: Path, *, per_key: bool, after: bool) -> ty
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a function, or of the function in a partial; of any other object, that of its class."""
+    """Return the name of a function or of the function in a partial, or the class name of another object."""
     while isinstance(function, functools.partial):
         function = function.func
     found = getattr(function, "__qualname__", None) or type(function).__qualname__

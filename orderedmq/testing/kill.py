@@ -1,4 +1,4 @@
-"""Runs a query in a process of its own and kills it, with its JVM and all that it has started, as the loss of its machine would."""
+"""Runs a query in a separate process, and kills it with its JVM and all other descendants, as if its machine failed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from orderedmq.testing.problems import QueryTestError
 from orderedmq.testing.queries import batches_in
 from orderedmq.testing.session import modules_for_workers
 
-#: Where in a micro-batch a query is killed: its offsets are logged; a task has ended; all is written, only Spark has not logged it.
+#: The point of a micro-batch at which a query is killed: its offsets are logged (planned), a task has ended (task), or all rows are
+#: written but Spark has not logged the commit (written).
 After = Literal["planned", "task", "written"]
 
-#: Maximum seconds that killed processes take to be gone, and how often to look.
+#: Maximum seconds to wait until killed processes have ended, and seconds between two looks.
 _GONE: Final = 30.0
 _LOOK_EVERY: Final = 0.01
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What the process needs to know. ``query``: pickled. ``batch``: its number in the checkpoint."""
+    """The input of the process. ``query``: the pickled query. ``batch``: number of the micro-batch in the checkpoint."""
 
     query: bytes
     name: str
@@ -41,10 +42,10 @@ class Spec:
 
 
 def run_and_kill(spec: Spec, folder: Path, timeout: float) -> None:
-    """Run the query from its checkpoint, and kill all its processes when it has come to its point.
+    """Run the query from its checkpoint, and kill all its processes when it reaches the point in ``spec``.
 
-    ``folder``: for the log of the process. Raises QueryTestError NOT_KILLED if the query ends before, FAILED if it fails before,
-    TIMED_OUT.
+    ``folder``: where to write the log of the process. Raises QueryTestError NOT_KILLED if the query ends before that point, FAILED if
+    it fails before, and TIMED_OUT after ``timeout`` seconds.
     """
     file, log = folder / "killed.spec", folder / "killed.log"
     file.write_bytes(pickle.dumps(spec))
@@ -57,7 +58,7 @@ def run_and_kill(spec: Spec, folder: Path, timeout: float) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # Ctrl-C in the terminal reaches only this process, which then kills that one.
+                # A new session, so that Ctrl-C in the terminal reaches only this process, which then kills the new one.
                 start_new_session=True,
             )
         os.close(write)
@@ -66,7 +67,7 @@ def run_and_kill(spec: Spec, folder: Path, timeout: float) -> None:
             said = os.read(read, 4096) if answered else b""
             reached = said == b"."
             if answered and not reached:
-                # Without a word, the pipe ends with the process.
+                # If nothing was written, the pipe was closed by the end of the process.
                 _explain(spec, said.decode(errors="replace"), 0 if said else process.wait(), log)
         finally:
             kill_all(process)
@@ -75,7 +76,7 @@ def run_and_kill(spec: Spec, folder: Path, timeout: float) -> None:
     if not reached:
         raise QueryTestError(
             QueryTestCondition.TIMED_OUT,
-            f"the query {spec.name} had not come to micro-batch {spec.batch} after {timeout:g} s, and was killed; pass a longer timeout, or "
+            f"the query {spec.name} had not reached micro-batch {spec.batch} after {timeout:g} s and was killed. Pass a longer timeout, or "
             f"see {log}",
         )
     if spec.batch not in batches_in(spec.checkpoint, "offsets") - batches_in(spec.checkpoint, "commits"):
@@ -83,25 +84,25 @@ def run_and_kill(spec: Spec, folder: Path, timeout: float) -> None:
 
 
 def _explain(spec: Spec, said: str, code: int, log: Path) -> None:
-    """Raise the error of a process that has ended by itself, with what it ``said``."""
+    """Raise the error for a process that ended before it was killed. ``said``: the text that it wrote to the pipe."""
     if said or code:
         why = said or f"its process ended with exit code {code}"
         raise QueryTestError(
             QueryTestCondition.FAILED,
-            f"the query {spec.name} failed before it could be killed in micro-batch {spec.batch}: {why} (see {log})",
+            f"the query {spec.name} failed before it could be killed in micro-batch {spec.batch}: {why}. See {log}",
         )
     raise QueryTestError(
         QueryTestCondition.NOT_KILLED,
-        f"the query {spec.name} ended before micro-batch {spec.batch}, so it was not killed: produce messages that are not processed yet, or "
+        f"the query {spec.name} ended before micro-batch {spec.batch}, so it was not killed. Produce messages that are not processed yet, or "
         "set maxOffsetsPerTrigger so that they take several micro-batches",
     )
 
 
 def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child and all its descendants. Each is stopped before the first is killed, so that none notices the end of another."""
+    """Kill a child process and its descendants. All are stopped before the first is killed, so that none reacts to the end of another."""
     stopped: set[int] = set()
     if process.poll() is None:
-        # A stopped process starts no other, so there is a look that finds nothing new.
+        # This loop ends, because a stopped process starts no other processes.
         while fresh := _family(process.pid) - stopped:
             for pid in fresh:
                 _signal(pid, signal.SIGSTOP)
@@ -109,14 +110,14 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
     for pid in stopped:
         _signal(pid, signal.SIGKILL)
     process.wait()
-    # A killed process closes its files, which are its locks, when it is next scheduled.
+    # A killed process releases its file locks only when it is next scheduled, so wait until all have ended.
     until = time.monotonic() + _GONE
     while stopped & _processes().keys() and time.monotonic() < until:
         time.sleep(_LOOK_EVERY)
 
 
 def _signal(pid: int, which: signal.Signals) -> None:
-    # It may have ended meanwhile.
+    # The process may have ended since it was listed.
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, which)
 
@@ -131,13 +132,13 @@ def _family(pid: int) -> set[int]:
 
 
 def _processes() -> dict[int, int]:
-    """Return the parent of each process of this machine, without those that have ended and wait for their parent to notice."""
+    """Return the parent of each process of this machine. Leaves out zombies, which have ended."""
     if Path("/proc/self/stat").exists():
         found = {}
         for entry in os.scandir("/proc"):
             if entry.name.isdigit():
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    # The name of a program, in parentheses, may have spaces and parentheses itself.
+                    # The name of the program is in parentheses, and may contain spaces and parentheses.
                     state, parent = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
                     if state not in "ZX":
                         found[int(entry.name)] = int(parent)

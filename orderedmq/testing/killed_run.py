@@ -1,13 +1,13 @@
-"""A query in a process of its own, which says when it has come to a point of a micro-batch and waits there to be killed.
+"""Runs a query in this separate process, which reports when the query reaches a point of a micro-batch, and then waits to be killed.
 
     python -m orderedmq.testing.killed_run SPEC PIPE
 
-SPEC is a file with a pickled `kill.Spec`. PIPE is a file descriptor, to which the process writes a dot at the point, or what went wrong
-before it. It writes nothing if the query ends before.
+SPEC is a file with a pickled `kill.Spec`. PIPE is a file descriptor. The process writes a dot to it when the query reaches the point, or
+the error if the query fails before. It writes nothing if the query ends before the point.
 
 Spark's stream thread takes a lock before it logs a batch's offsets, and again before it logs the batch's commit. This process holds the
-lock whenever it looks at the offset log, and lets go of it only as long as the batch is not there. So the batch can come up to
-its commit, and no further. The lock is fair: the stream thread cannot take it twice between two looks.
+lock whenever it looks at the offset log, and releases it only while the batch is not in that log. So the batch can run up to its commit,
+but cannot log the commit. The lock is fair, so the stream thread cannot take it twice between two looks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOOK_EVERY: Final = 0.002
 
 
 def come_to(spark: SparkSession, query: StreamingQuery, spec: Spec) -> bool:
-    """Wait until the query stands at the point, with its lock held. Return False if it ends before."""
+    """Wait until the query has reached the point, and keep its lock. Return False if the query ends before."""
     jvm: Any = query
     progress = jvm._jsq.streamingQuery().awaitProgressLock()
     while True:
@@ -58,7 +58,7 @@ def come_to(spark: SparkSession, query: StreamingQuery, spec: Spec) -> bool:
 
 
 def _there(spark: SparkSession, query: StreamingQuery, after: str, progress: Any) -> bool:
-    # The stream thread waits for the lock: the batch is done, but for its commit.
+    # If the stream thread waits for the lock, the batch is finished except for its commit.
     if after == "planned" or progress.hasQueuedThreads():
         return True
     if after == "written":
@@ -72,7 +72,7 @@ def _there(spark: SparkSession, query: StreamingQuery, after: str, progress: Any
 
 
 def run(file: str, pipe: int) -> None:
-    """Run the query to its point and stay there, or to its end. Raises what the query raises."""
+    """Run the query to the point and wait there forever, or run it to its end. Raises the errors of the query."""
     spec: Spec = pickle.loads(Path(file).read_bytes())
     spark = session.start(spec.config)
     query = queries.start(queries.writer_of(cloudpickle.loads(spec.query), spark, spec.options), spec.checkpoint)

@@ -1,4 +1,4 @@
-"""The error of a test's query."""
+"""The error of a query that a test runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orderedmq.errors import ErrorOf
 
 
 class QueryTestError(ErrorOf[QueryTestCondition]):
-    """A query cannot be run by a test as it asked."""
+    """A query of a test cannot run or cannot be killed as the test asked."""
 
     family: ClassVar[str] = "ORDEREDMQ_TESTING"
     conditions = QueryTestCondition

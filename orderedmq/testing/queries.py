@@ -1,4 +1,4 @@
-"""A test's query: what it is, and a run of it until everything that is there is processed."""
+"""The query of a test: makes its writer, and runs it until all existing messages are processed."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    #: What a test runs: a writer that is not started, or a function that makes it of a session and of the options that name the broker.
+    #: The query of a test: a writer that is not started, or a function that makes one from a session and the options that name the broker.
     Query = DataStreamWriter | Callable[[SparkSession, dict[str, str]], DataStreamWriter]
 
 _REMEDY = (
-    "return the writer that df.writeStream makes, with its format and options, and leave trigger() and start() to the test"
+    "Return the writer that df.writeStream makes, with its format and options, and leave trigger() and start() to the test"
 )
 
 
 def is_writer(query: object) -> bool:
-    """Whether a query is a writer, of a classic session or of Spark Connect."""
+    """Return whether a query is a writer of a classic session or of Spark Connect."""
     return hasattr(query, "foreachBatch") and hasattr(query, "trigger")
 
 
 def checkpoint_of(query: Query) -> str:
-    """Return the name of a query's checkpoint: that of its function, or "query" for a writer."""
+    """Return the name of a query's checkpoint: the name of its function, or "query" for a writer."""
     return "query" if is_writer(query) else name_of(query).rpartition(".")[2].strip("<>")
 
 
@@ -39,24 +39,24 @@ def writer_of(query: Query, spark: SparkSession | None, options: dict[str, str])
     if not is_writer(query):
         if not callable(query):
             raise QueryTestError(
-                QueryTestCondition.NOT_A_QUERY, f"{query!r} is no query: pass a function of a session and the broker's options"
+                QueryTestCondition.NOT_A_QUERY, f"{query!r} is no query. Pass a function of a session and the broker's options"
             )
         if spark is None:
             raise QueryTestError(
                 QueryTestCondition.NOT_A_QUERY,
-                f"{name_of(query)} needs a session: pass one behind it, such as the fixture orderedmq_spark",
+                f"{name_of(query)} needs a session. Pass one after it, such as the fixture orderedmq_spark",
             )
         found = query(spark, dict(options))
     if not is_writer(found):
         if hasattr(found, "awaitTermination"):
             found.stop()
-        raise QueryTestError(QueryTestCondition.NOT_A_QUERY, f"{name_of(query)} returned {type(found).__name__}: {_REMEDY}")
+        raise QueryTestError(QueryTestCondition.NOT_A_QUERY, f"{name_of(query)} returned {type(found).__name__}. {_REMEDY}")
     writer: DataStreamWriter = found
     return writer
 
 
 def pickled(query: Query) -> bytes:
-    """Return a query's function for another process."""
+    """Return a query's function pickled, for another process."""
     from pyspark import cloudpickle
 
     made: bytes = cloudpickle.dumps(query)  # type: ignore[no-untyped-call]
@@ -64,22 +64,22 @@ def pickled(query: Query) -> bytes:
 
 
 def start(writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
-    """Start a writer with the trigger and the checkpoint of a test."""
+    """Start a writer with the trigger availableNow and the checkpoint of a test."""
     return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
 
 
 def finish(query: StreamingQuery, name: str, timeout: float) -> None:
-    """Wait for a query's end. Raises what Spark raises if it fails, and QueryTestError TIMED_OUT after ``timeout`` seconds."""
+    """Wait until a query ends. Raises Spark's exception if the query fails, and QueryTestError TIMED_OUT after ``timeout`` seconds."""
     if not query.awaitTermination(max(1, round(timeout))):
         query.stop()
         raise QueryTestError(
             QueryTestCondition.TIMED_OUT,
-            f"the query {name} was still at work after {timeout:g} s, and was stopped; pass a longer timeout, or see whether it waits for a "
-            "lock or retries a message for ever",
+            f"the query {name} was still at work after {timeout:g} s and was stopped. Pass a longer timeout, or check whether it waits for "
+            "a lock or retries a message forever",
         )
 
 
 def batches_in(checkpoint: Path, log: str) -> set[int]:
-    """Return the batches in a log of a checkpoint. A batch in ``offsets`` and not in ``commits`` is in flight."""
+    """Return the batches in a log of a checkpoint. A batch that is in ``offsets`` and not in ``commits`` is in flight."""
     folder = checkpoint / log
     return {int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()} if folder.is_dir() else set()

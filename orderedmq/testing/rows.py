@@ -1,4 +1,4 @@
-"""Rows as a test writes them, as the columns of a `Producer`."""
+"""Converts the rows that a test gives to the columns of a `Producer`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from orderedmq.conditions import SchemaCondition
 from orderedmq.errors import SchemaError
 
-#: A message's key and body; its columns by their names; or many messages as columns.
+#: The key and body of a message, its columns by name, or many messages as columns.
 Row: TypeAlias = tuple[Any, Any] | Mapping[str, Any] | pa.RecordBatch | pa.Table
 
 _TYPES: Final = {
@@ -23,7 +23,7 @@ _TYPES: Final = {
 
 
 def batches(rows: Sequence[Row], where: str) -> list[pa.RecordBatch]:
-    """Return rows as record batches, in their order. ``where`` is named in errors. Raises SchemaError."""
+    """Return rows as record batches, in their order. ``where``: the target, for errors. Raises SchemaError."""
     found: list[pa.RecordBatch] = []
     single: list[Mapping[str, Any]] = []
     for number, row in enumerate(rows):
@@ -37,7 +37,7 @@ def batches(rows: Sequence[Row], where: str) -> list[pa.RecordBatch]:
 
 
 def _named(row: Any, where: str) -> Mapping[str, Any]:
-    """Return one row as its columns. Raises SchemaError WRONG_TYPE, MISSING_COLUMN."""
+    """Return one row as a dict of columns. Raises SchemaError WRONG_TYPE or MISSING_COLUMN."""
     if isinstance(row, Mapping):
         columns = dict(row)
     elif isinstance(row, tuple) and len(row) == 2:
@@ -45,7 +45,7 @@ def _named(row: Any, where: str) -> Mapping[str, Any]:
     else:
         raise SchemaError(
             SchemaCondition.WRONG_TYPE,
-            f'{where} is {row!r}: give (key, body), such as ("order-1", "created"), a dict of columns, or a table of pyarrow',
+            f'{where} is {row!r}. Give (key, body), such as ("order-1", "created"), a dict of columns, or a table of pyarrow',
         )
     if "body" not in columns:
         raise SchemaError(SchemaCondition.MISSING_COLUMN, f"{where} has no column body, only {', '.join(columns)}")
@@ -64,7 +64,7 @@ def _body(body: Any, where: str) -> bytes:
         return body
     raise SchemaError(
         SchemaCondition.WRONG_TYPE,
-        f"{where} has a body of type {type(body).__name__}: give text, bytes, or a dict or list, which becomes JSON",
+        f"{where} has a body of type {type(body).__name__}. Give text, bytes, or a dict or list, which becomes JSON",
     )
 
 
@@ -73,5 +73,5 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[pa.RecordBatch]:
         return []
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: pa.array([row.get(name) for row in rows], _TYPES.get(name)) for name in names}
-    # Without any key there is no column: one that has only nulls has no type.
+    # Drop columns that have only nulls, such as the keys if no row has a key, because they have no type.
     return [pa.record_batch({name: column for name, column in columns.items() if column.type != pa.null()})]

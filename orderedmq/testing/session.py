@@ -1,4 +1,4 @@
-"""A small Spark session for tests, started as `orderedmq.tuned` does, whose workers find the modules that this process finds."""
+"""A small Spark session for tests, started with `orderedmq.tuned`. Its workers find the same modules as this process."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _DEFAULTS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
-    # Times are the same on every machine.
+    # So that times are the same on every machine.
     "spark.sql.session.timeZone": "UTC",
 }
-#: Settings that Spark gives each session for itself.
+#: Prefixes of settings that Spark sets differently in each session.
 _OWN: Final = ("spark.app.", "spark.driver.host", "spark.driver.port", "spark.executor.id", "spark.submit.", "spark.repl.")
 
 
 def start(config: Mapping[str, str]) -> SparkSession:
-    """Return a new local session, with ``config`` on top of what suits tests.
+    """Return a new local session with settings for tests, which ``config`` can override.
 
     Raises JavaError MISSING or TOO_OLD.
     """
@@ -51,7 +51,7 @@ def start(config: Mapping[str, str]) -> SparkSession:
 
 @contextmanager
 def local_session(config: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Start a session as `start` does, and stop it at the end, unless it was active before."""
+    """Yield the active session. If there is none, start one as `start` does, and stop it at the end."""
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -64,15 +64,15 @@ def local_session(config: Mapping[str, str]) -> Iterator[SparkSession]:
 
 
 def settings(spark: SparkSession) -> dict[str, str]:
-    """Return the settings of a session with which another one is like it."""
+    """Return the settings with which another session behaves like this one."""
     return {name: value for name, value in dict(spark.conf.getAll).items() if not name.startswith(_OWN)}
 
 
 @contextmanager
 def modules_for_workers() -> Iterator[None]:
-    """Let the processes that are started inside find the modules that pytest has made importable in this one.
+    """Make processes that are started in this block find the modules that pytest has made importable in this process.
 
-    pytest puts folders of tests, and those of its setting ``pythonpath``, into ``sys.path``, which no other process sees.
+    pytest adds folders of tests, and the folders of its setting ``pythonpath``, to ``sys.path``, which other processes do not see.
     """
     before = os.environ.get("PYTHONPATH")
     places = [*(before or "").split(os.pathsep), *map(str, _added())]
@@ -87,7 +87,7 @@ def modules_for_workers() -> Iterator[None]:
 
 
 def _added() -> Iterator[Path]:
-    """Yield the folders of ``sys.path`` in which a new process of this interpreter does not look by itself."""
+    """Yield the folders of ``sys.path`` that a new process of this interpreter would not have in its own ``sys.path``."""
     known = {Path(place) for place in (*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages())}
     known |= {Path(sys.base_prefix, place.relative_to(sys.prefix)) for place in known if place.is_relative_to(sys.prefix)}
     for entry in sys.path:

@@ -1,4 +1,4 @@
-"""The embedded broker in a folder of a test, and everything that a test does with it."""
+"""A store of the embedded broker in a test's folder, with all methods that a test needs."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Queues of a topic that a test makes by producing to it.
+#: Number of queues of a topic that a test creates by producing to it.
 _QUEUES = 4
 
 
 class TemporaryStore:
     """A store of the embedded broker, with the checkpoints of the queries that a test runs over it.
 
-    ``broker`` is the connection (`orderedmq.connect`), for what has no method here. ``options`` are the options by which a source or
-    a sink names the broker: ``spark.readStream.format("orderedmq").options(**store.options, topic="orders")``.
+    ``broker`` is the connection (`orderedmq.connect`). Use it for everything that has no method here. ``options`` are the options that
+    connect a source or a sink to the store: ``spark.readStream.format("orderedmq").options(**store.options, topic="orders")``.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        """Make a store in ``folder``, which stays; without one, in a new folder that `close` removes."""
+        """Make a store in ``folder``, which `close` keeps. Without ``folder``, make it in a new folder that `close` removes."""
         self._removed = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix="orderedmq-") if folder is None else folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -58,17 +58,17 @@ class TemporaryStore:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, and remove the folder if it is a temporary one."""
         self.broker.close()
         if self._removed:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def produce(self, topic: str, *rows: Row, queues: int = _QUEUES) -> None:
-        """Append messages to a topic, in this order. A topic that is missing is made, with ``queues`` queues, also by no rows at all.
+        """Append messages to a topic, in this order. A missing topic is created with ``queues`` queues, even without rows.
 
         A row is ``(key, body)``, a dict of columns (``{"body": ..., "sharding_key": ..., "tags": ..., "properties": {...}}``, as
-        `Producer.send` takes them), or a table or record batch of pyarrow. A body is text, bytes, or a dict or list, which becomes
-        JSON. The key None is no key. Raises SchemaError, MessageError, TopicError.
+        for `Producer.send`), or a table or record batch of pyarrow. A body is text, bytes, or a dict or list, which becomes JSON.
+        The key None means no key. Raises SchemaError, MessageError, TopicError.
         """
         found = batches(rows, f"topic {topic!r}")
         if topic not in self._topics():
@@ -78,11 +78,11 @@ class TemporaryStore:
             producer.send(batch)
 
     def messages(self, topic: str) -> list[dict[str, Any]]:
-        """Return the messages that a topic has, one queue after the other, each in the order of its offsets.
+        """Return all messages of a topic, queue by queue, each queue in the order of its offsets.
 
         A message is a dict with topic, broker_name, queue_id, queue_offset, sharding_key, tags, keys, body (bytes), store_timestamp
-        (µs since 1970), message_id and properties. Dead letters are in the topic ``%DLQ%<group>``, and a group may have none.
-        Raises TopicError, GroupError or StoreError MISSING, so that a wrong name is not an empty topic.
+        (µs since 1970), message_id and properties. Dead letters are in the topic ``%DLQ%<group>``. The result is empty
+        if the group has none. Raises TopicError, GroupError or StoreError MISSING, so that a wrong name does not look like an empty topic.
         """
         if topic.startswith(DEAD_LETTER_PREFIX):
             queues = letter_queues(self.broker, topic.removeprefix(DEAD_LETTER_PREFIX))
@@ -92,9 +92,9 @@ class TemporaryStore:
         return [row for queue, at in bounds.items() for row in rows_of(self.broker.log, queue, at.min_offset, at.max_offset)]
 
     def by_key(self, topic: str) -> dict[str | None, list[str]]:
-        """Return the bodies of a topic's messages as text, in order, by their sharding key: ``{"order-1": ["created", "paid"]}``.
+        """Return the bodies of a topic's messages as text, in order, by sharding key: ``{"order-1": ["created", "paid"]}``.
 
-        Raises what `messages` raises.
+        Raises the errors of `messages`.
         """
         found: dict[str | None, list[str]] = {}
         for message in self.messages(topic):
@@ -104,14 +104,15 @@ class TemporaryStore:
     def run_to_end(
         self, query: Query, spark: SparkSession | None = None, *, checkpoint: str | None = None, timeout: float = 120
     ) -> StreamingQuery:
-        """Run a query until everything that is there is processed, and return it.
+        """Run a query until all existing messages are processed, and return the query.
 
         ``query`` is a function that gets the session and ``options``, and returns a writer that is not started:
-        ``lambda spark, broker: spark.readStream....writeStream.format(...)``. A writer itself will do as well, without ``spark``. The
-        test sets the trigger (availableNow) and the checkpoint, a folder of this store that has the name of the function, or
-        ``checkpoint``. So a second call resumes where the first has ended.
+        ``lambda spark, broker: spark.readStream....writeStream.format(...)``. It may also be such a writer, and then ``spark`` is not
+        needed. This method sets the trigger (availableNow) and the checkpoint. The checkpoint is a folder of this store, named
+        ``checkpoint``, by default the name of the function. So a second call resumes where the first one ended.
 
-        Raises Spark's StreamingQueryException if the query fails; QueryTestError NOT_A_QUERY, and TIMED_OUT after ``timeout`` seconds.
+        Raises Spark's StreamingQueryException if the query fails, and QueryTestError NOT_A_QUERY, or TIMED_OUT after ``timeout``
+        seconds.
         """
         writer = queries.writer_of(query, spark, self.options)
         name = checkpoint or queries.checkpoint_of(query)
@@ -129,25 +130,26 @@ class TemporaryStore:
         checkpoint: str | None = None,
         timeout: float = 120,
     ) -> StreamingQuery:
-        """Kill a query in a micro-batch, then run it to its end as `run_to_end` does, which repeats that batch from the checkpoint.
+        """Kill a query in a micro-batch. Then run it to its end as `run_to_end` does, which repeats that batch from the checkpoint.
 
-        The query runs in a process of its own, with the settings of ``spark``. All its processes (Python, JVM, workers) are ended by SIGKILL
+        The killed query runs in a separate process, with the settings of ``spark``. SIGKILL ends all its processes (Python, JVM, workers)
         in the micro-batch ``batch``, counted from 0 in this run:
 
         - ``after="written"``: all rows are processed, and the sink or foreachBatch has written them. Spark has not logged the batch as
-          committed, so it comes again.
+          committed, so it runs again.
         - ``after="task"``: at least one task of the batch has ended, and perhaps all.
-        - ``after="planned"``: the batch's offsets are logged. Its tasks may have begun.
+        - ``after="planned"``: the batch's offsets are logged. Its tasks may have started.
 
-        ``query`` is a function, as for `run_to_end`, which is pickled for that process; so are the functions that it uses, unless they can
-        be imported there. ``timeout`` holds for each of the two runs.
+        ``query`` is a function, as for `run_to_end`. It is pickled for the process, together with the functions that it uses and that
+        cannot be imported there. ``timeout`` applies to each of the two runs.
 
-        Raises what `run_to_end` raises; QueryTestError NOT_KILLED if the query ends before that batch, FAILED if it fails before.
+        Raises the errors of `run_to_end`, and QueryTestError NOT_KILLED if the query ends before that batch, or FAILED if it fails before.
         """
         if queries.is_writer(query):
             raise QueryTestError(
                 QueryTestCondition.NOT_A_QUERY,
-                "a writer belongs to the session of this process, which stays alive: pass a function of a session and the broker's options",
+                "a writer belongs to the session of this process, which must not be killed. Pass a function of a session and the broker's "
+                "options",
             )
         name = checkpoint or queries.checkpoint_of(query)
         place = self._checkpoint(name)
@@ -157,12 +159,12 @@ class TemporaryStore:
         return self.run_to_end(query, spark, checkpoint=name, timeout=timeout)
 
     def fails_once(self, function: F, *, per_key: bool = False, after: bool = False) -> F:
-        """Return a function that raises `FailedOnce` at its first call, and then does what ``function`` does.
+        """Return a function that raises `FailedOnce` at its first call, and otherwise calls ``function``.
 
-        ``function`` is a listener, a function of foreachBatch, or any other that Spark's processes call. ``per_key``: a listener fails at
-        the first call with each sharding key. ``after``: the function is called before it fails, so that its effect comes twice.
-        Files of this store remember the calls, so all processes have one first call, also across restarts. Functions of one name
-        share it. A listener that is a class stays one.
+        ``function`` is a listener, a function of foreachBatch, or any other function that Spark's processes call. ``per_key``: a listener
+        fails at the first call with each sharding key. ``after``: call ``function`` before the failure, so that its effect happens twice.
+        Files in this store record the calls, so only one call fails in all processes together, also across restarts. Functions with
+        the same name share this record. For a listener that is a class, the result is also a class.
         """
         folder = self.folder / "failed"
         folder.mkdir(exist_ok=True)
@@ -180,19 +182,19 @@ class TemporaryStore:
         id_column: str | None = None,
         order_column: str | None = None,
     ) -> None:
-        """Assert that ``actual`` has the messages of ``expected`` and no others, each once, and those of a key in their order.
+        """Assert that ``actual`` has exactly the messages of ``expected``, each once, and the messages of each key in order.
 
-        Each is a topic's name, the ``Path`` of a Parquet file or directory, or rows as `produce` takes them, also a DataFrame with the
-        columns sharding_key and body. Messages are compared, not totals. A message is known by its key and its body, or by the field
-        ``id_field`` of JSON bodies. ``key_column``, ``id_column`` and ``order_column`` are those of Parquet, as in the command
+        Each side is the name of a topic, the ``Path`` of a Parquet file or directory, rows as for `produce`, or a DataFrame with the
+        columns sharding_key and body. Every message is compared. A message is identified by its key and its body, or by the field
+        ``id_field`` of JSON bodies. ``key_column``, ``id_column`` and ``order_column`` apply to Parquet, as in the command
         ``orderedmq audit``, which makes the same comparison.
 
-        Raises AssertionError, with the first differences of each kind; OptionError and TopicError for what cannot be compared.
+        Raises AssertionError with the first differences of each kind, and OptionError or TopicError if a side cannot be read.
         """
         __tracebackhide__ = True
         columns = {"key_column": key_column, "id_column": id_column, "order_column": order_column}
         log = self.broker.log
-        # The ends of ``actual`` are read first: a message that arrives meanwhile can then be missing there, but never unexpected.
+        # Read the ends of ``actual`` first, so that a message that arrives between the two reads is reported as lost, never as unexpected.
         second = comparison.side(actual, "actual", log, id_field, columns)
         found = comparison.difference(comparison.side(expected, "expected", log, id_field, columns), second)
         if found is not None:
@@ -202,7 +204,7 @@ class TemporaryStore:
         try:
             return {topic.name for topic in self.broker.log.topics()}
         except StoreError as error:
-            # The first topic makes the store.
+            # The store does not exist until the first topic is created.
             if error.sub is not StoreCondition.MISSING:
                 raise
             return set()
