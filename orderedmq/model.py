@@ -179,18 +179,18 @@ def missing_topic(topic: str, typed: str = "Run orderedmq topic list to see all 
         group = topic.removeprefix(DEAD_LETTER_PREFIX)
         return TopicError(
             TopicCondition.MISSING,
-            f"topic {topic!r} does not exist: the broker creates it with the first dead letter of group {group!r}",
+            f"topic {topic!r} does not exist: the broker makes it with the first dead letter of group {group!r}",
         )
     if topic.startswith(RETRY_PREFIX):
         group = topic.removeprefix(RETRY_PREFIX)
         return TopicError(
             TopicCondition.MISSING,
-            f"topic {topic!r} does not exist: RocketMQ creates it when the first consumer of group {group!r} connects, and the embedded broker "
+            f"topic {topic!r} does not exist: RocketMQ makes it when the first consumer of group {group!r} connects, and the embedded broker "
             "never does",
         )
     if topic.startswith(PARKED_PREFIX):
         return TopicError(
-            TopicCondition.MISSING, f"topic {topic!r} does not exist: it is created when the first message is parked"
+            TopicCondition.MISSING, f"topic {topic!r} does not exist: it is made when the first message is parked"
         )
     create = f"Create it with orderedmq topic create {topic} --queues N, or with the sink's option topicQueueNums"
     return TopicError(TopicCondition.MISSING, f"topic {topic!r} does not exist", Remedy(create, typed))

@@ -82,7 +82,7 @@ def test_an_owner_paused_in_a_batch_beyond_its_locks_life_publishes_nothing_more
         world.points.release("publish")
     assert "ORDEREDMQ_LOCK.LOST" in other.failure("paused")
     (refused,) = [event for event in world.points.history() if event["event"] == "publish" and not event["accepted"]]
-    assert "restart the query; it resumes without a gap" in refused["error"]
+    assert "Restart the query. It resumes without a gap" in refused["error"]
     assert world.count() == 240
     world.judge()
     # Restart the first query: the other one has processed its logged batch.

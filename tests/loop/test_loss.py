@@ -131,8 +131,8 @@ def test_a_store_that_was_replaced_by_an_older_copy_fails_by_name(world: LoopWor
     world.produce(20)
     world.run()
     text = world.fail(world.start(path=old, available_now=True))
-    assert "[ORDEREDMQ_DATA_LOSS.BEYOND_END] queue in/embedded/0 ends at 10, this query has read up to 30" in text
-    assert "the store was replaced by an older copy; set failOnDataLoss=false to resume at its end" in text
+    assert "[ORDEREDMQ_DATA_LOSS.BEYOND_END] queue in/embedded/0 ends at 10, but this query has read up to 30" in text
+    assert "the store was replaced by an older copy. Set failOnDataLoss=false to resume at its end" in text
     world.run()
     world.judge()
 

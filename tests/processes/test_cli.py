@@ -232,20 +232,24 @@ def test_what_is_refused_leaves_no_store(run: Run, store: Path, arguments: list[
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["topic", "delete", "none"], 3, "no topic 'none'; orderedmq topic list shows all"),
-        (["audit", "a", "none"], 3, "no topic 'none'; orderedmq topic list shows all"),
-        (["produce", "none"], 3, "no topic 'none'; give --queues N to create it"),
+        (["topic", "delete", "none"], 3, "topic 'none' does not exist. Run orderedmq topic list to see all"),
+        (["audit", "a", "none"], 3, "topic 'none' does not exist. Run orderedmq topic list to see all"),
+        (["produce", "none"], 3, "topic 'none' does not exist. Give --queues N to create it"),
         (["topic", "create", "a", "--queues", "2"], 1, "give --if-not-exists to use it as it is"),
-        (["topic", "add-queues", "a", "--queues", "1"], 1, "cannot shrink to 1; give a larger number"),
+        (["topic", "add-queues", "a", "--queues", "1"], 1, "cannot shrink to 1. Give a larger number"),
         (["topic", "create", "b", "--queues", "1", "--retention-time", "7w"], 2, "s, m, h or d, for example 7d"),
-        (["group", "delete", "g"], 1, "stop that query first, or give --force"),
-        (["group", "seek", "g", "--to", "latest", "--topic", "a"], 1, "stop that query first, or give --force"),
-        (["lock", "release", "g"], 1, "stop that query first, or give --force"),
-        (["topic", "list", "--path", "no"], 3, "give --path with the directory of one, make one with orderedmq topic create"),
+        (["group", "delete", "g"], 1, "Stop that query first, or give --force"),
+        (["group", "seek", "g", "--to", "latest", "--topic", "a"], 1, "Stop that query first, or give --force"),
+        (["lock", "release", "g"], 1, "Stop that query first, or give --force"),
+        (
+            ["topic", "list", "--path", "no"],
+            3,
+            "Give --path with the directory of a store, make one with orderedmq topic create",
+        ),
         (["topic", "create", "a", "--queues", "1", "--path", __file__], 1, "is a file or is below one. Give a directory"),
         (["topic", "list", "--namesrv", "here"], 2, "--path and --namesrv exclude each other"),
         (["topic", "list", "--namespace", "acme"], 2, "--namespace needs --namesrv"),
-        (["demo", "--namesrv", "h:1", "--namespace", "acme"], 2, "drop --namespace"),
+        (["demo", "--namesrv", "h:1", "--namespace", "acme"], 2, "Drop --namespace"),
     ],
 )
 def test_an_error_says_what_to_type(text: Run, broker: Broker, arguments: list[str], code: int, says: str) -> None:
@@ -257,7 +261,7 @@ def test_an_error_says_what_to_type(text: Run, broker: Broker, arguments: list[s
 @pytest.mark.parametrize(
     ("account", "address", "says"),
     [
-        ({}, "here", "--namesrv: 'here' is not the address of a RocketMQ server: host:port is expected"),
+        ({}, "here", "--namesrv: 'here' is not the address of a RocketMQ server, because it does not have the form host:port"),
         ({"ORDEREDMQ_ACCESS_KEY": "a"}, "h:1", "ORDEREDMQ_ACCESS_KEY needs ORDEREDMQ_SECRET_KEY; set both, or neither"),
     ],
 )
@@ -319,7 +323,7 @@ def test_a_number_that_nothing_has_room_for_ends_no_command_with_a_traceback(sto
 def test_a_topic_is_created_if_it_does_not_exist(run: Run, text: Run) -> None:
     create = ("topic", "create", "a", "--queues", "2", "--if-not-exists")
     assert [run(*create)[0]["created"] for _ in range(2)] == [True, False]
-    assert "keeps the settings that it has" in text(*create, "--retention-time", "7d")
+    assert "keeps its settings" in text(*create, "--retention-time", "7d")
     assert run("topic", "list")[0]["retention_seconds"] is None
     assert "exists with 2 queues, not 3" in text("topic", "create", "a", "--queues", "3", "--if-not-exists", code=1)
 
@@ -420,7 +424,7 @@ def test_trim(run: Run, text: Run) -> None:
     gone = run("topic", "trim", "a", "--before", '{"a": {"embedded": {"0": -1, "1": 1, "2": -2}}}')
     # Whole chunks only: queue 1 has one of two messages.
     assert [(row["queue_id"], row["deleted"], row["min_offset"]) for row in gone] == [(0, 2, 2), (1, 0, 0), (2, 0, 0)]
-    assert "for ever" in text("topic", "trim", "a")
+    assert "forever" in text("topic", "trim", "a")
     for before in ('{"a": {"embedded": {"9": 1}}}', '{"b": {"embedded": {"0": 1}}}', '{"a": {"embedded": {"0": 99}}}', "{"):
         assert "option --before" in run("topic", "trim", "a", "--before", before, code=2)
 
@@ -477,9 +481,9 @@ def test_json_objects_have_their_key_in_a_field(run: Run, broker: Broker, tmp_pa
         (["--format", "lines", "--tags-field", "t"], "", 2, "CONFLICT.*exclude --format lines"),
         (["--format", "lines", "--property-field", "t"], "", 2, "CONFLICT.*exclude --format lines"),
         (["--tags", ""], "", 2, "option --tags is empty"),
-        (["--property", "region"], "", 2, "write for example --property region=eu"),
-        (["--property", "=eu"], "", 2, "write for example --property region=eu"),
-        (["--property", "TAGS=x"], "", 2, "give another name, or --tags for a tag"),
+        (["--property", "region"], "", 2, "Write for example --property region=eu"),
+        (["--property", "=eu"], "", 2, "Write for example --property region=eu"),
+        (["--property", "TAGS=x"], "", 2, "Give another name, or --tags for a tag"),
         (["--property", "a=1", "--property", "a=2"], "", 2, "given twice"),
         ([], "x" * (9 << 20), 1, "TOO_LARGE|longer than any message"),
         (["--key", "k", "--key-separator", ":"], "", 2, "CONFLICT"),
@@ -583,7 +587,7 @@ def test_nothing_is_drawn_over_what_is_typed(store: Path, broker: Broker) -> Non
     os.close(ours)
     # Not one control character, and nothing between what was typed.
     assert b"\x1b" not in said
-    assert said.startswith(b"reading lines from the terminal; end with Ctrl-D\r\nhello\r\nworld\r\nwrote 2 messages")
+    assert said.startswith(b"reading lines from the terminal. Press Ctrl-D to end\r\nhello\r\nworld\r\nwrote 2 messages")
 
 
 def test_what_was_written_before_an_error_stays_and_is_counted(store: Path, broker: Broker, tmp_path: Path) -> None:
@@ -738,7 +742,7 @@ def test_follow_on_a_terminal(store: Path, broker: Broker) -> None:
     broker.log.append({broker.log.queues("a")[0]: pa.record_batch({"body": ["two\nlines"], "sharding_key": ["k"]})})
     said, status = on_terminal(["peek", "a", "--follow", "--last", "1", "--path", str(store)], (b"two lines", CTRL_C))
     assert status == 0
-    assert "Ctrl-C ends" in said
+    assert "Press Ctrl-C to end" in said
     assert re.search(r"0 +0  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  k  -  two lines\r\n", said)
     assert "Traceback" not in said
 
@@ -748,11 +752,11 @@ def test_alter(run: Run, text: Run) -> None:
     [row] = run("topic", "alter", "a", "--retention-size", "10g")
     assert (row["retention_seconds"], row["retention_bytes"]) == (604_800, 10 << 30)
     assert "keeps messages 12 h and up to 10.0 GiB" in text("topic", "alter", "a", "--retention-time", "12h")
-    assert "keeps messages for ever" in text("topic", "alter", "a", "--retention-time", "none", "--retention-size", "NONE")
+    assert "keeps messages forever" in text("topic", "alter", "a", "--retention-time", "none", "--retention-size", "NONE")
     assert run("topic", "list")[0]["retention_seconds"] is None
-    assert "nothing to change; give --retention-time" in run("topic", "alter", "a", code=2)
+    assert "no option says what to change. Give --retention-time" in run("topic", "alter", "a", code=2)
     assert "for example 7d" in run("topic", "alter", "a", "--retention-time", "soon", code=2)
-    assert "no topic 'b'; orderedmq topic list" in run("topic", "alter", "b", "--retention-time", "1d", code=3)
+    assert "topic 'b' does not exist. Run orderedmq topic list" in run("topic", "alter", "b", "--retention-time", "1d", code=3)
 
 
 # Groups and locks.

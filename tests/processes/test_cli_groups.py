@@ -297,7 +297,7 @@ def test_a_dry_run_of_a_seek_changes_nothing(run: Run, text: Run, broker: Broker
     commit(broker, "g", {first: 2})
     rows = run("group", "seek", "g", "--to", "earliest", "--dry-run")
     assert [(row["old"], row["new"], row["dry_run"]) for row in rows] == [(2, 0, True), (None, 0, True)]
-    assert "would go to" in text("group", "seek", "g", "--to", "earliest", "--dry-run")
+    assert "would move to" in text("group", "seek", "g", "--to", "earliest", "--dry-run")
     assert (broker.admin.group_offsets("g"), broker.groups.reset_number("g")) == ({first: 2}, 0)
 
 
@@ -511,7 +511,7 @@ def test_dead_letters_are_listed(run: Run, text: Run, broker: Broker) -> None:
     assert "0xff6c6f" in shown
     assert "…" in shown
     assert [row["offset"] for row in run("dlq", "list", "g", "--offset", "1", "-n", "1")] == [1]
-    assert "more follow: --offset 2" in text("dlq", "list", "g", "-n", "2")
+    assert "more letters follow: --offset 2" in text("dlq", "list", "g", "-n", "2")
     assert "BEYOND_END" in run("dlq", "list", "g", "--offset", "4", code=1)
     # They outlive their group.
     broker.admin.delete_group("g")
@@ -759,7 +759,7 @@ def test_top_shows_what_is_furthest_behind_where_not_all_fit() -> None:
     Console(width=80, file=out).print(_view(rows, 15, 80))
     lines = out.getvalue().splitlines()
     assert "lag 116" in lines[0]
-    assert "The 10 furthest behind:" in lines[0]
+    assert "The 10 with the most lag:" in lines[0]
     shown = [int(found[1]) for line in lines if (found := re.search(r"\bt(\d+)\b", line))]
     assert shown == sorted(shown)
     assert [number for number in shown if number % 7 < 6] == [5, 12, 19, 26, 33]

@@ -81,7 +81,7 @@ def test_peek_takes_a_queue_by_its_name_and_never_by_its_place_in_a_list(world: 
     assert where(run("peek", world.topic, "-q", f"{world.topic}/broker-b/1")) == [("broker-b", 1)] * 2
     assert sorted(set(where(run("peek", world.topic)))) == FOUR
     said = run("peek", world.topic, "-q", "0", code=2)
-    assert f"name one of {world.topic}/broker-a/0, {world.topic}/broker-b/0" in said
+    assert f"Give one of {world.topic}/broker-a/0, {world.topic}/broker-b/0" in said
     said = run("peek", world.topic, "-q", "2", code=3)
     assert "its queues are broker-a/0 to broker-a/1, broker-b/0 to broker-b/1" in said
     world.broker.admin.add_queues(world.topic, 5)
@@ -107,7 +107,7 @@ def test_one_queues_lock_is_released(world: World, run: Run) -> None:
     tokens = world.lock(world.broker, client)
     # A group has no offsets before it commits, and RocketMQ knows it by them.
     world.broker.groups.commit(dict.fromkeys(tokens, 0))
-    assert "name one of" in run("lock", "release", world.group, f"{world.topic}/1", "--force", code=2)
+    assert "Give one of" in run("lock", "release", world.group, f"{world.topic}/1", "--force", code=2)
     place = f"{world.topic}/broker-b/1"
     assert "give --force" in run("lock", "release", world.group, place, code=1)
     assert where(run("lock", "release", world.group, place, "--force")) == [("broker-b", 1)]
@@ -143,7 +143,7 @@ def test_the_dead_letters_of_each_broker_are_seen_and_replayed(world: World, run
     give_up_at_each_broker(world)
     places = [("broker-a", 0), ("broker-a", 1), ("broker-b", 0), ("broker-b", 1)]
     assert [(row["at_broker"], row["offset"]) for row in run("dlq", "list", world.group)] == places
-    assert "more follow: --at-broker broker-b --offset 0" in run("dlq", "list", world.group, "-n", "2", "--no-json")
+    assert "more letters follow: --at-broker broker-b --offset 0" in run("dlq", "list", world.group, "-n", "2", "--no-json")
     named = ["--at-broker", "broker-b", "--offset", "1"]
     assert [row["body"] for row in run("dlq", "list", world.group, *named)] == ["broker-b 1"]
     for words in (["list"], ["replay"]):

@@ -63,7 +63,7 @@ def test_a_job_that_fails_is_said_in_a_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        f"orderedmq: [ORDEREDMQ_DEMO.JOB_FAILED] the Spark job ended with exit code 1, see {tmp_path / 'd' / 'spark.log'}"
+        f"orderedmq: [ORDEREDMQ_DEMO.JOB_FAILED] the Spark job ended with exit code 1 (log: {tmp_path / 'd' / 'spark.log'}):"
     )
     assert line.endswith("[ORDEREDMQ_TEST.WHY] broken on purpose")
     assert "noise" in (tmp_path / "d" / "spark.log").read_text()

@@ -67,7 +67,7 @@ def test_a_query_goes_on_where_it_has_ended(store: TemporaryStore, spark: SparkS
 @pytest.mark.nightly
 def test_a_query_that_is_started_is_refused_and_stopped(store: TemporaryStore, spark: SparkSession) -> None:
     store.produce("orders", *EVENTS)
-    with pytest.raises(QueryTestError, match=r"NOT_A_QUERY\] started returned StreamingQuery: return the writer"):
+    with pytest.raises(QueryTestError, match=r"NOT_A_QUERY\] started returned StreamingQuery. Return the writer"):
         store.run_to_end(started, spark)
     assert spark.streams.active == []
     with pytest.raises(QueryTestError, match="a writer belongs to the session of this process"):
@@ -84,7 +84,7 @@ def test_a_function_of_foreach_batch_fails_once(store: TemporaryStore, spark: Sp
             file.write(f"{number} ")
 
     query = partial(appended, folder="", write=store.fails_once(note, after=True))
-    with pytest.raises(StreamingQueryException, match="fails_once let the first call of .*note fail"):
+    with pytest.raises(StreamingQueryException, match="fails_once made the first call of .*note fail"):
         store.run_to_end(query, spark)
     assert done.read_text() == "0 "
     store.run_to_end(query, spark)

@@ -177,7 +177,7 @@ def test_a_file_that_cannot_be_read_leaves_the_former_account_in_use(
 def test_without_any_account_the_error_names_the_file(tmp_path: Path, broker: Broker) -> None:
     with (
         Client(broker.peer.address, credentials=CredentialsFile(str(tmp_path / "none.json"))) as client,
-        pytest.raises(OptionError, match=r"none\.json cannot be read on this machine: No such file.*check the path"),
+        pytest.raises(OptionError, match=r"none\.json cannot be read on this machine: No such file.*Check the path"),
     ):
         client.call_address(broker.peer.address, max_offset(QUEUE), soon())
     assert broker.asked == []
@@ -209,7 +209,7 @@ def test_a_file_of_another_form_is_refused_without_showing_it(tmp_path: Path, te
 def test_a_file_that_others_may_use_is_refused(file: File, mode: int) -> None:
     assert read_credentials(str(file.path)) == OLD
     file.path.chmod(mode)
-    with pytest.raises(OptionError, match="every user of this machine; make it private: chmod 600"):
+    with pytest.raises(OptionError, match="every user of this machine. Run chmod 600"):
         read_credentials(str(file.path))
     file.path.chmod(0o640)
     read_credentials(str(file.path))

@@ -234,7 +234,7 @@ def test_two_topics_whatever_their_queues(broker: Broker) -> None:
     found = audit(TopicSide(broker.log, "one"), TopicSide(broker.log, "two"), progress=progress.append)
     assert found.ok
     assert sum(progress) == 8
-    with pytest.raises(TopicError, match="no topic 'three'"):
+    with pytest.raises(TopicError, match="topic 'three' does not exist"):
         TopicSide(broker.log, "three")
 
 

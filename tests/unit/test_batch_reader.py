@@ -224,10 +224,10 @@ def test_a_group_that_is_past_the_queues_end_is_a_loss_of_the_broker_and_no_faul
     produce(broker, 10)
     commit(broker, 14)
     options = {"startingOffsets": "committed", "consumerGroup": "g"}
-    with pytest.raises(DataLossError, match=r"BEYOND_END\] queue in/embedded/0 ends at 10, group 'g' has read up to 14"):
+    with pytest.raises(DataLossError, match=r"BEYOND_END\] queue in/embedded/0 ends at 10, but group 'g' has read up to 14"):
         planned(broker, **options)
     assert planned(broker, **options, failOnDataLoss="false") == []
-    assert "ends at 10, group 'g' has read up to 14" in caplog.text
+    assert "ends at 10, but group 'g' has read up to 14" in caplog.text
 
 
 def test_a_group_that_is_past_the_end_that_was_asked_for_leaves_nothing_and_says_so(
@@ -259,5 +259,7 @@ def test_a_queue_that_lost_its_end_since_it_was_planned_is_counted(
         assert sum(found.num_rows for found in rows) == 10
         assert "4 messages of queue in/embedded/0 are lost, from 10 to 13" in caplog.text
     else:
-        with pytest.raises(DataLossError, match=r"BEYOND_END\] queue in/embedded/0 ends at 10, the batch was planned up to 14"):
+        with pytest.raises(
+            DataLossError, match=r"BEYOND_END\] queue in/embedded/0 ends at 10, but the batch was planned up to 14"
+        ):
             list(rows)

@@ -99,5 +99,5 @@ def test_a_message_that_is_not_there_is_an_error(broker: EmbeddedBroker) -> None
     queue = broker.log.queues("orders")[0]
     at = broker.log.bounds([queue])[queue]
     assert message_at(broker.log, queue, at.max_offset - 1)["queue_offset"] == at.max_offset - 1
-    with pytest.raises(OrderedMQError, match="there is no message"):
+    with pytest.raises(OrderedMQError, match="so it has no message"):
         message_at(broker.log, queue, at.max_offset)

@@ -332,7 +332,8 @@ def test_an_order_says_who_carries_it_out(text: Run, owner: Owner, queues: Seque
     owner.park(queues[0], Ticket(0, 3, 1, HELD), Ticket(3, 0, 0, BEHIND))
     said = text("parked", "retry", "g", "--key", "x")
     assert said == (
-        "ordered to retry 2 parked messages of key 'x' of group g; the owner of queue a/embedded/0 does so in its next micro-batch\n"
+        "ordered to retry 2 parked messages of key 'x' of group g: the owner of queue a/embedded/0 carries the order out in its next "
+        "micro-batch\n"
     )
 
 
@@ -341,7 +342,7 @@ def test_an_order_without_an_owner_waits_for_one(run: Callable[..., Ran], owner:
     owner.leave()
     ran = run("parked", "hold", "g", "--key", "x")
     assert [queue["owned"] for queue in ran.rows[0]["queues"]] == [False]
-    assert ran.error == "no query owns queue a/embedded/0 in group g now: the next one that does carries the order out\n"
+    assert ran.error == "no query owns queue a/embedded/0 in group g now. The next owner carries the order out\n"
 
 
 def test_a_drop_is_asked_for(run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]) -> None:

@@ -60,7 +60,7 @@ def test_a_queue_that_is_not_there_is_refused_with_those_that_are(text: str, que
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "a/b/c/1", "1/x", "٣"])
 def test_what_is_no_queue(text: str) -> None:
-    with pytest.raises(OptionError, match="write for example 3, broker-a/3 or orders/broker-a/0"):
+    with pytest.raises(OptionError, match="Write for example 3, broker-a/3 or orders/broker-a/0"):
         queue_names.find(text, TWO)
 
 

@@ -427,7 +427,7 @@ def test_the_embedded_broker_refuses_a_producers_delay_by_name(tmp_path: pathlib
         (["--delay-level", "1", "--deliver-at", "2026-01-01T00:00:00Z"], "OPTION.CONFLICT.*exclude each other"),
         (["--delay-level", "1", "--key", "id"], "OPTION.CONFLICT.*--delay-level delays.*--unordered"),
         (["--deliver-at", "2026-01-01T00:00:00Z", "--key-separator", ":"], "OPTION.CONFLICT.*--deliver-at delays.*--unordered"),
-        (["--unordered"], "OPTION.CONFLICT.*give --delay-level or --deliver-at"),
+        (["--unordered"], "OPTION.CONFLICT.*Give --delay-level or --deliver-at"),
         (["--deliver-at", "tomorrow"], "OPTION.INVALID.*--deliver-at.*tomorrow"),
         (["--delay-level", "1", "--queues", "1"], "OPTION.UNSUPPORTED.*--delay-level.*embedded broker"),
         (["--deliver-at", "2026-01-01T00:00:00Z", "--queues", "1"], "OPTION.UNSUPPORTED.*--deliver-at.*embedded broker"),

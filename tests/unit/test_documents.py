@@ -108,7 +108,7 @@ def test_the_page_of_conditions_has_every_condition_with_what_is_said_of_it(gene
             assert condition.messages, condition.name
             assert f"### {condition.name}\n" in made
     aged_out = made.partition("### ORDEREDMQ_DATA_LOSS.AGED_OUT\n")[2].partition("\n### ")[0]
-    assert "keep messages longer or read sooner" in aged_out
+    assert "Keep messages longer or read sooner" in aged_out
 
 
 def test_the_page_of_the_command_has_every_command() -> None:

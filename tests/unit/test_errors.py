@@ -33,7 +33,7 @@ def test_every_condition_of_a_class_is_its_name_and_survives_pickling(kind: type
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), again.sub, again.message, again.typed) == (kind, sub, error.message, error.typed)
         assert type(again.sub) is conditions
-        assert str(again) == str(error) == f"[{kind.family}.{sub.name}] what happened; set an option"
+        assert str(again) == str(error) == f"[{kind.family}.{sub.name}] what happened. set an option"
         assert again.condition == f"{kind.family}.{sub.name}"
 
 

@@ -89,14 +89,17 @@ def test_without_anything_the_store_is_in_the_working_directory() -> None:
             Shell(profile="number"),
             r"profile number in .* has a value that is neither a text nor true or false; write namesrvAddr =",
         ),
-        (Shell(options=["useTLS"]), "give NAME=VALUE"),
+        (Shell(options=["useTLS"]), "Give NAME=VALUE"),
         (
             Shell(options=["topic=orders"]),
-            "--option topic says nothing about the connection; give NAME=VALUE with one of the names path, ",
+            "--option topic does not set a connection option. Give NAME=VALUE with one of the names path, ",
         ),
-        (Shell(options=["secretKey=hidden"]), "would show a secret to everyone on this machine: set ORDEREDMQ_SECRET_KEY"),
+        (Shell(options=["secretKey=hidden"]), "would show a secret to everyone on this machine. Set ORDEREDMQ_SECRET_KEY"),
         (Shell(options=["useTLS=true", "usetls=false"]), "--option useTLS is given twice"),
-        (Shell(namesrv="a:1", options=["namesrvAddr=b:1"]), "--namesrv and an --option that means the same differ"),
+        (
+            Shell(namesrv="a:1", options=["namesrvAddr=b:1"]),
+            "--namesrv and an --option with the same meaning have different values",
+        ),
         (Shell(namespace="n", profile="laptop"), "--namespace needs --namesrv"),
         (
             Shell(namesrv="a:1", options=["credentialsFile=/f", "accessKey=a"]),

@@ -147,7 +147,7 @@ def test_a_limit_sends_the_first_letters_and_the_same_command_goes_on(run: Run, 
     ("arguments", "condition", "said"),
     [
         ([], "OPTION.MISSING", "say which letters"),
-        (["--offset", "0", "--key", "x"], "OPTION.CONFLICT", "--offset names the letters itself"),
+        (["--offset", "0", "--key", "x"], "OPTION.CONFLICT", "--offset already selects the letters"),
         (["--offset", "0", "--limit", "1"], "OPTION.CONFLICT", "drop --all, --key"),
         (["--error", ""], "OPTION.INVALID", "--error is empty"),
         (["--since", "yesterday"], "OPTION.INVALID", "is not a time since 1970"),
@@ -307,7 +307,10 @@ def test_a_table_names_what_is_in_quarantine(store: Path, broker: Broker) -> Non
     result = CliRunner().invoke(app, ["--path", str(store), "--no-json", "dlq", "list", "g"], env={"COLUMNS": "200"})
     assert "quarantined" in result.output
     result = CliRunner().invoke(app, ["--path", str(store), "--no-json", "dlq", "replay", "g", "--all"])
-    assert "left out 1 in quarantine: replayed 3 times or more, and given up again; --quarantined sends them" in result.output
+    assert (
+        "left out 1 in quarantine, which were replayed 3 times or more and failed again. Give --quarantined to send them"
+        in result.output
+    )
 
 
 # -- copies of offsets

@@ -56,9 +56,9 @@ def test_no_rows_make_an_empty_topic(store: TemporaryStore) -> None:
 
 def test_a_wrong_name_is_not_an_empty_topic(store: TemporaryStore) -> None:
     store.produce("orders", ("a", "1"))
-    with pytest.raises(TopicError, match="no topic 'ordrs'"):
+    with pytest.raises(TopicError, match="topic 'ordrs' does not exist"):
         store.by_key("ordrs")
-    with pytest.raises(GroupError, match="no consumer group 'leger'"):
+    with pytest.raises(GroupError, match="consumer group 'leger' does not exist"):
         store.messages("%DLQ%leger")
     [queue, *_] = store.broker.log.queues("orders")
     client = store.broker.groups.join("query")
@@ -70,9 +70,9 @@ def test_a_wrong_name_is_not_an_empty_topic(store: TemporaryStore) -> None:
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ("created", "row 1 for topic 'orders' is 'created': give (key, body)"),
-        (("a", "b", "c"), "give (key, body)"),
-        (("a", 7), "row 1 for topic 'orders' has a body of type int: give text, bytes, or a dict or list, which becomes JSON"),
+        ("created", "row 1 for topic 'orders' is 'created'. Give (key, body)"),
+        (("a", "b", "c"), "Give (key, body)"),
+        (("a", 7), "row 1 for topic 'orders' has a body of type int. Give text, bytes, or a dict or list, which becomes JSON"),
         ({"sharding_key": "a"}, "row 1 for topic 'orders' has no column body, only sharding_key"),
     ],
 )
@@ -110,7 +110,7 @@ def test_topics_rows_and_tables_with_the_same_messages_are_the_same(store: Tempo
 def test_a_side_that_cannot_be_compared_says_what_to_pass(store: TemporaryStore, tmp_path: Path) -> None:
     store.produce("one", ("a", "1"))
     pq.write_table(pa.table({"order": ["a"], "events": [1]}), tmp_path / "t.parquet")
-    with pytest.raises(OptionError, match="for a Parquet file or directory pass Path"):
+    with pytest.raises(OptionError, match="For a Parquet file or directory, pass Path"):
         store.assert_same("one", str(tmp_path / "t.parquet"))
     with pytest.raises(OptionError, match="name its columns with key_column, id_column and order_column"):
         store.assert_same("one", tmp_path / "t.parquet")
@@ -181,7 +181,7 @@ def again(function: Any) -> Any:
 
 def test_a_function_fails_at_its_first_call_in_whatever_process(store: TemporaryStore, calls: list[list[str]]) -> None:
     failing = store.fails_once(Calls())
-    with pytest.raises(FailedOnce, match="fails_once let the first call of Calls fail"):
+    with pytest.raises(FailedOnce, match="fails_once made the first call of Calls fail"):
         again(failing)(of("a"), None)
     assert calls == []
     for function in (failing, again(failing), store.fails_once(Calls())):
@@ -213,7 +213,7 @@ def test_a_function_without_messages_has_no_keys(store: TemporaryStore) -> None:
         pass
 
     failing = store.fails_once(write, per_key=True)
-    with pytest.raises(OptionError, match=r"write was called with SimpleNamespace, int: leave per_key out"):
+    with pytest.raises(OptionError, match=r"write was called with SimpleNamespace, int. Leave per_key out"):
         failing(SimpleNamespace(), 0)
 
 
@@ -242,9 +242,9 @@ def test_a_checkpoint_has_the_name_of_the_querys_function() -> None:
 @pytest.mark.parametrize(
     ("query", "spark", "says"),
     [
-        (7, None, "7 is no query: pass a function of a session and the broker's options"),
-        (invoices, None, "invoices needs a session: pass one behind it, such as the fixture orderedmq_spark"),
-        (invoices, "spark", "invoices returned int: return the writer that df.writeStream makes"),
+        (7, None, "7 is no query. Pass a function of a session and the broker's options"),
+        (invoices, None, "invoices needs a session. Pass one after it, such as the fixture orderedmq_spark"),
+        (invoices, "spark", "invoices returned int. Return the writer that df.writeStream makes"),
     ],
 )
 def test_what_is_no_query_is_refused(query: Any, spark: Any, says: str) -> None:

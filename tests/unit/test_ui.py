@@ -191,13 +191,13 @@ def test_a_message_has_a_page_with_its_whole_body_and_its_properties(shop: Shop,
 @pytest.mark.parametrize(
     ("path", "status", "said"),
     [
-        ("/groups/none", 404, "no consumer group 'none'"),
-        ("/topics/none", 404, "no topic 'none'"),
+        ("/groups/none", 404, "consumer group 'none' does not exist"),
+        ("/topics/none", 404, "topic 'none' does not exist"),
         ("/groups/a b", 404, "may contain only letters"),
         ("/topics/orders/messages?of=embedded/9", 404, "has no queue embedded/9"),
         ("/topics/orders/messages?offset=many", 409, "not a whole number"),
         ("/topics/orders/messages?time=yesterday", 409, "is not a time"),
-        ("/topics/orders/message?queue=0&offset=99", 409, "there is no message 99"),
+        ("/topics/orders/message?queue=0&offset=99", 409, "so it has no message 99"),
         (f"/groups/{GROUP}/seek?to=soon", 409, "is not earliest, latest"),
         ("/nowhere", 404, "Not Found"),
     ],
@@ -453,13 +453,13 @@ def test_another_address_needs_a_token_that_is_long_enough(tmp_path: Path) -> No
     assert "set ORDEREDMQ_UI_TOKEN to a secret" in error("--host", "0.0.0.0")
     assert "too short" in error("--host", "0.0.0.0", ORDEREDMQ_UI_TOKEN="short")
     for blanks in (" " * 16, "\t" * 20, "\u00a0" * 16, "\u3000" * 16):
-        assert "the token has nothing but blanks" in error("--token", blanks)
-        assert "the token has nothing but blanks" in error(ORDEREDMQ_UI_TOKEN=blanks)
+        assert "the token consists of blanks" in error("--token", blanks)
+        assert "the token consists of blanks" in error(ORDEREDMQ_UI_TOKEN=blanks)
     for token in ("a-secret-of-this-test ", " a-secret-of-this-test", "a-secret-of-this-test\n"):
         assert "begins or ends with blanks or line ends" in error("--host", "0.0.0.0", ORDEREDMQ_UI_TOKEN=token)
     for token in ("a secret\nof this test", "a secret of \u202e this test", "a secret of \udcff this test"):
         assert "cannot be typed" in error("--token", token)
-    assert "is too short to be a secret; set ORDEREDMQ_METRICS_TOKEN" in error("--metrics-token", "short")
+    assert "is too short to be a secret. Set ORDEREDMQ_METRICS_TOKEN" in error("--metrics-token", "short")
     assert "nothing can be served at 192.0.2.1 port 0" in error("--host", "192.0.2.1", "--port", "0", "--token", "x" * 16)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "give another --port" in error("--port", str(taken.getsockname()[1]))
@@ -480,8 +480,8 @@ def test_without_its_packages_the_command_says_what_to_install(tmp_path: Path) -
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "orderedmq: [ORDEREDMQ_OPTION.MISSING] orderedmq ui needs the package starlette: pip install 'orderedmq[ui]'; the other commands "
-        "work without it\n"
+        "orderedmq: [ORDEREDMQ_OPTION.MISSING] orderedmq ui needs the package starlette, which the other commands do not need. Run "
+        "pip install 'orderedmq[ui]'\n"
     )
 
 
