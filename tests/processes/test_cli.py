@@ -411,7 +411,7 @@ def test_a_topics_life(run: Run, text: Run, broker: Broker) -> None:
     assert "kept up to 10.0 GiB" in text("topic", "describe", "a")
     (grown,) = run("topic", "add-queues", "a", "--queues", "3", "--yes")
     assert grown["queues"] == 3
-    assert "give --yes" in run("topic", "delete", "a", code=2)
+    assert "Give --yes" in run("topic", "delete", "a", code=2)
     assert run("topic", "delete", "a", "--yes") == [{"topic": "a", "deleted": 3}]
     assert [row["topic"] for row in run("topic", "list")] == ["b"]
     run("topic", "delete", "b", "-y")

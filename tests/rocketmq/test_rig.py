@@ -206,7 +206,7 @@ def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) ->
         assert b"timerWheelEnable=true" in ask(said["brokers"][0], GET_CONFIG)[1]
         process.send_signal(signal.SIGINT)
         if times > 1:
-            while "stopping in order" not in process.stderr.readline():
+            while "stopping the servers in order" not in process.stderr.readline():
                 assert process.poll() is None
             process.send_signal(signal.SIGINT)
         assert (process.wait(60) == 0) is (times == 1)

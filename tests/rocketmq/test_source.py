@@ -400,7 +400,7 @@ def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: R
         client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
     rig.fill(4, 3)
     with pytest.raises(
-        PySparkException, match=r"ORDEREDMQ_DATA_LOSS.UNREADABLE\] message 3 of queue .*set failOnDataLoss=false to skip it"
+        PySparkException, match=r"ORDEREDMQ_DATA_LOSS.UNREADABLE\] message 3 of queue .*Set failOnDataLoss=false to skip it"
     ):
         rig.run()
     rig.run(failOnDataLoss="false")

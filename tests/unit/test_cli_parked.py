@@ -356,7 +356,7 @@ def test_a_drop_is_asked_for(run: Callable[..., Ran], owner: Owner, queues: Sequ
     ):
         said = run("parked", "drop", "g", *arguments, code=2).error
         assert f"Drop {question} No listener sees them again." in said
-        assert "give --yes" in said
+        assert "Give --yes" in said
     assert [owner.sees(queue) for queue in (first, second)] == [{"x": HELD, 2: HELD}, {"x": HELD}]
     run("parked", "drop", "g", "--key", "x", "--topic", "a/0", "--yes")
     assert [owner.sees(queue) for queue in (first, second)] == [{"x": DROPPED, 2: HELD}, {"x": HELD}]

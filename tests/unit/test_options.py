@@ -444,7 +444,7 @@ BAD_SINK = [
     Bad("two brokers", {**SINK, "namesrvAddr": "h"}, "CONFLICT", ("path", "namesrvAddr", "drop one")),
     Bad("a bucket", {**SINK, "path": "gs://b"}, "UNSUPPORTED", ("path", "gs:", "local directory")),
     Bad("two topics", {**SINK, "topic": "a,b"}, "INVALID", ("topic", "'a,b'", "write a column topic")),
-    Bad("dead letters", {**SINK, "topic": "%DLQ%g"}, "TOPIC.RESERVED", ("option topic", "'%DLQ%g'", "choose a name")),
+    Bad("dead letters", {**SINK, "topic": "%DLQ%g"}, "TOPIC.RESERVED", ("option topic", "'%DLQ%g'", "Choose a name")),
     Bad("an empty topic", {**SINK, "topic": ""}, "TOPIC.BAD_NAME", ("option topic", "empty")),
     Bad("no key column", {**SINK, "shardingKey": ""}, "INVALID", ("shardingKey", "empty", "order_id")),
     Bad(

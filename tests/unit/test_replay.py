@@ -146,9 +146,9 @@ def test_a_limit_sends_the_first_letters_and_the_same_command_goes_on(run: Run, 
 @pytest.mark.parametrize(
     ("arguments", "condition", "said"),
     [
-        ([], "OPTION.MISSING", "say which letters"),
+        ([], "OPTION.MISSING", "no option selects the letters"),
         (["--offset", "0", "--key", "x"], "OPTION.CONFLICT", "--offset already selects the letters"),
-        (["--offset", "0", "--limit", "1"], "OPTION.CONFLICT", "drop --all, --key"),
+        (["--offset", "0", "--limit", "1"], "OPTION.CONFLICT", "Drop --all, --key"),
         (["--error", ""], "OPTION.INVALID", "--error is empty"),
         (["--since", "yesterday"], "OPTION.INVALID", "is not a time since 1970"),
     ],
