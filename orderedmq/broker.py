@@ -132,7 +132,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Published:
-    """The result of a publish: the rows' offsets per queue. ``replayed``: an earlier attempt published the batch, so nothing was written."""
+    """The result of a publish: the rows' offsets per queue. ``replayed``: an earlier attempt has published the batch."""
 
     replayed: bool
     ranges: Mapping[MessageQueue, OffsetRange]
@@ -169,8 +169,8 @@ class Log(Protocol):
     def is_another(self, topic: str, anchor: str) -> bool:
         """Return whether the topic was deleted and created again since `anchor` returned this text, as far as can be seen.
 
-        False for "". Call this as often as you like: where an answer costs a read, the broker may reuse it for some seconds. Raises
-        TopicError MISSING.
+        Returns False for "". It is cheap to call often, because a broker that has to read something may reuse its answer for some
+        seconds. Raises TopicError MISSING.
         """
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
@@ -217,7 +217,7 @@ class Log(Protocol):
     ) -> tuple[pa.RecordBatch, int]:
         """Return the matching messages of [``offset``, next), possibly none, and ``next``, the offset at which to resume.
 
-        ``next`` is at most ``max_messages`` above ``offset``, and equals ``offset`` only if the queue ends there. In all else like `pull`.
+        ``next`` is at most ``max_messages`` above ``offset``, and equals ``offset`` only if the queue ends there. Otherwise like `pull`.
         """
 
     def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
@@ -234,7 +234,7 @@ class Log(Protocol):
         """
 
     def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
-        """Check all rows, then send them as messages that are delivered when they are due (`rows.delays`). Raises OptionError UNSUPPORTED."""
+        """Check all rows, then send them to be delivered when they are due (`rows.delays`). Raises OptionError UNSUPPORTED."""
 
 
 class Groups(Protocol):

@@ -110,7 +110,7 @@ def _close_oldest() -> None:
 
 
 def _close_former(endpoint: Endpoint) -> None:
-    """Close connections to stores that were at this path before, because open files keep their disk space in use."""
+    """Close connections to stores that were at this path before, because files that are still open keep their disk space."""
     for key, (pid, broker) in list(_kept.items()):
         if key[0] == endpoint and pid == os.getpid():
             broker.close()

@@ -296,7 +296,7 @@ def missing_group(group: str, where: str) -> GroupError:
 
 
 def in_use(group: str, why: str) -> GroupError:
-    """Return the error for a change of a group that clients use. ``why``: a clause that names the user."""
+    """Return the error for a change of a group that clients use. ``why``: a clause that says who uses it."""
     return GroupError(
         GroupCondition.IN_USE,
         f"group {group!r} is in use: {why}",

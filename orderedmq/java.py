@@ -130,7 +130,7 @@ def java_at(path: Path) -> Java | None:
     version = parse_version(said) if done.returncode == 0 else None
     if version is None:
         return None
-    # Skip the line before these two and the last line, because they depend on how this Java was called.
+    # Use only these two lines, because the other lines depend on how Java was called.
     lines = said[said.index('version "') :].splitlines()
     return Java(path, version, "\n".join(lines[:2]))
 
@@ -165,9 +165,9 @@ def shim_script(java: Path, version: int) -> str:
     gone = f"--add-opens={_GONE_PACKAGE}=*) continue ;;" if version >= _GONE_SINCE else ""
     return f"""\
 #!/bin/sh
-# Runs java without asking for the module {_MISSING_MODULE}, which this runtime does not carry.
+# Runs java without asking for the module {_MISSING_MODULE}, which this runtime lacks.
 set -f
-without() {{ # a comma list less that module
+without() {{ # sets list to the comma list $1 without that module
   list=
   IFS=,
   for module in $1; do

@@ -36,7 +36,7 @@ MAX_KEY_BYTES: Final = 4096
 MAX_QUEUES: Final = 65536
 #: 9999-12-31T23:59:59.999Z in ms since 1970: no later moment is accepted or shown.
 LAST_MS: Final = 253_402_300_799_999
-#: The default compression of topics. It halves the size of JSON bodies, which makes writes faster, as they wait for the disk (`make bench`).
+#: The default compression of topics. It halves the size of JSON bodies, and so the time for which writes wait for the disk (`make bench`).
 DEFAULT_COMPRESSION: Final = "lz4"
 #: The message types of a topic of RocketMQ 5 (TopicMessageType).
 MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")

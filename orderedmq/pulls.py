@@ -48,7 +48,7 @@ def pulls(
 def pulls_at(
     log: Log, queue: MessageQueue, offsets: Sequence[int], max_messages: int, max_bytes: int, columns: tuple[str, ...]
 ) -> Iterator[tuple[list[int], pa.RecordBatch]]:
-    """Yield batches of the messages at ``offsets``, which are ascending, each batch with its offsets. In all else like `pulls`."""
+    """Yield batches of the messages at ``offsets``, which are ascending, each batch with its offsets. Otherwise like `pulls`."""
     wanted = set(offsets)
     for begin, end in _runs(offsets):
         for rows in pulls(log, queue, begin, end, max_messages, max_bytes, columns):

@@ -1,4 +1,4 @@
-"""Makes tags, keys and properties that are not UTF-8 readable, on either broker. Pure and vectorised.
+"""Converts tags, keys and properties that are not UTF-8 to readable text, for both kinds of broker. Pure and vectorised.
 
 Rules: bytes become the text that Java reads (``new String(bytes, UTF_8)``), with U+FFFD for each malformed sequence. So a
 column shows the text that Java's consumers see, a key chooses the same queue as in Java, and a message that is written again is the

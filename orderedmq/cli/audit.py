@@ -28,7 +28,7 @@ def compare(
     expected: Annotated[
         str,
         typer.Argument(
-            help="The messages that should have arrived: a topic, or the path of Parquet, with a / or a dot in it.",
+            help="The messages that should have arrived: a topic, or a path of Parquet, which has a / or a dot in it.",
             show_default=False,
             autocompletion=completion.topics,
         ),

@@ -62,7 +62,7 @@ AtBroker = Annotated[
     str | None,
     typer.Option(
         "--at-broker",
-        help="Only letters at this broker of a cluster. Each broker has the letters of its own queues, and numbers them from 0.",
+        help="Only letters at this broker of a cluster. Each broker stores the letters of its queues, and numbers them from 0.",
         metavar="NAME",
         show_default=False,
     ),

@@ -19,8 +19,8 @@ def prepare(shell: Shell) -> None:
     """Make an archive of the classes that Spark's driver loads, unless a valid archive exists.
 
     Sessions of `orderedmq.tuned` use the archive and start sooner. It is in the user's cache and is valid only for the installed versions
-    of Java and PySpark, so run this command again after you update one of them. It takes about half a minute, because it runs a few small
-    queries in a temporary folder.
+    of Java and PySpark, so run this command again after you update one of them. The command takes about half a minute, because it runs a
+    few small queries in a temporary folder.
     """
     place = prepare_session({"spark.master": "local"})
     if place.home is None:

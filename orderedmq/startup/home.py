@@ -1,8 +1,8 @@
 """Makes a SPARK_HOME with which Python processes use the installed, compiled PySpark.
 
-Each Python process that Spark starts first imports from ``python/lib/pyspark.zip`` in SPARK_HOME. Python does not save compiled modules
-of a zip file, so each process compiles PySpark again, which takes a second of CPU. With a SPARK_HOME without that file, processes import
-the same PySpark from the interpreter's packages, where it is compiled only once.
+Each Python process that Spark starts imports PySpark from ``python/lib/pyspark.zip`` in SPARK_HOME, if it exists. Python does not save
+compiled modules of a zip file, so each process compiles PySpark again, which takes a second of CPU. If SPARK_HOME lacks that file,
+processes import the same PySpark from the interpreter's packages, where it is compiled only once.
 """
 
 from __future__ import annotations

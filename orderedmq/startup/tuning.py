@@ -66,7 +66,7 @@ def prepare(options: dict[str, Any]) -> Installation:
         return Installation(java, Path(os.environ["SPARK_HOME"]))
     spark = installed_spark()
     if spark is None:
-        log.info("SPARK_HOME stays unset: the installed PySpark does not contain Spark")
+        log.info("SPARK_HOME stays unset: no installed PySpark contains Spark itself")
         return Installation(java, None)
     reason = _needs_zip(spark, options)
     try:

@@ -44,7 +44,7 @@ def writer_of(query: Query, spark: SparkSession | None, options: dict[str, str])
         if spark is None:
             raise QueryTestError(
                 QueryTestCondition.NOT_A_QUERY,
-                f"{name_of(query)} needs a session. Pass one after it, such as the fixture orderedmq_spark",
+                f"{name_of(query)} needs a session. Pass one as the next argument, such as the fixture orderedmq_spark",
             )
         found = query(spark, dict(options))
     if not is_writer(found):

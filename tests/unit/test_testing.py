@@ -243,7 +243,7 @@ def test_a_checkpoint_has_the_name_of_the_querys_function() -> None:
     ("query", "spark", "says"),
     [
         (7, None, "7 is no query. Pass a function of a session and the broker's options"),
-        (invoices, None, "invoices needs a session. Pass one after it, such as the fixture orderedmq_spark"),
+        (invoices, None, "invoices needs a session. Pass one as the next argument, such as the fixture orderedmq_spark"),
         (invoices, "spark", "invoices returned int. Return the writer that df.writeStream makes"),
     ],
 )
