@@ -166,8 +166,8 @@ class Shell:
     ) -> None:
         """Print rows as a table of ``columns``, or all their fields as JSON lines.
 
-        ``none``: the text that replaces a table without rows. ``one_line``: see `table`. ``full``: instead of a table, print a line with title and
-        complete value per column, because drawing a table of values with millions of characters takes a minute.
+        ``none``: the text that replaces a table without rows. ``one_line``: see `table`. ``full``: instead of a table, print a line with
+        title and complete value per column, because drawing a table of values with millions of characters takes a minute.
         """
         if self.json:
             for row in rows:
