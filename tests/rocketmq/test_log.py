@@ -226,7 +226,7 @@ def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
         assert other.log.pull(queue, 0, 3, 100, ("body",)).num_rows == 3
         other.log.bounds([queue])
         everywhere.broker.admin.delete_topic(topic)
-        with pytest.raises(TopicError, match=f"MISSING.*{topic}.*create it"):
+        with pytest.raises(TopicError, match=f"MISSING.*{topic}.*Create it"):
             other.log.pull(queue, 0, 3, 100, ("body",))
         assert other.log.bounds([queue]) == {}
         assert topic not in [info.name for info in other.log.topics()]
@@ -245,7 +245,7 @@ def test_what_is_appended_to_a_topic_that_was_deleted_just_now_does_not_make_it_
         # It still believes in the topic's route: no more is asked about it for a second.
         other.log._confirmed[topic] = time.monotonic()
         for send in (lambda: producer.send(numbers(3)), lambda: other.log.append({everywhere.queue: numbers(3)})):
-            with pytest.raises(TopicError, match=f"MISSING.*{topic}.*create it"):
+            with pytest.raises(TopicError, match=f"MISSING.*{topic}.*Create it"):
                 send()
         assert topic not in [info.name for info in everywhere.log.topics()]
 
