@@ -1,1 +1,1 @@
-"""RocketMQ's remoting protocol: frames, requests, and the content of their answers. Pure."""
+"""RocketMQ's remoting protocol: frames, requests, and the parsing of their answers. Pure."""

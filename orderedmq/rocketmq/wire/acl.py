@@ -25,9 +25,9 @@ def signature(data: bytes, secret_key: str) -> str:
 
 
 def signed(ext: Mapping[str, str], body: Bytes, credentials: Credentials) -> dict[str, str]:
-    """Return the fields of a request with the account, and a signature over these fields and the body.
+    """Return a request's fields, extended by the account and by a signature over all fields and the body.
 
-    A field that is added later breaks the signature. Code, opaque, flag and version are not signed.
+    The signature does not cover code, opaque, flag and version. Adding a field afterwards invalidates it.
     """
     fields = {**ext, ACCESS_KEY: credentials.access_key}
     if credentials.security_token is not None:

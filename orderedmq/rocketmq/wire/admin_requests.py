@@ -1,7 +1,6 @@
 """Requests that create, change and delete topics and groups, and list groups. Pure.
 
-A request goes to one server. The caller sends it to each server that the docstring names. Numbers in parentheses are request
-codes.
+Each docstring names the servers to which the caller must send the request. Numbers in parentheses are request codes.
 Source: AdminBrokerProcessor, DefaultRequestProcessor (nameserver), SubscriptionGroupConfig, MixAll.
 """
 
@@ -16,16 +15,16 @@ from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import DEFAULT_TOPIC, java_text
 from orderedmq.rocketmq.wire.request import Request, ignore_answer
 
-#: The attribute of a topic that says what its messages are (TopicAttributes), and its default.
+#: The topic attribute for the type of the topic's messages (TopicAttributes), and its default value.
 _MESSAGE_TYPE: Final = "message.type"
 NORMAL: Final = "NORMAL"
 
 
 def create_topic(topic: str, queues: int, *, perm: int = 6, message_type: str | None = None) -> Request[None]:
-    """Create a topic with ``queues`` read and write queues, or change their number; send it to every master (17).
+    """Create a topic with ``queues`` read and write queues, or change their number. Send it to every master (17).
 
-    ``message_type``: of 5.0 and later; None: NORMAL for a new topic, and as it is for another one. Lowering the number removes
-    the highest queues and their messages from the route at once.
+    ``message_type`` requires 5.0 or later. None means NORMAL for a new topic, and no change for an existing one. If the number of
+    queues shrinks, the route immediately loses the queues with the highest ids, with their messages.
     """
     return Request(
         RequestCode.UPDATE_AND_CREATE_TOPIC,
@@ -47,7 +46,7 @@ def create_topic(topic: str, queues: int, *, perm: int = 6, message_type: str | 
 
 
 def message_type(topic: str) -> Request[str]:
-    """Request the type of a topic's messages; send it to a broker of the topic, of 5.0 or later (351)."""
+    """Request the type of a topic's messages. Send it to a broker that has the topic, of version 5.0 or later (351)."""
 
     def parse(response: RemotingCommand) -> str:
         return field(field(loads_object(response.body), "attributes", dict, {}), _MESSAGE_TYPE, str, NORMAL)
@@ -62,7 +61,7 @@ def message_type(topic: str) -> Request[str]:
 
 
 def delete_topic(topic: str) -> Request[None]:
-    """Delete a topic and its messages; send it to every master, before `delete_topic_in_nameserver` (215).
+    """Delete a topic and its messages. Send it to every master, before `delete_topic_in_nameserver` (215).
 
     A 5.x broker with timerWheelEnable=false deletes the topic but answers SERVER_ERROR with a NullPointerException.
     """
@@ -76,7 +75,7 @@ def delete_topic(topic: str) -> Request[None]:
 
 
 def delete_topic_in_nameserver(topic: str) -> Request[None]:
-    """Delete a topic's route; send it to every nameserver, after every master has deleted the topic (216)."""
+    """Delete a topic's route. Send it to every nameserver, after every master has deleted the topic (216)."""
     return Request(
         RequestCode.DELETE_TOPIC_IN_NAMESRV,
         f"deletion of the route of topic {topic}",
@@ -87,7 +86,7 @@ def delete_topic_in_nameserver(topic: str) -> Request[None]:
 
 
 def create_group(group: str) -> Request[None]:
-    """Create a consumer group with default settings; send it to every master (200). Overwrites an existing group's settings."""
+    """Create a consumer group with default settings, or overwrite an existing group's settings. Send it to every master (200)."""
     config = {
         "groupName": group,
         "consumeEnable": True,
@@ -109,9 +108,9 @@ def create_group(group: str) -> Request[None]:
 
 
 def delete_group(group: str, *, offsets: bool = True) -> Request[None]:
-    """Delete a consumer group; send it to every master (207). ``offsets``: with its offsets, else its settings alone.
+    """Delete a consumer group's settings and, with ``offsets``, also its offsets. Send it to every master (207).
 
-    4.9 names the flag differently: both are sent.
+    4.9 has another name for the flag, so the request has both names.
     """
     flag = "true" if offsets else "false"
     return Request(
@@ -124,7 +123,7 @@ def delete_group(group: str, *, offsets: bool = True) -> Request[None]:
 
 
 def groups() -> Request[tuple[str, ...]]:
-    """Request the names of all consumer groups at a broker, its own included; the answer is sorted (201)."""
+    """Request the sorted names of all consumer groups at a broker, including the broker's own groups (201)."""
     return Request(
         RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
         "request for the list of groups",

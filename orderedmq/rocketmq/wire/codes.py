@@ -8,8 +8,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-#: The client version in requests: V4_9_8. Nameservers answer 401 and above in standard JSON; a broker that shuts down answers
-#: versions above 441 with GO_AWAY.
+#: The client version in requests: V4_9_8. Nameservers send standard JSON to versions 401 and above. A broker that is shutting
+#: down answers versions above 441 with GO_AWAY.
 VERSION: Final = 409
 
 #: Bit 0 of ``flag`` marks an answer; bit 1 marks a request that wants no answer.
@@ -47,7 +47,7 @@ class LanguageCode(IntEnum):
 
 
 class RequestCode(IntEnum):
-    """Requests to servers, and those that a broker sends to its clients (39, 40, 220, 221, 307, 309, 326)."""
+    """The codes of requests. Brokers send 39, 40, 220, 221, 307, 309 and 326 to their clients."""
 
     PULL_MESSAGE = 11
     QUERY_MESSAGE = 12

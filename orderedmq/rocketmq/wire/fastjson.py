@@ -3,9 +3,9 @@
 ``{0:"10.0.0.1:10911"}`` (brokerAddrs of GET_BROKER_CLUSTER_INFO, and of a route for an old client version) and
 ``{{"brokerName":"a","queueId":1}:{}}`` (offsetTable) are not valid JSON. The parser turns every key into a string: an integer's
 digits, or an object's text, which `loads` parses in turn. Servers that write standard JSON write the same keys as strings, so
-results agree.
+the results agree.
 
-Rules: depth is bounded, time is linear in the text, and any other text raises ProtocolError.
+Rules: the depth is bounded, the time is linear in the length of the text, and a text that is not such JSON raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _NotJson(Exception):
 
 
 def loads(text: bytes | bytearray | memoryview | str) -> Any:
-    """Return the value of a JSON text (UTF-8 if bytes), standard or fastjson's. Raises ProtocolError PROTOCOL."""
+    """Return the value of a standard or fastjson JSON text; bytes are UTF-8. Raises ProtocolError PROTOCOL if it is not JSON."""
     try:
         text = text if isinstance(text, str) else str(text, "utf-8")
         try:
@@ -58,10 +58,10 @@ def loads(text: bytes | bytearray | memoryview | str) -> Any:
 
 
 def loads_object(text: bytes | bytearray | memoryview | str) -> dict[str, Any]:
-    """Return the object that a JSON text holds. Raises ProtocolError PROTOCOL as `loads`, and for any other value."""
+    """Return the object of a JSON text. Raises ProtocolError PROTOCOL if the text is not JSON, or not an object."""
     value = loads(text)
     if not isinstance(value, dict):
-        raise _malformed(f"it is not an object but {type(value).__name__}")
+        raise _malformed(f"it is of type {type(value).__name__}, not an object")
     return value
 
 
@@ -88,7 +88,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
         return _string(text, at + 1, True)
     if first in ("{", "["):
         if depth == MAX_DEPTH:
-            raise _NotJson(at, f"more than {MAX_DEPTH} levels")
+            raise _NotJson(at, f"there are more than {MAX_DEPTH} levels")
         return _object(text, at + 1, depth + 1) if first == "{" else _array(text, at + 1, depth + 1)
     for name, constant in _CONSTANTS.items():
         if text.startswith(name, at):
@@ -114,7 +114,7 @@ def _array(text: str, at: int, depth: int) -> tuple[list[Any], int]:
         if mark == "]":
             return values, at
         if mark != ",":
-            raise _NotJson(at, "',' or ']' expected")
+            raise _NotJson(at, "',' or ']' is expected")
 
 
 def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
@@ -126,7 +126,7 @@ def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
         key, at = _key(text, at, depth)
         at = _skip(text, at)
         if text[at : at + 1] != ":":
-            raise _NotJson(at, "':' expected")
+            raise _NotJson(at, "':' is expected")
         fields[key], at = _value(text, _skip(text, at + 1), depth)
         at = _skip(text, at)
         mark = text[at : at + 1]
@@ -143,18 +143,18 @@ def _key(text: str, at: int, depth: int) -> tuple[str, int]:
         return _string(text, at + 1, True)
     if first == "{":
         _, end = _value(text, at, depth)
-        # The text as it is: encoding it again would double the escapes of nested keys at each level.
+        # Keep the text unchanged, because encoding it again would double the escapes of nested keys at each level.
         return text[at:end], end
     integer = _INTEGER.match(text, at)
     if integer is None:
-        raise _NotJson(at, "a key expected")
+        raise _NotJson(at, "a key is expected")
     return integer[0], integer.end()
 
 
 def field(fields: dict[str, Any], name: str, kind: type[_T], missing: _T | None = None) -> _T:
-    """Return the field ``name``, which must have type ``kind``; an absent or null one counts as ``missing``, if given.
+    """Return the field ``name``, or ``missing`` if the field is absent or null.
 
-    Raises ProtocolError PROTOCOL.
+    Raises ProtocolError PROTOCOL if the value is not of type ``kind``.
     """
     value = fields.get(name)
     if value is None:
@@ -162,6 +162,7 @@ def field(fields: dict[str, Any], name: str, kind: type[_T], missing: _T | None 
     # A bool is an int in Python, but not in the protocol.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ProtocolError(
-            ProtocolCondition.PROTOCOL, f"a server's answer has no {name!r} of type {kind.__name__} but {str(value)[:100]!r}"
+            ProtocolCondition.PROTOCOL,
+            f"field {name!r} of a server's answer is {str(value)[:100]!r}, not of type {kind.__name__}",
         )
     return value

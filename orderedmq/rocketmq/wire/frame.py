@@ -1,12 +1,12 @@
 """Encodes commands as frames of the remoting protocol, and decodes frames into commands. Pure.
 
 A frame is: length of the rest (4 bytes), header type (1 byte: JSON or ROCKETMQ), header length (3 bytes), header, body.
-Integers are big-endian. This client writes JSON headers. A 4.9.x server answers with the request's header type, a 5.x server
-with its own.
+Integers are big-endian. This client writes JSON headers. A 4.9.x server answers with the header type of the request, a 5.x server
+with its own header type.
 Source: NettyDecoder, RemotingCommand.decode, RocketMQSerializable.rocketMQProtocolDecode.
 
-Rules: malformed bytes raise ProtocolError, and the decoder then stays broken, since the start of the next frame is unknown. A
-frame costs one pass and one copy of its body. Memory grows with the bytes received, never with an announced length.
+Rules: malformed bytes raise ProtocolError, and the decoder then stays broken, because the start of the next frame is unknown.
+Decoding a frame takes one pass and one copy of its body. Memory grows with the bytes received, never with an announced length.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from orderedmq.conditions import ProtocolCondition
 from orderedmq.errors import ProtocolError
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, VERSION, LanguageCode, SerializeType
 
-#: Bytes of the largest whole frame. For a larger one a server silently drops the connection
+#: The size of the largest frame to send, in bytes. A server that receives a larger frame silently closes the connection
 #: (``com.rocketmq.remoting.frameMaxLength``).
 MAX_SENT_FRAME: Final = 16 * 1024 * 1024
-#: Bytes of the largest answer. A 5.x broker can be configured to put up to 128 MiB of messages into one.
+#: The size of the largest answer to accept, in bytes. A 5.x broker can be configured to send up to 128 MiB of messages in an answer.
 MAX_RECEIVED_FRAME: Final = 160 * 1024 * 1024
-#: Initial bytes of a decoder's buffer: a dozen answers to pulls of 32 small messages.
+#: The initial size of a decoder's buffer, in bytes: enough for a dozen answers to pulls of 32 small messages.
 BUFFER_SIZE: Final = 256 * 1024
-#: Bytes of the largest buffer that is kept after the large answer for which it grew.
+#: A buffer that has grown beyond this number of bytes for a large answer is replaced by a small one afterwards.
 _KEPT_BUFFER: Final = 4 * 1024 * 1024
 
-#: Bytes of a JSON header from which on the message ids in it are not decoded: of a thousand messages they take 33 KiB, and longer
-#: to decode than all else.
+#: In a JSON header of at least this many bytes, the message ids are not decoded. The ids of a thousand messages take 33 KiB, and
+#: decoding them takes longer than decoding everything else.
 _LONG_HEADER: Final = 4096
 _IDS: Final = b'"msgId":"'
 
@@ -43,11 +43,11 @@ _SHORT = struct.Struct(">h")
 #: The fixed fields of a ROCKETMQ header: code, language, version, opaque, flag.
 _FIXED = struct.Struct(">hbhii")
 _INT32 = range(-(2**31), 2**31)
-#: Languages are only displayed, so one that this client does not know counts as OTHER.
+#: Languages are only displayed, so an unknown language counts as OTHER.
 _LANGUAGES = {int(language): language for language in LanguageCode}
 _LANGUAGE_NAMES = {language.name: language for language in LanguageCode}
 
-#: One encoder for all headers: json.dumps with these settings would make a new one for each.
+#: One encoder for all headers, because json.dumps with these settings would make a new encoder for each header.
 _json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 Bytes = bytes | bytearray | memoryview
@@ -55,7 +55,7 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(slots=True)
 class RemotingCommand:
-    """A request or an answer. An answer repeats its request's ``opaque``; ``ext`` holds the fields that depend on ``code``."""
+    """A request or an answer. An answer has the ``opaque`` of its request. ``ext`` has the fields that depend on ``code``."""
 
     code: int
     opaque: int = 0
@@ -76,9 +76,9 @@ class RemotingCommand:
 
 
 def encode_parts(command: RemotingCommand) -> tuple[bytes, Bytes]:
-    """Return a command's frame up to its body, and the body uncopied.
+    """Return a command's frame in two parts: all bytes before the body, and the body itself, which is not copied.
 
-    Raises ProtocolError FRAME_TOO_LARGE above MAX_SENT_FRAME, PROTOCOL for a text that is not valid Unicode.
+    Raises ProtocolError FRAME_TOO_LARGE if the frame is larger than MAX_SENT_FRAME, and PROTOCOL if a text is not valid Unicode.
     """
     header: dict[str, Any] = {
         "code": int(command.code),
@@ -99,7 +99,7 @@ def encode_parts(command: RemotingCommand) -> tuple[bytes, Bytes]:
 
 
 def encode(command: RemotingCommand) -> bytes:
-    """Return a command as one frame; see `encode_parts`."""
+    """Return a command as one frame. Raises the errors of `encode_parts`."""
     return b"".join(encode_parts(command))
 
 
@@ -108,7 +108,7 @@ def _prefix(kind: SerializeType, header: bytes, body_length: int) -> bytes:
     if 4 + length > MAX_SENT_FRAME:
         raise ProtocolError(
             ProtocolCondition.FRAME_TOO_LARGE,
-            f"a request of {4 + length} bytes is more than the {MAX_SENT_FRAME} that a RocketMQ server reads: send fewer messages at once",
+            f"a request has {4 + length} bytes, but a RocketMQ server reads at most {MAX_SENT_FRAME}. Send fewer messages at once",
         )
     return _PREFIX.pack(length, kind << 24 | len(header))
 
@@ -138,7 +138,7 @@ class FrameDecoder:
         return len(self._view)
 
     def buffer(self) -> memoryview:
-        """Return the free part of the buffer, for the next bytes; never empty."""
+        """Return the free part of the buffer, into which to write the next bytes. It is never empty."""
         capacity = len(self._view)
         if self._start == self._end:
             self._start = self._end = 0
@@ -157,9 +157,9 @@ class FrameDecoder:
         self._view, self._start, self._end = view, 0, length
 
     def received(self, count: int) -> None:
-        """Count ``count`` bytes that were written to the front of `buffer`."""
+        """Record that ``count`` bytes have been written to the start of `buffer`."""
         if not 0 <= count <= len(self._view) - self._end:
-            raise ValueError(f"{count} bytes in a buffer of {len(self._view) - self._end}")
+            raise ValueError(f"{count} bytes do not fit in the {len(self._view) - self._end} free bytes of the buffer")
         self._end += count
 
     def feed(self, data: Bytes) -> list[RemotingCommand]:
@@ -176,12 +176,12 @@ class FrameDecoder:
         return commands
 
     def take(self, events: list[Any]) -> None:
-        """Append the commands that are complete. Raises ProtocolError after them, and again at every later call."""
+        """Append all complete commands to ``events``. Raises ProtocolError at a malformed frame and in every later call."""
         while (command := self.next_command()) is not None:
             events.append(command)
 
     def next_command(self) -> RemotingCommand | None:
-        """Return the next command, None if it is incomplete. Raises ProtocolError, and again at every later call."""
+        """Return the next command; None if it is incomplete. Raises ProtocolError at a malformed frame and in every later call."""
         if self._broken is not None:
             raise ProtocolError(self._broken.sub, self._broken.message)
         try:
@@ -205,7 +205,9 @@ class FrameDecoder:
         word = _LENGTH.unpack_from(self._view, self._start + 4)[0]
         kind, header_length = word >> 24, word & 0xFFFFFF
         if header_length > length - 4:
-            raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header of {header_length} bytes in a frame of {length}")
+            raise ProtocolError(
+                ProtocolCondition.PROTOCOL, f"a header of {header_length} bytes does not fit in a frame of {length}"
+            )
         if kind not in (SerializeType.JSON, SerializeType.ROCKETMQ):
             raise ProtocolError(ProtocolCondition.PROTOCOL, f"a frame has a header of the unknown type {kind}")
         if available < 4 + length:
@@ -221,9 +223,9 @@ class FrameDecoder:
     def _hint(self) -> str:
         first = bytes(self._view[self._start : self._start + 4])
         if first[:2] == b"\x15\x03":
-            return "it is a TLS alert, the server wants TLS"
+            return "it is a TLS alert, so the server requires TLS"
         if first == b"HTTP":
-            return "it is HTTP, not a RocketMQ server's port"
+            return "it is HTTP, so this is not a RocketMQ server's port"
         return "the peer is not a RocketMQ server, or its stream is damaged"
 
 
@@ -234,10 +236,10 @@ def _json_header(view: memoryview) -> RemotingCommand:
     except (ValueError, RecursionError) as error:
         raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header is not JSON: {error}") from None
     if not isinstance(header, dict):
-        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header is not an object but {type(header).__name__}")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header is of type {type(header).__name__}, not an object")
     remark = header.get("remark")
     if remark is not None and not isinstance(remark, str):
-        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's remark is {type(remark).__name__}")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's remark is of type {type(remark).__name__}, not a string")
     ext = _ext(header.get("extFields"))
     if ids and "msgId" in ext:
         ext["msgId"] = ids
@@ -254,9 +256,9 @@ def _json_header(view: memoryview) -> RemotingCommand:
 
 
 def _without_ids(view: memoryview) -> tuple[Bytes, str]:
-    """Return a long header with an empty ``msgId``, and its text, which needs no decoding; any other header as it is, and "".
+    """Return a long header with its ``msgId`` emptied, and the text that was in ``msgId``. Return any other header unchanged, with "".
 
-    A batch's answer has the id of each message in this field.
+    The answer to a batch has the ids of all its messages in this field. They need no decoding.
     """
     if len(view) < _LONG_HEADER:
         return view, ""
@@ -266,7 +268,7 @@ def _without_ids(view: memoryview) -> tuple[Bytes, str]:
     if begin < len(_IDS) or end < 0 or header.find(_IDS, end) >= 0:
         return view, ""
     ids = header[begin:end]
-    # With an escape, the text may go on behind the quote. Bytes that are not ASCII may be malformed.
+    # With an escape, the text may continue after the quote. Bytes that are not ASCII may be malformed.
     if not ids.isascii() or b"\\" in ids:
         return view, ""
     return header[:begin] + header[end:], str(ids, "ascii")
@@ -275,16 +277,18 @@ def _without_ids(view: memoryview) -> tuple[Bytes, str]:
 def _int32(header: dict[str, Any], name: str, missing: int | None = None) -> int:
     value = header.get(name, missing)
     if type(value) is not int or value not in _INT32:
-        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's {name} is {str(value)[:40]!r}, not a number of 32 bits")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's {name} is {str(value)[:40]!r}, not a 32-bit integer")
     return value
 
 
 def _ext(fields: Any) -> dict[str, str]:
-    """Return the fields as strings. A JSON integer or boolean becomes its text; null means absent."""
+    """Return the fields as strings. An integer or boolean becomes its JSON text, and a field that is null is left out."""
     if fields is None:
         return {}
     if not isinstance(fields, dict):
-        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's extFields are {type(fields).__name__}")
+        raise ProtocolError(
+            ProtocolCondition.PROTOCOL, f"a header's extFields are of type {type(fields).__name__}, not an object"
+        )
     for value in fields.values():
         if type(value) is not str:
             return {name: _ext_text(name, value) for name, value in fields.items() if value is not None}
@@ -298,7 +302,7 @@ def _ext_text(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's field {name[:100]!r} is {type(value).__name__}")
+    raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's field {name[:100]!r} is of type {type(value).__name__}")
 
 
 def _binary_header(view: memoryview) -> RemotingCommand:
@@ -309,7 +313,7 @@ def _binary_header(view: memoryview) -> RemotingCommand:
         at += 4
         if at + ext_length != len(view):
             raise ProtocolError(
-                ProtocolCondition.PROTOCOL, f"a header has fields of {ext_length} bytes where {len(view) - at} are left"
+                ProtocolCondition.PROTOCOL, f"a header announces fields of {ext_length} bytes, but {len(view) - at} are left"
             )
         ext: dict[str, str] = {}
         while at < len(view):
@@ -326,5 +330,7 @@ def _text(view: memoryview, at: int, end: int, length: struct.Struct) -> tuple[s
     (count,) = length.unpack_from(view, at)
     begin = at + length.size
     if not 0 <= count <= end - begin:
-        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's text of {count} bytes where {end - begin} are left")
+        raise ProtocolError(
+            ProtocolCondition.PROTOCOL, f"a header announces a text of {count} bytes, but {end - begin} are left"
+        )
     return str(view[begin : begin + count], "utf-8"), begin + count

@@ -27,9 +27,9 @@ from orderedmq.routing.key_hash import java_string_hash
 from orderedmq.rows.filters import ALL, canonical, tags_of
 
 _SUCCESS = ResponseCode.SUCCESS
-#: What a broker says of a group without members, and a Proxy: its NullPointerException, whose text depends on its JVM.
+#: Matches the remark of a server for a group without members. A Proxy sends its NullPointerException, whose text depends on its JVM.
 _NO_MEMBERS: Final = re.compile(r"no consumer for this group|getAllClientId|\A\Z")
-#: A broker's answers for a member that is away, does not support the request, or did not answer in time.
+#: A broker's answers if the member is not connected, does not support the request, or did not answer in time.
 _SILENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.CONSUME_MSG_TIMEOUT)
 
 
@@ -50,10 +50,10 @@ def _queue_of(group: str, queue: MessageQueue) -> dict[str, str]:
 
 
 def consumer_offset(group: str, queue: MessageQueue) -> Request[int | None]:
-    """Request the group's offset; None if it never committed (14).
+    """Request the group's offset; None if the group has never committed (14).
 
-    A broker before 5.0 ignores ``setZeroIfNotFound``: it answers 0 instead of None if the queue is empty or its first message
-    is recent. While an admin's reset is pending, the answer is the reset's offset.
+    A broker before 5.0 ignores ``setZeroIfNotFound``, and answers 0 instead of None if the queue is empty or its first message
+    is recent. While an administrator's reset is pending, the answer is the offset of that reset.
     """
     return Request(
         RequestCode.QUERY_CONSUMER_OFFSET,
@@ -66,10 +66,10 @@ def consumer_offset(group: str, queue: MessageQueue) -> Request[int | None]:
 
 
 def update_consumer_offset(group: str, queue: MessageQueue, offset: int) -> Request[bool]:
-    """Set the group's offset, forward or backward (15). False: the broker ignored it, because an admin's reset is pending.
+    """Set the group's offset, forward or backward (15). False if the broker ignored it, because an administrator's reset is pending.
 
-    From 5.3.0 on it raises GroupError MISSING unless the group exists (a pull, a heartbeat or `admin_requests.create_group`
-    creates it), and TopicError MISSING. The broker writes the offset to disk within 5 s.
+    From 5.3.0 on, raises GroupError MISSING or TopicError MISSING if the group or the topic does not exist. A pull, a heartbeat or
+    `admin_requests.create_group` creates the group. The broker writes the offset to disk within 5 s.
     """
     return Request(
         RequestCode.UPDATE_CONSUMER_OFFSET,
@@ -81,9 +81,10 @@ def update_consumer_offset(group: str, queue: MessageQueue, offset: int) -> Requ
 
 
 def all_consumer_offsets() -> Request[dict[str, dict[MessageQueue, int]]]:
-    """Request all committed offsets of all groups at a broker, as its replicas do; the queues' broker name is empty (43).
+    """Request all committed offsets of all groups at a broker (43). The broker's replicas send the same request.
 
-    Before 5.0, only this request distinguishes a group that committed 0 from one that never committed.
+    The queues in the answer have an empty broker name. Before 5.0, only this request distinguishes a group that has committed 0
+    from a group that has never committed.
     """
 
     def parse(response: RemotingCommand) -> dict[str, dict[MessageQueue, int]]:
@@ -94,7 +95,7 @@ def all_consumer_offsets() -> Request[dict[str, dict[MessageQueue, int]]]:
                 queue.isdigit() and isinstance(at, int) for queue, at in offsets.items()
             ):
                 raise ProtocolError(
-                    ProtocolCondition.PROTOCOL, f"offsets of {name[:100]!r} are malformed: {str(offsets)[:100]!r}"
+                    ProtocolCondition.PROTOCOL, f"the offsets of {name[:100]!r} are malformed: {str(offsets)[:100]!r}"
                 )
             found.setdefault(group, {}).update((MessageQueue(topic, "", int(queue)), at) for queue, at in offsets.items())
         return found
@@ -114,11 +115,11 @@ class TopicSubscription:
     expression_type: str = "TAG"
 
     def tags(self) -> list[str]:
-        """Return the tags of the expression; none if it matches every message or is SQL."""
+        """Return the tags of the expression; an empty list if it matches every message or is SQL."""
         return [] if self.expression_type != "TAG" else list(tags_of(self.expression))
 
     def same_as(self, other: TopicSubscription) -> bool:
-        """Return whether both filters are the same, apart from how they are written."""
+        """Return whether both filters mean the same, even if they are written differently."""
         mine, theirs = (canonical(one.expression, one.expression_type) for one in (self, other))
         return (self.expression_type, mine) == (other.expression_type, theirs)
 
@@ -137,7 +138,7 @@ class TopicSubscription:
 
 
 def topic_subscription(topic: str, data: dict[str, Any]) -> TopicSubscription:
-    """Return the subscription of a SubscriptionData as Java writes it; without a type the expression is one of tags."""
+    """Return the subscription of a SubscriptionData that Java has written. Without a type, the expression consists of tags."""
     return TopicSubscription(
         topic, field(data, "subString", str, ALL) or ALL, field(data, "expressionType", str, "TAG") or "TAG"
     )
@@ -152,9 +153,9 @@ def heartbeat(
 ) -> Request[None]:
     """Make the client a member of the group at this broker for 120 s, or until the connection ends (34).
 
-    Membership belongs to the connection: two client ids on one connection overwrite each other. The subscriptions replace those
-    of the *whole group*, so members must agree on the topics. ``version``: time of the last change of the subscriptions, in ms
-    since the epoch. The client is a push consumer.
+    Membership belongs to the connection, so two client ids on one connection overwrite each other. The subscriptions replace those
+    of the *whole group*, so the members must agree on the topics. ``version`` is the time of the last change of the subscriptions,
+    in ms since the epoch. The client declares itself a push consumer.
     """
     consumer = {
         "groupName": group,
@@ -174,10 +175,10 @@ def heartbeat(
 
 
 def unregister(client_id: str, group: str) -> Request[None]:
-    """Leave the group (35). Send it on the connection of the heartbeats."""
+    """Leave the group (35). Send it on the connection on which the heartbeats were sent."""
     return Request(
         RequestCode.UNREGISTER_CLIENT,
-        f"leave of {client_id} from group {group}",
+        f"request of {client_id} to leave group {group}",
         f"group {group!r}",
         ignore_answer,
         {"clientID": client_id, "consumerGroup": group},
@@ -185,7 +186,7 @@ def unregister(client_id: str, group: str) -> Request[None]:
 
 
 def consumer_list(group: str) -> Request[tuple[str, ...]]:
-    """Request the client ids of the group's members at this broker, sorted; an empty group is no error (38)."""
+    """Request the sorted client ids of the group's members at this broker; an empty tuple if there are none (38)."""
 
     def parse(response: RemotingCommand) -> tuple[str, ...]:
         if response.code == _SUCCESS:
@@ -204,7 +205,7 @@ def consumer_list(group: str) -> Request[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class ConsumerConnection:
-    """A member as a broker sees it."""
+    """A member of a group, as a broker describes it."""
 
     client_id: str
     address: str
@@ -221,7 +222,7 @@ class ConsumerConnections:
 
 
 def consumer_connections(group: str) -> Request[ConsumerConnections]:
-    """Request the members with their addresses, and the group's subscriptions (203); empty if the group has no members."""
+    """Request the members with their addresses, and the group's subscriptions (203). Both are empty if there are no members."""
 
     def parse(response: RemotingCommand) -> ConsumerConnections:
         if response.code != _SUCCESS:
@@ -256,9 +257,9 @@ def _connection(fields: Any) -> ConsumerConnection:
 
 
 def running_info(group: str, client_id: str) -> Request[Bytes | None]:
-    """Request a member's ConsumerRunningInfo through a broker (307); None if the member is away or does not answer.
+    """Request a member's ConsumerRunningInfo through a broker (307); None if the member is not connected or does not answer.
 
-    See orderedmq.rocketmq.group.running_info. The broker waits 10 s for a member that does not respond.
+    The broker waits up to 10 s for the member. `orderedmq.rocketmq.group.running_info` parses the answer.
     """
     return Request(
         RequestCode.GET_CONSUMER_RUNNING_INFO,
@@ -273,8 +274,8 @@ def running_info(group: str, client_id: str) -> Request[Bytes | None]:
 def check_client_config(client_id: str, group: str, subscription: TopicSubscription) -> Request[None]:
     """Have the broker check a filter expression (46).
 
-    Raises RocketMQError FILTER if the SQL does not parse, SERVER_ERROR where SQL is disabled. Check before the first pull: a
-    broker ignores a pull's expression that does not parse, and returns all messages.
+    Raises RocketMQError FILTER if the SQL does not parse, and SERVER_ERROR if the broker has disabled SQL. Check before the first
+    pull, because a broker ignores a pull's expression that does not parse, and returns all messages.
     """
     body = {"clientId": client_id, "group": group, "subscriptionData": subscription.data(0)}
     return Request(
@@ -290,9 +291,9 @@ def check_client_config(client_id: str, group: str, subscription: TopicSubscript
 
 
 def lock(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Request[frozenset[MessageQueue]]:
-    """Lock queues at their broker's master; the answer is the queues that the client holds now (41).
+    """Lock queues at the master of their broker. The answer has those of the queues that the client now holds (41).
 
-    A lock lives for 60 s at the broker, even without the connection, and is lost when the broker restarts. It does not prevent
+    A lock lasts for 60 s at the broker, even if the connection ends, and is lost when the broker restarts. It does not prevent
     other clients from pulling.
     """
 

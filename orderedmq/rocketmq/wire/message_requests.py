@@ -1,7 +1,7 @@
-"""Requests about routes and messages, and the content of their answers. Pure.
+"""Requests about routes and messages, and the parsing of their answers. Pure.
 
-Fields are texts as Java writes them. Every field that a server's header class marks CFNotNull is sent: for a missing one the
-server answers a NullPointerException without an explanation. Numbers in parentheses are request codes.
+Field values are strings, as Java writes them. Requests have every field that the server's header class marks CFNotNull, because a
+server answers with an unexplained NullPointerException if such a field is missing. Numbers in parentheses are request codes.
 Source: the classes *RequestHeader, SendMessageProcessor, PullMessageProcessor, AdminBrokerProcessor, ClientRequestProcessor.
 """
 
@@ -27,15 +27,15 @@ from orderedmq.rows.message_trace import REGION
 DEFAULT_TOPIC: Final = "TBW102"
 DEFAULT_TOPIC_QUEUES: Final = 4
 
-#: The field that tells a Proxy which broker a request is for (AbstractRemotingActivity); in a send it is ``n``. Brokers ignore it.
+#: The field that names the request's broker for a Proxy (AbstractRemotingActivity). Brokers ignore it. A send has ``n`` instead.
 BROKER_NAME: Final = "bname"
 
-#: The flag of a pull that has its subscription with it (PullSysFlag).
+#: The flag of a pull that contains its subscription (PullSysFlag).
 _SUBSCRIPTION: Final = 4
 
 
 def java_text(value: bool | int) -> str:
-    """Return a value as Java writes it: a boolean in lower case."""
+    """Return a value as Java writes it: booleans are in lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -45,7 +45,7 @@ def java_text(value: bool | int) -> str:
 def topic_route(topic: str) -> Request[route.Route]:
     """Request a topic's route (105). Raises TopicError MISSING if the nameserver has none.
 
-    A Proxy adds its region to each of its answers (AbstractRemotingActivity.writeResponse). A nameserver's has no fields.
+    An answer with a region comes from a Proxy (AbstractRemotingActivity.writeResponse), because a nameserver's answer has no fields.
     """
     return Request(
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
@@ -67,7 +67,7 @@ def cluster_info() -> Request[route.ClusterInfo]:
 
 
 def topic_list() -> Request[tuple[str, ...]]:
-    """Request every topic name that the nameserver lists (206); see `route.user_topics`."""
+    """Request every topic name that the nameserver lists (206). `route.user_topics` selects the users' topics."""
     return Request(
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
         "request for the list of topics",
@@ -77,10 +77,10 @@ def topic_list() -> Request[tuple[str, ...]]:
 
 
 def topic_stats(topic: str) -> Request[None]:
-    """Check that a broker has a topic (202). Raises TopicError MISSING; the numbers in the answer are ignored."""
+    """Check that a broker has a topic (202). Raises TopicError MISSING if it does not. The statistics in the answer are ignored."""
     return Request(
         RequestCode.GET_TOPIC_STATS_INFO,
-        f"request for the numbers of topic {topic}",
+        f"request for the statistics of topic {topic}",
         f"topic {topic!r}",
         ignore_answer,
         {"topic": topic},
@@ -88,7 +88,7 @@ def topic_stats(topic: str) -> Request[None]:
 
 
 def broker_config() -> Request[tuple[int, Mapping[str, str]]]:
-    """Request a broker's version (MQVersion) and its settings, which it writes as Java properties (26)."""
+    """Request a broker's version (MQVersion) and its settings (26). The broker writes the settings as Java properties."""
 
     def parse(response: RemotingCommand) -> tuple[int, Mapping[str, str]]:
         lines = bytes(response.body).decode("utf-8", "replace").splitlines()
@@ -101,7 +101,7 @@ def broker_config() -> Request[tuple[int, Mapping[str, str]]]:
 
 
 class SendStatus(Enum):
-    """How safely a message is stored (SendStatus). All but SEND_OK mean that a replica or the disk did not confirm it."""
+    """How safely a message is stored (SendStatus). All values but SEND_OK mean that a replica or the disk has not confirmed it."""
 
     SEND_OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -111,16 +111,16 @@ class SendStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """Where messages were stored. ``queue_offset`` is the first message's; the others of a batch follow without a gap."""
+    """Where messages were stored. ``queue_offset`` is that of the first message. A batch's other messages follow it without a gap."""
 
     status: SendStatus
     queue_id: int
     queue_offset: int
 
 
-#: The group that a send names; brokers do not check that it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
+#: The producer group in a send. Brokers do not check that it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
 PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
-#: A queue's number that no topic has: the largest int of Java.
+#: A queue id that no topic has: Java's largest int.
 _NO_QUEUE: Final = 2**31 - 1
 _STORED: Final = frozenset(ResponseCode(status.value) for status in SendStatus)
 
@@ -136,19 +136,20 @@ def send(
     reconsume_times: int = 0,
     max_reconsume_times: int | None = None,
 ) -> Request[SendResult]:
-    """Send one message (310), or with ``batch`` a body of several messages (320); ``born`` in ms since the epoch.
+    """Send one message (310), or with ``batch`` a body of several messages (320). ``born`` is in ms since the epoch.
 
-    ``batch`` decides both the code and the field ``m``: a broker stores a batch without ``m`` as one message whose body is the
+    ``batch`` sets the code and also the field ``m``, because a broker stores a batch without ``m`` as one message whose body is the
     encoded batch. A batch's ``properties`` belong to its envelope and must not have a UNIQ_KEY. The template for a missing
-    topic (``c``) is the topic itself, so no broker recreates a deleted topic with other queues. Raises MessageError NULL_BODY
-    for an empty body, which 5.x answers with a NullPointerException.
+    topic (``c``) is the topic itself, so that no broker recreates a deleted topic with other queues. Raises MessageError NULL_BODY
+    for an empty body, to which 5.x would answer with a NullPointerException.
 
-    A message of a retry topic names how often it was retried (``j``) and the maximum (``l``), beyond which it becomes a dead
-    letter.
+    A message of a retry topic has the number of its retries (``j``) and the maximum (``l``). Beyond the maximum, it becomes a
+    dead letter.
     """
     if not len(body):
         raise MessageError(
-            MessageCondition.NULL_BODY, f"a message for queue {queue} has an empty body: RocketMQ requires at least one byte"
+            MessageCondition.NULL_BODY,
+            f"a message for queue {queue} has an empty body, but RocketMQ requires at least one byte",
         )
     fields = {
         "a": group,
@@ -180,10 +181,11 @@ def send(
 
 
 def refused_type(queue: MessageQueue, properties: str) -> Request[str | None]:
-    """Ask a Proxy whether it passes messages with ``properties`` on to the topic: None, or the type that the topic's messages must have.
+    """Ask a Proxy whether it passes messages with ``properties`` on to the topic.
 
-    Nothing is stored. A Proxy that does not refuse the message passes it on to the broker, which refuses it because its queue does
-    not exist (AbstractSendMessageProcessor.msgCheck); before 5.3.2 the broker has no code for this.
+    The answer is None if it does, and otherwise the type that the topic's messages must have. Nothing is stored: if the Proxy passes
+    the message on, the broker refuses it because its queue does not exist (AbstractSendMessageProcessor.msgCheck). A broker before
+    5.3.2 has no response code for this refusal.
     """
 
     def parse(response: RemotingCommand) -> str | None:
@@ -212,12 +214,12 @@ def _send_result(response: RemotingCommand) -> SendResult:
 
 
 def send_back(queue: MessageQueue, group: str, position: int, *, delay_level: int, max_reconsume_times: int) -> Request[None]:
-    """Have a message's broker put a copy into %RETRY%<group> after a delay, or into %DLQ%<group> (36).
+    """Make the message's broker put a copy into %RETRY%<group> after a delay, or into %DLQ%<group> (36).
 
-    ``position`` is the message's offset in the commit log. ``delay_level``: 1 to 18; 0: 3 plus the number of retries; below 0: a
-    dead letter. A message that was retried ``max_reconsume_times`` times becomes a dead letter, too. Raises GroupError MISSING
-    if the broker does not know the group and does not create it. A broker whose group has no retry queues answers that all is
-    well and does nothing (AbstractSendMessageProcessor.consumerSendMsgBack).
+    ``position`` is the message's offset in the commit log. ``delay_level`` is 1 to 18; 0 means 3 plus the number of retries, and a
+    number below 0 makes the message a dead letter. A message that was retried ``max_reconsume_times`` times also becomes a dead letter.
+    Raises GroupError MISSING if the broker does not know the group and does not create it. If the group has no retry queues at the
+    broker, the broker reports success but does nothing (AbstractSendMessageProcessor.consumerSendMsgBack).
     """
     return Request(
         RequestCode.CONSUMER_SEND_MSG_BACK,
@@ -244,18 +246,18 @@ class PullStatus(Enum):
     """The outcome of a pull (PullStatus)."""
 
     FOUND = 0
-    #: No message at this offset yet.
+    #: The queue has no message at this offset yet.
     NO_NEW_MESSAGE = 19
-    #: No message that matches the filter: continue at ``next_begin_offset``.
+    #: No message up to ``next_begin_offset`` matches the filter. Continue there.
     NO_MATCHED_MESSAGE = 20
-    #: The offset is below the first message or beyond the end; in an empty queue, any offset but 0.
+    #: The offset is below the first message or beyond the end. In an empty queue, this is the status for every offset but 0.
     OFFSET_ILLEGAL = 21
 
 
 class PullResult(NamedTuple):
-    """A pull's stored messages, concatenated in ``body``; the offset to continue at; the queue's bounds [min, max).
+    """The result of a pull: the stored messages, concatenated in ``body``, the next offset to pull, and the queue's bounds [min, max).
 
-    ``filtered``: all messages below ``next_begin_offset`` exist, and none of them matches.
+    ``filtered``: all messages from the pull's offset to ``next_begin_offset`` exist, and none of them matches the filter.
     """
 
     status: PullStatus
@@ -278,11 +280,10 @@ def pull(
     *,
     matching: Filter | None = None,
 ) -> Request[PullResult]:
-    """Request messages from ``offset`` on (11): 32 messages or 256 KiB at most, unless the broker is configured otherwise.
+    """Request messages from ``offset`` on (11). The broker returns at most 32 messages or 256 KiB, unless it is configured otherwise.
 
-    The broker answers at once, also without messages. The request carries the subscription, so the group needs no heartbeat.
-    The broker returns all messages if the SQL does not parse, so have it checked first
-    (`group_requests.check_client_config`).
+    The broker answers immediately, even if it has no messages. The request contains the subscription, so the group needs no heartbeat.
+    If SQL does not parse, the broker returns all messages, so check it first with `group_requests.check_client_config`.
     """
     return Request(
         RequestCode.PULL_MESSAGE,
@@ -315,13 +316,13 @@ def _pull_result(response: RemotingCommand) -> PullResult:
         int_field(response, "maxOffset"),
         int_field(response, "suggestWhichBrokerId", 0),
         response.body,
-        # The code also stands for messages that are being deleted, and at a replica for every wrong offset.
+        # The code alone is not enough: a broker also sends it for messages that are being deleted, and a replica for every wrong offset.
         response.code == ResponseCode.PULL_RETRY_IMMEDIATELY and response.remark == "NO_MATCHED_MESSAGE",
     )
 
 
 def query_message(topic: str, key: str) -> Request[None]:
-    """Search the topic for a message with a key (12). It only tests the account's right to search: the result is ignored."""
+    """Search the topic for a key (12). This only tests the account's right to search, and the result is ignored."""
     return Request(
         RequestCode.QUERY_MESSAGE,
         f"search for a key in topic {topic}",
@@ -332,7 +333,7 @@ def query_message(topic: str, key: str) -> Request[None]:
     )
 
 
-# --- offsets of a queue; brokers answer for a topic or queue that does not exist as for an empty one, so check the route first
+# --- offsets of a queue. For a topic or queue that does not exist, brokers answer as for an empty one, so check the route first.
 
 
 def _queue_number(code: RequestCode, what: str, queue: MessageQueue, name: str, **more: str) -> Request[int]:
@@ -346,12 +347,12 @@ def _queue_number(code: RequestCode, what: str, queue: MessageQueue, name: str, 
 
 
 def max_offset(queue: MessageQueue) -> Request[int]:
-    """Request the offset that the next message gets (30). It lags some ms behind acknowledged sends."""
+    """Request the offset that the next message will get (30). It includes an acknowledged message only after some ms."""
     return _queue_number(RequestCode.GET_MAX_OFFSET, "end", queue, "offset")
 
 
 def version_of(queue: MessageQueue) -> Request[int]:
-    """Request the version of a queue's broker (MQVersion), which is in each of its answers. A Proxy passes it on."""
+    """Request the version of a queue's broker (MQVersion). Each answer of a broker has it, and a Proxy passes it on."""
     return replace(max_offset(queue), parse=lambda response: response.version)
 
 
@@ -363,8 +364,8 @@ def min_offset(queue: MessageQueue) -> Request[int]:
 def search_offset(queue: MessageQueue, timestamp: int) -> Request[int]:
     """Request the offset for a store time in ms since the epoch (29).
 
-    From 5.1.1 on it is that of the first message stored at or after the time. Before, it is that of the *nearest* message,
-    which may be earlier. Either may lie outside the queue's bounds.
+    From 5.1.1 on, this is the offset of the first message stored at or after the time. Before 5.1.1, it is the offset of the *nearest*
+    message, which may be earlier. In both cases it may be outside the queue's bounds.
     """
     return _queue_number(
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,

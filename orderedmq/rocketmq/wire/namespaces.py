@@ -1,11 +1,12 @@
-"""A client's namespaces: the prefix of version 1 in names of topics and groups, and the fields of version 2. Pure.
+"""A client's namespaces: version 1 puts a prefix before names of topics and groups, and version 2 adds fields to requests. Pure.
 
 Version 1: the servers know topic ``orders`` and group ``billing`` of namespace ``acme`` as ``acme%orders`` and ``acme%billing``, and
-the group's topics as ``%RETRY%acme%billing`` and ``%DLQ%acme%billing``. A parking lot is a topic like any other. Names of the
-servers' own topics and groups, and names that have the prefix already, stay as they are. Everything above a connection has the
-names without the prefix: requests get it here, and answers lose it. Other namespaces' names are not listed.
+the group's topics as ``%RETRY%acme%billing`` and ``%DLQ%acme%billing``. The topic of a parking lot gets the prefix at its start, like
+any other topic. The names of the servers' own topics and groups, and names that already have the prefix, do not change. This module
+adds the prefix to requests and removes it from answers, so the layers above a connection use names without it. It also removes the
+names of other namespaces from lists.
 
-Version 2: each request has the fields ``nsd`` and ``ns``; names stay as they are.
+Version 2: each request has the fields ``nsd`` and ``ns``, and names do not change.
 
 Source: NamespaceUtil, NamespaceRpcHook, ClientConfig.withNamespace.
 """
@@ -33,12 +34,12 @@ from orderedmq.rocketmq.wire.route import SYSTEM_PREFIXES, SYSTEM_TOPICS
 T = TypeVar("T")
 
 _SEPARATOR: Final = "%"
-#: Of topics that belong to a group, before the namespace.
+#: The prefixes of topics that belong to a group. The namespace follows them.
 _OF_GROUPS: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
-#: Groups that the servers have for tools and clients, and the prefix of more (MixAll.isPredefinedGroup).
+#: The servers' own groups for tools and clients, and the prefix of further ones (MixAll.isPredefinedGroup).
 _SYSTEM_GROUPS: Final = frozenset(("TOOLS_CONSUMER", "CLIENT_INNER_PRODUCER", "SELF_TEST_C_GROUP"))
 _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
-#: The fields of a header that are a topic or group. In a send, ``a`` is the producer's group, and ``b`` and ``c`` are topics.
+#: The header fields that contain a topic or a group. In a send, ``a`` is the producer's group, and ``b`` and ``c`` are topics.
 _FIELDS: Final = frozenset(("topic", "consumerGroup", "groupName"))
 _SEND_FIELDS: Final = frozenset(("a", "b", "c"))
 _OTHER_FIELDS: Final[Mapping[RequestCode, frozenset[str]]] = {
@@ -46,13 +47,13 @@ _OTHER_FIELDS: Final[Mapping[RequestCode, frozenset[str]]] = {
     RequestCode.SEND_BATCH_MESSAGE: _SEND_FIELDS,
     RequestCode.CONSUMER_SEND_MSG_BACK: frozenset(("group", "originTopic")),
 }
-#: The most characters of a group that 5.x takes (Validators.CHARACTER_MAX_LENGTH).
+#: The maximum length of a group's name in 5.x, in characters (Validators.CHARACTER_MAX_LENGTH).
 _MOST: Final = 120
 
 
 @dataclass(frozen=True)
 class Namespaces:
-    """``prefix``: the namespace of version 1; ``field``: of version 2."""
+    """``prefix`` is the namespace of version 1, and ``field`` is that of version 2. None means no namespace."""
 
     prefix: str | None = None
     field: str | None = None
@@ -60,11 +61,11 @@ class Namespaces:
     # -- names
 
     def without_prefix(self) -> Namespaces:
-        """Return these without the namespace of version 1, in which some topics are not."""
+        """Return these namespaces without that of version 1, for topics that are outside it."""
         return replace(self, prefix=None)
 
     def spelled(self, name: str) -> str:
-        """Return a topic's or group's name as servers know it. Raises GroupError BAD_NAME if that is too long."""
+        """Return the name by which servers know a topic or group. Raises GroupError BAD_NAME if it is too long."""
         if self.prefix is None or not name or _is_systems(name):
             return name
         of_group, bare = _split(name)
@@ -74,26 +75,26 @@ class Namespaces:
         if len(made) - len(of_group) > _MOST + 7:
             raise GroupError(
                 GroupCondition.BAD_NAME,
-                f"the name {bare!r} is too long with namespace {self.prefix!r} before it: RocketMQ has {_MOST} characters for a group and "
-                f"{_MOST + 7} for a topic",
+                f"the name {bare!r} is too long with namespace {self.prefix!r} before it: RocketMQ allows {_MOST} characters for a group "
+                f"and {_MOST + 7} for a topic",
             )
         return made
 
     def spelled_queue(self, queue: MessageQueue) -> MessageQueue:
-        """Return a queue with its topic's name as servers know it, under which they also store its messages."""
+        """Return a queue with the name by which servers know its topic. They also store its messages under this name."""
         return queue if self.prefix is None else queue._replace(topic=self.spelled(queue.topic))
 
     def bare(self, name: str) -> str:
-        """Return a name without this namespace."""
+        """Return a name without the prefix of version 1."""
         of_group, rest = _split(name)
         return of_group + rest.removeprefix(f"{self.prefix}{_SEPARATOR}") if self.prefix is not None else name
 
     def has(self, name: str) -> bool:
-        """Whether a server's topic or group is in this namespace, or the servers' own."""
+        """Whether a topic or group of a server is in this namespace or is one of the servers' own."""
         return self.prefix is None or _is_systems(name) or _split(name)[1].startswith(self.prefix + _SEPARATOR)
 
     def bare_column(self, topics: pa.Array) -> pa.Array:
-        """Return a column of topics without this namespace."""
+        """Return a column of topics without the prefix of version 1."""
         if self.prefix is None:
             return topics
         pattern = f"^({'|'.join(map(re.escape, _OF_GROUPS))})?{re.escape(self.prefix)}{_SEPARATOR}"
@@ -102,7 +103,7 @@ class Namespaces:
     # -- requests
 
     def request(self, request: Request[T]) -> Request[T]:
-        """Return a request with the names that servers know, whose answer has names without the prefix."""
+        """Return a request with the names that servers know. Its parsed answer has names without the prefix."""
         if self.field is not None:
             request = replace(request, ext={**request.ext, "nsd": "true", "ns": self.field})
         if self.prefix is None:
@@ -138,7 +139,7 @@ def _is_systems(name: str) -> bool:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return the prefix of a group's own topic, or "", and the rest."""
+    """Return the prefix of a topic that belongs to a group ("" for all other names), and the rest of the name."""
     of_group = next((prefix for prefix in _OF_GROUPS if name.startswith(prefix)), "")
     return of_group, name[len(of_group) :]
 
@@ -177,7 +178,7 @@ def _locked(names: Namespaces, fields: dict[str, Any]) -> None:
 
 
 def _table(field: str) -> _Change:
-    """Return a change of a map whose keys are names."""
+    """Return a function that removes the prefix from the keys of a map and drops the keys of other namespaces."""
 
     def change(names: Namespaces, fields: dict[str, Any]) -> None:
         table: Mapping[str, Any] = fields.get(field) or {}

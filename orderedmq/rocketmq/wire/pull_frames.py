@@ -1,11 +1,12 @@
-"""Renders pull requests from a template and decodes their answers in place: what a pull costs here is mostly this. Pure.
+"""Renders pull requests from a template and decodes their answers in place, because this is most of a pull's cost in the client. Pure.
 
-Both agree with the general encoder and decoder (message_requests, frame) for every input. They only save work that is the same
-for all requests and answers of a queue: a request differs from the last one in three numbers, and so does an answer in four.
+Results are the same as those of the general encoder and decoder (message_requests, frame) for every input. This module only saves
+the work that is the same for all requests and answers of a queue. A request differs from the previous one in three numbers, and an
+answer differs from the previous one in four.
 
-Rules: an answer is read here only if its header is, byte for byte, one that the general decoder has read, with other numbers in
-the same places. Every other frame goes to the general decoder: errors, empty answers, requests by the server, binary headers. A
-body is a view of the receive buffer, which is never written again where a frame was decoded.
+Rules: an answer is read here only if its header equals, byte for byte except for the numbers, a header that the general decoder has
+read. The general decoder reads every other frame: errors, empty answers, requests by the server, binary headers. A body is a view of
+the receive buffer. The part of the buffer from which a frame was decoded is never written again.
 """
 
 from __future__ import annotations
@@ -26,27 +27,28 @@ from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rows.filters import Filter
 
-#: Bytes of the buffer that a pull's answers are received into: some 250 answers of 32 small messages.
+#: The size in bytes of the buffer for received answers. It holds about 250 answers of 32 small messages.
 RECEIVE_BUFFER: Final = 4 * 1024 * 1024
-#: Least free bytes to receive into: with fewer, a system call would bring too little.
+#: The minimum of free bytes in the buffer. With fewer, a system call would read too little.
 _LEAST_FREE: Final = 256 * 1024
-#: Answers with other headers between two that are learned: learning one costs as much as reading some dozens.
+#: A header is learned only after this many answers with unknown headers, because learning costs as much as reading dozens of answers.
 _LEARN_AFTER: Final = 16
 
 _PREFIX: Final = struct.Struct(">II")
-#: The word of header type and length is below this for a JSON header.
+#: The word of header type and header length is less than this if the header is JSON.
 _NOT_JSON: Final = 1 << 24
 _MAX_OPAQUE: Final = 2**31 - 1
-#: The numbers of an answer's header, in any order: one of at most 31 bits, and texts. 18 digits always fit 64 bits.
+#: Patterns for the numbers in an answer's header. The opaque has at most 31 bits. The others are in quotes, and 18 digits always fit
+#: in 64 bits.
 _OPAQUE: Final = rb"0|[1-9][0-9]{0,9}"
 _NUMBER: Final = rb"[0-9]{1,18}"
-#: The fields of a request that differ from one to the next.
+#: The fields that differ between requests.
 _PATCHED: Final = ("queueOffset", "maxMsgNums", SIGNATURE)
 _NUMBERS: Final = ("nextBeginOffset", "minOffset", "maxOffset")
 
 
 class PullTemplate:
-    """Renders requests for messages of one queue; see `message_requests.pull`."""
+    """Renders the requests of `message_requests.pull` for one queue."""
 
     def __init__(
         self,
@@ -64,14 +66,14 @@ class PullTemplate:
         request = self.request(0, 0)
         ext = request.ext if credentials is None else signed(request.ext, request.body, credentials)
         fixed = {name: value for name, value in ext.items() if name not in _PATCHED}
-        # JSON has no order, so what differs goes to the end, instead of the two brackets there.
+        # The order of JSON fields has no meaning, so the fields that differ go to the end. The two closing brackets are cut off for them.
         header = encode(RemotingCommand(request.code, 0, 0, None, fixed))[8:]
         self._head = header.replace(b'"opaque":0,', b"", 1)[:-2]
         assert header.index(b'"opaque":0,') < header.index(b'"extFields":{"')
         assert header.endswith(b'"}}')
 
     def request(self, offset: int, count: int) -> Request[PullResult]:
-        """Return the request in its general form."""
+        """Return the same request as made by `message_requests.pull`."""
         return self._names.request(message_requests.pull(self._queue, self._group, offset, count, matching=self._matching))
 
     def render(self, opaque: int, offset: int, count: int) -> bytes:
@@ -87,14 +89,14 @@ class PullTemplate:
         return _PREFIX.pack(4 + len(header), len(header)) + header
 
 
-#: An answer with messages, and the number of its request.
+#: The number of a request, and its answer with messages.
 Found: TypeAlias = tuple[int, PullResult]
 
 
 class PullDecoder(FrameDecoder):
-    """Decodes received bytes into answers with messages (`Found`), and into commands where they are anything else.
+    """Decodes received bytes into answers with messages (`Found`), and all other frames into commands.
 
-    As `FrameDecoder`, with `take` instead of ``next_command``. Bodies of `Found` are views; they keep their buffer alive.
+    Use it like `FrameDecoder`, but call `take` instead of ``next_command``. The body of a `Found` is a view that keeps its buffer alive.
     """
 
     def __init__(
@@ -116,14 +118,14 @@ class PullDecoder(FrameDecoder):
         self._unknown = _LEARN_AFTER
 
     def buffer(self) -> memoryview:
-        """Return the free part of the buffer, for the next bytes; never empty."""
+        """Return the free part of the buffer, into which to write the next bytes. It is never empty."""
         if len(self._view) - self._end < self._least:
-            # The answers before keep the old buffer.
+            # Earlier answers still refer to the old buffer, so take a new one.
             self._move(self._allocate(max(self._size, 2 * (self._end - self._start))))
         return self._view[self._end :]
 
     def take(self, events: list[Found | RemotingCommand]) -> None:
-        """Append the answers and commands that are complete. Raises ProtocolError behind them, and again at every later call."""
+        """Append all complete answers and commands. Raises ProtocolError at a malformed frame and in every later call."""
         while True:
             if self._known is not None and self._broken is None:
                 self._take_found(self._known, events)
@@ -138,10 +140,10 @@ class PullDecoder(FrameDecoder):
                     self._learn(self._view[start + 8 : self._start - len(command.body)].tobytes(), command)
 
     def _take_found(self, known: re.Pattern[bytes], events: list[Found | RemotingCommand]) -> None:
-        """Append the answers up to the first frame with another header."""
+        """Append the answers that come before the first frame with a different header."""
         view, start, end = self._view, self._start, self._end
         fields, suggested, most = self._fields, self._suggested, self._max_frame
-        # A named tuple's own way to make one takes twice the time.
+        # Calling PullResult takes twice the time.
         make = tuple.__new__
         while end - start >= 8:
             length, header_length = _PREFIX.unpack_from(view, start)
@@ -161,10 +163,10 @@ class PullDecoder(FrameDecoder):
         self._start = start
 
     def _learn(self, header: bytes, command: RemotingCommand) -> None:
-        """Read such headers without the general decoder from now on, if only digits need to be told apart in them."""
+        """From now on, read headers that differ from this one only in their numbers without the general decoder, if that is safe."""
         self._unknown = 0
         suggested = command.ext.get("suggestWhichBrokerId", "0")
-        # Without an escape, a name in quotes is a field's name or a whole text. Where it occurs once, it is this field's.
+        # With no escapes in the header, a name in quotes can only be a key or a complete string value. If it occurs once, it is the key.
         names = ("opaque", *_NUMBERS)
         if b"\\" in header or not suggested.isascii() or not suggested.isdigit() or len(suggested) > 18:
             return

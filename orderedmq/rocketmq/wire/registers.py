@@ -1,24 +1,25 @@
-"""Registers: numbers of this package that brokers keep as offsets of queues that do not exist. Pure.
+"""Registers: numbers of this package that brokers store as offsets of queues that do not exist. Pure.
 
-A broker stores an offset for any (group, topic, queue id) and does not check that the queue exists. It writes these numbers to disk with the
-real offsets, up to 5 s later, and deletes them with the group or the topic. Tools that list a topic's queues do not see them.
+A broker stores an offset for any (group, topic, queue id) and does not check that the queue exists. It writes these numbers to disk with
+the real offsets, up to 5 s later, and deletes them with the group or the topic. Tools that list a topic's queues do not show them.
 
-Each function returns the place of one register, which `group_requests.consumer_offset` reads and ``update_consumer_offset`` writes. 0 and no
-offset mean the same: the register was never written, or its broker has forgotten it. Ids of queues are below SPAN, and each register has a span
-of ids of its own, so that no two meet even if a sink stores its registers in the group that a source reads with. `settled` has all ids from
-2^30 on: enough for SETTLED_BLOCKS blocks of each queue whose id is below SETTLED_QUEUES.
+Each function returns a "queue" that is the place of one register. `group_requests.consumer_offset` reads the register and
+``update_consumer_offset`` writes it. 0 and no offset both mean that the register was never written or that its broker has lost it. Ids
+of real queues are below SPAN. Each register has its own span of ids, so registers do not collide even if a sink stores its registers in
+the group with which a source reads. `settled` has all ids from 2^30 on, which is enough for SETTLED_BLOCKS blocks of each queue whose
+id is below SETTLED_QUEUES.
 
 ===============  =================================  =========================================================================
-register         one for each                       its number
+register         one for each                       what its number means
 ===============  =================================  =========================================================================
-`fence`          group, queue                       the greatest epoch whose lock is stale for every client (group.lock_rules)
-`reset_number`   group, broker                      how often the group was reset; a checkpoint compares it
+`fence`          group, queue                       the greatest epoch that is stale for every client (group.lock_rules)
+`reset_number`   group, broker                      how often the group was reset. It is compared with a checkpoint's number
 `seek_number`    group, queue                       the group's reset number after the last reset of this queue
 `mark`           sink's group, topic, broker        which sink the other registers belong to (sink.bookmarks)
 `writer`         sink's group, queue                the run and batch that may write to the queue (sink.bookmarks)
 `committed`      sink's group, topic, broker        the sink's newest committed batch plus 1
-`history`        sink's group, topic, broker, slot  which batches before that are committed (sink.commit_history)
-`settled`        group, queue, block of messages    which of them were processed out of turn since the queue's last reset
+`history`        sink's group, topic, broker, slot  which batches before `committed` are committed (sink.commit_history)
+`settled`        group, queue, block of messages    which of them were processed out of order since the queue's last reset
 ===============  =================================  =========================================================================
 """
 
@@ -28,13 +29,13 @@ from typing import Final
 
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 
-#: The number of ids of a register that each queue has. It is above the number of queues of a topic (MAX_QUEUES).
+#: The number of ids in a register's span. It is greater than the maximum number of queues of a topic (MAX_QUEUES).
 SPAN: Final = 1 << 20
 _FENCES, _RESETS, _SEEKS, _MARKS, _WRITERS, _COMMITTED, _HISTORY = (number * SPAN for number in (1, 2, 4, 6, 8, 16, 17))
 _SETTLED: Final = 1 << 30
 SETTLED_QUEUES: Final = 1 << 10
 SETTLED_BLOCKS: Final = 1 << 20
-#: Messages of a block. Each has a bit of the block's number; the bits above are the lowest of the queue's seek number.
+#: The number of messages in a block. Each has a bit in the block's number. The bits above are the lowest bits of the queue's seek number.
 SETTLED_BLOCK: Final = 40
 _SEEK_BITS: Final = 23
 
@@ -44,7 +45,7 @@ def fence(queue: MessageQueue) -> MessageQueue:
 
 
 def reset_number(group: str, broker_name: str = "") -> MessageQueue:
-    """It is in the group's own retry topic, which every group has at every broker."""
+    """Return a place in the group's own retry topic, because every group has this topic at every broker."""
     return MessageQueue(RETRY_PREFIX + group, broker_name, _RESETS)
 
 
@@ -75,16 +76,19 @@ def settled(queue: MessageQueue, block: int) -> MessageQueue:
 
 
 def settled_number(bits: int, seek: int) -> int:
-    """Return the number of a block whose messages of ``bits`` were settled since the seek of this number."""
+    """Return a block's number. ``bits`` marks the messages that were settled since the seek whose number is ``seek``."""
     return seek % (1 << _SEEK_BITS) << SETTLED_BLOCK | bits
 
 
 def settled_bits(number: int, seek: int) -> int:
-    """Return the bits of a block's number. ``seek``: the queue's seek number now; a lower one's bits are forgotten."""
+    """Return the bits in a block's number, or 0 if they were set before the queue's last seek, whose number is ``seek``."""
     of_seek, bits = divmod(number, 1 << SETTLED_BLOCK)
     return bits if of_seek == seek % (1 << _SEEK_BITS) else 0
 
 
 def queue_of(place: MessageQueue) -> MessageQueue:
-    """Return a queue at whose broker a register is: the register's own queue, if each queue has one. A queue is its own."""
+    """Return a queue whose broker stores the register at ``place``.
+
+    It is the queue to which the register belongs, if each queue has such a register. For a real queue, it is that queue.
+    """
     return place._replace(queue_id=place.queue_id % (SPAN if place.queue_id < _SETTLED else SETTLED_QUEUES))

@@ -1,6 +1,6 @@
-"""Requests with the parser of their answers, and the errors that response codes stand for. Pure.
+"""Requests with the parsers of their answers, and the errors for response codes. Pure.
 
-Only this module maps response codes to errors. Source: ResponseCode, RemotingSysResponseCode.
+No other module maps response codes to errors. Source: ResponseCode, RemotingSysResponseCode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
-#: What a Proxy with enableTopicMessageTypeCheck says: the topic's type, and that of the message (DefaultTopicMessageTypeValidator).
+#: The remark of a Proxy with enableTopicMessageTypeCheck, with the types of topic and message (DefaultTopicMessageTypeValidator).
 _TYPES: Final = re.compile(r"TopicMessageType validate failed, the expected type is (\w+), but actual type is (\w+)")
 _SUCCESS: Final = frozenset((ResponseCode.SUCCESS,))
 
@@ -37,8 +37,8 @@ class Request(Generic[T]):
     """A request to send, and the parser of its answer.
 
     ``what`` and ``resource`` are for errors: "pull from queue t/a/0", "topic t". ``parse`` gets the answers with a code in
-    ``accepts``. It also gets a SYSTEM_ERROR whose remark has ``absent`` in it: some servers have no code for a thing that does
-    not exist. ``repeatable``: doing it twice has the same effect as once, so it may be sent again if no answer came.
+    ``accepts``. It also gets a SYSTEM_ERROR whose remark matches ``absent``, because some servers have no code for "does not exist".
+    ``repeatable``: executing the request twice has the same effect as once, so it may be sent again if no answer came.
     """
 
     code: RequestCode
@@ -52,7 +52,7 @@ class Request(Generic[T]):
     repeatable: bool = True
 
     def answer(self, response: RemotingCommand, server: str) -> T:
-        """Return the parsed answer. Raises the error that its code stands for, or ProtocolError if it cannot be parsed."""
+        """Return the parsed answer. Raises the error for its response code, or ProtocolError if it cannot be parsed."""
         is_absent = (
             self.absent is not None
             and response.code == ResponseCode.SYSTEM_ERROR
@@ -67,9 +67,9 @@ class Request(Generic[T]):
 
 
 def answer_to(command: RemotingCommand, answer: RemotingCommand | None = None) -> RemotingCommand | None:
-    """Return the answer to a server's request: ``answer``, or without one that this client does not know the request.
+    """Return the answer to a server's request; None if the server wants no answer.
 
-    None if the server wants no answer.
+    If ``answer`` is None, the answer says that this client does not support the request.
     """
     if command.is_oneway:
         return None
@@ -81,7 +81,7 @@ def answer_to(command: RemotingCommand, answer: RemotingCommand | None = None) -
 
 
 def ignore_answer(_response: RemotingCommand) -> None:
-    """Parse an answer without content."""
+    """Parse an answer whose content does not matter."""
 
 
 def int_field(response: RemotingCommand, name: str, missing: int | None = None) -> int:
@@ -92,13 +92,13 @@ def int_field(response: RemotingCommand, name: str, missing: int | None = None) 
     if text is None or not _NUMBER.fullmatch(text) or (value := int(text)) not in _INT64:
         raise ProtocolError(
             ProtocolCondition.PROTOCOL,
-            f"its field {name!r} is {text if text is None else text[:40]!r}, not a number of 64 bits",
+            f"its field {name!r} is {text if text is None else text[:40]!r}, not a 64-bit integer",
         )
     return value
 
 
 def types_in(remark: str) -> tuple[str, str] | None:
-    """Return the topic's type and the message's type from what a Proxy says if they differ; None if it says something else."""
+    """Return the topic's type and the message's type from a Proxy's remark that they differ; None if it is another remark."""
     found = _TYPES.search(remark)
     return (found[1], found[2]) if found is not None else None
 
@@ -106,23 +106,23 @@ def types_in(remark: str) -> tuple[str, str] | None:
 def wrong_type(resource: str, expected: str, actual: str, why: str, remedy: str = "") -> RocketMQError:
     """Return the error for messages of the type ``actual`` that a Proxy does not pass on to a topic of another type.
 
-    ``remedy`` comes before the remedies that are always there.
+    ``why`` is a sentence without a full stop. ``remedy`` is put between the two usual remedies, so it has to end with a comma.
     """
     return RocketMQError(
         RocketMQCondition.NOT_SUPPORTED,
-        f"{resource} has messages of type {expected}, and the RocketMQ Proxy passes nothing else on to it, but {why}: {remedy}name the "
-        f"nameserver's address instead of the Proxy's (usually port 9876), or write to a topic of type {actual} or MIXED (mqadmin updateTopic "
-        "-c CLUSTER -t TOPIC -a +message.type=MIXED, where brokers have enableMixedMessageType=true)",
+        f"{resource} has messages of type {expected}, and the RocketMQ Proxy passes nothing else on to it, but {why}. Name the "
+        f"nameserver's address instead of the Proxy's (usually port 9876), {remedy}or write to a topic of type {actual} or MIXED (mqadmin "
+        "updateTopic -c CLUSTER -t TOPIC -a +message.type=MIXED, if brokers have enableMixedMessageType=true)",
     )
 
 
 def refusal(request: Request[T], response: RemotingCommand, server: str) -> OrderedMQError:
-    """Return the error that an answer's code stands for."""
+    """Return the error for an answer's response code."""
     remark = " ".join((response.remark or "").split())[:300]
     said = f"{server} answers the {request.what} with code {response.code}" + (f": {remark}" if remark else "")
     code = response.code
     if code == ResponseCode.SYSTEM_ERROR:
-        # ACL 1.0, a Proxy and a nameserver that waits for its brokers have no code of their own for this; the remark identifies them.
+        # ACL 1.0, a Proxy, and a nameserver that waits for its brokers have no specific code, so recognise them by their remarks.
         if "AclException" in remark or rights.is_refusal(remark):
             code = ResponseCode.NO_PERMISSION
         elif "name server not ready" in remark:
@@ -131,11 +131,11 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
         case ResponseCode.NO_PERMISSION:
             refused = rights.refusal(request.code, remark)
             why = (
-                "check accessKey and secretKey, the account's rights, and the permissions of topic and broker"
+                "Check accessKey and secretKey, the account's rights, and the permissions of topic and broker"
                 if refused is None
                 else rights.explain(refused)
             )
-            return RocketMQError(RocketMQCondition.NO_PERMISSION, f"no permission for {request.resource}: {said}; {why}")
+            return RocketMQError(RocketMQCondition.NO_PERMISSION, f"no permission for {request.resource}: {said}. {why}")
         case ResponseCode.TOPIC_NOT_EXIST:
             return TopicError(TopicCondition.MISSING, f"{request.resource} does not exist: {said}")
         case ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
@@ -144,31 +144,31 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
                 f"{request.resource}: the consumer group does not exist, and the broker does not create it: {said}",
             )
         case ResponseCode.SYSTEM_BUSY | ResponseCode.FLOW_CONTROL:
-            return RocketMQUnavailableError(UnavailableCondition.BUSY, f"{said}; the server is overloaded at the moment")
+            return RocketMQUnavailableError(UnavailableCondition.BUSY, f"{said}. The server is overloaded at the moment")
         case ResponseCode.SERVICE_NOT_AVAILABLE:
             return RocketMQUnavailableError(
                 UnavailableCondition.UNAVAILABLE,
-                f"{said}; a disk may be full, or the server is a replica, starting or stopping",
+                f"{said}. A disk may be full, or the server is a replica, or it is starting or stopping",
             )
         case ResponseCode.GO_AWAY:
-            return RocketMQUnavailableError(UnavailableCondition.GO_AWAY, f"{said}; the server is being shut down")
+            return RocketMQUnavailableError(UnavailableCondition.GO_AWAY, f"{said}. The server is being shut down")
         case ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return RocketMQError(
                 RocketMQCondition.NOT_SUPPORTED,
-                f"{said}; this server does not know the request: if it is a RocketMQ Proxy, name the nameserver's address instead (usually "
-                "port 9876); it may also be a VIP port",
+                f"{said}. This server does not know the request, because it is a RocketMQ Proxy or the port is a VIP port. Name the "
+                "nameserver's address instead (usually port 9876)",
             )
         case ResponseCode.MESSAGE_ILLEGAL if (types := types_in(remark)) is not None:
             return wrong_type(request.resource, *types, f"this is sent as type {types[1]} ({said})")
         case ResponseCode.MESSAGE_ILLEGAL:
             return RocketMQError(
                 RocketMQCondition.MESSAGE_ILLEGAL,
-                f"{said}; a message is too large (maxMessageSize) or has a property that is not allowed",
+                f"{said}. A message is larger than the broker's maxMessageSize, or has a property that is not allowed",
             )
         case ResponseCode.INVALID_PARAMETER:
             return RocketMQError(RocketMQCondition.INVALID_PARAMETER, said)
         case ResponseCode.NOT_LEADER_FOR_QUEUE:
-            return RocketMQError(RocketMQCondition.STATIC_TOPIC, f"{said}; static topics are not supported")
+            return RocketMQError(RocketMQCondition.STATIC_TOPIC, f"{said}. Static topics are not supported")
         case (
             ResponseCode.SUBSCRIPTION_PARSE_FAILED
             | ResponseCode.SUBSCRIPTION_NOT_EXIST
@@ -178,12 +178,12 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
         ):
             return RocketMQError(RocketMQCondition.FILTER, f"the subscription of {request.resource} is not usable: {said}")
         case ResponseCode.SYSTEM_ERROR if remark.startswith("group not found"):
-            # A Proxy of 5.5 says so to a member of a group whose settings it cannot get from a broker.
+            # A Proxy of 5.5 sends this remark to members of a group if it cannot get the group's settings from a broker.
             return RocketMQError(
                 RocketMQCondition.SERVER_ERROR,
-                f"{said}; a RocketMQ Proxy finds no such group: brokers may not create it (autoCreateSubscriptionGroup), or they check "
-                "accounts and the Proxy has none (innerClientAuthenticationCredentials, enableAclRpcHookForClusterMode): give it one, or name "
-                "the nameserver's address (usually port 9876)",
+                f"{said}. A RocketMQ Proxy does not find the group: the brokers may not create groups (autoCreateSubscriptionGroup), or "
+                "they check accounts and the Proxy has none (innerClientAuthenticationCredentials, enableAclRpcHookForClusterMode). Give the "
+                "Proxy an account, or name the nameserver's address (usually port 9876)",
             )
         case _:
             return RocketMQError(RocketMQCondition.SERVER_ERROR, said)

@@ -1,9 +1,9 @@
 """An account's rights, in the terms of the broker's access control. Pure.
 
-RocketMQ has two generations. ACL 1.0 (``aclEnable``, plain_acl.yml: 4.4 to 5.3.2) has publishing, subscribing and
-administrators. ACL 2.0 (``authorizationEnabled``, mqadmin createAcl: from 5.3.0 on) has more actions. The brokers define which
-right a request needs: PlainAccessValidator.parse, DefaultAuthorizationContextBuilder, RocketMQAction. Where they list several
-actions, one is enough.
+RocketMQ has two generations of access control. ACL 1.0 (``aclEnable``, plain_acl.yml: 4.4 to 5.3.2) has rights to publish and to
+subscribe, and administrators. ACL 2.0 (``authorizationEnabled``, mqadmin createAcl: from 5.3.0 on) has more actions. The brokers
+define which right a request needs: PlainAccessValidator.parse, DefaultAuthorizationContextBuilder, RocketMQAction. If they list
+several actions, an account needs only one of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orderedmq.rocketmq.wire.codes import RequestCode
 Kind = Literal["Topic", "Group", "Cluster"]
 Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List"]
 
-#: The group as which messages are pulled: every broker has it from the start (MixAll.TOOLS_CONSUMER_GROUP).
+#: The group for pulls without a group. Every broker has it from the start (MixAll.TOOLS_CONSUMER_GROUP).
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
 _ORDER: Final[tuple[Action, ...]] = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
@@ -30,12 +30,12 @@ _ACL_2: Final = re.compile(
 )
 _ACL_1: Final = re.compile(r"No default permission for (?P<kind>topic|group):(?P<name>[^\s,;]+)")
 _ADMIN: Final = re.compile(r"Need admin permission")
-#: What a Proxy says of an account that it does not let in, or that lacks a right (DefaultAuthenticationHandler, AclAuthorizationHandler).
+#: A Proxy's remark if it refuses an account, or if the account lacks a right (DefaultAuthenticationHandler, AclAuthorizationHandler).
 _BY_PROXY: Final = re.compile(
     r"User:\S+ (is not found|is disabled|has no permission to access )|check signature failed|username cannot be null"
 )
 
-#: The action that ACL 2.0 requires for a request. Where one of several is enough, it is the one that the roles below have anyway.
+#: The action that ACL 2.0 requires for a request. If one of several is enough, this is the one that the roles below need anyway.
 _ACTIONS: Final[Mapping[RequestCode, Mapping[Kind, Action]]] = {
     RequestCode.SEND_MESSAGE_V2: {"Topic": "Pub", "Group": "Sub"},
     RequestCode.SEND_BATCH_MESSAGE: {"Topic": "Pub", "Group": "Sub"},
@@ -83,8 +83,8 @@ class Right(NamedTuple):
 class MissingRight(NamedTuple):
     """The right that a broker found missing.
 
-    ``acl``: 1 or 2. ``right`` is None where ACL 1.0 requires an administrator. ``account`` is None unless the broker names it.
-    ``instead``: another action that the broker would accept for the same request.
+    ``acl`` is 1 or 2. ``right`` is None if ACL 1.0 requires an administrator. ``account`` is None unless the broker names it.
+    ``instead`` is another action that the broker would accept for the same request.
     """
 
     acl: int
@@ -94,7 +94,10 @@ class MissingRight(NamedTuple):
 
 
 def refusal(code: RequestCode, remark: str) -> MissingRight | None:
-    """Return the right that a broker's remark names; None if it is not about rights (a wrong signature, a topic's permission)."""
+    """Return the missing right that a broker's remark names.
+
+    None if the remark has another subject, such as a wrong signature or a topic's permission.
+    """
     if _ADMIN.search(remark):
         return MissingRight(1, None)
     second = _ACL_2.search(remark)
@@ -108,12 +111,12 @@ def refusal(code: RequestCode, remark: str) -> MissingRight | None:
 
 
 def is_refusal(remark: str) -> bool:
-    """Whether a remark is about an account. A Proxy has no code of its own for that (AbstractRemotingActivity.writeErrResponse)."""
+    """Whether a Proxy's remark refuses an account. It has no specific code (AbstractRemotingActivity.writeErrResponse)."""
     return _BY_PROXY.match(remark) is not None
 
 
 def spell(rights: Iterable[Right], acl: int) -> str:
-    """Return rights as mqadmin (``Topic:orders Pub,Sub``) or, for ACL 1.0, plain_acl.yml (``topicPerms orders=PUB|SUB``)."""
+    """Return rights in the notation of mqadmin (``Topic:orders Pub,Sub``) or plain_acl.yml (ACL 1.0: ``topicPerms orders=PUB|SUB``)."""
     out = []
     for (kind, name), actions in _by_resource(rights).items():
         if acl == 2:
@@ -131,23 +134,23 @@ def _by_resource(rights: Iterable[Right]) -> dict[tuple[Kind, str], list[Action]
 
 
 def explain(refused: MissingRight) -> str:
-    """Return what the account lacks and how to grant it, for an error."""
+    """Return the sentences of an error: the right that the account lacks, and how to grant it."""
     if refused.right is None:
-        return "the account lacks admin: true, which ACL 1.0 requires for this; use an administrator's account"
+        return "The account lacks admin: true, which ACL 1.0 requires for this. Use an administrator's account"
     instead = f" (or {refused.instead})" if refused.instead is not None else ""
-    lacks = f"the account lacks {spell([refused.right], refused.acl)}{instead}; {grant(refused.acl, refused.account, [refused.right])}"
-    return lacks if refused.acl == 1 else f"{lacks} (add the ACTIONS that it already has there)"
+    lacks = f"The account lacks {spell([refused.right], refused.acl)}{instead}. {grant(refused.acl, refused.account, [refused.right])}"
+    return lacks if refused.acl == 1 else f"{lacks}. Add to -a the actions that the account already has there"
 
 
 def grant(acl: int, account: str | None, rights: Iterable[Right]) -> str:
-    """Return what to type so that the account has these rights and no others on their topics and groups."""
+    """Return the instruction that gives the account these rights on their topics and groups (with ACL 2.0, no other rights)."""
     if acl == 1:
-        return "add that to the account in the brokers' plain_acl.yml"
+        return "Add that to the account in the brokers' plain_acl.yml"
     commands = [
         f"mqadmin updateAcl -c CLUSTER -s User:{account or 'ACCOUNT'} -r {kind}:{name} -a {','.join(actions)} -d Allow"
         for (kind, name), actions in _by_resource(rights).items()
     ]
-    return f"grant it: {'; '.join(commands)}"
+    return f"Grant it with {'; '.join(commands)}"
 
 
 # --- roles
@@ -155,25 +158,25 @@ def grant(acl: int, account: str | None, rights: Iterable[Right]) -> str:
 #: Who needs the rights, for errors.
 SINK: Final = "a sink"
 SOURCE: Final = "a source"
-LISTENER: Final = "a listener that puts messages aside"
+LISTENER: Final = "a listener that writes dead letters"
 PARKING: Final = "a listener with order per key"
-MESSAGE_TRACE: Final = "whoever writes message traces"
+MESSAGE_TRACE: Final = "a writer of message traces"
 
 
 def of_sink(topic: str, group: str) -> list[Right]:
-    """Return the rights of a query that writes to a topic and keeps its bookmarks in a group."""
+    """Return the rights that a query needs to write to a topic and to keep its bookmarks in a group."""
     return [Right("Topic", topic, "Pub"), *of_source([topic], group)]
 
 
 def of_write(topic: str) -> list[Right]:
-    """Return the rights of a batch write without identity, which keeps no bookmarks."""
+    """Return the rights that a batch write without an identity needs. Such a write keeps no bookmarks."""
     return [Right("Topic", topic, action) for action in _WRITE]
 
 
 def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
-    """Return the rights of a query that reads topics as a group; without one, as TOOLS_CONSUMER.
+    """Return the rights that a query needs to read topics as a group, or as TOOLS_CONSUMER if ``group`` is None.
 
-    The rights on a group's retry topic are rights on the group (DefaultAuthorizationContextBuilder, NamespaceUtil.isRetryTopic).
+    A right on a group's retry topic is a right on the group (DefaultAuthorizationContextBuilder, NamespaceUtil.isRetryTopic).
     """
     own = [topic for topic in topics if not topic.startswith(RETRY_PREFIX)]
     rights = [Right("Topic", topic, action) for topic in own for action in _READ]
@@ -182,24 +185,24 @@ def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
 
 
 def of_source_at_proxy(topics: Sequence[str], group: str | None) -> list[Right]:
-    """Return what such a query needs besides at a Proxy that checks accounts: to see whether the group has parked anything."""
+    """Return the further rights that the same query needs at a Proxy that checks accounts, to see whether its group has parked messages."""
     if group is None:
         return []
     lots: list[str] = []
     for topic in topics:
-        # No lot can have so long a name.
+        # If the name is too long, the lot cannot exist.
         with contextlib.suppress(GroupError):
             lots += [parked_topic(group, topic)] if origin(topic) is None else []
     return [Right("Topic", lot, "Get") for lot in lots if lot not in topics]
 
 
 def of_dead_letters(group: str) -> list[Right]:
-    """Return the rights that a listener needs besides a source's: to find the messages that it has put aside before."""
+    """Return the rights that a listener needs in addition to those of a source, to find its earlier dead letters."""
     return of_source([DEAD_LETTER_PREFIX + group], group)
 
 
 def of_parking(group: str, topic: str) -> list[Right]:
-    """Return the rights that a listener with order per key needs besides a listener's: to park messages of ``topic``.
+    """Return the rights that a listener with order per key needs in addition to those of a listener, to park messages of ``topic``.
 
     It also needs Create, or an administrator, if the parking lot's topic does not exist yet.
     """
@@ -208,7 +211,7 @@ def of_parking(group: str, topic: str) -> list[Right]:
 
 
 def of_message_trace(topic: str) -> list[Right]:
-    """Return the rights that message traces need besides those of a sink or a listener. Without them, traces are dropped."""
+    """Return the rights that message traces need in addition to those of a sink or a listener. Without them, traces are dropped."""
     return [Right("Topic", topic, "Pub")]
 
 

@@ -1,7 +1,7 @@
-"""Routes, clusters and topic lists, as nameservers answer them. Pure.
+"""Routes, clusters and topic lists in the answers of nameservers. Pure.
 
-Every client must derive the same lists from a route. Otherwise clients would disagree on the queue of a key and on how to
-divide the queues. Source: TopicRouteData, MQClientInstance.topicRouteData2TopicPublishInfo and
+Every client must derive the same lists of queues from a route. Otherwise clients would disagree on the queue of a key and on how
+to divide the queues. Source: TopicRouteData, MQClientInstance.topicRouteData2TopicPublishInfo and
 topicRouteData2TopicSubscribeInfo, ClusterInfo, TopicList, TopicValidator.
 """
 
@@ -23,7 +23,7 @@ _READ: Final = 4
 _WRITE: Final = 2
 _BROKER_ID = re.compile(r"-?[0-9]{1,19}")
 
-#: Topics that the servers keep for themselves (TopicValidator).
+#: The servers' own topics (TopicValidator).
 SYSTEM_TOPICS: Final = frozenset(
     (
         "TBW102",
@@ -35,17 +35,17 @@ SYSTEM_TOPICS: Final = frozenset(
         "CHECKPOINT_TOPIC",
     )
 )
-#: Prefixes of more system topics. Newer releases add topics with the second one, such as RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC in 5.4.
+#: Prefixes of other system topics. Newer releases use the second prefix, such as RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC in 5.4.
 SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
 _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
 
 
 @dataclass(frozen=True)
 class BrokerData:
-    """A broker and the addresses of its replicas: "host:port" by broker id; 0 is the master, which may be missing.
+    """A broker and the addresses ("host:port") of its replicas by broker id. Id 0 is the master, which may be missing.
 
-    ``acting``: a replica acts as the master (enableSlaveActingMaster). It is listed as a replica here: it has neither the
-    master's locks nor its newest offsets, and the master takes over from it without asking.
+    ``acting``: a replica acts as the master (enableSlaveActingMaster). It is listed as a replica here, because it has neither the
+    master's locks nor its newest offsets, and the master may take over from it at any time.
     """
 
     name: str
@@ -58,7 +58,7 @@ class BrokerData:
         return self.addresses.get(MASTER_ID)
 
     def address(self, broker_id: int) -> str | None:
-        """Return the address of a replica; if the route lacks it, the master's, else that of the lowest id.
+        """Return the address of a replica. If the route lacks it, return that of the master or else of the lowest id.
 
         The route may lack a replica that a broker suggested, because routes change.
         """
@@ -69,7 +69,7 @@ class BrokerData:
 
 @dataclass(frozen=True)
 class QueueData:
-    """The numbers of a topic's queues at a broker. Those for reading and writing differ while a topic grows or shrinks."""
+    """How many queues a topic has at a broker. The numbers for reading and writing differ while a topic grows or shrinks."""
 
     broker_name: str
     read_queues: int
@@ -87,9 +87,9 @@ class QueueData:
 
 @dataclass(frozen=True)
 class Route:
-    """A topic's brokers and queues. ``order_conf``: (broker, number of queues) of its order configuration at the nameserver.
+    """A topic's brokers and queues. ``order_conf`` has (broker, number of queues) from its order configuration at the nameserver.
 
-    ``by_proxy``: a Proxy answered, and the address of every broker is its own.
+    ``by_proxy``: the route comes from a Proxy, and every broker's address is that of the Proxy.
     """
 
     topic: str
@@ -99,10 +99,10 @@ class Route:
     by_proxy: bool = False
 
     def publish_list(self) -> tuple[MessageQueue, ...]:
-        """Return the queues that producers choose from, in the order that selectors index.
+        """Return the queues from which producers choose, in the order of the indices that selectors compute.
 
-        With an order configuration these are its queues, even those of brokers that are away, so that a key never moves.
-        Otherwise they are the queues of writable brokers that have a master, by broker name.
+        With an order configuration, these are its queues, including those of absent brokers, so that a key never changes its queue.
+        Otherwise they are the queues of writable brokers that have a master, sorted by broker name.
         """
         if self.order_conf:
             return tuple(MessageQueue(self.topic, name, i) for name, count in self.order_conf for i in range(count))
@@ -114,7 +114,7 @@ class Route:
         return tuple(found)
 
     def subscribe_set(self) -> tuple[MessageQueue, ...]:
-        """Return the queues that consumers divide, sorted. A broker without a master counts too: its replicas can be read."""
+        """Return the queues that consumers divide, sorted. They include brokers without a master, because replicas can be read."""
         found = {
             MessageQueue(self.topic, data.broker_name, i)
             for data in self.queues
@@ -124,9 +124,9 @@ class Route:
         return tuple(sorted(found, key=lambda queue: (java_order(queue.broker_name), queue.queue_id)))
 
     def with_unknown(self, before: Route, names: Iterable[str]) -> Route:
-        """Return this route with the brokers ``names`` and their queues as ``before`` has them.
+        """Return this route, extended by the brokers ``names`` and their queues from the route ``before``.
 
-        The nameserver does not know these brokers at the moment. An order configuration names their queues anyway.
+        The nameserver does not know these brokers at the moment. An order configuration has their queues anyway.
         """
         kept = {name: before.brokers[name] for name in names if name in before.brokers and name not in self.brokers}
         queues = tuple(data for data in before.queues if data.broker_name in kept)
@@ -135,7 +135,7 @@ class Route:
 
 @dataclass(frozen=True)
 class ClusterInfo:
-    """All brokers by name, and the names of each cluster's brokers. ``behind_proxy``: every address is the Proxy's."""
+    """All brokers by name, and the broker names of each cluster. ``behind_proxy``: every address is that of the Proxy."""
 
     brokers: Mapping[str, BrokerData]
     clusters: Mapping[str, tuple[str, ...]]
@@ -143,15 +143,15 @@ class ClusterInfo:
 
 
 def parse_route(topic: str, body: Bytes, *, by_proxy: bool = False) -> Route:
-    """Return the route of ``topic`` (TopicRouteData). ``by_proxy``: a Proxy answered.
+    """Return the route of ``topic`` (TopicRouteData). ``by_proxy``: the answer comes from a Proxy.
 
-    Raises RocketMQError STATIC_TOPIC for a topic whose queues move between brokers, ProtocolError PROTOCOL.
+    Raises RocketMQError STATIC_TOPIC if the topic's queues move between brokers, and ProtocolError PROTOCOL if the answer is malformed.
     """
     fields = loads_object(body)
     if field(fields, "topicQueueMappingByBroker", dict, {}):
         raise RocketMQError(
             RocketMQCondition.STATIC_TOPIC,
-            f"topic {topic!r} is a static topic, whose logical queues move between brokers: these are not supported, use a normal topic",
+            f"topic {topic!r} is a static topic, whose logical queues move between brokers. This is not supported. Use a normal topic",
         )
     queues = tuple(_queues(_dict(data)) for data in field(fields, "queueDatas", list, []))
     read_only = {data.broker_name for data in queues if not data.writable}
@@ -159,12 +159,14 @@ def parse_route(topic: str, body: Bytes, *, by_proxy: bool = False) -> Route:
     conf = _order_conf(field(fields, "orderTopicConf", str, ""))
     counts = [data.read_queues + data.write_queues for data in queues] + [count for _, count in conf]
     if sum(counts) > 2 * MAX_QUEUES:
-        raise ProtocolError(ProtocolCondition.PROTOCOL, f"topic {topic!r} has {sum(counts)} queues, more than are possible")
+        raise ProtocolError(
+            ProtocolCondition.PROTOCOL, f"topic {topic!r} has {sum(counts)} queues, which is more than possible"
+        )
     return Route(topic, {broker.name: broker for broker in reversed(brokers)}, queues, conf, by_proxy)
 
 
 def parse_cluster(body: Bytes) -> ClusterInfo:
-    """Return every broker that a nameserver knows (ClusterInfo). Raises ProtocolError PROTOCOL."""
+    """Return every broker that a nameserver knows (ClusterInfo). Raises ProtocolError PROTOCOL if the answer is malformed."""
     fields = loads_object(body)
     brokers = {name: _broker(_dict(data)) for name, data in field(fields, "brokerAddrTable", dict, {}).items()}
     clusters = {name: string_tuple(names) for name, names in field(fields, "clusterAddrTable", dict, {}).items()}
@@ -172,21 +174,21 @@ def parse_cluster(body: Bytes) -> ClusterInfo:
 
 
 def parse_topics(body: Bytes) -> tuple[str, ...]:
-    """Return every topic name that a nameserver lists (TopicList); see `user_topics`. Raises ProtocolError PROTOCOL."""
+    """Return every topic name that a nameserver lists (TopicList). Raises ProtocolError PROTOCOL if the answer is malformed."""
     return string_tuple(loads_object(body).get("topicList"))
 
 
 def user_topics(names: Iterable[str], cluster: ClusterInfo) -> tuple[str, ...]:
-    """Return the users' topics among ``names``, sorted: with dead letters, without retries and the servers' own topics.
+    """Return the users' topics among ``names``, sorted. Dead letter topics are included; retry topics and the servers' own are not.
 
-    A nameserver also lists the names of clusters and brokers, since servers keep topics under these names.
+    A nameserver also lists the names of clusters and brokers, because the servers have topics with these names.
     """
     own = SYSTEM_TOPICS | cluster.clusters.keys() | cluster.brokers.keys() | {name + _REPLY_SUFFIX for name in cluster.clusters}
     return tuple(sorted(name for name in set(names) - own if not name.startswith((*SYSTEM_PREFIXES, RETRY_PREFIX))))
 
 
 def string_tuple(values: object) -> tuple[str, ...]:
-    """Return a JSON array of strings; None counts as an empty one. Raises ProtocolError PROTOCOL."""
+    """Return a JSON array of strings; None counts as an empty array. Raises ProtocolError PROTOCOL for any other value."""
     if values is None:
         return ()
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
@@ -196,7 +198,7 @@ def string_tuple(values: object) -> tuple[str, ...]:
 
 def _dict(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ProtocolError(ProtocolCondition.PROTOCOL, f"an object is expected instead of {str(value)[:100]!r}")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"an answer has {str(value)[:100]!r} instead of an object")
     return value
 
 
@@ -212,10 +214,10 @@ def _broker(fields: dict[str, Any]) -> BrokerData:
 
 
 def _without_acting_master(fields: dict[str, Any], read_only: Collection[str]) -> BrokerData:
-    """Return a broker; a replica that acts as its master keeps its part as a replica.
+    """Return a broker, with a replica that acts as its master listed as a replica.
 
-    A nameserver (supportActingMaster) gives the id of a master that is away to the first replica, whose queues cannot be written
-    then (RouteInfoManager.pickupTopicRouteData).
+    If the master is absent, a nameserver (supportActingMaster) gives its id to the first replica, and makes the queues read-only
+    (RouteInfoManager.pickupTopicRouteData).
     """
     broker = _broker(fields)
     if not fields.get("enableActingMaster") or broker.master is None or broker.name not in read_only:
@@ -238,7 +240,7 @@ def _queues(fields: dict[str, Any]) -> QueueData:
 
 
 def _order_conf(text: str) -> tuple[tuple[str, int], ...]:
-    """Return ``broker-a:4;broker-b:4`` as pairs."""
+    """Return an order configuration such as ``broker-a:4;broker-b:4`` as (broker, number of queues)."""
     pairs = []
     for item in text.rstrip(";").split(";") if text else ():
         name, _, rest = item.partition(":")

@@ -1,11 +1,11 @@
-"""The state of one stream of the remoting protocol, without I/O: request numbers, bytes in, events out, and why the stream ended.
+"""The state of one stream of the remoting protocol, without I/O: request numbers, received bytes, decoded events, and why it ended.
 
-`net.connection` and `net.lane` read and write the bytes, one with a reader thread and many callers, the other in the thread that pulls.
-Decisions that must be the same in both are made here. Times are monotonic seconds, given by the caller.
+`net.connection` and `net.lane` read and write the bytes. The first has a reader thread and many callers, and the second works in the
+thread that pulls. Decisions that must be the same in both are made here. Callers pass times as monotonic seconds.
 
-Rules: a stream that has ended, for whatever reason, never goes on. A server that sent no valid frame at all does not speak this protocol,
+Rules: a stream that has ended is never used again. A server that has sent no valid frame at all does not speak this protocol,
 and another attempt will not change that. A server is silent if requests are waiting for answers and no byte has arrived for ``silence``
-seconds. If a request's deadline passes while the server is silent, the server has vanished and the stream ends.
+seconds. If a request's deadline passes while the server is silent, the server counts as vanished and the stream ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableE
 
 #: Seconds without a byte after which a missed deadline means that the server has vanished.
 SILENCE: Final = 2.5
-#: Numbers of requests have 31 bits: Java's int, without its sign.
+#: Request numbers have 31 bits: they are non-negative ints of Java.
 _NUMBERS: Final = 0x7FFFFFFF
 
 E = TypeVar("E")
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class Decoder(Protocol[E]):
-    """Decodes bytes into events; `frame.FrameDecoder` and `pull_frames.PullDecoder`."""
+    """Decodes bytes into events. Implemented by `frame.FrameDecoder` and `pull_frames.PullDecoder`."""
 
     @property
     def at_boundary(self) -> bool: ...
@@ -37,22 +37,22 @@ class Decoder(Protocol[E]):
 
 
 class Stream(Generic[R, E]):
-    """The state of one stream. ``R``: what the caller keeps of a request; ``E``: the decoder's events."""
+    """The state of one stream. ``R`` is the caller's record of a request, and ``E`` is an event of the decoder."""
 
     def __init__(self, address: str, decoder: Decoder[E], now: float, silence: float = SILENCE) -> None:
         self.address = address
         self._decoder = decoder
         self._silence = silence
         self._next = itertools.count()
-        #: Requests without an answer, by number, in the order in which they were added.
+        #: Requests that have no answer yet, by number, in the order in which they were added.
         self.in_flight: dict[int, R] = {}
         #: Why the stream has ended, as a sentence; None as long as it has not.
         self.lost: str | None = None
         #: When a byte was last sent or received.
         self.active = now
-        #: When the last byte came, or later when requests began to wait for one.
+        #: When the last byte came, or the later time at which requests began to wait for one.
         self.heard = now
-        # The same, but a new request does not reset it after another one was given up: otherwise a server that answers none of a series
+        # The same, but after a request was given up, a new request does not reset it. Otherwise a server that answers none of a series
         # of short requests would never count as vanished.
         self._silent_since = now
         self._gave_up = False
@@ -62,7 +62,7 @@ class Stream(Generic[R, E]):
     # --- requests
 
     def numbers(self, count: int, in_use: Container[int] = ()) -> list[int]:
-        """Return ``count`` numbers for new requests, which neither a request in flight nor ``in_use`` has."""
+        """Return ``count`` numbers for new requests. They differ from those of requests in flight and those ``in_use``."""
         found: list[int] = []
         while len(found) < count:
             number = next(self._next) & _NUMBERS
@@ -73,18 +73,18 @@ class Stream(Generic[R, E]):
     def add(self, requests: dict[int, R], now: float) -> None:
         """Record requests that are about to be sent."""
         if not self.in_flight:
-            # Nothing was due before.
+            # No answer was due before.
             self.heard = now
             if not self._gave_up:
                 self._silent_since = now
         self.in_flight.update(requests)
 
     def silent_for(self, now: float) -> float:
-        """Return the seconds for which requests have been waiting without a byte; 0 if none wait."""
+        """Return for how many seconds requests have been waiting without receiving a byte; 0 if no request is waiting."""
         return now - self.heard if self.in_flight else 0.0
 
     def vanished(self, now: float) -> bool:
-        """Return whether the server has vanished; if so, the stream has ended. Call it when a request's deadline has passed."""
+        """Return whether the server has vanished, and end the stream if so. Call this when a request's deadline has passed."""
         if not self.in_flight or now - self._silent_since < self._silence:
             return False
         self.end(f"{self.address} sent nothing for {self._silence:g} s")
@@ -93,18 +93,18 @@ class Stream(Generic[R, E]):
     # --- bytes
 
     def buffer(self) -> memoryview:
-        """Return where the next bytes belong; never empty."""
+        """Return the buffer into which to write the next bytes. It is never empty."""
         return self._decoder.buffer()
 
     def receive(self, count: int, now: float) -> list[E]:
-        """Take the bytes at the front of `buffer`, and return the events that they complete. 0 bytes are the stream's end.
+        """Take ``count`` bytes from the start of `buffer`, and return the events that they complete. 0 bytes end the stream.
 
-        The stream ends after the events if the bytes that follow are no frame.
+        If malformed bytes follow the events, the stream ends after the events.
         """
         events: list[E] = []
         if not count:
             where = "" if self._decoder.at_boundary else " inside a frame"
-            hint = "" if self._spoke else " before any answer; it may require TLS, or refuse this client"
+            hint = "" if self._spoke else " before any answer, perhaps because it requires TLS or refuses this client"
             self.end(f"{self.address} closed it{where}{hint}")
             return events
         self.active = self.heard = self._silent_since = now
@@ -123,32 +123,32 @@ class Stream(Generic[R, E]):
     # --- the end
 
     def end(self, why: str) -> None:
-        """End the stream. The first reason counts."""
+        """End the stream. If it has ended before, the first reason stays."""
         if self.lost is None:
             self.lost = f"the connection to {self.address} has ended: {why}"
 
     @property
     def not_read(self) -> str:
-        """The reason to end a stream when the server did not read what was written to it."""
+        """The reason to end a stream whose server did not read the written bytes in time."""
         return f"{self.address} did not read before the deadline"
 
     def no_answer(self, what: str) -> OrderedMQError:
-        """Return the error of a request that was in flight when the stream ended: the server may have carried it out."""
+        """Return the error of a request that was in flight when the stream ended. The server may have executed it."""
         return self._not_spoken or RocketMQUnavailableError(
             UnavailableCondition.CONNECTION_LOST, f"no answer to {what}: {self.lost}"
         )
 
     def not_sent(self, what: str, why: str) -> OrderedMQError:
-        """Return the error of a request that the server cannot have carried out."""
+        """Return the error of a request that the server cannot have executed."""
         return self._not_spoken or RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"the {what} was not sent: {why}")
 
     def late(self, what: str, *, written: bool = True) -> RocketMQUnavailableError:
-        """Give up a request whose deadline has passed; return its error. ``written``: whether some of its bytes may have been written."""
+        """Give up a request whose deadline has passed, and return its error. ``written``: some of its bytes may have been written."""
         self._gave_up = True
         sub = UnavailableCondition.TIMEOUT if written else UnavailableCondition.UNREACHABLE
         return RocketMQUnavailableError(sub, f"{self.address} did not answer the {what} in time")
 
     @property
     def _not_spoken(self) -> ProtocolError | None:
-        # A new object for each request: it is raised, perhaps in several threads.
+        # Make a new object for each request, because several threads may raise it.
         return ProtocolError(self._foreign.sub, self._foreign.message) if self._foreign is not None else None
