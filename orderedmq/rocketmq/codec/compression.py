@@ -1,4 +1,4 @@
-"""Decompresses bodies with the codec that a record's flags name, up to a bounded size."""
+"""Decompresses bodies of bounded size with the codec in a record's flags."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pyarrow as pa
 from orderedmq.model import MAX_BODY_BYTES
 from orderedmq.rocketmq.codec.stored_message import COMPRESSION_MASK, COMPRESSION_SHIFT
 
-#: Bytes of the largest decompressed body: four times what a broker accepts by default. A larger one counts as a bomb, since a
-#: few hundred bytes of zstd can expand to gigabytes.
+#: The maximum size of a decompressed body in bytes: four times what a broker accepts by default. A larger body counts as a
+#: decompression bomb, because a few hundred bytes of zstd can expand to gigabytes.
 MAX_BYTES: Final = 4 * MAX_BODY_BYTES
-#: Codecs by ``CompressionType``: producers before 4.9.4 and 5.0 send 0. lz4 is the frame format (``LZ4FrameOutputStream``).
+#: Codecs by ``CompressionType``. Producers before 4.9.4 and 5.0 send 0. lz4 means its frame format (``LZ4FrameOutputStream``).
 _CODECS: Final = {0: "zlib", 1: "lz4", 2: "zstd", 3: "zlib"}
 
 
 class BodyError(Exception):
-    """A body that cannot be decompressed; the text says why."""
+    """A body cannot be decompressed. The text says why."""
 
 
 def decompress(body: bytes, sys_flag: int) -> bytes:
-    """Return the plain body of a message that has the flag COMPRESSED; an empty body stays empty. Raises BodyError."""
+    """Return the decompressed body of a message with the flag COMPRESSED; an empty body stays empty. Raises BodyError."""
     if not body:
         return body
     number = (sys_flag & COMPRESSION_MASK) >> COMPRESSION_SHIFT
@@ -34,7 +34,7 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     except (zlib.error, OSError, pa.ArrowException) as error:
         raise BodyError(f"its body of {len(body)} bytes is not {codec} ({error})".replace("\n", " ")) from error
     if len(plain) > MAX_BYTES:
-        raise BodyError(f"its body of {len(body)} bytes of {codec} expands to more than {MAX_BYTES} bytes, the limit")
+        raise BodyError(f"its body of {len(body)} bytes of {codec} expands to more than the limit of {MAX_BYTES} bytes")
     return plain
 
 

@@ -1,10 +1,11 @@
 """Decodes pull responses into a RecordBatch of exactly the requested columns. Pure.
 
-Decode the responses of many pulls at once: array operations have a fixed cost, which pays off from some dozens of messages on
-and best at 16k. Parts of one buffer are decoded where they are. Uniform responses (V1 records of one topic with the same kinds
-of hosts and regular properties; bodies may be compressed) are decoded by column. All others take the exact path, which defines
-the right result (row_decoder.py). Rows are in the order of the responses. A pull may return fewer messages than requested, and
-has gaps where messages were filtered out. So continue at the response's nextBeginOffset, not at the last row's offset + 1.
+Decode the responses of many pulls in one call, because array operations have a fixed cost. It pays off from a few dozen messages on,
+and is best spread over 16k. Responses that are parts of one buffer are decoded without a copy. Uniform responses (V1 records of one
+topic with the same kinds of hosts and regular properties, and perhaps compressed bodies) are decoded by column. All others take the
+exact path, which defines the right result (row_decoder.py). Rows are in the order of the responses. A pull may return fewer messages
+than requested, and has gaps where messages were filtered out. So continue at the response's nextBeginOffset, not at the last row's
+offset + 1.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES
 from orderedmq.rocketmq.codec.stored_message import COMPRESSED, CRC_BITS, UNWRAP
 
 MIN_OFFSET: Final = 0
-#: Fewer messages than this are decoded faster one at a time.
+#: With fewer messages than this, decoding them one at a time is faster.
 FEWEST: Final = 48
-#: The most bytes of responses that are decoded at once; a larger response is decoded alone.
+#: The maximum bytes of responses that are decoded together. A larger response is decoded alone.
 GROUP_BYTES: Final = 16 * 1024 * 1024
 
 _PROPERTY_OF: Final = {
@@ -58,14 +59,14 @@ def decode(
 ) -> tuple[pa.RecordBatch, int]:
     """Return a RecordBatch of ``columns`` of MESSAGE_SCHEMA (at least one), and the offset below which it is complete.
 
-    Its rows are the messages with offsets in [begin, end), in the responses' order. With ``tags``, only messages whose tag is
-    one of these count, since a broker compares only hash codes of tags. The rows stop before ``end`` once their bodies have
-    ``max_bytes`` (a few hundred bytes of zstd can expand to gigabytes), or once all columns exceed both that and PIECE_BYTES.
-    They also stop before a message that cannot be read. Both need queue_offset among ``columns``. ``queue`` is the queue that was
-    pulled, with the topic's name as the broker knows it. ``malformed`` gets the offsets of rows with text that is not UTF-8
-    (text.py). ``verify_crc`` verifies the checksum of each body that is requested.
-    Raises Unreadable if the first requested message cannot be read, ProtocolError for bytes that are not messages and for a message
-    of another queue, SchemaError UNKNOWN_COLUMN.
+    Its rows are the messages with offsets in [begin, end), in the order of the responses. If ``tags`` is not empty, it selects messages
+    by tag, because a broker compares only the hash codes of tags. The rows stop before ``end`` once their bodies have ``max_bytes``
+    (a few hundred bytes of zstd can expand to gigabytes), or once all columns together exceed both ``max_bytes`` and PIECE_BYTES.
+    They also stop before a message that cannot be read. To stop early, ``columns`` must contain queue_offset. ``queue`` is the queue
+    that was pulled, with the topic's name as the broker knows it. ``malformed`` gets the offsets of rows with text that is not UTF-8
+    (text.py). ``verify_crc`` verifies the checksum of each requested body.
+    Raises Unreadable if the first requested message cannot be read, ProtocolError if bytes are not messages or a message belongs to
+    another queue, and SchemaError UNKNOWN_COLUMN.
     """
     odd: set[int] = set()
     wanted = Wanted(queue, columns, begin, end, tags, verify_crc, max(1, min(max_bytes, PIECE_BYTES)), odd.update)
@@ -77,7 +78,7 @@ def decode(
             size += piece.nbytes
             bodies += total_bytes(piece.column("body")) if "body" in columns else 0
             if bodies >= max_bytes or size > max(max_bytes, PIECE_BYTES):
-                # A response's messages are in order, so it has all messages below its last offset that later responses have.
+                # A response is in order and without omissions, so later responses have no other messages below its last offset.
                 stop = max(pc.max(one.column("queue_offset")).as_py() for one in pieces) + 1
                 break
     except Unreadable as error:
@@ -96,10 +97,10 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def decode_pieces(responses: Sequence[bytes | memoryview], wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `decode` in non-empty pieces. Raises ProtocolError or Unreadable, also after some pieces.
+    """Yield the rows of `decode` in non-empty pieces. Raises ProtocolError or Unreadable, perhaps after some pieces.
 
-    A piece has at most the rows of one group of responses, and their compressed bodies expand to at most ``wanted.piece_bytes``
-    plus one body.
+    A piece has at most the rows of one group of responses. Its compressed bodies expand to at most ``wanted.piece_bytes`` plus one
+    body.
     """
     schema = select_schema(wanted.columns)
     for group in _groups(responses):
@@ -166,9 +167,9 @@ def _decode_columns(responses: list[bytes | memoryview], wanted: Wanted, schema:
 
 
 def _in_place(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s] | None:
-    """Return the buffer that all responses are parts of, and where each begins and ends in it; None if there are several buffers.
+    """Return the one buffer that contains all responses, and where each begins and ends in it. None if there are several buffers.
 
-    A broker answers requests that come together in any order.
+    The responses may be in any order in the buffer, because a broker answers concurrent requests in any order.
     """
     whole: Any = responses[0].obj if isinstance(responses[0], memoryview) else responses[0]
     buffers = []
@@ -187,9 +188,9 @@ def _in_place(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64
 
 
 def _join(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s] | None:
-    """Return a copy of all responses in one buffer, with one more byte, and where each begins and ends."""
+    """Return a copy of all responses in one buffer with an additional byte, and where each response begins and ends."""
     ends = np.cumsum(np.fromiter(map(len, responses), dtype=np.int64, count=len(responses)))
-    # Arrow's allocator reuses memory. The C library returns large buffers each time, and fresh pages cost more than the copy.
+    # Arrow's allocator reuses memory. The C library returns large buffers to the system, and fresh pages cost more than the copy.
     buffer = pa.allocate_buffer(int(ends[-1]) + 1)
     view, at = memoryview(buffer).cast("B"), 0
     view[-1] = 0
@@ -208,7 +209,7 @@ def _checksums_agree(data: Bytes, records: ScannedRecords) -> bool:
 
 
 class _Columns:
-    """Builds the columns of records that share one layout."""
+    """Builds the columns of records that have the same layout."""
 
     def __init__(self, data: Bytes, records: ScannedRecords, wanted: Wanted) -> None:
         self._data = data
@@ -222,7 +223,7 @@ class _Columns:
         self.malformed: set[int] = set()
 
     def build(self) -> dict[str, pa.Array] | None:
-        """Return the requested columns, and ``tags`` if messages are selected by tag. None if the exact path must decode."""
+        """Return the requested columns, and also ``tags`` if messages are selected by tag. None if the exact path must decode them."""
         wanted = self._wanted
         columns = dict.fromkeys((*wanted.columns, "tags") if wanted.tags else wanted.columns)
         retried = "topic" in columns and wanted.queue.topic.startswith(RETRY_PREFIX)
@@ -238,7 +239,7 @@ class _Columns:
         return found
 
     def _properties(self, columns: dict[str, Any], retried: bool) -> dict[str, pa.Array] | None:
-        """Return the columns that come from properties, also ``topic`` if it is RETRY_TOPIC. None as in `build`."""
+        """Return the columns that come from properties, including ``topic`` if ``retried``. None if the exact path must decode them."""
         texts = tuple(name for name in columns if name in _PROPERTY_OF)
         if not texts and not retried and "properties" not in columns:
             return {}
@@ -263,20 +264,20 @@ class _Columns:
         return found
 
     def _texts(self) -> pa.Array:
-        """Return the properties of each message, with the last separator if none has it: adding it later costs a copy."""
+        """Return the properties of each message. If all lack the last separator, add it here, because doing so later costs a copy."""
         begins, ends = self._records.properties_begins, self._records.properties_ends
         open_ends = (self._data[ends - 1] != VALUE_END[0]).all() and (ends > begins).all() and int(ends.max()) < len(self._data)
         if open_ends:
             texts = gather(self._buffer, begins, ends + 1, pa.binary(), order=self._order)
             data, bounds = contents(texts)
             if data.flags.writeable:
-                # Overwrite the byte after each text. The array was just made, so nobody else sees the change.
+                # Overwrite the byte after each text. Nothing else uses the array, because it was just made.
                 data[bounds[1:] - 1] = VALUE_END[0]
                 return texts
         return gather(self._buffer, begins, ends, pa.binary(), order=self._order)
 
     def _by_template(self, wanted: tuple[str, ...]) -> dict[str, pa.Array] | None:
-        """Return the values of each name if all messages are like each other; see `property_template`."""
+        """Return the values of each name if all messages fit one `property_template`; otherwise None."""
         begins, ends = self._records.properties_begins, self._records.properties_ends
         cut = cut_by_template(self._data, begins, ends, [name.encode() for name in wanted], self._order)
         if cut is None:
@@ -308,7 +309,7 @@ class _Columns:
                 raise AssertionError(name)
 
     def _message_id(self, unique_keys: pa.Array) -> pa.Array:
-        """Return the producer's ids; where there is none, the broker's."""
+        """Return each message's id from the producer, or from the broker if the producer set none."""
         if not unique_keys.null_count:
             return unique_keys
         width = self._heads["store_host"].dtype.itemsize
@@ -318,7 +319,7 @@ class _Columns:
         return pc.coalesce(unique_keys, fixed_strings(hex_digits(id_bytes)))
 
     def _body(self, most_bytes: int) -> pa.Array | None:
-        """Return the plain bodies. None if one cannot be decompressed, or decompressed ones exceed ``most_bytes`` together."""
+        """Return the decompressed bodies. None if one cannot be decompressed, or if the compressed ones expand to more than ``most_bytes``."""
         begins, ends = self._records.body_begins, self._records.body_ends
         length = int(ends[0] - begins[0])
         if length and (ends - begins == length).all():

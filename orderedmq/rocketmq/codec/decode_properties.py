@@ -1,8 +1,8 @@
 """Decodes the properties of many messages into columns, in one vectorised scan for the separators. Pure.
 
-Names are found by their length and bytes. None means "irregular" (an entry without name or value, a separator in a value, a
-name that is not UTF-8): the exact parser then reads the messages. Otherwise the columns equal its result (`parse_properties`).
-``malformed`` gets the numbers of messages with a value that is not UTF-8.
+Names are found by their length and bytes. A result of None means that a message is irregular: an entry has no name or value, a value
+contains a separator, or a name is not UTF-8. The exact parser (`parse_properties`) must then read the messages. Otherwise the columns
+equal its result. ``malformed`` gets the numbers of messages with a value that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orderedmq.text import valid
 
 _NAME_END: Final = NAME_END[0]
 _VALUE_END: Final = VALUE_END[0]
-#: The most rows times names that are checked for duplicate names; the exact parser reads larger maps.
+#: Duplicate names are looked for only if rows times names is at most this. The exact parser reads larger maps.
 _MOST_CELLS: Final = 1 << 24
 #: The separators of an entry, as one little-endian number.
 _BOTH: Final = int.from_bytes(NAME_END + VALUE_END, "little")
@@ -31,10 +31,11 @@ _NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 class Entries(NamedTuple):
-    """The properties of ``messages`` messages, concatenated in ``text``: name [begins, middles), value (middles, ends).
+    """The properties of ``messages`` messages, concatenated in ``text``. An entry has its name in [begins, middles) and its value in
+    (middles, ends).
 
-    ``kind`` is the Arrow type of any part of the text: string if all of it is ASCII, otherwise binary. ``widths``: the bytes of
-    each name. ``each``: the number of each message's entries, if their names have the same lengths in all messages.
+    ``kind`` is the Arrow type for parts of the text: string if all of the text is ASCII, otherwise binary. ``widths`` are the lengths
+    of the names in bytes. ``each`` is the number of entries per message if the names have the same lengths in all messages, else None.
     """
 
     messages: int
@@ -49,9 +50,9 @@ class Entries(NamedTuple):
     each: int | None
 
     def layout(self, names: Collection[bytes] | None = None) -> tuple[bytes, ...] | None:
-        """Return the names of each message's entries if all messages have the same names in the same order: the usual case.
+        """Return the names of a message's entries if all messages have the same names in the same order (the usual case), else None.
 
-        With ``names``, only these matter: a name that is as long as none of them is not compared, and is empty in the result.
+        If ``names`` is given, a name whose length is that of none of them is not compared, and is empty in the result.
         """
         if self.each is None:
             return None
@@ -69,7 +70,7 @@ class Entries(NamedTuple):
         return tuple(found)
 
     def rows(self) -> Int64s:
-        """Return the number of each entry's message."""
+        """Return for each entry the number of its message."""
         if self.each is not None:
             return np.repeat(np.arange(self.messages, dtype=np.int64), self.each)
         return np.repeat(np.arange(self.messages, dtype=np.int64), np.diff(self.bounds()))
@@ -82,13 +83,13 @@ class Entries(NamedTuple):
 
 
 def find_entries(texts: pa.Array) -> Entries | None:
-    """Return the entries of an array of properties texts (binary, no nulls, under 2 GiB together); None if irregular."""
+    """Return the entries of an array of properties texts (binary, no nulls, less than 2 GiB in all). None if one is irregular."""
     data, bounds = contents(texts)
     lengths = np.diff(bounds)
     last = data[np.maximum(bounds[1:] - 1, 0)] if len(data) else np.zeros(len(texts), dtype=np.uint8)
     open_end = (lengths > 0) & (last != _VALUE_END)
     if open_end.any():
-        # The last separator is optional: add it where it is missing, so that all entries end in the same way.
+        # The last separator is optional. Add it if it is missing, so that all entries end in the same way.
         added = pc.if_else(pa.array(open_end), pa.scalar(VALUE_END), pa.scalar(b""))
         texts = pc.binary_join_element_wise(texts, added, b"")
         data, bounds = contents(texts)
@@ -99,7 +100,7 @@ def find_entries(texts: pa.Array) -> Entries | None:
         # Byte 0 is no separator.
         places = places[marks > 0]
         marks = marks[marks > 0]
-    # Each entry has a separator of each kind, behind a name and behind a value.
+    # Each entry has two separators: one after its name and one after its value.
     if len(marks) % 2 or (marks.view("<u2") != _BOTH).any():
         return None
     middles, ends = places[0::2].copy(), places[1::2].copy()
@@ -117,12 +118,12 @@ def find_entries(texts: pa.Array) -> Entries | None:
 
 
 def _bools(count: int) -> npt.NDArray[np.bool_]:
-    """Return an array to write to, in memory of Arrow's allocator: fresh pages for a large array cost more than filling it."""
+    """Return a writable array in memory of Arrow's allocator, because fresh pages for a large array cost more than filling it."""
     return np.frombuffer(pa.allocate_buffer(count), dtype=np.bool_) if count else np.zeros(0, dtype=np.bool_)
 
 
 def _each(widths: npt.NDArray[np.int32], ends: Int64s, row_ends: Int64s) -> int | None:
-    """Return the number of entries of each message, if all have as many and their names are as long; None otherwise."""
+    """Return the number of entries per message if it is equal in all messages, and so are the lengths of the names; otherwise None."""
     rows = len(row_ends)
     each = len(ends) // rows if rows else 0
     if not each or each * rows != len(ends) or (ends[each - 1 :: each] != row_ends - 1).any():
@@ -131,12 +132,12 @@ def _each(widths: npt.NDArray[np.int32], ends: Int64s, row_ends: Int64s) -> int 
 
 
 def strings(array: pa.Array) -> tuple[pa.Array, Int64s]:
-    """As `text.valid`, except that an array of strings is known to be valid."""
+    """Return the same as `text.valid`, but without checking an array of strings, because it is known to be valid."""
     return (array, _NONE) if pa.types.is_string(array.type) else valid(array.view(pa.string()))
 
 
 def columns_of(entries: Entries, names: tuple[str, ...], malformed: set[int]) -> dict[str, pa.Array]:
-    """Return the values of each name as strings, null where a message has no such property."""
+    """Return the values of each name as strings. The value is null if a message has no such property."""
     layout = entries.layout([name.encode() for name in names])
     cut = partial(_search, entries, entries.rows()) if layout is None else partial(_cut, entries, layout)
     found = {}
@@ -147,7 +148,7 @@ def columns_of(entries: Entries, names: tuple[str, ...], malformed: set[int]) ->
 
 
 def _cut(entries: Entries, layout: tuple[bytes, ...], name: bytes) -> pa.Array:
-    """Return the values at the index that the name has in every message; of two, the last one."""
+    """Return the values of a name that is at the same index in every message. If a name occurs twice, the last value counts."""
     if name not in layout:
         return pa.nulls(entries.messages, entries.kind)
     each = len(layout)
@@ -156,14 +157,14 @@ def _cut(entries: Entries, layout: tuple[bytes, ...], name: bytes) -> pa.Array:
 
 
 def _search(entries: Entries, rows: Int64s, name: bytes) -> pa.Array:
-    """Return the values of a name at any index. ``rows``: the number of each entry's message."""
+    """Return the values of a name that may be at any index. ``rows`` are the numbers of the entries' messages."""
     at = np.flatnonzero(entries.widths == len(name))
     at = at[equal_to(entries.data, entries.begins[at], name)]
     return gather(entries.text, entries.middles[at] + 1, entries.ends[at], entries.kind, (rows[at], entries.messages))
 
 
 def maps_of(entries: Entries, malformed: set[int]) -> pa.Array | None:
-    """Return all properties of each message, in their order. None if a message has a name twice, or one that is not UTF-8."""
+    """Return all properties of each message in their order. None if a message has a name twice, or a name that is not UTF-8."""
     keys, bad = strings(gather(entries.text, entries.begins, entries.middles, entries.kind))
     if len(bad):
         return None

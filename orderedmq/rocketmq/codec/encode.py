@@ -1,9 +1,10 @@
 """Encodes a producer's rows into the bodies of batch sends, by column. Pure.
 
-A batch has messages of one queue, in the rows' order (``MessageBatch``, ``MessageDecoder.encodeMessages``). A broker appends it
-whole or not at all, and answers with its first offset; the others follow. It must be sent with ``m=true``: otherwise the broker
-stores the whole batch as one body. Each message has its own UNIQ_KEY: one in the envelope would turn the batch into an inner
-batch. Properties that RocketMQ would silently change are refused: the error names the row of a separator or an empty value.
+A batch has messages of one queue, in the order of the rows (``MessageBatch``, ``MessageDecoder.encodeMessages``). A broker appends the
+whole batch or nothing, and answers with the offset of the first message. The other messages have the offsets that follow. Send a batch
+with ``m=true``, because otherwise the broker stores the whole batch as one body. Each message has its own UNIQ_KEY, because a UNIQ_KEY
+in the envelope would turn the batch into an inner batch. Properties that RocketMQ would silently change (a separator in a name or
+value, an empty value) are refused with an error that names the row.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.gather import Int64s, contents
 from orderedmq.rows.message_rows import reserved
 
-#: A request ends before the message that would make it larger than this.
+#: A request ends before a message that would make it larger than this number of bytes.
 TARGET_BYTES: Final = 1024 * 1024
-#: A broker refuses a batch with a larger body (``maxMessageSize``); a message that is too large for a batch is sent alone.
+#: A broker refuses a batch with a larger body (``maxMessageSize``), so a message that is too large for a batch is sent alone.
 MAX_BATCH_BYTES: Final = MAX_BODY_BYTES
-#: The most bytes of a batch as stored. A broker writes its records into a buffer of 4 MiB + 64 KiB (``MessageExtEncoder``);
-#: small messages grow most.
+#: The maximum bytes of a batch when it is stored. A broker writes its records into a buffer of 4 MiB + 64 KiB (``MessageExtEncoder``).
+#: Small messages grow most when they are stored.
 STORED_BYTES: Final = 3 * 1024 * 1024
-#: The most rows that are encoded at once, and about the most bytes of their bodies.
+#: The maximum number of rows that are encoded together, and the approximate maximum bytes of their bodies.
 GROUP_ROWS: Final = 16384
 GROUP_BYTES: Final = 32 * 1024 * 1024
 
 #: totalSize, magic, bodyCRC, flag, bodyLength.
 _HEAD_BYTES: Final = 20
 _FRAME_BYTES: Final = _HEAD_BYTES + 2
-#: The most messages of a request, so that a message's place in it has four digits.
+#: The maximum number of messages in a request, so that a message's place in the request has four digits.
 MOST_ROWS: Final = 10_000
-#: The numbers below 10,000 as texts of four digits.
+#: The numbers below 10,000 as four ASCII digits each.
 _DIGITS: Final = np.frombuffer(b"".join(b"%04d" % number for number in range(10_000)), dtype=np.uint32)
-#: Bytes that a stored record has more than a sent message: other fixed fields, the topic's name, the broker's own properties.
+#: The bytes by which a stored record is larger than the sent message: more fixed fields, the topic's name, the broker's properties.
 _STORED_EXTRA: Final = 91 - _FRAME_BYTES + 127 + names.BROKERS_SHARE
 _COLUMNS: Final = {"tags": names.TAGS, "keys": names.KEYS, "sharding_key": names.SHARDING_KEY}
 _NAME_END: Final = names.NAME_END[0]
@@ -53,9 +54,9 @@ _EMPTY: Final = pa.scalar("", pa.string())
 
 
 class Stamp(NamedTuple):
-    """A property for each message: ``text``, the message's number (12 digits), and its place in its request (4 digits).
+    """A property of each message: ``text``, the message's number (12 digits), and the message's place in its request (4 digits).
 
-    ``first``: the number of the first message. A task never has 10^12 rows.
+    ``first`` is the number of the first message. Twelve digits suffice, because a task never has 10^12 rows.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Stamp(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes of the property."""
+        """The size of the property in bytes."""
         return len(self._prefix) + 17
 
     @property
@@ -72,7 +73,7 @@ class Stamp(NamedTuple):
         return f"{self.name}\x01{self.text}".encode()
 
     def texts(self, begin: int, cuts: Sequence[tuple[int, int]]) -> pa.Array:
-        """Return the properties of messages. ``begin`` of them came before; ``cuts``: the rows [start, stop) of each request."""
+        """Return the property of each message. ``begin`` messages were sent before. ``cuts`` has the rows [start, stop) of each request."""
         count = cuts[-1][1] if cuts else 0
         numbers = np.arange(self.first + begin, self.first + begin + count)
         starts = np.repeat([start for start, _ in cuts], [stop - start for start, stop in cuts])
@@ -82,7 +83,7 @@ class Stamp(NamedTuple):
         quads[:, 2] = _DIGITS[numbers % 10**4]
         quads[:, 3] = _DIGITS[np.arange(count) - starts]
         prefix = np.frombuffer(self._prefix, dtype=np.uint8)
-        # Fixed widths, since the sizes of rows decide which ones go into a request.
+        # The width is fixed, because the sizes of rows decide which rows go into a request.
         out = np.empty((count, self.size), dtype=np.uint8)
         out[:, : len(prefix)] = prefix
         out[:, len(prefix) : -1] = quads.view(np.uint8)
@@ -95,18 +96,18 @@ class Packing(Enum):
 
     #: Rows share a batch. Its envelope has no properties.
     BATCH = "batch"
-    #: Rows share a batch. Its envelope has the sharding key of the first one. See `append.message_type`.
+    #: Rows share a batch. Its envelope has the sharding key of the first row. See `append.message_type`.
     FIFO_BATCH = "FIFO batch"
-    #: Each row has a request of its own.
+    #: Each row has its own request.
     ALONE = "alone"
 
 
 class SendBody(NamedTuple):
     """The body of one send request, with the rows [first, first + rows).
 
-    ``properties`` is None for a batch (``m=true``). Otherwise the body is that of one message that is too large for a batch or
-    must be alone (``m=false``), and these are its properties for the request's header (field ``i``). ``envelope``: what a batch
-    has in that field.
+    ``properties`` is None for a batch (``m=true``). Otherwise the body is that of one message that is too large for a batch or must be
+    sent alone (``m=false``), and ``properties`` are the message's, for field ``i`` of the request's header. A batch has ``envelope`` in
+    that field.
     """
 
     first: int
@@ -130,14 +131,14 @@ def encode(
     """Yield rows of one queue as the bodies of send requests of about 1 MiB, in order.
 
     ``rows`` come from `message_rows.normalise`. ``unique_keys`` has a UNIQ_KEY for each row (message_id.UniqueKeys). ``extra``
-    has more properties by name: a text for all rows, or an array with a string for each row (null: none). An empty tag, key or
-    sharding key counts as none, as in Java's ``Message``. ``stamp``: a property with a reserved name that numbers the messages.
-    Properties that only RocketMQ, a column or ``extra`` may set are left out. ``reserve``: bytes that a broker adds to the
-    properties besides its usual share. ``packing``: FIFO_BATCH needs a sharding key in each row. ``where`` names the target in
-    errors, which count rows from ``first``.
+    has further properties by name: a text for all rows, or an array with a string for each row (null means no property). An empty tag,
+    key or sharding key is left out, as in Java's ``Message``. ``stamp`` is a property with a reserved name that numbers the messages.
+    User properties that only RocketMQ, a column or ``extra`` may set are left out. ``reserve`` is the number of bytes that a broker
+    adds to the properties in addition to its usual share. FIFO_BATCH as ``packing`` needs a sharding key in each row. ``where`` names
+    the target in errors, which count rows from ``first``.
 
-    Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE before it yields any of the up to 16k rows that are encoded
-    together with the bad one.
+    Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE. The bad row is encoded together with up to 16k rows, and none of these
+    is yielded before the error.
     """
     if len(unique_keys) != rows.num_rows:
         raise ValueError(f"{len(unique_keys)} keys for {rows.num_rows} rows")
@@ -151,7 +152,7 @@ def encode(
 
 
 def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, pa.Array]:
-    """Return properties of rows as columns for ``extra``: `encode` would remove reserved ones from a producer's properties."""
+    """Return the ``wanted`` properties of rows as columns for ``extra``. Without it, `encode` would remove those with reserved names."""
     given: list[dict[str, str]] = [{} for _ in range(rows.num_rows)]
     index = rows.schema.get_field_index("properties")
     if index >= 0:
@@ -160,7 +161,7 @@ def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, p
 
 
 def _groups(body: pa.Array) -> Iterator[tuple[int, int]]:
-    """Yield (begin, count) of rows that are encoded together."""
+    """Yield (begin, count) of each group of rows that are encoded together."""
     _, bounds = contents(body)
     begin = 0
     while begin < len(body):
@@ -213,7 +214,7 @@ def _encode_group(
 
 
 def _cuts(ends: Int64s) -> Iterator[tuple[int, int]]:
-    """Yield the rows [start, stop) of each request; row i has the bytes [ends[i], ends[i + 1])."""
+    """Yield the rows [start, stop) of each request. Row i has the bytes [ends[i], ends[i + 1])."""
     stored = ends + _STORED_EXTRA * np.arange(len(ends), dtype=np.int64)
     start, count = 0, len(ends) - 1
     while start < count:
@@ -236,19 +237,19 @@ def _fixed(values: npt.NDArray[Any]) -> pa.Array:
 
 
 class _Properties:
-    """Builds the properties texts of rows. The user's properties come first, since the last one of a name counts: ours."""
+    """Builds the properties texts of rows. User properties come first, because the last property of a name counts, and ours must win."""
 
     def __init__(self, rows: pa.RecordBatch, extra: Mapping[str, pa.Array | str], where: str, first: int) -> None:
         self._rows = rows
         self._extra = extra
         self._where = where
         self._first = first
-        #: Texts that are joined in each row; null is none.
+        #: The texts to join in each row. Null means no text.
         self._parts: list[pa.Array | str] = []
         self._sound = True
 
     def parts(self) -> list[pa.Array | bytes]:
-        """Return binary texts that make a row's properties if they are joined. Raises MessageError BAD_PROPERTY."""
+        """Return binary texts whose concatenation is a row's properties. Raises MessageError BAD_PROPERTY."""
         texts = {name: self._rows.column(column) for column, name in _COLUMNS.items() if column in self._rows.schema.names}
         if "properties" in self._rows.schema.names:
             self._add_map(self._rows.column("properties"))
@@ -263,25 +264,25 @@ class _Properties:
         return [part.encode() if isinstance(part, str) else part.view(pa.binary()) for part in self._parts]
 
     def sizes(self, most: int) -> Int64s:
-        """Return the bytes of each row's properties. Raises MessageError PROPERTIES_TOO_LARGE above ``most``."""
+        """Return the size of each row's properties in bytes. Raises MessageError PROPERTIES_TOO_LARGE above ``most`` bytes."""
         sizes = np.zeros(self._rows.num_rows, dtype=np.int64)
         for part in self._parts:
             if isinstance(part, str):
                 sizes += len(part.encode())
             else:
-                # Arrays with nulls come out of a join, which gives a null no bytes.
+                # Arrays with nulls are the results of a join, in which a null has no bytes.
                 sizes += np.diff(contents(part)[1])
         if len(sizes) and int(sizes.max()) > most:
             row = int(np.argmax(sizes))
             raise MessageError(
                 MessageCondition.PROPERTIES_TOO_LARGE,
-                f"row {self._first + row} for {self._where} has properties of {sizes[row]} bytes, including its tags and keys; at most "
+                f"row {self._first + row} for {self._where} has properties of {sizes[row]} bytes, including its tags and keys, but at most "
                 f"{most} can be sent",
             )
         return sizes
 
     def _add(self, name: str, values: pa.Array) -> None:
-        """Add a property with a value per row; null or empty adds none."""
+        """Add a property with a value per row. A row whose value is null or empty gets no property."""
         if values.null_count or (len(values) and pc.min(pc.binary_length(values)).as_py() == 0):
             values = pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
             if values.null_count == len(values):
@@ -292,23 +293,23 @@ class _Properties:
             self._parts.append(values)
             self._add_text("\x02")
         data, bounds = contents(values)
-        # One pass without a copy. Text seldom has such characters.
+        # The minimum takes one pass without a copy, and text seldom has such low characters.
         if len(data := data[bounds[0] : bounds[-1]]) and data.min() <= _VALUE_END:
             self._sound = self._sound and not np.isin(data, (_NAME_END, _VALUE_END)).any()
 
     def _add_text(self, text: str) -> None:
-        """Add the same text to each row. Every part costs some nanoseconds per row, so adjacent texts are merged."""
+        """Add the same text to each row. Adjacent texts are merged, because every part costs some nanoseconds per row."""
         if self._parts and isinstance(self._parts[-1], str):
             self._parts[-1] += text
         else:
             self._parts.append(text)
 
     def _add_map(self, column: pa.Array) -> None:
-        """Add the user's properties, without the reserved ones and those in ``extra``."""
+        """Add the user's properties, except those with reserved names and those in ``extra``."""
         if column.null_count and _has_hidden_entries(column):
             column = pa.array(column.to_pylist(), column.type)
         bounds = column.offsets.to_numpy().astype(np.int64)
-        # Even a slice has the keys and items of the whole array, and its offsets count from their beginning.
+        # A slice still has the keys and items of the whole array, and its offsets count from the beginning of these.
         keys = column.keys.slice(bounds[0], bounds[-1] - bounds[0])
         items = column.items.slice(bounds[0], bounds[-1] - bounds[0])
         bounds = bounds - bounds[0]
@@ -324,16 +325,16 @@ class _Properties:
             )
         if pc.any(ours).as_py():
             entries = pc.if_else(ours, _EMPTY, entries)
-        # The entries of a row are contiguous, so their buffer is the rows' texts.
+        # The entries of a row are contiguous, so the buffer of all entries contains the texts of the rows.
         data, ends = contents(entries)
-        # Each entry brings one separator of each kind; any further one is in a name or a value.
+        # Each entry contributes one separator of each kind. Any further separator is in a name or a value.
         count = len(keys) - (pc.sum(ours).as_py() or 0)
         self._sound = np.count_nonzero(data == _NAME_END) == np.count_nonzero(data == _VALUE_END) == count
         offsets = ends[bounds].astype(np.int32)
         self._parts.append(pa.Array.from_buffers(pa.string(), len(column), [None, pa.py_buffer(offsets), pa.py_buffer(data)]))
 
     def _separator_error(self, columns: Mapping[str, pa.Array | str]) -> MessageError:
-        """Return the error for the first property found with a separator in its name or value."""
+        """Return the error for the first property whose name or value contains a separator."""
         for name, values in columns.items():
             if isinstance(values, str):
                 values = pa.array([values])
@@ -354,5 +355,5 @@ class _Properties:
 
 
 def _has_hidden_entries(column: pa.Array) -> bool:
-    """Return whether a null row of a map array has hidden entries."""
+    """Return whether a null row of a map array has entries, which Arrow hides."""
     return bool((np.diff(column.offsets.to_numpy())[column.is_null().to_numpy(zero_copy_only=False)] > 0).any())

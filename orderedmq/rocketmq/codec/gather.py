@@ -1,7 +1,7 @@
 """Gathers scattered strings of one buffer into an Arrow array by their bounds, at memory speed.
 
-Gathering bytes with numpy costs microseconds per row. An Arrow array with a slot for each string and one for each gap between
-two strings costs nothing to make, and ``take`` of every second slot copies at memory speed.
+Gathering bytes with numpy costs microseconds per row. Instead, make an Arrow array with a slot for each string and a slot for each gap
+between two strings, which costs nothing. Then ``take`` of every second slot copies at memory speed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def gather(
 ) -> pa.Array:
     """Return ``data[begins[i]:ends[i]]`` for each i, as an array of ``kind`` (binary, or string for bytes known to be UTF-8).
 
-    Strings must not overlap; ``data`` must have less than 2 GiB. If they are not in the order of the buffer, ``order`` sorts them
-    (`order_of`). ``rows``, if given, is the row of each string, which are in order then, and the number of rows: rows without a
-    string are null, and of several strings of a row the last one counts.
+    The strings must not overlap, and ``data`` must have less than 2 GiB. If the strings are not in the order of the buffer, ``order``
+    must sort them (`order_of`). ``rows``, if given, has the row of each string and the number of rows. The strings must then be in
+    order. Rows without a string are null. If a row has several strings, the last one counts.
     """
     count = len(begins)
     if not count:
@@ -52,12 +52,12 @@ def gather(
 
 
 def order_of(begins: Int64s) -> Int64s | None:
-    """Return the indices that sort ``begins``; None if they are sorted."""
+    """Return the indices that sort ``begins``; None if it is already sorted."""
     return None if (begins[1:] >= begins[:-1]).all() else np.argsort(begins, kind="stable")
 
 
 def gather_alike(data: Bytes, begins: Int64s, length: int) -> pa.Array:
-    """Return ``data[begins[i]:begins[i] + length]`` for each i as binary, for a length above 0. They may be in any order."""
+    """Return ``data[begins[i]:begins[i] + length]`` for each i as binary. ``length`` is above 0, and ``begins`` may be in any order."""
     found = at_every_byte(data, f"V{length}")[begins]
     return pa.Array.from_buffers(pa.binary(), len(begins), [None, _every(length, len(begins)), pa.py_buffer(found)])
 
@@ -73,7 +73,7 @@ def _every_second(count: int) -> pa.Array:
 
 
 def total_bytes(array: pa.Array) -> int:
-    """Return the bytes of all values of a binary or string array, without a look at each. Not for large types."""
+    """Return the total size of the values of a binary or string array without reading each value. Not for Arrow's large types."""
     if not len(array):
         return 0
     bounds = memoryview(array.buffers()[1]).cast("B").cast("i")
@@ -82,7 +82,7 @@ def total_bytes(array: pa.Array) -> int:
 
 
 def contents(array: pa.Array) -> tuple[Bytes, Int64s]:
-    """Return the bytes of a binary or string array, the start of each row, and the end of the last one. Not for large types."""
+    """Return the bytes of a binary or string array, the start of each row, and the end of the last row. Not for Arrow's large types."""
     _, offsets, data = array.buffers()
     if not len(array):
         return np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
@@ -92,14 +92,14 @@ def contents(array: pa.Array) -> tuple[Bytes, Int64s]:
 
 
 def at_every_byte(data: Bytes, kind: str | np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return ``data`` read as a ``kind`` at every byte position, without a copy."""
+    """Return a view of ``data`` whose element i is the value of type ``kind`` at byte i."""
     kind = np.dtype(kind)
     return np.ndarray((max(len(data) - kind.itemsize + 1, 0),), dtype=kind, buffer=data.data, strides=(1,))
 
 
 def equal_to(data: Bytes, begins: Int64s, text: bytes) -> npt.NDArray[np.bool_]:
-    """Return for each of ``begins`` whether ``text`` is there. ``text`` is not empty, and ``data`` is long enough."""
-    # Numbers are compared much faster than bytes. The last one overlaps the one before.
+    """Return for each of ``begins`` whether ``data`` has ``text`` there. ``text`` must not be empty, and ``data`` must be long enough."""
+    # Compare numbers, because this is much faster than comparing bytes. The last number may overlap the previous one.
     width = next(size for size in (8, 4, 2, 1) if size <= len(text))
     numbers = at_every_byte(data, f"<u{width}")
     found: npt.NDArray[np.bool_] = np.ones(len(begins), dtype=np.bool_)
@@ -109,7 +109,7 @@ def equal_to(data: Bytes, begins: Int64s, text: bytes) -> npt.NDArray[np.bool_]:
 
 
 def first_unequal(data: Bytes, begins: Int64s, text: bytes) -> int | None:
-    """Return the first index of ``begins`` at which ``text`` is not there, None if there is none; see `equal_to`."""
+    """Return the first index in ``begins`` at which ``data`` does not have ``text``; None if all have it. See `equal_to`."""
     found = at_every_byte(data, f"V{len(text)}")[begins]
     if found.tobytes() == text * len(begins):
         return None
@@ -118,5 +118,5 @@ def first_unequal(data: Bytes, begins: Int64s, text: bytes) -> int | None:
 
 
 def all_equal_to(data: Bytes, begins: Int64s, text: bytes) -> bool:
-    """Return whether ``text`` is at all of ``begins``; see `equal_to`."""
+    """Return whether ``data`` has ``text`` at all of ``begins``. See `equal_to`."""
     return at_every_byte(data, f"V{len(text)}")[begins].tobytes() == text * len(begins)

@@ -1,6 +1,6 @@
-"""Makes message ids: the broker's, which is the message's position, and the producer's (UNIQ_KEY).
+"""Makes message ids: those of brokers, which contain the message's position, and those of producers (UNIQ_KEY).
 
-Both are hex digits in upper case, as RocketMQ's tools expect. Pure: time, address and process number come in as arguments.
+Both consist of upper-case hex digits, as RocketMQ's tools expect. Pure: time, address and process number are arguments.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ _NUMBER_DIGITS: Final = 12
 
 
 def offset_message_id(store_host: bytes, physical_offset: int) -> str:
-    """Return the broker's id of a message (``MessageDecoder.createMessageId``): 32 digits, 56 with an IPv6 host.
+    """Return the broker's id of a message (``MessageDecoder.createMessageId``): 32 digits, or 56 if the host has an IPv6 address.
 
-    ``store_host`` is the record's field: 4 or 16 bytes of address, 4 of port.
+    ``store_host`` is the field of the record: 4 or 16 bytes of address and 4 bytes of port.
     """
     return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
 
 
 def month_start(now_ms: int) -> int:
-    """Return when the month began in local time, as ``MessageClientIDSetter`` and RocketMQ's tools count, in ms since 1970."""
+    """Return the start of the month in local time, from which ``MessageClientIDSetter`` and RocketMQ's tools count, in ms since 1970."""
     day = datetime.fromtimestamp(now_ms / 1000)
     return int(datetime(day.year, day.month, 1).timestamp() * 1000)
 
 
 class UniqueKeys:
-    """Makes UNIQ_KEYs, unique per maker and between makers with different addresses, processes or salts.
+    """Makes UNIQ_KEYs that are unique within an instance, and between instances with different addresses, processes or salts.
 
-    As ``MessageClientIDSetter``: address, process number, salt, milliseconds since the month began, a counter of 16 bits. Time
-    and counter form one number that only grows within a month, so neither a clock that is set back nor more than 65,536 keys in
-    one millisecond cause duplicates. Not thread-safe.
+    As in ``MessageClientIDSetter``, a key has the address, process number, salt, milliseconds since the month began, and a 16-bit
+    counter. Time and counter form one number that only grows within a month. Therefore neither a clock that is set back nor more than
+    65,536 keys in one millisecond cause duplicates. Not thread-safe.
     """
 
     def __init__(self, host: bytes, pid: int, salt: int) -> None:
-        """``host`` has 4 or 16 bytes. ``salt`` has 32 random bits, different for each maker (Java: the class loader's hash)."""
+        """``host`` has 4 or 16 bytes. ``salt`` has 32 random bits, different for each instance (in Java: the class loader's hash)."""
         if len(host) not in (4, 16):
             raise ValueError(f"an address has 4 or 16 bytes, not {len(host)}")
         prefix = host + struct.pack(">HI", pid & 0xFFFF, salt & 0xFFFFFFFF)

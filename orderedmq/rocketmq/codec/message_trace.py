@@ -1,11 +1,11 @@
 """Encodes RocketMQ's message traces: who sent a message, and who consumed it. Pure.
 
-A trace is a line of fields that end with the character 1, the line with the character 2. A message of the trace topic has many of
-them. Its keys are the ids and keys of the messages that it tells of, so that ``mqadmin queryMsgTraceById`` finds it.
+A trace is a line of fields. Each field ends with the character 1, and the line ends with the character 2. A message of the trace topic
+has many traces. Its keys are the ids and keys of the traced messages, so that ``mqadmin queryMsgTraceById`` finds it.
 
-As in Java, a field without a value is the text ``null``. Java traces a batch as one message, whose id is all ids joined by commas,
-which no search finds; here each message of a batch has a trace. Java puts at most 20 traces into a message and begins a new one at
-128,000 characters; here the sizes of body and keys count.
+As in Java, a field without a value is the text ``null``. Java traces a batch as one message, whose id is all ids joined by commas, so
+no search finds it. Here each message of a batch has a trace. Java puts at most 20 traces into a message and begins a new message at
+128,000 characters. Here only the sizes of body and keys limit a message.
 
 Source: TraceDataEncoder, TraceBean, TraceConstants, AsyncTraceDispatcher, SendMessageTraceHookImpl.
 """
@@ -23,7 +23,8 @@ from orderedmq.rows.message_trace import ReturnType, TracedCall
 
 FIELD_END: Final = "\x01"
 TRACE_END: Final = "\x02"
-#: The most bytes of a trace message's body (AsyncTraceDispatcher.maxMsgSize) and of its keys: those of 124 messages without keys.
+#: The maximum bytes of a trace message's body (AsyncTraceDispatcher.maxMsgSize) and of its keys. The keys are enough for 124 messages
+#: that have no keys themselves.
 MAX_BODY: Final = 128_000
 MAX_KEYS: Final = MAX_KEY_BYTES
 
@@ -32,7 +33,7 @@ _NULL: Final = "null"
 _NORMAL, _DELAYED = 0, 3
 _INT: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">H")
-#: Where the length of a body is in a message of a batch, and where the body begins (MessageDecoder.encodeMessage).
+#: The positions of a body's length and of the body in a message of a batch (MessageDecoder.encodeMessage).
 _LENGTH_AT, _BODY_AT = 16, 20
 _UNIQ_KEY, _TAGS, _KEYS, _DELAY, _TIMER = (
     f"\x02{name}\x01".encode() for name in (names.UNIQ_KEY, names.TAGS, names.KEYS, names.DELAY, names.TIMER_DELIVER_MS)
@@ -40,17 +41,17 @@ _UNIQ_KEY, _TAGS, _KEYS, _DELAY, _TIMER = (
 
 
 class Trace(NamedTuple):
-    """One or more lines, and the keys by which they are found."""
+    """One or more lines, and the keys by which to find them."""
 
     text: str
     keys: tuple[str, ...]
 
 
 class Sent(NamedTuple):
-    """A request that a broker has answered.
+    """A send request that a broker has answered.
 
-    ``born`` in ms since 1970, ``cost`` in ms. ``message_ids``: the broker's ids of the messages, joined by commas; "" if they are
-    not known. ``store_host``: the broker's address.
+    ``born`` is in ms since 1970, and ``cost`` in ms. ``message_ids`` are the broker's ids of the messages, joined by commas; "" if they
+    are not known. ``store_host`` is the broker's address.
     """
 
     topic: str
@@ -65,7 +66,7 @@ class Sent(NamedTuple):
 
 
 def of_sent(sent: Sent) -> Iterator[Trace]:
-    """Yield a trace of each message of a request."""
+    """Yield the trace of each message of a request."""
     ids = sent.message_ids.split(",")
     if len(ids) != sent.body.rows:
         ids = [""] * sent.body.rows
@@ -79,7 +80,7 @@ def of_sent(sent: Sent) -> Iterator[Trace]:
 
 
 def of_call(call: TracedCall) -> Iterator[Trace]:
-    """Yield a trace of each message of a call: SubBefore, or SubAfter if it has ended."""
+    """Yield the trace of each message of a call: SubBefore, or SubAfter if the call has ended."""
     if call.ended is None:
         begin = FIELD_END.join(("SubBefore", str(call.time), call.region, call.group, call.request_id))
         for one in call.messages:
@@ -98,7 +99,7 @@ def of_call(call: TracedCall) -> Iterator[Trace]:
 
 
 def packed(traces: Iterable[Trace]) -> Iterator[tuple[bytes, str]]:
-    """Yield bodies and keys of messages for the trace topic. A key that does not fit is left out; the trace stays."""
+    """Yield bodies and keys of messages for the trace topic. A key that does not fit is left out, but its trace is not."""
     texts: list[str] = []
     keys: dict[str, None] = {}
     size = key_size = 0
@@ -135,7 +136,7 @@ def _bool(value: bool) -> str:
 
 
 def _messages(body: SendBody) -> Iterator[tuple[str, str, str, int, int]]:
-    """Yield the id, tags and keys of each message of a request, the length of its body, and its kind."""
+    """Yield the id, tags, keys, body length and message type of each message of a request."""
     if body.properties is not None:
         properties = b"\x02" + body.properties.encode()
         kind = _DELAYED if _DELAY in properties or _TIMER in properties else _NORMAL
@@ -147,12 +148,12 @@ def _messages(body: SendBody) -> Iterator[tuple[str, str, str, int, int]]:
         begin = at + _BODY_AT + length
         (width,) = _SHORT.unpack_from(data, begin)
         at = begin + 2 + width
-        # A broker delays no message of a batch.
+        # Messages of a batch are never delayed messages, because a broker does not delay them.
         yield *_values(b"\x02" + data[begin + 2 : at]), length, _NORMAL
 
 
 def _values(properties: bytes) -> tuple[str, str, str]:
-    """Return the id, tags and keys, each ``null`` if there is none. The last value of a property counts."""
+    """Return the id, tags and keys; ``null`` for one that is missing. The last value of a property counts."""
     found = []
     for name in (_UNIQ_KEY, _TAGS, _KEYS):
         at = properties.rfind(name)

@@ -1,7 +1,7 @@
 """Names and text form of a message's properties: ``name \\x01 value \\x02 name \\x01 value [\\x02]`` in UTF-8. Pure.
 
-The rules are ``MessageDecoder``'s. Nothing is escaped, so a name or value with a separator would change its neighbours and is
-refused. An entry without a name or a value is ignored. Of two entries with one name the last one counts. The last separator may
+The rules are those of ``MessageDecoder``. Nothing is escaped, so a name or value with a separator would change other properties and is
+refused. An entry without a name or a value is ignored. If two entries have the same name, the last one counts. The last separator may
 be missing.
 """
 
@@ -23,16 +23,17 @@ DELAY: Final = "DELAY"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 
-#: Bytes reserved for properties that a broker may add to a sent message: CLUSTER, MSG_REGION, TRACE_ON and WAIT.
+#: Bytes reserved for the properties that a broker may add to a sent message: CLUSTER, MSG_REGION, TRACE_ON and WAIT.
 BROKERS_SHARE: Final = 256
-#: Bytes for what it adds while a message waits: REAL_TOPIC, REAL_QID, TIMER_OUT_MS, TIMER_ENQUEUE_MS, TIMER_DEQUEUE_MS, TIMER_ROLL_TIMES.
+#: Bytes reserved for the properties that a broker adds to a delayed message: REAL_TOPIC, REAL_QID, TIMER_OUT_MS, TIMER_ENQUEUE_MS,
+#: TIMER_DEQUEUE_MS, TIMER_ROLL_TIMES.
 DELAYS_SHARE: Final = 384
-#: The most bytes of a sent message's properties.
+#: The maximum bytes of the properties of a sent message.
 MAX_SENT_BYTES: Final = MAX_PROPERTIES_BYTES - BROKERS_SHARE
 
 
 def parse_properties(data: bytes) -> dict[str, str]:
-    """Return names and values in order (``MessageDecoder.string2messageProperties``), malformed text as in Java (text.py)."""
+    """Return names and values in order (``MessageDecoder.string2messageProperties``). Malformed text is read as in Java (text.py)."""
     found: dict[str, str] = {}
     for entry in data.split(VALUE_END):
         name, _, value = entry.partition(NAME_END)
@@ -42,11 +43,11 @@ def parse_properties(data: bytes) -> dict[str, str]:
 
 
 def bad_property(name: str, value: str | None) -> str | None:
-    """Return why RocketMQ cannot carry this property; None if it can."""
+    """Return what is wrong with a property that RocketMQ cannot carry, and what to do; None if RocketMQ can carry it."""
     if not name:
         return "has an empty name"
     if not value:
-        return "has no value: leave it out"
+        return "has no value. Leave it out"
     if any(separator in text for separator in "\x01\x02" for text in (name, value)):
-        return "has the character \\x01 or \\x02, which separates properties in RocketMQ: remove it"
+        return "has the character \\x01 or \\x02, which separates properties in RocketMQ. Remove it"
     return None

@@ -1,11 +1,11 @@
-"""Cuts the properties of many messages into columns by a template that is learned from some of them. Pure.
+"""Cuts the properties of many messages into columns by a template that is learned from some of the messages. Pure.
 
-Messages of one producer have the same names in the same order; of their values some are alike and others have one length. So the
-text between the values that differ is compared as a whole, and the end of a value is looked for only where its length differs, too.
-This takes much less time than to look for all separators (`decode_properties`).
+Messages of one producer have the same property names in the same order. Some properties have the same value in all messages, and
+others have values of one length. So the text between the values that differ is compared as a whole. The end of a value is searched
+only if its length also differs. This takes much less time than searching for all separators (`decode_properties`).
 
-None means that some message is not like the template, or irregular: `decode_properties` then reads the messages. Otherwise the
-values are the same as its.
+A result of None means that a message does not fit the template or is irregular. `decode_properties` must then read the messages.
+Otherwise the values are the same as from `decode_properties`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ import pyarrow as pa
 from orderedmq.rocketmq.codec.gather import Bytes, Int64s, at_every_byte, contents, first_unequal, gather, gather_alike
 from orderedmq.rocketmq.codec.properties import NAME_END, VALUE_END
 
-#: Messages that a template is learned from, at most, and how many more of those that are unlike it are learned from.
+#: The maximum number of messages from which a template is learned, and of messages that do not fit it and are learned in addition.
 _SAMPLES: Final = 6
 _MORE: Final = 6
-#: How often a value's end is looked for in a message, on average over all messages, before the template is given up.
+#: The template is given up if the end of a value is tried at more than this many places per message, on average.
 _TRIES: Final = 3
-#: The share of messages whose value has an unusual length, up to which they are searched one by one: one in so many.
+#: Values of unusual lengths are searched one by one if at most one message in this many has such a value.
 _ODD: Final = 8
 _WORD: Final = 8
 
 
 class _Value(NamedTuple):
-    """A property whose value differs between messages, and the lengths of its values, the most frequent first."""
+    """A property whose value differs between messages. ``lengths`` has the lengths of its values, the most frequent one first."""
 
     name: bytes
     lengths: tuple[int, ...]
 
 
 class Template(NamedTuple):
-    """Properties as literals[0] + value of values[0] + literals[1] + ... + literals[-1]; ``alike`` are in the literals."""
+    """Properties as literals[0] + value of values[0] + literals[1] + ... + literals[-1].
+
+    ``alike`` has the properties that have the same value in all messages. They are part of the literals.
+    """
 
     literals: tuple[bytes, ...]
     values: tuple[_Value, ...]
@@ -46,12 +49,12 @@ class Template(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The fewest bytes of properties like this."""
+        """The minimum size in bytes of properties that fit this template."""
         return sum(map(len, self.literals)) + len(self.values)
 
 
 def learn(samples: Sequence[bytes]) -> Template | None:
-    """Return the template of some messages' properties; None if there is none, or one is irregular."""
+    """Return the template that the properties of some messages fit; None if there is none, or if a message is irregular."""
     parsed = [_parse(sample) for sample in samples]
     first = parsed[0]
     if first is None:
@@ -80,7 +83,7 @@ def learn(samples: Sequence[bytes]) -> Template | None:
 
 
 def _parse(text: bytes) -> list[tuple[bytes, bytes]] | None:
-    """Return names and values; None if there are none, or an entry is irregular."""
+    """Return names and values; None if there are none, or if an entry is irregular."""
     found = []
     for entry in text.removesuffix(VALUE_END).split(VALUE_END):
         name, _, value = entry.partition(NAME_END)
@@ -93,9 +96,10 @@ def _parse(text: bytes) -> list[tuple[bytes, bytes]] | None:
 def cut_by_template(
     data: Bytes, begins: Int64s, ends: Int64s, names: Sequence[bytes], order: Int64s | None = None
 ) -> dict[bytes, pa.Array] | None:
-    """Return the values of each name in ``data[begins[i]:ends[i]]``: strings if all are ASCII, otherwise binary; null if there is none.
+    """Return for each name its value in each ``data[begins[i]:ends[i]]``; null if a message has no such property.
 
-    There is at least one of ``begins``; ``order`` sorts them (`gather.order_of`). Of two values of a name, the last one counts.
+    Values are strings if all are ASCII, otherwise binary. If a message has a name twice, the last value counts. ``begins`` must not be
+    empty, and ``order`` must sort it (`gather.order_of`).
     """
     rows = len(begins)
     chosen = sorted({row * (rows - 1) // (_SAMPLES - 1) for row in range(_SAMPLES)})
@@ -118,7 +122,7 @@ def cut_by_template(
 
 
 class _Unlike(Exception):
-    """A message is not like the template: the number of one, if known."""
+    """A message does not fit the template. ``row`` is the number of such a message, if known."""
 
     def __init__(self, row: int | None = None) -> None:
         super().__init__(row)
@@ -126,10 +130,10 @@ class _Unlike(Exception):
 
 
 def _locate(data: Bytes, begins: Int64s, ends: Int64s, template: Template) -> list[tuple[Int64s, Int64s]]:
-    """Return where each value begins and ends. Every byte outside the values is compared. Raises _Unlike, IndexError."""
+    """Return where each value begins and ends. Compares every byte outside the values. Raises _Unlike or IndexError if they differ."""
     literals, values = template.literals, template.values
     left = len(values)
-    # From the end back to the last value whose length differs.
+    # Go from the end back to the last value whose length differs between messages.
     stops: list[tuple[Int64s, Int64s]] = []
     stop = _before(data, ends, literals[-1])
     while left and len(values[left - 1].lengths) == 1:
@@ -142,7 +146,7 @@ def _locate(data: Bytes, begins: Int64s, ends: Int64s, template: Template) -> li
         if (stop != begins).any():
             raise _Unlike(int(np.argmax(stop != begins)))
         return stops[::-1]
-    # From the beginning to that value.
+    # Go from the beginning to that value.
     places = []
     at = _behind(data, begins, literals[0])
     for number in range(left - 1):
@@ -174,7 +178,10 @@ def _before(data: Bytes, end: Int64s, literal: bytes) -> Int64s:
 
 
 def _end_of(data: Bytes, at: Int64s, lengths: Sequence[int], literal: bytes) -> Int64s:
-    """Return where the values that begin at ``at`` end: there ``literal`` begins, which is compared in part. Raises _Unlike."""
+    """Return where the values that begin at ``at`` end, which is where ``literal`` begins. Raises _Unlike.
+
+    At most the first 8 bytes of ``literal`` are compared for most values.
+    """
     if len(lengths) == 1:
         return at + lengths[0]
     words = at_every_byte(data, "<u8")
@@ -221,7 +228,7 @@ def _columns(
             array = gather(pa.py_buffer(data), begins, ends, pa.binary(), order=order)
         text, bounds = contents(array)
         text = text[bounds[0] : bounds[-1]]
-        # A separator in a value is not the template's.
+        # A value with a separator is really several properties, which the template does not have.
         if int(text.min()) <= VALUE_END[0] and ((text == NAME_END[0]) | (text == VALUE_END[0])).any():
             return None
         found[value.name] = array.view(pa.string()) if int(text.max()) < 128 else array

@@ -1,6 +1,7 @@
 """Finds record boundaries and fixed fields of many pull responses in one vectorised scan. Pure.
 
-All responses are scanned in step. None means "irregular": the exact parser then reads the responses, or says what is wrong.
+Each step of the scan finds the next record of all responses. A result of None means that a response is irregular. The exact parser
+must then read the responses, or report what is wrong.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from orderedmq.rocketmq.codec.stored_message import (
 
 Records: TypeAlias = npt.NDArray[np.void]
 
-#: Below this number of responses, scanning one at a time is faster than scanning with arrays.
+#: With fewer responses than this, scanning one at a time is faster than scanning with arrays.
 _FEW: Final = 12
-#: Responses that are large and fewer than this are divided, into parts of about so many bytes.
+#: If there are fewer responses than `_MANY`, large ones are divided into parts of about `_DIVIDED` bytes.
 _MANY: Final = 64
 _DIVIDED: Final = 8192
 _INT: Final = struct.Struct(">i")
@@ -41,7 +42,7 @@ _TAIL: Final = 3
 class ScannedRecords(NamedTuple):
     """Records of one layout: their fixed fields as a structured array (`head_type`), and the bounds of their variable fields.
 
-    Bounds are positions in the buffer.
+    The bounds are positions in the buffer.
     """
 
     heads: Records
@@ -62,7 +63,7 @@ class ScannedRecords(NamedTuple):
 
 @lru_cache
 def head_type(born_v6: bool, store_v6: bool) -> np.dtype[np.void]:
-    """Return the type of a record's fields before its body."""
+    """Return the type of the fields that a record has before its body."""
     return np.dtype(
         [
             ("total_size", ">i4"),
@@ -85,10 +86,10 @@ def head_type(born_v6: bool, store_v6: bool) -> np.dtype[np.void]:
 
 
 def record_starts(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
-    """Return where each record begins, in the order of the responses. None if a size does not add up.
+    """Return where each record begins, in the order of the responses. None if a record's size is wrong.
 
-    Response i is ``data[begins[i]:ends[i]]``, not empty. None also if they are not in the order of ``data`` and do not all have
-    equally many records.
+    Response i is ``data[begins[i]:ends[i]]`` and must not be empty. The result is also None if the responses are not in the order of
+    ``data`` and have different numbers of records.
     """
     sizes = at_every_byte(data, ">i4")
     found = _equally_many(data, sizes, begins, ends)
@@ -99,14 +100,14 @@ def record_starts(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
         found = _in_step(data, sizes, *divided)
     if found is None:
         found = _in_step(data, sizes, begins, ends)
-    # From the right beginning to the right end in steps of a right size: all of them lie inside their responses.
+    # The steps lead from the beginning of each response to its end, and each has at least the minimum size, so all records are inside.
     return None if found is None or found.min() < 0 or sizes[found].min() < MIN_SIZE else np.sort(found)
 
 
 def _equally_many(data: Bytes, sizes: npt.NDArray[Any], begins: Int64s, ends: Int64s) -> Int64s | None:
-    """Return where each record begins if all responses have as many as the first one, the usual case; None otherwise.
+    """Return where each record begins if all responses have as many records as the first one (the usual case); otherwise None.
 
-    None also if there are fewer responses than records in one: then it is faster to divide them.
+    The result is also None if there are fewer responses than records in the first one, because dividing them is then faster.
     """
     count, at, end = 0, int(begins[0]), int(ends[0])
     while at <= end - MIN_SIZE:
@@ -132,7 +133,7 @@ def _equally_many(data: Bytes, sizes: npt.NDArray[Any], begins: Int64s, ends: In
 
 
 def _divided(data: Bytes, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s] | None:
-    """Divide large responses at what may be a record's beginning: a scan that arrives there proves it. None if there are none."""
+    """Divide large responses where a record may begin. A scan that arrives exactly there proves it. None if no response is large."""
     parts = (ends - begins) // _DIVIDED
     if len(begins) >= _MANY or parts.max() < 2:
         return None
@@ -145,16 +146,16 @@ def _divided(data: Bytes, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]
                 cuts.append(at + place - _MAGIC_AT)
     divided = np.array(cuts, dtype=np.int64)
     stops = np.append(divided[1:], ends[-1])
-    # Of the last part of each response, the end is the response's.
+    # The last part of each response ends where the response ends.
     stops[np.searchsorted(divided, begins[1:]) - 1] = ends[:-1]
     return divided, stops
 
 
 def _in_step(data: Bytes, sizes: npt.NDArray[Any], begins: Int64s, ends: Int64s) -> Int64s | None:
-    """Return where records begin, in any order, from each of ``begins`` to its end; None if a size does not add up."""
+    """Return where records begin between each of ``begins`` and its end, in any order. None if a record's size is wrong."""
     steps = []
     at, stop = begins, ends
-    # Wrong sizes may lead astray, so the number of steps is bounded.
+    # Limit the number of steps, because wrong sizes could make the scan endless.
     for _ in range(int((ends - begins).max()) // MIN_SIZE):
         if len(at) < _FEW:
             break
@@ -187,9 +188,9 @@ def _in_step(data: Bytes, sizes: npt.NDArray[Any], begins: Int64s, ends: Int64s)
 
 
 def scan_records(data: Bytes, at: Int64s, queue: MessageQueue) -> ScannedRecords | None:
-    """Return the records that begin at ``at`` (see `record_starts`, not empty); None if one is irregular.
+    """Return the records that begin at ``at``, the non-empty result of `record_starts`. None if a record is irregular.
 
-    Records are regular if they are V1, belong to ``queue``, and have the same kinds of hosts.
+    Records are regular if they are V1, belong to ``queue``, and have the same kinds of hosts (IPv4 or IPv6).
     """
     (flags,) = _INT.unpack_from(data.data, int(at[0]) + SYS_FLAG_AT)
     kind = head_type(bool(flags & BORN_HOST_V6), bool(flags & STORE_HOST_V6))

@@ -1,9 +1,9 @@
 """Decodes pull responses one message at a time: the reference for every column, and the exact path for irregular responses.
 
-It reads all that RocketMQ may store: V2 records, IPv6 hosts, compressed bodies, inner batches, irregular properties. It checks
-the structure of every record, and that the record belongs to the requested queue. It verifies the checksums of bodies and
-decompresses them only if bodies are requested, and only of messages with a requested offset and tag. It verifies and decompresses
-an inner batch if some of its offsets may be requested. Memory is bounded: rows come in pieces.
+This decoder reads everything that RocketMQ may store: V2 records, IPv6 hosts, compressed bodies, inner batches, irregular properties.
+It checks the structure of every record, and that the record belongs to the requested queue. It verifies and decompresses a body only
+if bodies are requested and the message has a requested offset and tag. It verifies and decompresses an inner batch if some of its
+offsets may be requested. Rows are yielded in pieces, so that memory is bounded.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from orderedmq.rocketmq.codec.properties import parse_properties
 from orderedmq.rocketmq.codec.stored_message import COMPRESSED, UNWRAP, StoredMessage, crc32, foreign, parse_all, parse_batch
 from orderedmq.text import TEXTS, is_text, text_of
 
-#: The most bytes of rows that are collected before a piece is yielded.
+#: A piece is yielded when its rows have this number of bytes.
 PIECE_BYTES: Final = 64 * 1024 * 1024
-#: Approximate bytes of a row besides its body; they count since an inner batch may be hundreds of thousands of empty messages.
+#: Approximate bytes of a row without its body. They count because an inner batch may have hundreds of thousands of empty messages.
 ROW_BYTES: Final = 256
-# Years 1 to 9999, in ms since 1970: a timestamp column holds no others. The born time comes from a client's clock and may be
-# any number.
+# The range of a timestamp column, in ms since 1970: years 1 to 9999. A message's born time comes from a client's clock and may be any
+# number.
 MIN_TIME: Final = -62135596800000
 MAX_TIME: Final = LAST_MS
 
 
 class Unreadable(Exception):
-    """The message at ``offset`` cannot be read, because of its content; the text says why."""
+    """The message at ``offset`` cannot be read because of its content. The text says why."""
 
     def __init__(self, offset: int, why: str) -> None:
         super().__init__(why)
@@ -45,11 +45,11 @@ def _ignore(offsets: Iterable[int]) -> None:
 
 
 class Wanted(NamedTuple):
-    """A reader's request: columns of MESSAGE_SCHEMA, offsets [begin, end), tags (none: all messages), whether to verify checksums.
+    """A reader's request: columns of MESSAGE_SCHEMA, offsets [begin, end), tags (if empty, all messages), and whether to verify checksums.
 
-    ``queue`` is the queue that was pulled, with the topic's name as the broker knows it, since messages are stored under that name.
-    Rows come in pieces of about ``piece_bytes``. ``malformed`` gets the offsets of messages whose requested text is not UTF-8,
-    some perhaps twice.
+    ``queue`` is the queue that was pulled, with the topic's name as the broker knows it, because messages are stored under that name.
+    Rows are yielded in pieces of about ``piece_bytes``. ``malformed`` gets the offsets of messages whose requested text is not UTF-8,
+    some offsets perhaps twice.
     """
 
     queue: MessageQueue
@@ -63,7 +63,7 @@ class Wanted(NamedTuple):
 
     @property
     def texts(self) -> bool:
-        """Whether any text of a message is requested."""
+        """Whether any requested column contains text from a message."""
         return any(name in self.columns for name in (*TEXTS, "message_id"))
 
     def takes(self, offset: int) -> bool:
@@ -71,7 +71,11 @@ class Wanted(NamedTuple):
 
 
 def decode_exactly(responses: Iterable[bytes], wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    """Yield the requested rows of pull responses in non-empty pieces. Raises ProtocolError; Unreadable after earlier rows."""
+    """Yield the requested rows of pull responses in non-empty pieces.
+
+    Raises ProtocolError if a response is malformed or has messages of another queue. Raises Unreadable after the rows before the
+    unreadable message.
+    """
     schema = select_schema(wanted.columns)
     place = wanted.queue.queue_id, wanted.queue.topic.encode()
     rows: list[tuple[Any, ...]] = []
@@ -83,7 +87,7 @@ def decode_exactly(responses: Iterable[bytes], wanted: Wanted) -> Iterator[pa.Re
                 raise foreign(stored, wanted.queue)
             for message, offset in _unwrap(stored, wanted):
                 properties = parse_properties(message.properties)
-                # The broker compares hash codes of tags only, so PullAPIWrapper.processPullResult compares the tags again.
+                # Compare the tags again, as PullAPIWrapper.processPullResult does, because the broker compares only their hash codes.
                 if wanted.tags and properties.get(names.TAGS) not in wanted.tags:
                     continue
                 # An inner batch was verified and decompressed as a whole.
@@ -111,26 +115,29 @@ def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _plain(message: StoredMessage, offset: int, wanted: Wanted) -> StoredMessage:
-    """Return the message with its body verified, if that is requested, and decompressed. Raises Unreadable."""
+    """Return the message with its body decompressed. Verify the checksum if that is requested. Raises Unreadable."""
     if wanted.verify_crc and crc32(message.body) != message.body_crc:
-        # The broker computed the checksum from what it had received, so it was not the producer.
+        # The producer is not the cause, because the broker computed the checksum from the body that it had received.
         raise Unreadable(
             offset,
-            f"its body of {len(message.body)} bytes does not have the checksum that was stored with it; the broker's commit log is "
-            "damaged, or what came from it",
+            f"its body of {len(message.body)} bytes does not have the checksum that was stored with it. The broker's commit log is "
+            "damaged, or the answer was damaged on its way",
         )
     if not message.sys_flag & COMPRESSED:
         return message
     try:
         return message._replace(body=decompress(message.body, message.sys_flag), sys_flag=message.sys_flag & ~COMPRESSED)
     except BodyError as error:
-        raise Unreadable(offset, f"{error}; its producer sent it so, or the broker's commit log is damaged") from error
+        raise Unreadable(offset, f"{error}. Its producer sent it like this, or the broker's commit log is damaged") from error
 
 
 def _unwrap(stored: StoredMessage, wanted: Wanted) -> Iterator[tuple[StoredMessage, int]]:
-    """Yield a record's requested messages with offsets: itself, or an inner batch's (``MessageDecoder.decodeMessage``)."""
+    """Yield a record's requested messages with their offsets (``MessageDecoder.decodeMessage``).
+
+    An inner batch has several messages, and any other record is itself the only message.
+    """
     inner = stored.sys_flag & UNWRAP == UNWRAP
-    # An inner batch has the offset of its first message; the number of messages is not known yet.
+    # The record of an inner batch has the offset of its first message. The number of its messages is not known yet.
     if not (stored.queue_offset < wanted.end if inner else wanted.takes(stored.queue_offset)):
         return
     if not inner:
@@ -154,7 +161,7 @@ def _row(message: StoredMessage, offset: int, properties: dict[str, str], wanted
             case "topic":
                 value = text_of(message.topic)
                 if value.startswith(RETRY_PREFIX):
-                    # DefaultMQPushConsumerImpl.resetRetryAndNamespace: a retried message shows its original topic.
+                    # A retried message shows its original topic, as in DefaultMQPushConsumerImpl.resetRetryAndNamespace.
                     value = properties.get(names.RETRY_TOPIC, value)
             case "broker_name":
                 value = wanted.queue.broker_name
@@ -171,7 +178,7 @@ def _row(message: StoredMessage, offset: int, properties: dict[str, str], wanted
             case "sharding_key":
                 value = properties.get(names.SHARDING_KEY)
             case "message_id":
-                # MessageClientExt.getMsgId. (Java has no id for an inner batch's message without a key; its record's is used.)
+                # As in MessageClientExt.getMsgId. Java has no id for an inner batch's message without a key, which gets its record's id here.
                 value = properties.get(names.UNIQ_KEY) or offset_message_id(message.store_host, message.physical_offset)
             case "born_timestamp":
                 value = _microseconds(message.born_timestamp)

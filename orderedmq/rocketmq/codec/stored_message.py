@@ -1,9 +1,9 @@
 """The layout of a stored message in a pull response, and the exact parser, which reads one message at a time. Pure.
 
-This parser decides what is well-formed; faster ones must agree with it. A malformed record raises ProtocolError: RocketMQ's own
-``MessageDecoder.decode`` silently drops it and all that follow. All numbers are big-endian and signed.
+This parser decides what is well-formed, and faster parsers must agree with it. A malformed record raises ProtocolError. (RocketMQ's own
+``MessageDecoder.decode`` silently drops it and all records that follow.) All numbers are big-endian and signed.
 
-Layout (``MessageDecoder``, ``MessageVersion``, ``MessageSysFlag``), with a width of 8 for IPv4 hosts and 20 for IPv6 ones::
+Layout (``MessageDecoder``, ``MessageVersion``, ``MessageSysFlag``), in which an IPv4 host has 8 bytes and an IPv6 host has 20::
 
     0 totalSize 4 | 4 magic 4 | 8 bodyCRC 4 | 12 queueId 4 | 16 flag 4 | 20 queueOffset 8 | 28 physicalOffset 8 | 36 sysFlag 4
     40 bornTimestamp 8 | 48 bornHost 8 or 20 | storeTimestamp 8 | storeHost 8 or 20 | reconsumeTimes 4
@@ -23,26 +23,26 @@ from orderedmq.model import MessageQueue
 from orderedmq.text import text_of
 
 MAGIC_V1: Final = -626843481
-#: V2 has two bytes for the topic's length: topics of more than 127 characters (``%RETRY%`` and a long group).
+#: V2 has two bytes for the topic's length, for topics of more than 127 characters (``%RETRY%`` and a long group).
 MAGIC_V2: Final = -626843477
 
 COMPRESSED: Final = 0x1
 BORN_HOST_V6: Final = 0x10
 STORE_HOST_V6: Final = 0x20
-#: Both set: the body is itself a batch of messages.
+#: If a record has both of these flags, its body is a batch of messages (an inner batch).
 NEED_UNWRAP: Final = 0x40
 INNER_BATCH: Final = 0x80
 UNWRAP: Final = NEED_UNWRAP | INNER_BATCH
 COMPRESSION_MASK: Final = 0x700
 COMPRESSION_SHIFT: Final = 8
 
-# Offsets of fields in a record with IPv4 hosts; an IPv6 host moves those behind it.
+# Positions of fields in a record with IPv4 hosts. An IPv6 host shifts the fields after it.
 SYS_FLAG_AT: Final = 36
 BORN_HOST_AT: Final = 48
 BODY_AT: Final = 88
 IPV4_HOST: Final = 8
 IPV6_HOST: Final = 20
-#: Bytes of the smallest record: no body, topic or properties.
+#: The size of the smallest record in bytes. It has no body, topic or properties.
 MIN_SIZE: Final = BODY_AT + 1 + 2
 
 _HEAD: Final = struct.Struct(">iiiiiqqiq")
@@ -53,12 +53,12 @@ _SHORT: Final = struct.Struct(">h")
 _INNER: Final = struct.Struct(">iiiii")
 #: The bits of a CRC-32 that are stored (``UtilAll.crc32``).
 CRC_BITS: Final = 0x7FFFFFFF
-#: Bytes of the smallest message of an inner batch.
+#: The size of the smallest message of an inner batch in bytes.
 INNER_MIN_SIZE: Final = _INNER.size + 2
 
 
 class StoredMessage(NamedTuple):
-    """A record's fields as they are stored: the body may be compressed, times are in milliseconds since 1970."""
+    """A record's fields as they are stored. The body may be compressed. Times are in milliseconds since 1970."""
 
     body_crc: int
     queue_id: int
@@ -78,7 +78,7 @@ class StoredMessage(NamedTuple):
 
 
 class InnerMessage(NamedTuple):
-    """One message of a batch, as a producer sends it and an inner batch stores it."""
+    """One message of a batch, in the form in which a producer sends it and an inner batch stores it."""
 
     flag: int
     body: bytes
@@ -86,21 +86,21 @@ class InnerMessage(NamedTuple):
 
 
 def malformed(what: str) -> ProtocolError:
-    """Return a ProtocolError for bytes that are not messages."""
+    """Return the ProtocolError for bytes that are not messages. ``what`` is a sentence without a full stop."""
     return ProtocolError(
         ProtocolCondition.PROTOCOL,
-        f"a broker's answer cannot be read: {what}; the connection or the broker's commit log is damaged, or the server is not a "
-        "RocketMQ broker: try again, and look at the broker's log if it fails again",
+        f"a broker's answer cannot be read: {what}. The connection or the broker's commit log is damaged, or the server is not a "
+        "RocketMQ broker. Try again, and look at the broker's log if it fails again",
     )
 
 
 def foreign(message: StoredMessage, queue: MessageQueue) -> ProtocolError:
-    """Return a ProtocolError for a message of another queue in the answer to a pull of ``queue``."""
+    """Return the ProtocolError for a message of another queue in the answer to a pull of ``queue``."""
     return ProtocolError(
         ProtocolCondition.PROTOCOL,
         f"a broker answered a pull of queue {queue} with a message of queue {message.queue_id} of topic {text_of(message.topic)!r}, at "
         f"queue offset {message.queue_offset}: the broker's consume queue or commit log is damaged, or something between here and the "
-        "broker mixes up answers; no row was delivered: try again, and look at the broker's log if it fails again",
+        "broker mixes up answers. No row was delivered. Try again, and look at the broker's log if it fails again",
     )
 
 
@@ -109,7 +109,7 @@ def _beyond(what: str, at: int) -> ProtocolError:
 
 
 def parse_stored(data: bytes, at: int) -> tuple[StoredMessage, int]:
-    """Return the record that begins at byte ``at``, and where the next one begins. Raises ProtocolError."""
+    """Return the record that begins at byte ``at``, and where the next record begins. Raises ProtocolError if it is malformed."""
     left = len(data) - at
     if left < MIN_SIZE:
         raise malformed(f"{left} bytes at byte {at} are too few for a record")
@@ -132,7 +132,7 @@ def parse_stored(data: bytes, at: int) -> tuple[StoredMessage, int]:
     position += store_width
     reconsumed, prepared, length = _RECONSUME.unpack_from(data, position)
     position += _RECONSUME.size
-    # At least the lengths of topic and properties must follow the body.
+    # The body must be followed at least by the lengths of topic and properties.
     topic_width = 1 if magic == MAGIC_V1 else 2
     if not 0 <= length <= end - position - topic_width - 2:
         raise _beyond(f"body of {length} bytes", at)
@@ -169,7 +169,7 @@ def parse_stored(data: bytes, at: int) -> tuple[StoredMessage, int]:
 
 
 def parse_all(data: bytes) -> Iterator[StoredMessage]:
-    """Yield the records of a pull response's body. Raises ProtocolError."""
+    """Yield the records of a pull response's body. Raises ProtocolError if a record is malformed."""
     at = 0
     while at < len(data):
         message, at = parse_stored(data, at)
@@ -177,7 +177,7 @@ def parse_all(data: bytes) -> Iterator[StoredMessage]:
 
 
 def parse_batch(data: bytes) -> Iterator[InnerMessage]:
-    """Yield the messages of a batch: a producer's, or the body of an inner batch record. Raises ProtocolError.
+    """Yield the messages of a producer's batch, or of the body of an inner batch. Raises ProtocolError if one is malformed.
 
     Layout: totalSize 4 | magic 4 | bodyCRC 4 | flag 4 | bodyLength 4, body | propertiesLength 2, properties. Magic and CRC are 0
     and ignored, as in ``MessageDecoder.decodeMessage``.
@@ -204,5 +204,5 @@ def parse_batch(data: bytes) -> Iterator[InnerMessage]:
 
 
 def crc32(body: bytes) -> int:
-    """Return the checksum of a body as it is stored (compressed), cut to 31 bits: ``UtilAll.crc32``. 0 for an empty body."""
+    """Return the 31-bit checksum of a body in its stored, perhaps compressed form (``UtilAll.crc32``); 0 for an empty body."""
     return zlib.crc32(body) & CRC_BITS

@@ -61,7 +61,7 @@ def loads_object(text: bytes | bytearray | memoryview | str) -> dict[str, Any]:
     """Return the object of a JSON text. Raises ProtocolError PROTOCOL if the text is not JSON, or not an object."""
     value = loads(text)
     if not isinstance(value, dict):
-        raise _malformed(f"it is of type {type(value).__name__}, not an object")
+        raise _malformed(f"it is not an object but of type {type(value).__name__}")
     return value
 
 
@@ -114,7 +114,7 @@ def _array(text: str, at: int, depth: int) -> tuple[list[Any], int]:
         if mark == "]":
             return values, at
         if mark != ",":
-            raise _NotJson(at, "',' or ']' is expected")
+            raise _NotJson(at, "',' or ']' expected")
 
 
 def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
@@ -126,7 +126,7 @@ def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
         key, at = _key(text, at, depth)
         at = _skip(text, at)
         if text[at : at + 1] != ":":
-            raise _NotJson(at, "':' is expected")
+            raise _NotJson(at, "':' expected")
         fields[key], at = _value(text, _skip(text, at + 1), depth)
         at = _skip(text, at)
         mark = text[at : at + 1]

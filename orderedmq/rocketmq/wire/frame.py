@@ -236,10 +236,12 @@ def _json_header(view: memoryview) -> RemotingCommand:
     except (ValueError, RecursionError) as error:
         raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header is not JSON: {error}") from None
     if not isinstance(header, dict):
-        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header is of type {type(header).__name__}, not an object")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header is not an object but of type {type(header).__name__}")
     remark = header.get("remark")
     if remark is not None and not isinstance(remark, str):
-        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's remark is of type {type(remark).__name__}, not a string")
+        raise ProtocolError(
+            ProtocolCondition.PROTOCOL, f"a header's remark is not a string but of type {type(remark).__name__}"
+        )
     ext = _ext(header.get("extFields"))
     if ids and "msgId" in ext:
         ext["msgId"] = ids
@@ -287,7 +289,7 @@ def _ext(fields: Any) -> dict[str, str]:
         return {}
     if not isinstance(fields, dict):
         raise ProtocolError(
-            ProtocolCondition.PROTOCOL, f"a header's extFields are of type {type(fields).__name__}, not an object"
+            ProtocolCondition.PROTOCOL, f"a header's extFields are not an object but of type {type(fields).__name__}"
         )
     for value in fields.values():
         if type(value) is not str:
@@ -302,7 +304,7 @@ def _ext_text(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's field {name[:100]!r} is of type {type(value).__name__}")
+    raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's field {name[:100]!r} has type {type(value).__name__}")
 
 
 def _binary_header(view: memoryview) -> RemotingCommand:

@@ -110,7 +110,7 @@ def wrong_type(resource: str, expected: str, actual: str, why: str, remedy: str 
     """
     return RocketMQError(
         RocketMQCondition.NOT_SUPPORTED,
-        f"{resource} has messages of type {expected}, and the RocketMQ Proxy passes nothing else on to it, but {why}. Name the "
+        f"{resource} has type {expected}, and the RocketMQ Proxy passes only messages of this type on to it, but {why}. Name the "
         f"nameserver's address instead of the Proxy's (usually port 9876), {remedy}or write to a topic of type {actual} or MIXED (mqadmin "
         "updateTopic -c CLUSTER -t TOPIC -a +message.type=MIXED, if brokers have enableMixedMessageType=true)",
     )
@@ -181,9 +181,9 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             # A Proxy of 5.5 sends this remark to members of a group if it cannot get the group's settings from a broker.
             return RocketMQError(
                 RocketMQCondition.SERVER_ERROR,
-                f"{said}. A RocketMQ Proxy does not find the group: the brokers may not create groups (autoCreateSubscriptionGroup), or "
-                "they check accounts and the Proxy has none (innerClientAuthenticationCredentials, enableAclRpcHookForClusterMode). Give the "
-                "Proxy an account, or name the nameserver's address (usually port 9876)",
+                f"{said}. A RocketMQ Proxy does not find the group: the brokers may not create groups (autoCreateSubscriptionGroup), or they "
+                "check accounts and the Proxy has none (innerClientAuthenticationCredentials, enableAclRpcHookForClusterMode). Give the Proxy "
+                "an account, or name the nameserver's address (usually port 9876)",
             )
         case _:
             return RocketMQError(RocketMQCondition.SERVER_ERROR, said)

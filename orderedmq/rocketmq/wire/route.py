@@ -198,7 +198,7 @@ def string_tuple(values: object) -> tuple[str, ...]:
 
 def _dict(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ProtocolError(ProtocolCondition.PROTOCOL, f"an answer has {str(value)[:100]!r} instead of an object")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"an object is expected instead of {str(value)[:100]!r}")
     return value
 
 

@@ -135,7 +135,7 @@ class Stream(Generic[R, E]):
     def no_answer(self, what: str) -> OrderedMQError:
         """Return the error of a request that was in flight when the stream ended. The server may have executed it."""
         return self._not_spoken or RocketMQUnavailableError(
-            UnavailableCondition.CONNECTION_LOST, f"no answer to {what}: {self.lost}"
+            UnavailableCondition.CONNECTION_LOST, f"there was no answer to {what}: {self.lost}"
         )
 
     def not_sent(self, what: str, why: str) -> OrderedMQError:
