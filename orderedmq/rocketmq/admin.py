@@ -1,11 +1,10 @@
 """The Admin protocol over a cluster: topics and groups.
 
-Brokers store topics, and nameservers list them. So a topic is created at each broker, and deleted at all brokers before it is
-deleted at the nameservers (MQAdminExt). Its queues are divided evenly among the brokers, so that their total is the number
-asked for.
+Brokers store topics, and nameservers list them. So a topic is created at each broker, and is deleted at all brokers before it is
+deleted at the nameservers (MQAdminExt). Its queues are divided evenly among the brokers, and the requested number is their total.
 
-Locks are known only from what members report (running_info.py). A seek takes the locks of the queues that it sets (`taken_locks`), so that
-no query enters half-way, and then gives them back.
+Locks are known only from the reports of members (running_info.py). A seek first takes the locks of the queues that it sets
+(`taken_locks`), so that no query takes a queue during the seek, and then gives them back.
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ _SYSTEM_GROUPS: Final = frozenset(
     )
 )  # fmt: skip
 _SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
-#: V5_0_0 (MQVersion): the first broker whose topics have attributes.
+#: V5_0_0 (MQVersion): the first version of a broker whose topics have attributes.
 _HAS_TYPES: Final = 413
-#: Seconds for which what brokers said of their settings is believed.
+#: Seconds for which the brokers' answers about their settings are reused.
 SETTINGS_AGE: Final = 600.0
 
 
@@ -97,7 +96,7 @@ class RocketMQAdmin:
         self._directory = Directory(client)
         self._locks = TakenLocks(client, self._directory)
         self._lots = LotTopics(client, log, self._offsets)
-        #: When the brokers were last asked for how long they keep messages, and what they said.
+        #: When the brokers were last asked how long they keep messages, and the shortest time in their answers.
         self._kept: tuple[float, float | None] | None = None
 
     # --- topics
@@ -112,7 +111,7 @@ class RocketMQAdmin:
         compression: str = DEFAULT_COMPRESSION,
         message_type: str | None = None,
     ) -> TopicInfo:
-        """See `Admin.create_topic`. ``queues``: of all brokers together."""
+        """See `Admin.create_topic`. ``queues`` is the total of all brokers."""
         check_topic(name, writing=True)
         check_queue_count(name, queues)
         for what, value, default in (
@@ -134,7 +133,7 @@ class RocketMQAdmin:
     def alter_topic(
         self, name: str, *, retention_seconds: float | Keep | None = Keep.KEEP, retention_bytes: int | Keep | None = Keep.KEEP
     ) -> TopicInfo:
-        """Raises OptionError UNSUPPORTED for any change."""
+        """See `Admin.alter_topic`. Raises OptionError UNSUPPORTED for any change."""
         _refuse_parking_lot(name)
         for what, value in (("a retention by age", retention_seconds), ("a retention by size", retention_bytes)):
             if value is not Keep.KEEP:
@@ -153,22 +152,22 @@ class RocketMQAdmin:
         if queues < total:
             raise cannot_shrink(name, total, queues)
         counts = {broker: there.get(broker, 0) for broker in every_master(self._client)}
-        # A broker that does not have the topic yet makes it again.
+        # Brokers that do not have the topic yet create it, so pass its message type.
         message_type = self.message_type(name)
         self._resize(name, counts, queues, already=total, message_type=None if message_type == NORMAL else message_type)
         return self._log.topic(name)
 
     def delete_topic(self, name: str) -> None:
-        """See `Admin.delete_topic`, but before RocketMQ 5.0 the groups' offsets of a topic that is no parking lot stay.
+        """See `Admin.delete_topic`. Before RocketMQ 5.0, groups keep their offsets in a deleted topic, unless it is a parking lot.
 
-        Also deletes the groups of sinks' bookmarks in the topic, except a ``sinkGroup`` that a user named.
+        Also deletes the groups in which sinks keep their bookmarks in the topic, except a ``sinkGroup`` that a user named.
         """
         self._log.forget(name)
         self._log.route(name)
         masters, found = every_master(self._client), origin(name)
         if found is not None:
             messages = sum(self._lots.count(found[0], self._lots.queues_of([name])).values())
-            # Without the topic nobody can process them.
+            # These messages cannot be processed without the topic of the parking lot.
             if messages and self._lots.queues_of([found[1]]):
                 raise lot_in_use(name, found[0], messages)
             with self._locks.held(found[0], self._lots.queues_of([found[1]]), False, partial(lot_of_a_query, name)):
@@ -176,7 +175,7 @@ class RocketMQAdmin:
             return
         sinks = {master: self._bookmarks(master, name) for master in masters.values()}
         lots = self._lots.find(topic=name)
-        # The topic first: only its deletion shows whether the account may delete it, and no message is lost that it may not.
+        # Delete the topic first. Only this shows whether the account may delete it. If it may not, its parked messages are not lost.
         delete_topic(self._client, self._log, name, masters.values())
         self._lots.delete(lots, masters, partial(lots_left, name))
         for master, groups in sinks.items():
@@ -185,7 +184,7 @@ class RocketMQAdmin:
                     self._client.call_address(master, admin_requests.delete_group(group), Deadline.after(REQUEST_TIMEOUT))
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
-        """See `Admin.describe_topic`. ``chunks`` and ``stored_bytes`` are 0: brokers do not report how a queue is stored."""
+        """See `Admin.describe_topic`. ``chunks`` and ``stored_bytes`` are 0, because brokers do not report how a queue is stored."""
         queues = self._log.queues(name)
         bounds = self._log.bounds(queues)
         out = []
@@ -199,12 +198,12 @@ class RocketMQAdmin:
         return out
 
     def waiting_bytes(self, name: str) -> int:
-        """Return 0: brokers do not report how a queue is stored."""
+        """Return 0, because brokers do not report how a queue is stored."""
         del name
         return 0
 
     def message_type(self, name: str) -> str | None:
-        """See `Admin.message_type`. None before RocketMQ 5.0, and for an account that may not see it."""
+        """See `Admin.message_type`. None before RocketMQ 5.0, and for an account that may not read it."""
         broker = self._log.queues(name)[0].broker_name
         with contextlib.suppress(RocketMQError):
             return self._client.call(
@@ -213,37 +212,37 @@ class RocketMQAdmin:
         return None
 
     def _require_types(self, topic: str, message_type: str, masters: Mapping[str, str]) -> None:
-        """Raise OptionError INVALID or UNSUPPORTED if a broker would make the topic without this type of messages."""
+        """Raise OptionError INVALID or UNSUPPORTED if a broker would create the topic without this message type."""
         if message_type not in MESSAGE_TYPES:
             raise OptionError(
                 OptionCondition.INVALID,
-                f"{message_type!r} is not a type of messages for topic {topic!r}; give one of {', '.join(MESSAGE_TYPES)}",
+                f"{message_type!r} is not a type of messages for topic {topic!r}. Give one of {', '.join(MESSAGE_TYPES)}",
             )
         for broker, address in masters.items():
-            # An account may lack the right to ask. The brokers that check such rights are newer than 5.0.
+            # An account may lack the right to request the version. Ignore that, because brokers that check this right are newer than 5.0.
             with contextlib.suppress(RocketMQError):
                 asked = version_of(MessageQueue(AT_EVERY_BROKER, broker, 0))
                 if self._client.call_address(address, asked, Deadline.after(REQUEST_TIMEOUT)) < _HAS_TYPES:
                     raise OptionError(
                         OptionCondition.UNSUPPORTED,
                         f"topic {topic!r} cannot have messages of type {message_type}: broker {broker!r} is older than RocketMQ 5.0, which "
-                        "would ignore the type; leave it out",
+                        "would ignore the type. Leave it out",
                     )
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:  # noqa: ARG002
-        """Raises OptionError UNSUPPORTED."""
+        """Raise OptionError UNSUPPORTED, because RocketMQ cannot trim a topic."""
         _refuse_parking_lot(name)
         self._log.queues(name)
         raise OptionError(
             OptionCondition.UNSUPPORTED,
-            f"topic {name!r} cannot be trimmed: a RocketMQ broker deletes messages by age alone, whole files of all topics together "
-            "(fileReservedTime, deleteWhen); delete the topic, or set fileReservedTime",
+            f"topic {name!r} cannot be trimmed: a RocketMQ broker deletes messages only by age, in whole files of all topics together "
+            "(fileReservedTime, deleteWhen). Delete the topic, or set fileReservedTime",
         )
 
     def kept_for(self, topics: Iterable[str]) -> dict[str, float]:
-        """See `Admin.kept_for`: the shortest fileReservedTime of all brokers, which is asked for every `SETTINGS_AGE` seconds.
+        """See `Admin.kept_for`. The time is the shortest fileReservedTime of all brokers, requested every `SETTINGS_AGE` seconds.
 
-        It is not known to an account that may not read the brokers' settings, nor through a Proxy.
+        It is unknown if the account may not read the brokers' settings, and through a Proxy.
         """
         now = time.monotonic()
         if self._kept is None or now - self._kept[0] > SETTINGS_AGE:
@@ -260,9 +259,9 @@ class RocketMQAdmin:
     # --- groups
 
     def groups(self, *, of_sinks: bool = False) -> list[str]:
-        """Return the groups that have settings or offsets at a broker, without those that hold sinks' bookmarks.
+        """Return the groups that have settings or offsets at a broker, without the groups of sinks' bookmarks.
 
-        ``of_sinks``: these instead of the others; a group that a user named (``sinkGroup``) is one of the others.
+        ``of_sinks``: return only the groups of sinks' bookmarks. A ``sinkGroup`` that a user named does not count as one of them.
         """
         return [name for name in self._every_group() if is_bookmark_group(name) is of_sinks]
 
@@ -270,15 +269,15 @@ class RocketMQAdmin:
         found: set[str] = set()
         masters = self._offsets.masters()
         if not masters:
-            # Otherwise a cluster whose brokers are all away would look like one without groups.
+            # Without this error, a cluster whose brokers are all down would look like a cluster without groups.
             raise RocketMQUnavailableError(
                 UnavailableCondition.NO_BROKER,
-                "the nameserver knows no broker with a master, so nobody can tell the cluster's groups: all are down, or starting",
+                "the nameserver knows no broker with a master, so the cluster's groups cannot be listed: all masters are down or starting",
             )
         for address in masters.values():
             configured = self._client.call_address(address, admin_requests.groups(), Deadline.after(GROUP_TIMEOUT))
             found.update(configured)
-            # Before 5.3 a group can have offsets without settings. An account that may not read all offsets does without them.
+            # Before 5.3, a group can have offsets without settings. Such groups are missing if the account may not read all offsets.
             with contextlib.suppress(RocketMQError):
                 offsets = self._client.call_address(
                     address, group_requests.all_consumer_offsets(), Deadline.after(GROUP_TIMEOUT)
@@ -300,7 +299,7 @@ class RocketMQAdmin:
                     broker.master, group_requests.all_consumer_offsets(), Deadline.after(GROUP_TIMEOUT)
                 )
                 found.update((queue._replace(broker_name=name), at) for queue, at in offsets.get(group, {}).items())
-        # Before 5.0 offsets outlive their topic, and fences and other numbers are stored among them (offsets.py).
+        # Before 5.0, offsets outlive their topic. Fences and other numbers are also stored as offsets (offsets.py). Leave both out.
         there: set[MessageQueue] = set()
         for topic in {queue.topic for queue in found if not queue.topic.startswith(RETRY_PREFIX)}:
             with contextlib.suppress(TopicError):
@@ -308,7 +307,7 @@ class RocketMQAdmin:
         return {queue: found[queue] for queue in sorted(found) if queue in there}
 
     def _owned(self, group: str) -> list[MessageQueue]:
-        """Return the queues with offsets that have locks of their own: all but parking lots."""
+        """Return the queues with offsets, except those of parking lots, which have no locks of their own."""
         return [queue for queue in self.group_offsets(group) if leader_of(group, queue) == queue]
 
     def members(self, group: str) -> list[MemberInfo]:
@@ -321,12 +320,12 @@ class RocketMQAdmin:
         ]
 
     def locks(self, group: str | None = None) -> list[LockInfo]:
-        """Return the locks that members report. Locks of other clients, or of members that do not answer, cannot be seen."""
+        """Return the locks that members report. The locks of other clients and of members that do not answer are missing."""
         out = []
         brokers = self._directory.masters()
         for name in self.groups() if group is None else [group]:
             for client_id in self._directory.ids_everywhere(name):
-                # strict: an account that may not see locks gets an error, not an empty list.
+                # With strict, an account that may not read locks gets an error instead of an empty list.
                 info = self._directory.info(name, client_id, brokers, fresh=True, strict=True)
                 if info is None:
                     continue
@@ -341,7 +340,7 @@ class RocketMQAdmin:
         return sorted(out, key=lambda lock: (lock.group, lock.queue, lock.client_id))
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> int:
-        """See `Admin.seek`. A running query loses the queues at its next check: at a commit, or at a renewal within 20 s."""
+        """See `Admin.seek`. A running query loses the queues at its next commit or renewal, which is within 20 s."""
         lock_rules.check_name(group)
         for queue in offsets:
             if leader_of(group, queue) != queue:
@@ -364,7 +363,7 @@ class RocketMQAdmin:
             return self._offsets.raise_reset_number(group, list(offsets))
 
     def require_unused(self, group: str) -> None:
-        """See `Admin.require_unused`. Locks of clients that are no members count, too: requests for these locks reveal them."""
+        """See `Admin.require_unused`. Locks of clients that are not members also count, because requesting these locks fails."""
         lock_rules.check_name(group)
         queues = self._owned(group) if group in self.groups() else []
         with self._locks.held(group, queues, force=False):
@@ -379,8 +378,8 @@ class RocketMQAdmin:
                 self._lots.require_none(group, self._lots.queues_of(lots), delete_with_parked)
             if lots:
                 masters = every_master(self._client)
-                # The settings first: only their deletion shows whether the account may delete the group, and nothing parked is lost
-                # that it may not. The offsets last: they say what is parked, if the account may not delete the lots.
+                # Delete the settings first, because only this shows whether the account may delete the group. If it may not, no parked
+                # message is lost. Delete the offsets last. If the account may not delete the lots, the offsets still show what is parked.
                 self._delete_group(group, offsets=False)
                 self._lots.delete(lots, masters, partial(lots_kept, group))
             self._delete_group(group, offsets=True)
@@ -391,9 +390,9 @@ class RocketMQAdmin:
             self._client.call_address(address, request, Deadline.after(GROUP_TIMEOUT))
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
-        """See `Admin.release`. Only members' locks can be taken away.
+        """See `Admin.release`. Only the locks of members can be released.
 
-        Raises LockError HELD_BY_OTHER for others, which expire.
+        Raises LockError HELD_BY_OTHER for other locks. They expire by themselves.
         """
         self._require(group)
         granted = self._locks.free(group, queues)
@@ -401,7 +400,7 @@ class RocketMQAdmin:
         if not held:
             return []
         if not force:
-            # Any member may be the holder.
+            # Any member may hold these locks.
             raise in_use(group, self._locks.user(group, self._directory.ids_everywhere(group), held))
         with self._locks.held(group, held, force=True) as taken:
             self._offsets.raise_fences(group, dict.fromkeys(taken, time.time_ns() // 1000))
@@ -409,8 +408,8 @@ class RocketMQAdmin:
         if left:
             raise LockError(
                 LockCondition.HELD_BY_OTHER,
-                f"{len(left)} of {len(held)} queues of group {group!r} are locked by a client that is not a member, and RocketMQ does not tell "
-                f"which client: the lock of {left[0]} expires within {LOCK_LIFE:.0f} s unless it is renewed",
+                f"{len(left)} of {len(held)} queues of group {group!r} are locked by a client that is not a member, and RocketMQ does not "
+                f"report which client it is. The lock of {left[0]} expires within {LOCK_LIFE:.0f} s unless it is renewed",
             )
         return taken
 
@@ -428,7 +427,7 @@ class RocketMQAdmin:
     # --- inside
 
     def _bookmarks(self, master: str, topic: str) -> list[str]:
-        """Return the groups of sinks that wrote to a topic; none if the account may not read the offsets of all groups."""
+        """Return the groups of sinks that wrote to a topic; an empty list if the account may not read the offsets of all groups."""
         try:
             offsets = self._client.call_address(master, group_requests.all_consumer_offsets(), Deadline.after(REQUEST_TIMEOUT))
         except RocketMQError as error:
@@ -444,7 +443,7 @@ class RocketMQAdmin:
     def _resize(
         self, name: str, counts: Mapping[str, int], queues: int, already: int = 0, *, message_type: str | None = None
     ) -> None:
-        """Add queues to the brokers with the fewest until there are ``queues``, and wait until the nameserver knows them."""
+        """Add queues to the brokers with the fewest queues until the total is ``queues``. Wait until the nameserver knows them."""
         grown = dict(counts)
         for _ in range(queues - already):
             grown[min(grown, key=lambda broker: (grown[broker], broker))] += 1
@@ -457,7 +456,7 @@ class RocketMQAdmin:
 
 
 def _refuse_parking_lot(name: str) -> None:
-    """Raises TopicError RESERVED for a topic of parking lots, which administrators do not change."""
+    """Raise TopicError RESERVED if the topic is a parking lot, because administrators may not change it."""
     found = origin(name)
     if found is not None:
         raise is_parking_lot(name, found[0])
@@ -466,6 +465,6 @@ def _refuse_parking_lot(name: str) -> None:
 def _not_settable(what: str, topic: str) -> OptionError:
     return OptionError(
         OptionCondition.UNSUPPORTED,
-        f"{what} of topic {topic!r} cannot be set: RocketMQ has it for a whole broker only (fileReservedTime, compressType); leave it out, "
+        f"{what} of topic {topic!r} cannot be set: RocketMQ has it only for a whole broker (fileReservedTime, compressType). Leave it out, "
         "or set it in the broker's configuration",
     )

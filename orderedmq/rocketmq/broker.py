@@ -1,7 +1,7 @@
 """A RocketMQ cluster as a Broker: the four protocols over one client, which connects on first use.
 
-A cluster is identified by its brokers' addresses, as its nameserver reports them. These are the same on every machine, whatever
-``localhost:9876`` means there. They differ even for two clusters that were installed from one template and have the same names.
+A cluster is identified by the addresses of its brokers, as its nameserver reports them. These are the same on every machine, whatever
+``localhost:9876`` means there. They differ even between two clusters that were installed from one template and have the same names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_BROKERS: Final = 4
 
 
 class RocketMQBroker:
-    """A connection to one cluster. Safe to use from many threads, and in a child after fork, which connects again."""
+    """A connection to one cluster. Thread-safe. It can be used in a child after a fork, where it connects again."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class RocketMQBroker:
     ) -> None:
         """``namesrv_addr``: "host:port", several separated by ";". Does no I/O. Raises RocketMQError ADDRESS.
 
-        ``identity``: the value of `identity` in another process. If the nameserver leads to another cluster here, its first use
-        raises RocketMQError OTHER_CLUSTER. ``namespace``, ``namespace_v2``: those of every topic and group, as in Java's client.
+        ``identity`` is the value of `identity` in another process. If the nameserver leads to another cluster here, the first use of the
+        connection raises RocketMQError OTHER_CLUSTER. ``namespace`` and ``namespace_v2`` apply to all topics and groups, as in Java.
         """
         names = Namespaces(namespace, namespace_v2)
         self._client = Client(namesrv_addr, credentials=credentials, tls=tls, names=names)
@@ -64,24 +64,24 @@ class RocketMQBroker:
 
     @cached_property
     def identity(self) -> str:
-        """Up to four brokers as 8 hex digits each, short because every row may carry it.
+        """Up to four brokers as 8 hex digits each. It is short because every row may contain it.
 
-        The value stays as it was first found, since brokers may come and go. Raises RocketMQUnavailableError, RocketMQError
-        OTHER_CLUSTER.
+        The value is determined once and then stays the same, because brokers may come and go. Raises RocketMQUnavailableError,
+        and RocketMQError OTHER_CLUSTER if the nameserver knows no broker.
         """
         found = sorted(_brokers(self._client.known_cluster(Deadline.after(REQUEST_TIMEOUT))))
         if not found:
             raise RocketMQError(
                 RocketMQCondition.OTHER_CLUSTER,
-                f"{self!r}: the nameserver knows no broker; start one, or name another nameserver",
+                f"{self!r}: the nameserver knows no broker. Start a broker, or name another nameserver",
             )
         return ",".join(found[:_MOST_BROKERS])
 
     @cached_property
     def _checked(self) -> Client:
-        """The client, once it is known to lead to the expected cluster, that is to at least one of its brokers.
+        """The client, after the check that it leads to at least one broker of the expected cluster.
 
-        Other brokers may come, go, and be away while a query runs.
+        One is enough, because the other brokers may come, go, and be down while a query runs.
         """
         if self._expected is not None:
             here = _brokers(self._client.known_cluster(Deadline.after(REQUEST_TIMEOUT)))
@@ -89,8 +89,8 @@ class RocketMQBroker:
                 raise RocketMQError(
                     RocketMQCondition.OTHER_CLUSTER,
                     f"on this machine, the nameserver {';'.join(self._client.nameservers)} leads to {', '.join(here.values()) or 'no broker'}, "
-                    "but where the query was planned it led to other brokers: use a namesrvAddr that leads to the same cluster on every "
-                    "machine; if the brokers have moved, start the query again",
+                    "but where the query was planned it led to other brokers. Use a namesrvAddr that leads to the same cluster on every "
+                    "machine. If the brokers have moved, start the query again",
                 )
         return self._client
 
@@ -122,7 +122,7 @@ class RocketMQBroker:
         """See `Broker.traced`."""
         made = self._traced.get(topic)
         if made is None:
-            # Two threads may both make one; the first one stays, and the other has no thread or connection yet.
+            # If two threads each make an object, the first one stays. The other can be dropped, because it has no thread or connection yet.
             made = self._traced.setdefault(topic, _Traced(self, topic))
         if check:
             made.dispatcher.check()
@@ -131,7 +131,7 @@ class RocketMQBroker:
     def close(self) -> None:
         """Leave all groups and give back their locks, as far as brokers can be reached, and close every connection.
 
-        Traces that wait are sent first, for some seconds at most.
+        Waiting traces are sent first, for at most some seconds.
         """
         for traced in self._traced.values():
             traced.dispatcher.close()
@@ -150,7 +150,7 @@ class RocketMQBroker:
 
 
 class _Traced(RocketMQBroker):
-    """A connection whose sends are traced. It has everything else in common with ``plain``."""
+    """A connection whose sends are traced. It shares everything else with ``plain``."""
 
     def __init__(self, plain: RocketMQBroker, topic: str) -> None:
         self._plain = plain
@@ -171,7 +171,7 @@ class _Traced(RocketMQBroker):
 
     @property
     def groups(self) -> RocketMQGroups:
-        # Not cached: after a fork, the plain connection's groups start over.
+        # Not cached, because the groups of the plain connection start over after a fork.
         return self._plain.groups.sending_by(self._checked)
 
     def traced(self, topic: str = TRACE_TOPIC, *, check: bool = True) -> RocketMQBroker:
@@ -182,9 +182,9 @@ class _Traced(RocketMQBroker):
 
 
 def _brokers(cluster: ClusterInfo) -> dict[str, str]:
-    """Return each broker as 8 hex digits and as ``cluster/name@address``: its master's or, without one, its first replica's.
+    """Return each broker as ``cluster/name@address`` by a hash of 8 hex digits. The address is its master's or else its first replica's.
 
-    A Proxy does not tell the brokers' addresses, so names alone identify the brokers behind it.
+    A Proxy does not report the addresses of brokers, so only their names identify the brokers behind it.
     """
     names = (
         f"{broker.cluster}/{broker.name}@{'proxy' if cluster.behind_proxy else broker.addresses[min(broker.addresses)]}"

@@ -319,7 +319,7 @@ class _Columns:
         return pc.coalesce(unique_keys, fixed_strings(hex_digits(id_bytes)))
 
     def _body(self, most_bytes: int) -> pa.Array | None:
-        """Return the decompressed bodies. None if one cannot be decompressed, or if the compressed ones expand to more than ``most_bytes``."""
+        """Return the decompressed bodies. None if one cannot be decompressed, or if they expand to more than ``most_bytes`` in all."""
         begins, ends = self._records.body_begins, self._records.body_ends
         length = int(ends[0] - begins[0])
         if length and (ends - begins == length).all():

@@ -45,7 +45,7 @@ def _ignore(offsets: Iterable[int]) -> None:
 
 
 class Wanted(NamedTuple):
-    """A reader's request: columns of MESSAGE_SCHEMA, offsets [begin, end), tags (if empty, all messages), and whether to verify checksums.
+    """A reader's request: columns of MESSAGE_SCHEMA, offsets [begin, end), tags (empty: all messages), whether to verify checksums.
 
     ``queue`` is the queue that was pulled, with the topic's name as the broker knows it, because messages are stored under that name.
     Rows are yielded in pieces of about ``piece_bytes``. ``malformed`` gets the offsets of messages whose requested text is not UTF-8,
@@ -178,7 +178,7 @@ def _row(message: StoredMessage, offset: int, properties: dict[str, str], wanted
             case "sharding_key":
                 value = properties.get(names.SHARDING_KEY)
             case "message_id":
-                # As in MessageClientExt.getMsgId. Java has no id for an inner batch's message without a key, which gets its record's id here.
+                # As in MessageClientExt.getMsgId. Java has no id for an inner batch's message without a key. Here it is the record's id.
                 value = properties.get(names.UNIQ_KEY) or offset_message_id(message.store_host, message.physical_offset)
             case "born_timestamp":
                 value = _microseconds(message.born_timestamp)

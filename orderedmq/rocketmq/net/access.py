@@ -1,11 +1,11 @@
-"""Finds all the rights that an account lacks; a broker's refusal names only the first.
+"""Finds all the rights that an account lacks, because a broker's refusal names only the first of them.
 
 Each right is tested by a request that needs it and changes nothing: a send to a queue that no topic has, a lock of no queue, a
 search for a message that does not exist. This works with both generations of access control, so the caller need not know which
 one a broker has.
 
-A Proxy that checks accounts (ACL 2.0) gives a topic's route only to an account with Pub, Sub or Get on the topic. It refuses the
-route of a topic that does not exist, too, and that of behind_proxy.AT_EVERY_BROKER.
+A Proxy that checks accounts (ACL 2.0) gives a topic's route only to an account with Pub, Sub or Get on the topic. Without a right, it
+also refuses the route of a topic that does not exist, and that of behind_proxy.AT_EVERY_BROKER.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from orderedmq.rocketmq.wire.rights import MissingRight, Right
 
 #: A queue id that no topic has (MAX_QUEUES).
 _NO_QUEUE: Final = 2**31 - 1
-#: A name that no message's key and no producer group has.
+#: A name that is no key of a message and no producer group.
 _NO_KEY: Final = "orderedmq-rights"
 
 
-#: Rights that each client is known to have: they are not tested again.
+#: The rights that each client is known to have. They are not tested again.
 _permitted: Final[weakref.WeakKeyDictionary[Client, set[tuple[Right, ...]]]] = weakref.WeakKeyDictionary()
 
 
@@ -42,8 +42,8 @@ def require(client: Client, wanted: Sequence[Right], whose: str, at_proxy: Seque
     """Raise RocketMQError NO_PERMISSION if the account lacks a right of ``wanted`` at a broker of their topics.
 
     The error names every missing right. Rights are tested only if the client has an account, and only until it is known to have
-    them. ``whose``: who needs the rights, for the error: "a sink". ``at_proxy``: rights to read the routes of more topics, which
-    a Proxy that checks accounts may require; they are looked at only if another right is missing.
+    them. ``whose`` says in the error who needs the rights, such as "a sink". ``at_proxy`` are rights to read the routes of further
+    topics, which a Proxy that checks accounts may require. They are tested only if another right is missing.
     """
     known = _permitted.setdefault(client, set())
     if client.account is None or tuple(wanted) in known:
@@ -54,7 +54,7 @@ def require(client: Client, wanted: Sequence[Right], whose: str, at_proxy: Seque
 
 
 def explain(client: Client, error: BaseException, wanted: Sequence[Right], whose: str) -> BaseException:
-    """Return ``error``, or instead of NO_PERMISSION an error that names every missing right, if they can be found out."""
+    """Return ``error``. If it is NO_PERMISSION, return an error that names every missing right instead, if they can be determined."""
     if not isinstance(error, RocketMQError) or error.sub != RocketMQCondition.NO_PERMISSION or client.account is None:
         return error
     try:
@@ -66,8 +66,8 @@ def explain(client: Client, error: BaseException, wanted: Sequence[Right], whose
 def missing_rights_error(
     client: Client, wanted: Sequence[Right], whose: str, at_proxy: Sequence[Right] = ()
 ) -> RocketMQError | None:
-    """Return the error that names the rights that the account lacks, as `require`; None if it has all of ``wanted``."""
-    # As servers know the names: their refusals have these, and so has what an administrator types.
+    """Return the error that `require` raises; None if the account has all of ``wanted``."""
+    # Use the names that servers know, because refusals and an administrator's commands have these.
     wanted = [right._replace(name=client.names.spelled(right.name)) for right in wanted]
     deadline = Deadline.after(REQUEST_TIMEOUT)
     of_group = [right for right in wanted if right.kind == "Group"]
@@ -110,12 +110,12 @@ def missing_rights_error(
     granted = rights.grant(acl, client.account, [right for right in wanted if (right.kind, right.name) in resources])
     return RocketMQError(
         RocketMQCondition.NO_PERMISSION,
-        f"the account {client.account!r} lacks {rights.spell(named, acl)}; {whose} needs {rights.spell(wanted, acl)} in all; {granted}",
+        f"the account {client.account!r} lacks {rights.spell(named, acl)}. In all, {whose} needs {rights.spell(wanted, acl)}. {granted}",
     )
 
 
 def _masters(client: Client, topic: str, deadline: float) -> dict[str, str]:
-    """Return the addresses of the masters that have the topic; of all masters if it does not exist yet."""
+    """Return the addresses of the masters that have the topic, or of all masters if the topic does not exist yet."""
     try:
         brokers = client.route(topic, deadline).brokers
     except TopicError:
@@ -124,7 +124,7 @@ def _masters(client: Client, topic: str, deadline: float) -> dict[str, str]:
 
 
 def refuses_routes(client: Client, deadline: float) -> bool:
-    """Return whether a Proxy refuses the account a route: that of a topic that there is not, or that lists the brokers."""
+    """Return whether a Proxy refuses the account the route of a missing topic, or the route that lists the brokers."""
     try:
         return client.behind_proxy(deadline) and _masters_by_proxy(client, _probe(), deadline) is None
     except RocketMQError as error:
@@ -134,7 +134,7 @@ def refuses_routes(client: Client, deadline: float) -> bool:
 
 
 def _masters_by_proxy(client: Client, topic: str, deadline: float) -> Mapping[str, str] | None:
-    """Return the addresses of the masters that have the topic, none if it does not exist; None if a Proxy refuses its route."""
+    """Return the addresses of the masters that have the topic: empty if it does not exist, None if a Proxy refuses its route."""
     try:
         brokers = client.call_nameserver(message_requests.topic_route(topic), deadline).brokers
     except TopicError:
@@ -147,7 +147,7 @@ def _masters_by_proxy(client: Client, topic: str, deadline: float) -> Mapping[st
 
 
 def _proxy_refuses(client: Client, request: Request[Any], deadline: float) -> bool:
-    """Return whether a Proxy refuses a request that it answers by itself."""
+    """Return whether a Proxy refuses a request that it does not pass on to a broker."""
     try:
         client.call_nameserver(request, deadline)
     except RocketMQUnavailableError:
@@ -158,7 +158,7 @@ def _proxy_refuses(client: Client, request: Request[Any], deadline: float) -> bo
 
 
 def _is_refusal(error: RocketMQError, code: RequestCode) -> bool:
-    """Return whether an error is about a right, and not about the account itself."""
+    """Return whether an error is about a missing right, and not about the account itself."""
     return error.sub == RocketMQCondition.NO_PERMISSION and rights.refusal(code, error.message) is not None
 
 
@@ -179,7 +179,7 @@ class _Broker:
         self._queue = queue
         self._group = group
         self._deadline = deadline
-        #: Whether the right to read the group's retry topic is tested, too.
+        #: Whether the right to read the group's retry topic is also tested.
         self._reads_retries = reads_retries
 
     def refusals(self, actions: Iterable[str]) -> list[MissingRight]:
@@ -202,15 +202,15 @@ class _Broker:
     def _subscribes(self, group: MissingRight | None) -> MissingRight | None:
         """Return the refusal of Sub on the topic, if any.
 
-        ACL 2.0 requires it only for requests that need Sub on the group, too. If Sub on the group was refused, a pull is the
-        test, since its topic is checked first.
+        ACL 2.0 requires this right only for requests that also need Sub on the group. If Sub on the group was refused, test the right
+        by a pull, because a broker checks the topic of a pull first.
         """
         if self._group is None:
             return None
         if group is not None:
             refused = self._refused(message_requests.pull(self._queue, self._group, 0, 1))
             return refused if refused is not None and refused.right is not None and refused.right.kind == "Topic" else None
-        # A Proxy does not answer a request for a broker that there is not.
+        # Name a real broker, because a Proxy does not answer a request for a broker that does not exist.
         name, unused = _probe(), self._queue._replace(queue_id=_NO_QUEUE)
         refused = self._refused(group_requests.lock(self._group, name, [unused]))
         if refused is None:
@@ -226,16 +226,16 @@ class _Broker:
             if error.sub == RocketMQCondition.NO_PERMISSION:
                 return rights.refusal(request.code, error.message)
         except OrderedMQError:
-            # The topic or group does not exist. A broker says so only to an account that has the right.
+            # The topic or group does not exist. A broker reports that only to an account that has the right.
             pass
         return None
 
 
 def _send(queue: MessageQueue) -> Request[Any]:
-    """Return the send of a message that every broker refuses for its queue, after it has checked the account's rights."""
+    """Return a send that every broker refuses because of its queue, but only after it has checked the account's rights."""
     nowhere = queue._replace(queue_id=_NO_QUEUE)
     request = message_requests.send(nowhere, b"?", "", group=_NO_KEY, born=time.time_ns() // 1_000_000)
-    # Nothing is stored, so it may be done twice.
+    # Nothing is stored, so the request may be repeated.
     return replace(request, repeatable=True)
 
 

@@ -1,7 +1,7 @@
-"""The account of a client: the credentials that sign its requests, which may be renewed while the client is used.
+"""The account of a client: the credentials that sign its requests. They may be renewed while the client is used.
 
-Rules: credentials that come from a file or a callable are read again before each new connection, and after a server has refused them. A
-request that was refused with credentials that have been renewed since has done nothing, so it may be sent again.
+Rules: credentials from a file or a callable are read again before each new connection, and after a server has refused them. If the
+credentials have been renewed since a refused request was signed, the request may be sent again, because a refused request has done nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from orderedmq.secret_files import read_credentials
 
 log = logging.getLogger("orderedmq")
 
-#: Seconds for which credentials that were found unchanged are not read again. A refusal may be about a right of the account, and then
-#: every further request is refused as well.
+#: Seconds for which unchanged credentials are not read again after a refusal. The refusal may be about a right of the account, and then
+#: every further request would also be refused and cause a read.
 UNCHANGED: Final = 1.0
 
 
 class Account:
-    """The credentials of one client, if it has any. Thread-safe, and usable in a child after a fork, since it has no lock."""
+    """The credentials of one client, if it has any. Thread-safe, and usable in a child after a fork, because it has no lock."""
 
     def __init__(self, source: CredentialsSource | None) -> None:
         self._read: Callable[[], Credentials] | None = None
@@ -42,16 +42,16 @@ class Account:
     def current(self) -> Credentials | None:
         """The credentials for the next request; None without an account.
 
-        Raises what `renew` raises, if they have not been read before.
+        Raises the errors of `renew` if the credentials have not been read before.
         """
         if self._current is None:
             self.renew()
         return self._current
 
     def renew(self) -> None:
-        """Read the credentials again. If that fails, those that were read before stay in use.
+        """Read the credentials again. If that fails, the previous ones stay in use.
 
-        Raises OptionError, or what the callable raises, if there are none.
+        If there are no previous ones, raises OptionError or the error of the callable.
         """
         if self._read is None:
             return
@@ -60,12 +60,12 @@ class Account:
         except Exception as error:
             if self._current is None:
                 raise
-            log.warning("an account could not be read again, so the former one stays in use: %s", error)
+            log.warning("an account could not be read again, so the previous one stays in use: %s", error)
 
     def explain(self, error: OrderedMQError, used: Credentials | None) -> OrderedMQError:
-        """Return ``error``, or instead of a refusal of credentials that are no longer the current ones, that the request can be repeated.
+        """Return ``error``, unless it is a refusal of credentials that are no longer current. Then return that the request can be repeated.
 
-        ``used``: the credentials that signed the request. They are read again if they are still the current ones.
+        ``used`` are the credentials that signed the request. If they are still the current ones, they are read again.
         """
         if self._read is None or not isinstance(error, RocketMQError) or error.sub != RocketMQCondition.NO_PERMISSION:
             return error
@@ -76,7 +76,7 @@ class Account:
             return error
         return RocketMQUnavailableError(
             UnavailableCondition.ACCOUNT_RENEWED,
-            f"the account was renewed while the request was under way, so send it again: {error.message}",
+            f"the account was renewed while the request was under way, so the request can be sent again: {error.message}",
         )
 
 

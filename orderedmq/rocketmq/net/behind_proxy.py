@@ -1,11 +1,11 @@
-"""What a client of a RocketMQ Proxy does without the requests that a Proxy does not know.
+"""Replaces the requests that a RocketMQ Proxy does not know.
 
-A Proxy's remoting port passes on what producers and consumers send, and nothing that administrators do
-(RemotingProtocolServer.registerRemotingServer). Its routes name the Proxy as the address of every broker, so each request names
-its broker. It answers no request for the cluster's brokers: the route of a topic that every broker has lists them.
+A Proxy's remoting port passes on the requests of producers and consumers, but not those of administrators
+(RemotingProtocolServer.registerRemotingServer). In its routes, every broker has the Proxy's address, so each request names its
+broker. A Proxy does not answer a request for the cluster's brokers. The route of a topic that every broker has lists them instead.
 
-A Proxy in local mode passes on nothing (LocalMessageService.request), though it answers routes. It runs inside a broker that has
-a port of its own, so clients do not need it.
+A Proxy in local mode passes nothing on (LocalMessageService.request), although it answers requests for routes. It runs inside a broker
+that has its own port, so clients do not need it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from orderedmq.rocketmq.wire.message_requests import cluster_info, max_offset, t
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import ClusterInfo
 
-#: A topic that each broker has from its first start (TopicConfigManager).
+#: A topic that every broker has from its first start on (TopicConfigManager).
 AT_EVERY_BROKER: Final = "SELF_TEST_TOPIC"
-#: Seconds for which a Proxy may hold a request back before a broker has it: in its queue
-#: (remotingWaitTimeMillsInSendQueue), and on the way.
+#: The maximum seconds between a request to a Proxy and its arrival at a broker: the time in the Proxy's queue
+#: (remotingWaitTimeMillsInSendQueue), and the time on the network.
 HOLDS_BACK: Final = 6.0
-#: Bytes of answers that a Proxy may have waiting for one connection. While it has more, it throws every further answer to this
-#: connection away (AbstractRemotingActivity.writeResponse asks Channel.isWritable, which is Netty's WriteBufferWaterMark.DEFAULT).
-#: An operator can raise it: -Dcom.rocketmq.remoting.write.buffer.high.water.mark and low.water.mark, both in bytes.
+#: The bytes of answers that may wait in a Proxy for one connection. While more are waiting, the Proxy drops every further answer to this
+#: connection (AbstractRemotingActivity.writeResponse asks Channel.isWritable, which is Netty's WriteBufferWaterMark.DEFAULT).
+#: An operator can raise it with -Dcom.rocketmq.remoting.write.buffer.high.water.mark and low.water.mark, both in bytes.
 UNWRITTEN: Final = 64 * 1024
-#: Bytes of an answer besides its body, at most: its header, and what Netty adds for each write that waits.
+#: The maximum bytes of an answer in addition to its body: its header, and the bytes that Netty counts for each waiting write.
 ANSWER_OVERHEAD: Final = 512
 
 T = TypeVar("T")
 
 
 def answered_together(size: int) -> int:
-    """Return how many requests a Proxy answers for certain if all are in flight, and each answer has a body of ``size`` bytes.
+    """Return how many requests in flight a Proxy is certain to answer, if the body of each answer has ``size`` bytes.
 
-    An answer is thrown away for those that wait before it, so there may be one more than fit.
+    The Proxy drops an answer because of the bytes that wait before it, so the last answer need not fit.
     """
     return 1 + UNWRITTEN // (size + ANSWER_OVERHEAD)
 
@@ -50,9 +50,9 @@ class Ask(Protocol):
 
 
 def find_cluster(ask: Ask, proxied: bool | None) -> ClusterInfo:
-    """Return every broker. ``proxied``: whether a Proxy answers, if that is known.
+    """Return every broker. ``proxied`` says whether the server is a Proxy; None if that is not known.
 
-    Raises RocketMQError NOT_SUPPORTED for a Proxy in local mode, and what ``ask`` raises.
+    Raises RocketMQError NOT_SUPPORTED for a Proxy in local mode, and the errors of ``ask``.
     """
     if not proxied:
         try:
@@ -70,25 +70,28 @@ def find_cluster(ask: Ask, proxied: bool | None) -> ClusterInfo:
 
 
 def _refuse_local_mode(ask: Ask, brokers: Sequence[str]) -> None:
-    """A Proxy in local mode answers a request that it should pass on by an error, or not at all, depending on its release."""
+    """Raise RocketMQError NOT_SUPPORTED if the Proxy is in local mode.
+
+    Such a Proxy answers a request that it should pass on with an error, or not at all, depending on its release.
+    """
     for name in brokers[:1]:
         try:
             ask(max_offset(MessageQueue(AT_EVERY_BROKER, name, 0)))
         except OrderedMQError as error:
             if isinstance(error, RocketMQError) and error.denied:
-                # A broker refused what was passed on to it, or a Proxy that checks accounts did: neither shows local mode.
+                # A broker refused the request, or a Proxy that checks accounts did. Neither shows local mode.
                 return
             raise RocketMQError(
                 RocketMQCondition.NOT_SUPPORTED,
-                f"namesrvAddr leads to a RocketMQ Proxy that passes no requests on to broker {name!r}: it runs in local mode, so name the "
-                "nameserver's address instead (usually port 9876), or run the Proxy in cluster mode; if it does, the broker is away: "
-                f"{error.message}",
+                f"namesrvAddr leads to a RocketMQ Proxy that passes no requests on to broker {name!r}. If the Proxy runs in local mode, "
+                "name the nameserver's address instead (usually port 9876), or run the Proxy in cluster mode. Otherwise the broker is "
+                f"down: {error.message}",
             ) from None
 
 
 def raise_not_through_proxy(what: str) -> NoReturn:
     raise RocketMQError(
         RocketMQCondition.NOT_SUPPORTED,
-        f"{what} is not possible through a RocketMQ Proxy, which passes on only what producers and consumers do: name the nameserver's "
+        f"{what} is not possible through a RocketMQ Proxy, which passes on only what producers and consumers do. Name the nameserver's "
         "address (usually port 9876) instead of the Proxy's",
     )

@@ -1,10 +1,10 @@
 """A client of a cluster: routes from its nameservers, and one connection to each address.
 
 Rules: one deadline (monotonic seconds, finite) covers an operation with all its retries. A request is sent again if the server
-said that it did nothing, or if it is repeatable. A route is requested when it is needed and older than 30 s or in doubt. While
-no nameserver answers, the last known routes stay in use (MQClientInstance.updateTopicRouteInfoFromNameServer). A restarted
-nameserver does not know all brokers yet. Missing brokers stay in a route for as long as their reports may take: otherwise keys
-would go to other queues.
+reported that it did nothing, or if the request is repeatable. A route is requested when it is needed and is older than 30 s or
+doubtful. While no nameserver answers, the last known routes stay in use (MQClientInstance.updateTopicRouteInfoFromNameServer). A
+restarted nameserver does not know all brokers yet. Missing brokers stay in a route for as long as their reports may take, because
+otherwise keys would go to other queues.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ T = TypeVar("T")
 
 #: Seconds after which a route is requested again (Java: ``pollNameServerInterval``).
 ROUTE_AGE: Final = 30.0
-#: Seconds for which a broker that the nameserver no longer knows keeps its queues: the longest interval between two of its
-#: reports (``registerNameServerPeriod``).
+#: Seconds for which a broker that the nameserver no longer knows keeps its queues. It is the longest interval between two reports of a
+#: broker (``registerNameServerPeriod``).
 UNKNOWN_BROKER_LIFE: Final = 60.0
-#: Seconds that one nameserver has to answer before the next is asked.
+#: Seconds to wait for one nameserver before asking the next.
 NAMESERVER_TIMEOUT: Final = 3.0
-#: Seconds for an answer to a repeatable request before it is sent again, over another connection if this one was silent.
+#: Seconds to wait for the answer to a repeatable request before sending it again, over another connection if this one was silent.
 ATTEMPT_TIMEOUT: Final = 4.0
 
 
@@ -56,17 +56,17 @@ def attempt_deadline(request: Request[Any], deadline: float) -> float:
     return min(deadline, Deadline.after(ATTEMPT_TIMEOUT)) if request.repeatable else deadline
 
 
-#: Is told of a send that was answered: its queue, body and producer group, when it began (ms since 1970), its result, and the
-#: fields of the answer. It returns at once and raises nothing.
+#: Called after the answer to a send, with its queue, body and producer group, the time when it began (ms since 1970), its result, and
+#: the fields of the answer. The function must return immediately and raise nothing.
 SendTrace = Callable[[MessageQueue, SendBody, str, int, SendResult, Mapping[str, str]], None]
 
 _NO_BROKERS: Final[Mapping[str, float]] = {}
 
 
 class _Known:
-    """A route, when it was last requested, and whether a broker's error made it doubtful.
+    """A route, when it was last requested, and whether a broker's error has made it doubtful (``stale``).
 
-    ``unknown``: brokers in it that the nameserver does not know, and since when.
+    ``unknown`` has the brokers of the route that the nameserver does not know, and since when they are unknown.
     """
 
     def __init__(self, route: Route, checked: float, unknown: Mapping[str, float] = _NO_BROKERS) -> None:
@@ -77,7 +77,7 @@ class _Known:
 
 
 class Client:
-    """A client of one cluster; see the module. Thread-safe. In a child after a fork it makes connections of its own."""
+    """A client of one cluster; see the module. Thread-safe. In a child after a fork, it makes new connections."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Client:
         on_push: PushHandler | None = None,
         names: Namespaces = NO_NAMESPACES,
     ) -> None:
-        """``nameservers``: "host:port", separated by ";". No I/O yet. Raises RocketMQError ADDRESS, OptionError INVALID."""
+        """``nameservers``: "host:port", separated by ";". Does no I/O. Raises RocketMQError ADDRESS, OptionError INVALID."""
         self.nameservers = parse_nameservers(nameservers)
         context = ssl_context(tls) if tls is not None else None
         self._endpoints = Endpoints(self.nameservers, account=Account(credentials), tls=context, on_push=on_push, names=names)
@@ -96,13 +96,13 @@ class Client:
         self._turn = random.randrange(len(self.nameservers))
         self._routes: dict[str, _Known] = {}
         self._proxied: bool | None = None  # See behind_proxy.
-        #: Whether routes come from a Proxy. They show it without another request.
+        #: Whether routes come from a Proxy, as the last route shows without another request.
         self.routed_by_proxy = False
-        #: Who is told of sends; None: nobody.
+        #: Called after each answered send; None if sends are not traced.
         self.trace: SendTrace | None = None
-        #: Queues to which a send was given up that has not settled; see `append.broker_port`.
+        #: Queues with a send that was given up and may still take effect; see `append.broker_port`.
         self.unsettled: set[MessageQueue] = set()
-        #: By topic and broker: how rows are sent through a Proxy; see `append.message_type`.
+        #: How rows are sent through a Proxy, by topic and broker; see `append.message_type`.
         self.packings: dict[tuple[str, str], Packing] = {}
         _clients.add(self)
 
@@ -122,13 +122,13 @@ class Client:
         self.close()
 
     def traced(self, trace: SendTrace) -> Client:
-        """Return a client with the same connections, whose sends ``trace`` is told of."""
+        """Return a client with the same connections that calls ``trace`` after each answered send."""
         made = copy.copy(self)
         made.trace = trace
         return made
 
     def another(self, on_push: PushHandler | None = None, *, names: Namespaces | None = None) -> Client:
-        """Return a client with connections of its own: a broker ties a member of a group to its connection. No I/O yet."""
+        """Return a client with separate connections, because a broker ties a group's member to its connection. Does no I/O."""
         names = names if names is not None else self.names
         made = Client(";".join(self.nameservers), on_push=on_push, names=names)
         made._endpoints.account, made._endpoints.tls = self._endpoints.account, self._endpoints.tls
@@ -136,15 +136,15 @@ class Client:
         return made
 
     def close(self) -> None:
-        """Close every connection. Operations that wait raise an error."""
+        """Close every connection. Waiting operations raise an error."""
         self._endpoints.close()
 
-    # --- what the nameservers know
+    # --- requests to nameservers
 
     def route(self, topic: str, deadline: float, *, fresh: bool = False) -> Route:
         """Return a topic's route. Raises TopicError MISSING, RocketMQError STATIC_TOPIC, RocketMQUnavailableError.
 
-        Unless ``fresh``, a topic keeps its last known route if no other is found: a restarted nameserver has none for a while.
+        Unless ``fresh``, return the last known route if none is found, because a restarted nameserver has no routes for a while.
         """
         now = time.monotonic()
         last = self._routes.get(topic)
@@ -152,7 +152,7 @@ class Client:
         if known is not None:
             if not known.stale and now - known.checked < ROUTE_AGE:
                 return known.route
-            # Other threads use the known route meanwhile, and this thread does so if no nameserver answers soon.
+            # Other threads use the known route during this request, and this thread uses it if no nameserver answers soon.
             known.checked, known.stale = now, False
             deadline = min(deadline, now + NAMESERVER_TIMEOUT)
         try:
@@ -167,16 +167,16 @@ class Client:
         return found.route
 
     def _complete(self, route: Route, last: _Known, deadline: float) -> _Known:
-        """Return a new route, completed by brokers of the last one that the nameserver does not know.
+        """Return a new route, completed by brokers of the last route that the nameserver does not know.
 
-        A broker that is missing in the new route, but reports to the nameserver, no longer has the topic. One that does not
-        report may do so soon, and stays for `UNKNOWN_BROKER_LIFE` seconds.
+        If a broker is missing in the new route but reports to the nameserver, it no longer has the topic. A missing broker that does not
+        report may do so soon, so it stays for `UNKNOWN_BROKER_LIFE` seconds.
         """
         if last.route.brokers.keys() <= route.brokers.keys():
             return _Known(route, time.monotonic())
         try:
             reporting = self.cluster(deadline).brokers
-            # A broker that reported in between is in this route.
+            # Request the route again, so that it has brokers that have reported since the first request.
             route = self.call_nameserver(topic_route(route.topic), deadline)
         except (RocketMQUnavailableError, TopicError):
             return last
@@ -189,9 +189,9 @@ class Client:
         return _Known(route.with_unknown(last.route, unknown), now, unknown)
 
     def _look_up(self, topic: str, deadline: float) -> Route:
-        """Return a topic's route from the nameservers; wait while they know no broker.
+        """Return a topic's route from the nameservers, and wait while they know no broker.
 
-        Such a nameserver cannot tell whether a topic exists: it may have just started, and brokers report within 30 s.
+        A nameserver that knows no broker does not know which topics exist. It may have just started, and brokers report within 30 s.
         """
         failures = 0
         while True:
@@ -206,13 +206,13 @@ class Client:
             no_broker = RocketMQUnavailableError(
                 UnavailableCondition.NO_BROKER,
                 f"the nameserver {';'.join(self.nameservers)} knows no broker, so topic {topic!r} cannot be found: it has just started, or "
-                "no broker reports to it; start a broker, or name another nameserver",
+                "no broker reports to it. Start a broker, or name another nameserver",
             )
             failures += 1
             self._endpoints.pause(RETRY.delay(failures, random.random()), deadline, no_broker)
 
     def _look_up_everywhere(self, topic: str, deadline: float) -> Route | None:
-        """Return the topic's route from any nameserver that has it: a restarted one lacks it until its brokers report."""
+        """Return the topic's route from any nameserver that has it, because a restarted one lacks it until brokers report."""
         for address in self.nameservers if len(self.nameservers) > 1 else ():
             limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
             with contextlib.suppress(RocketMQUnavailableError, TopicError):
@@ -220,21 +220,21 @@ class Client:
         return None
 
     def doubt(self, topic: str) -> None:
-        """Mark the topic's route as doubtful, since a broker's answer does not fit it: its next use requests it again."""
+        """Mark the topic's route as doubtful after a broker's answer that does not fit it. It is requested again at its next use."""
         known = self._routes.get(topic)
         if known is not None:
             known.stale = True
 
     def cluster(self, deadline: float) -> ClusterInfo:
-        """Return every broker. Raises RocketMQUnavailableError, and RocketMQError NOT_SUPPORTED for a Proxy in local mode."""
+        """Return every broker. Raises RocketMQUnavailableError; for a Proxy in local mode, RocketMQError NOT_SUPPORTED."""
         found = behind_proxy.find_cluster(partial(self.call_nameserver, deadline=deadline), self._proxied)
         self._proxied = found.behind_proxy
         return found
 
     def known_cluster(self, deadline: float) -> ClusterInfo:
-        """Return every broker, as `cluster`, of the first nameserver that knows any; wait while none does.
+        """Return every broker from the first nameserver that knows any, and wait while none does. Raises the errors of `cluster`.
 
-        A nameserver that was restarted knows only those that have reported since. At the deadline there may be none.
+        A restarted nameserver knows only the brokers that have reported since. The result may be empty at the deadline.
         """
         failures = 0
         while True:
@@ -253,24 +253,24 @@ class Client:
             self._endpoints.pause(delay, deadline, none)
 
     def behind_proxy(self, deadline: float) -> bool:
-        """Return whether ``nameservers`` are Proxies. Raises as `cluster`."""
+        """Return whether ``nameservers`` are Proxies. Raises the errors of `cluster`."""
         return self.cluster(deadline).behind_proxy if self._proxied is None else self._proxied
 
     def refuse_proxy(self, what: str) -> None:
-        """Raise RocketMQError NOT_SUPPORTED if ``nameservers`` are Proxies, through which ``what`` cannot be done."""
+        """Raise RocketMQError NOT_SUPPORTED if ``nameservers`` are Proxies, because ``what`` is not possible through a Proxy."""
         if self.behind_proxy(Deadline.after(REQUEST_TIMEOUT)):
             behind_proxy.raise_not_through_proxy(what)
 
     def topics(self, deadline: float) -> tuple[str, ...]:
-        """Return every topic name that the nameserver lists; see `route.user_topics`. Raises RocketMQUnavailableError."""
+        """Return every topic name that the nameserver lists, including the servers' own. Raises RocketMQUnavailableError."""
         return self.call_nameserver(topic_list(), deadline)
 
     def address(
         self, topic: str, broker_name: str, deadline: float, broker_id: int = MASTER_ID, *, any_replica: bool = False
     ) -> str:
-        """Return the address of a broker of the topic. ``any_replica``: if it is away, of another replica, enough for reading.
+        """Return the address of a broker of the topic. ``any_replica``: if it is missing, return that of any replica, for reading.
 
-        Raises RocketMQUnavailableError NO_BROKER, and what `route` raises.
+        Raises RocketMQUnavailableError NO_BROKER, and the errors of `route`.
         """
         broker = self.route(topic, deadline).brokers.get(broker_name, BrokerData(broker_name, "", {}))
         there: Callable[[int], str | None] = broker.address if any_replica else broker.addresses.get
@@ -281,12 +281,12 @@ class Client:
             raise RocketMQUnavailableError(
                 UnavailableCondition.NO_BROKER,
                 f"the nameserver has no {which} of broker {broker_name!r} for topic {topic!r}: "
-                + ("a replica acts as master, without the master's locks" if broker.acting else "it is down, or starting"),
+                + ("a replica acts as master, without the master's locks" if broker.acting else "it is down or starting"),
             )
         return found
 
     def is_master(self, topic: str, broker_name: str, address: str, deadline: float) -> bool:
-        """Return whether an address is the master's in the topic's route. Raises as `route`."""
+        """Return whether the broker's master has this address in the topic's route. Raises the errors of `route`."""
         broker = self.route(topic, deadline).brokers.get(broker_name)
         return broker is not None and broker.master == address
 
@@ -304,7 +304,7 @@ class Client:
     ) -> T:
         """Send a request to a broker of the topic, with retries until the deadline, and return the parsed answer.
 
-        Raises the error that the answer stands for; see `Pending.result`.
+        Raises the errors of `Pending.result`.
         """
         return self._retry(
             request,
@@ -314,11 +314,11 @@ class Client:
         )
 
     def call_address(self, address: str, request: Request[T], deadline: float) -> T:
-        """Send a request to one server, as `call`."""
+        """Send a request to one server, with retries and errors as in `call`."""
         return self._retry(request, deadline, lambda: address, lambda: None)
 
     def call_nameserver(self, request: Request[T], deadline: float) -> T:
-        """Ask the nameservers in turn until one answers. Raises the error that the answer stands for; see `Pending.result`."""
+        """Ask the nameservers in turn until one answers. Raises the errors of `Pending.result`."""
         failures = 0
         while True:
             for _ in self.nameservers:
@@ -329,7 +329,7 @@ class Client:
                     return self.connection(address, limit, wait=len(self.nameservers) == 1).call(request, limit)
                 except RocketMQUnavailableError as error:
                     last = error
-                # Another thread may have moved on to the next nameserver already.
+                # Another thread may already have switched to the next nameserver.
                 if self._turn == turn:
                     self._turn = turn + 1
                 if time.monotonic() >= deadline:
@@ -361,19 +361,19 @@ class Client:
     # --- connections
 
     def connection(self, address: str, deadline: float, *, wait: bool = True) -> Connection:
-        """Return the connection to an address, made if there is none. Requests that are sent on it directly are not retried.
+        """Return the connection to an address, and make it if there is none. Requests sent directly on it are not retried.
 
-        Makes one attempt to connect. After earlier failures it waits before that; without ``wait`` it fails instead.
+        There is only one attempt to connect. After earlier failures it is delayed if ``wait``, and otherwise fails immediately.
         Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS, TLS or CLOSED.
         """
         return self._endpoints.connection(address, deadline, wait=wait)
 
     def lane(self, address: str, deadline: float) -> Lane:
-        """Return a connection for pulls alone, which the calling thread has to itself until `give_back`. Raises as `connection`."""
+        """Return a connection only for pulls and for the calling thread, until `give_back`. Raises the errors of `connection`."""
         return self._endpoints.lane(address, deadline, proxied=self.routed_by_proxy)
 
     def give_back(self, lane: Lane) -> None:
-        """Keep a lane for the next pull. One with requests in flight is closed: nobody waits for their answers."""
+        """Keep a lane for the next pull. Close it if it has requests in flight, because no thread waits for their answers."""
         self._endpoints.give_back(lane)
 
     def _forget(self) -> None:

@@ -1,10 +1,10 @@
 """One connection to one server, shared by all threads of a process: many requests in flight, answers in any order.
 
-A reader thread matches answers to requests by ``opaque``. Servers send requests of their own on the same connection, numbered
-by a counter of their own, so the flag is checked before the number (NettyRemotingAbstract.processMessageReceived).
+A reader thread matches answers to requests by ``opaque``. Servers also send requests on the same connection and number them by their
+own counter, so the flag is checked before the number (NettyRemotingAbstract.processMessageReceived).
 
-Rules (those of every stream are in `wire.stream`): deadlines are monotonic seconds, and finite. When a connection ends, every request in
-flight ends with CONNECTION_LOST. A child after a fork forgets its parent's connections.
+Rules (`wire.stream` has the rules of every stream): deadlines are finite, in monotonic seconds. When a connection ends, every request
+in flight ends with CONNECTION_LOST. A child after a fork drops its parent's connections.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from orderedmq.rocketmq.wire.stream import SILENCE, Stream
 
 T = TypeVar("T")
 
-#: Takes a request from the server and returns the answer, None for an unknown request or one that wants no answer. Runs in the
-#: reader thread.
+#: Takes a request from the server and returns the answer; None if the request is unknown or wants no answer. Runs in the reader
+#: thread.
 PushHandler = Callable[[RemotingCommand], RemotingCommand | None]
 
-#: Seconds between checks of the deadlines of requests that no thread waits for.
+#: Seconds between checks of the deadlines of requests for which no thread waits.
 _TICK: Final = 0.5
-#: Seconds for sending an answer to a server's request: nothing depends on it, and the reader must not be held up.
+#: Seconds for sending an answer to a server's request. Nothing depends on the answer, and it must not block the reader for longer.
 PUSH_ANSWER_TIMEOUT: Final = 1.0
 
 
@@ -64,7 +64,7 @@ class Pending(Generic[T]):
         on_done: Callable[[Pending[T]], None] | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """``credentials`` sign the request."""
+        """``credentials`` are those that sign the request."""
         self.request = request
         self.credentials = credentials
         self.opaque = opaque
@@ -73,26 +73,26 @@ class Pending(Generic[T]):
         self._on_done = on_done
         self._response: RemotingCommand | None = None
         self._error: OrderedMQError | None = None
-        # Whether some of its bytes may have been written.
+        # Whether some of the request's bytes may have been written.
         self._may_be_written = False
-        # Held until there is a result: a lock is the cheapest thing to wait for.
+        # Held until there is a result. A lock is the cheapest object to wait for.
         self._done = threading.Lock()
         self._done.acquire()
 
     @property
     def done(self) -> bool:
-        """Whether `result` returns or raises at once."""
+        """Whether `result` returns or raises immediately."""
         return self._response is not None or self._error is not None
 
     def result(self) -> T:
-        """Return the parsed answer, waiting for it until the deadline.
+        """Return the parsed answer, and wait for it until the deadline.
 
-        Raises the error that the answer's code stands for, or RocketMQUnavailableError: TIMEOUT or CONNECTION_LOST (the server
-        may have done it), UNREACHABLE (it was never sent).
+        Raises the error for the answer's response code, or RocketMQUnavailableError: TIMEOUT or CONNECTION_LOST (the server may have
+        executed the request), UNREACHABLE (the request was never sent).
         """
         if not self._done.acquire(timeout=seconds_to(self.deadline)):
             self._connection._expire(self)
-            # If another thread was faster, it has finished the request or is about to.
+            # If another thread has taken the request first, it has finished the request or is about to.
             self._done.acquire()
         self._done.release()
         if self._error is not None:
@@ -114,7 +114,7 @@ class Pending(Generic[T]):
 
 
 class Connection:
-    """A connection to one server; see the module. Made by `open`; ended by `close`, by the server, or by an error."""
+    """A connection to one server; see the module. `open` makes it. `close`, the server, or an error ends it."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Connection:
         self.account = account
         self._on_push = on_push
         self._stream: Stream[Pending[Any], RemotingCommand] = Stream(address, FrameDecoder(), time.monotonic(), silence)
-        # Only the thread that takes a request out of here finishes it.
+        # Only the thread that removes a request from this dictionary finishes the request.
         self._pending = self._stream.in_flight
         self._writing = threading.Lock()
         self._reader = threading.Thread(target=self._read, name=f"rocketmq-{address}", daemon=True)
@@ -158,7 +158,7 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended, which is final."""
+        """Whether the connection has ended. An ended connection is never used again."""
         return self._stream.lost is not None
 
     @property
@@ -166,19 +166,20 @@ class Connection:
         return len(self._pending)
 
     def idle_seconds(self, now: float) -> float:
-        """Return the seconds since bytes went in either direction."""
+        """Return the seconds since bytes were last sent or received."""
         return now - self._stream.active
 
     # --- requests
 
     def call(self, request: Request[T], deadline: float) -> T:
-        """Send a request and wait for its answer; see `send` and `Pending.result`."""
+        """Send a request and return its parsed answer. Raises the errors of `send` and `Pending.result`."""
         return self.send(request, deadline).result()
 
     def send(self, request: Request[T], deadline: float, on_done: Callable[[Pending[T]], None] | None = None) -> Pending[T]:
-        """Send a request without waiting. Raises ProtocolError as `encode_parts`; the result raises every other error.
+        """Send a request without waiting for its answer.
 
-        ``on_done`` is called once, when there is a result, mostly in the reader thread: it must not wait or raise. It may send.
+        Raises ProtocolError as `encode_parts` does. `Pending.result` raises every other error. ``on_done`` is called once, when there is
+        a result, usually in the reader thread. So it must not wait or raise, but it may send.
         """
         [pending] = self.send_all([(request, on_done)], deadline)
         return pending
@@ -186,9 +187,9 @@ class Connection:
     def send_all(
         self, asked: Sequence[tuple[Request[T], Callable[[Pending[T]], None] | None]], deadline: float
     ) -> list[Pending[T]]:
-        """Send several requests with one write, as `send`: a system call costs more than a request does.
+        """Send several requests, each as in `send`, with one write, because a system call costs more than a request.
 
-        If the write fails, some requests may have been sent whole: pass several only if they are repeatable.
+        If the write fails, some requests may have been sent completely. So pass several requests only if all are repeatable.
         """
         credentials = self.account.current
         numbers = self._stream.numbers(len(asked))
@@ -199,7 +200,7 @@ class Connection:
             parts += encode_parts(self._command(pending))
             made.append(pending)
         self._stream.add(dict(zip(numbers, made)), time.monotonic())
-        # Checked only now: a cut after this check finds the requests that were added above.
+        # Check this only now, so that a `_cut` after the check finds the requests that were added above.
         why = self._stream.lost or self._write(parts, deadline, made)
         if why is not None:
             for pending in made:
@@ -208,7 +209,7 @@ class Connection:
         return made
 
     def close(self) -> None:
-        """End the connection; requests in flight end with CONNECTION_LOST. Returns when the socket is closed."""
+        """End the connection and wait until the socket is closed. Requests in flight end with CONNECTION_LOST."""
         self._cut("this client closed it")
         if threading.current_thread() is not self._reader:
             self._reader.join()
@@ -219,7 +220,7 @@ class Connection:
         return RemotingCommand(request.code, pending.opaque, 0, None, ext, request.body)
 
     def _write(self, parts: Sequence[Bytes], deadline: float, made: Sequence[Pending[Any]]) -> str | None:
-        """Write frames; return why that failed, or None. A frame that was written in part ends the connection."""
+        """Write frames. Return why that failed, or None. If a frame was written only in part, end the connection."""
         broken = None
         if not self._writing.acquire(timeout=seconds_to(deadline)):
             return f"the connection to {self.address} was busy with other requests until the deadline"
@@ -228,7 +229,7 @@ class Connection:
                 return self._stream.lost
             for pending in made:
                 pending._may_be_written = True
-            # Requests that expired before the mark above were reported as not sent, so they must not be sent.
+            # Requests that expired before they were marked above have been reported as not sent, so they must not be sent.
             if made and all(pending.opaque not in self._pending for pending in made):
                 return "its deadline has passed"
             self._stream.active = time.monotonic()
@@ -241,7 +242,7 @@ class Connection:
             why = broken = str(error)
         finally:
             self._writing.release()
-        # A server ignores a part of a frame, so a single request was not sent. Of several, some may have been sent whole.
+        # A server ignores an incomplete frame, so a single request was not sent. Of several requests, some may have been sent completely.
         for pending in made if len(made) == 1 or broken is None else ():
             if self._pending.pop(pending.opaque, None) is not None:
                 pending._finish(None, self._stream.not_sent(pending.request.what, why))
@@ -261,12 +262,12 @@ class Connection:
             try:
                 self._cut(why)
             finally:
-                # Under the lock, so that no thread writes to the descriptor after the system has reused it.
+                # Close the socket under the lock, so that no thread writes to the descriptor after the system has reused it.
                 with self._writing:
                     self._transport.close()
 
     def _receive(self) -> None:
-        """Dispatch what comes until the stream ends. Raises OSError."""
+        """Read and dispatch commands until the stream ends. Raises OSError."""
         tick = time.monotonic() + _TICK
         while self._stream.lost is None:
             count = self._transport.recv_into(self._stream.buffer(), _TICK)
@@ -283,7 +284,7 @@ class Connection:
     def _dispatch(self, command: RemotingCommand) -> None:
         if command.is_response:
             pending = self._pending.pop(command.opaque, None)
-            # None if the request was given up.
+            # There is no entry if the request was given up.
             if pending is not None:
                 pending._finish(command, None)
             return
@@ -292,7 +293,7 @@ class Connection:
             self._write(encode_parts(answer), Deadline.after(PUSH_ANSWER_TIMEOUT), ())
 
     def _expire(self, pending: Pending[Any]) -> None:
-        """Finish a request whose deadline has passed; end the connection if the server has vanished."""
+        """Finish a request whose deadline has passed, and end the connection if the server has vanished."""
         vanished = self._stream.vanished(time.monotonic())
         if self._pending.pop(pending.opaque, None) is not None:
             pending._finish(None, self._stream.late(pending.request.what, written=pending._may_be_written))
@@ -302,7 +303,7 @@ class Connection:
     # --- the end
 
     def _cut(self, why: str = "") -> None:
-        """End the connection, and everything in flight. ``why`` counts if the stream has not ended yet."""
+        """End the connection and all requests in flight. ``why`` is the reason if the stream has not ended before."""
         self._stream.end(why)
         self._transport.shutdown()
         while self._pending:
@@ -316,12 +317,12 @@ class Connection:
         what, lost = pending.request.what, self._stream.lost or ""
         if not pending._may_be_written:
             return self._stream.not_sent(what, lost)
-        return self._stream.no_answer(f"the {what}, which may or may not have been done")
+        return self._stream.no_answer(f"the {what}, which may or may not have been executed")
 
     def _forget(self) -> None:
-        """Let go of the connection in a child after a fork, silently: it is the parent's, as are its threads and locks."""
+        """Drop the connection in a child after a fork without telling the server, because it and its threads are the parent's."""
         self._writing = threading.Lock()
-        self._stream.end("it is the parent process's")
+        self._stream.end("it belongs to the parent process")
         self._transport.close()
         for pending in self._pending.values():
             pending._on_done = None

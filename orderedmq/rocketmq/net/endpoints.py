@@ -1,7 +1,8 @@
 """The connections of a client by address: one that all threads share, and lanes for pulls, each used by one thread at a time.
 
-Rules: attempts to connect to an address follow one back-off, whatever they connect. A server closes a connection that is unused
-for 120 s, so one that is idle for longer than MAX_IDLE is replaced. A child after a fork makes connections of its own.
+Rules: all attempts to connect to an address share one back-off, whether for the shared connection or for a lane. A server closes a
+connection that is unused for 120 s, so a connection that is idle for longer than MAX_IDLE is replaced. A child after a fork makes new
+connections.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 
 T = TypeVar("T", Connection, Lane)
 
-#: Seconds after which an unused connection is replaced: a server closes it after 120, which must not happen while a request is
-#: sent.
+#: Seconds after which an unused connection is replaced. A server closes it after 120 s, which must not happen while a request is
+#: being sent.
 MAX_IDLE: Final = 100.0
-#: Lanes to one address that are kept while nothing is pulled: threads of a process that pull at once are few.
+#: The maximum number of unused lanes to one address. It is low because few threads of a process pull at the same time.
 _MOST_IDLE_LANES: Final = 4
 
 
 class AddressConnections:
-    """The connections to one address, and the latest failures to connect to it."""
+    """The connections to one address, and the latest failures of connecting to it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.connection: Connection | None = None
-        #: Lanes that no thread uses, and those that one does.
+        #: The lanes that no thread uses, and the lanes in use.
         self.idle: list[Lane] = []
         self.used: set[Lane] = set()
         self.failures = 0
@@ -51,14 +52,14 @@ class AddressConnections:
         return found
 
     def usable_lane(self, now: float) -> Lane | None:
-        """Take an idle lane, the one that was used last. Lanes that cannot be used any more are closed."""
+        """Take the idle lane that was used last. Close lanes that are no longer usable. None if there is no usable lane."""
         while self.idle:
             try:
                 found = self.idle.pop()
             except IndexError:
                 break
             if found.idle_seconds(now) <= MAX_IDLE:
-                # What the server has done meanwhile, such as closing it, can be read now.
+                # Read now whatever the server has sent while the lane was idle, such as the end of the connection.
                 found.receive(0.0)
                 if not found.closed:
                     return found
@@ -78,7 +79,7 @@ class Endpoints:
         on_push: PushHandler | None = None,
         names: Namespaces = NO_NAMESPACES,
     ) -> None:
-        """``nameservers`` are for errors: what to check differs by role."""
+        """``nameservers`` are for errors, whose advice differs between nameservers and brokers."""
         self.tls = tls
         self.by_address: dict[str, AddressConnections] = {}
         self.lock = threading.Lock()
@@ -127,7 +128,7 @@ class Endpoints:
             endpoint.idle.append(lane)
 
     def close(self) -> None:
-        """Close every connection. Operations that wait raise an error."""
+        """Close every connection. Waiting operations raise an error."""
         self._closing.set()
         with self.lock:
             endpoints = list(self.by_address.values())
@@ -140,7 +141,7 @@ class Endpoints:
                 endpoint.idle.pop().close()
 
     def pause(self, delay: float, deadline: float, last: OrderedMQError) -> None:
-        """Wait before the next attempt. Raises ``last`` if time is too short, RocketMQError CLOSED if the client closes."""
+        """Wait before the next attempt. Raises ``last`` if the time is too short, and RocketMQError CLOSED if the client closes."""
         if time.monotonic() + delay >= deadline:
             raise last
         if self._closing.wait(delay):
@@ -150,7 +151,7 @@ class Endpoints:
         raise RocketMQError(RocketMQCondition.CLOSED, f"the connection to {';'.join(self._nameservers)} was closed")
 
     def forget(self) -> None:
-        """Begin again in a child after a fork: connections are the parent's, and a lock may be held by one of its threads."""
+        """Start over in a child after a fork, because connections belong to the parent, and its threads may hold locks."""
         closed = self._closing.is_set()
         self.lock, self._closing, self.by_address = threading.Lock(), threading.Event(), {}
         if closed:
@@ -171,14 +172,14 @@ class Endpoints:
         usable: Callable[[float], T | None],
         opened: Callable[[], T],
     ) -> T:
-        """Return what ``usable`` has, else what ``opened`` makes in one attempt, after the waits that earlier failures require."""
+        """Return the result of ``usable``. If it is None, wait as earlier failures require, and return the result of ``opened``."""
         if self._closing.is_set():
             self.raise_closed()
         found = usable(time.monotonic())
         if found is not None:
             return found
         if not endpoint.lock.acquire(timeout=seconds_to(deadline)):
-            raise self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
+            raise self._unreachable(address, f"this client could not connect to {address} in time{endpoint.last}")
         try:
             return usable(time.monotonic()) or self._connect(address, endpoint, deadline, wait, opened)
         finally:
@@ -187,7 +188,7 @@ class Endpoints:
     def _connect(self, address: str, endpoint: AddressConnections, deadline: float, wait: bool, opened: Callable[[], T]) -> T:
         delay = endpoint.not_before - time.monotonic()
         if delay > 0:
-            refused = self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
+            refused = self._unreachable(address, f"this client could not connect to {address} in time{endpoint.last}")
             self.pause(delay, deadline if wait else 0.0, refused)
         self.account.renew()
         try:
@@ -195,7 +196,7 @@ class Endpoints:
         except RocketMQError as error:
             endpoint.failures += 1
             endpoint.not_before = time.monotonic() + CONNECT.delay(endpoint.failures, random.random())
-            endpoint.last = f"; the last attempt: {error.message}"
+            endpoint.last = f", and the last attempt failed: {error.message}"
             if error.sub != UnavailableCondition.UNREACHABLE:
                 raise
             raise self._unreachable(address, error.message) from None
@@ -206,10 +207,10 @@ class Endpoints:
         return made
 
     def _unreachable(self, address: str, why: str) -> RocketMQUnavailableError:
-        """Return the error for a server that cannot be reached, with its role and what to check."""
+        """Return the error for a server that cannot be reached, with what to check for a nameserver or a broker."""
         if address not in self._nameservers:
-            asked = "the nameserver lists a broker there: is it running, and is its address (brokerIP1) reachable from this machine?"
-            return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"{why}; {asked}")
-        asked = "is a nameserver running there? Check the address in"
+            asked = "Check that a broker is running there, and that its address (brokerIP1) is reachable from this machine"
+            return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"{why}. {asked}")
+        asked = "Check that a nameserver is running there, and check the address in"
         remedy = Remedy(f"{asked} namesrvAddr", f"{asked} --namesrv (host:port, usually port 9876)")
         return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, why, remedy)

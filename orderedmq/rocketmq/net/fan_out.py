@@ -1,4 +1,4 @@
-"""Sends many requests to many brokers, all in flight at once; through a Proxy as many as it answers."""
+"""Sends many requests to many brokers, all in flight at the same time. Through a Proxy, only as many as it surely answers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 def existing(
     client: Client, queues: Sequence[MessageQueue], route: Callable[[str, bool], Route], deadline: float
 ) -> list[MessageQueue]:
-    """Return ``queues`` without those known to be gone, each once. A broker cannot tell: it answers for any queue.
+    """Return ``queues`` without duplicates and without those that are known not to exist.
 
-    A broker that the nameserver does not know at the moment may still have its queues. They are kept, so that a request for
-    one fails and does not count as a loss of data. ``route(topic, fresh)`` returns a topic's route; a missing topic has no
-    queues.
+    Brokers cannot be asked, because they answer for any queue. A broker that the nameserver does not know at the moment may still have
+    its queues. They are kept, so that a request for one fails instead of counting as a loss of data. ``route(topic, fresh)`` returns
+    a topic's route. A missing topic has no queues.
     """
 
     def routes(topics: Iterable[str], fresh: bool) -> dict[str, Route]:
@@ -48,14 +48,17 @@ def existing(
     }
     if away:
         reporting = client.cluster(deadline).brokers
-        # A broker that reported in between is in these routes.
+        # Request the routes again, so that they have brokers that have reported since the first request.
         found |= there(routes({queue.topic for queue in away}, True))
         found |= {queue for queue in away if queue.broker_name not in reporting}
     return [queue for queue in dict.fromkeys(queues) if queue in found]
 
 
 def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]], deadline: float) -> list[T]:
-    """Return the answers of the queues' masters, in order. Raises as `Client.call`, perhaps after other requests were done."""
+    """Return the answers of the queues' masters, in order.
+
+    Raises the errors of `Client.call`, perhaps after other requests have been executed.
+    """
 
     def again(index: int) -> T:
         queue, request = asked[index]
@@ -69,7 +72,7 @@ def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]],
 
 
 def ask_servers(client: Client, asked: Sequence[tuple[str, Request[T]]], deadline: float) -> list[T]:
-    """Return the answers of servers, given by address, in order. Raises as `ask_queues`."""
+    """Return the answers of servers, which are given by address, in order. Raises the errors of `ask_queues`."""
     return _ask(
         client,
         [request for _, request in asked],
@@ -80,7 +83,7 @@ def ask_servers(client: Client, asked: Sequence[tuple[str, Request[T]]], deadlin
 
 
 def lock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], seconds: float) -> set[MessageQueue]:
-    """Lock each queue under its client id in ``names``; return the granted ones. Raises as `Client.call`."""
+    """Lock each queue under its client id in ``names``. Return the queues that were granted. Raises the errors of `Client.call`."""
     together = _by_broker_and_name(names)
     asked = [(queues[0], group_requests.lock(group, name, queues)) for name, queues in together]
     granted: set[MessageQueue] = set()
@@ -90,7 +93,7 @@ def lock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], s
 
 
 def unlock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], seconds: float) -> None:
-    """Unlock queues. Locks at a broker that is away expire by themselves."""
+    """Unlock each queue under its client id in ``names``. Locks at a broker that cannot be reached expire by themselves."""
     for name, queues in _by_broker_and_name(names):
         with contextlib.suppress(RocketMQUnavailableError):
             ask_queues(client, [(queues[0], group_requests.unlock(group, name, queues))], Deadline.after(seconds))
@@ -126,7 +129,7 @@ def _ask(
             )
             sent.update(zip(indices, made))
         for index in together:
-            # All requests here are repeatable.
+            # A request that fails here is sent again, because all requests are repeatable.
             with contextlib.suppress(RocketMQUnavailableError):
                 if index in sent:
                     answers.append(sent[index].result())

@@ -1,14 +1,14 @@
-"""A connection for pulls alone, which one thread uses at a time: many requests in one write, answers read in that thread.
+"""A connection only for pulls, which one thread uses at a time. It sends many requests in one write, and the same thread reads answers.
 
-What a `Connection` needs to be shared (a reader thread, locks, an object and a wake-up for each request) costs more than a pull
-itself. Here the thread that pulls also sends and receives.
+A `Connection` can be shared because it has a reader thread, locks, and an object and a wake-up for each request. These cost more than a
+pull itself. Here the thread that pulls also sends and receives.
 
-Rules (those of every stream are in `wire.stream`): deadlines are monotonic seconds. When a lane ends, everything in flight on it ends with
-one and the same error. A child after a fork forgets its parent's lanes. `shutdown` may be called by any thread.
+Rules (`wire.stream` has the rules of every stream): deadlines are monotonic seconds. When a lane ends, all its requests in flight end
+with the same error. A child after a fork drops its parent's lanes. Any thread may call `shutdown`.
 
-A broker answers every request. A Proxy throws answers away when too many wait (behind_proxy.UNWRITTEN), so on a lane to a Proxy a
-request is sent again when later ones have been answered (round_trips), or when nothing was answered for a while. The first answer
-counts, and any other answer to the same request is dropped.
+A broker answers every request. A Proxy drops answers when too many are waiting (behind_proxy.UNWRITTEN). So on a lane to a Proxy, a
+request is sent again when enough later requests have been answered (round_trips), or when no answer has come for a while. The first
+answer counts, and any other answer to the same request is ignored.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from orderedmq.rocketmq.wire.pull_frames import Found, PullDecoder, PullTemplate
 from orderedmq.rocketmq.wire.request import answer_to
 from orderedmq.rocketmq.wire.stream import SILENCE, Stream
 
-#: The outcome of a pull of at most so many messages from an offset on: (offset, number, result). After a lane's end, all that were
-#: in flight have the same error object. (An object with names would cost as much as all else that is done to an answer here.)
+#: The outcome of a pull: (offset, maximum number of messages, result). When a lane ends, all its requests in flight get the same error
+#: object. This is a tuple because a named tuple or class would cost as much as all other work on an answer here.
 Answer: TypeAlias = tuple[int, int, PullResult | OrderedMQError]
 
-#: Seconds without a byte after which a lane with requests in flight has ended, whatever their deadlines are. A broker drops a pull
-#: that it could not begin within 5 s (BrokerConfig.waitTimeMillsInPullQueue), so after that nothing is gained by waiting.
+#: Seconds without a byte after which a lane with requests in flight ends, whatever their deadlines are. A broker drops a pull that
+#: it could not begin within 5 s (BrokerConfig.waitTimeMillsInPullQueue), so waiting longer is useless.
 STALLED: Final = 6.0
-#: Seconds without a byte after which the oldest request to a Proxy is sent again, alone; each further time it takes twice as long.
+#: Seconds without a byte after which only the oldest request to a Proxy is sent again. The time doubles after each such repetition.
 QUIET: Final = 0.1
 
-#: A request without an answer: (offset, number of messages, deadline, template).
+#: A request without an answer: (offset, maximum number of messages, deadline, template).
 _Asked: TypeAlias = tuple[int, int, float, PullTemplate]
 
 
@@ -54,7 +54,7 @@ def _is_answer(event: Found | RemotingCommand) -> bool:
 
 
 def _allocate(size: int) -> memoryview:
-    # Arrow's allocator reuses memory. The C library returns large buffers each time, and fresh pages cost more than a decoding.
+    # Arrow's allocator reuses memory. The C library returns large buffers to the system, and fresh pages cost more than decoding.
     return memoryview(pa.allocate_buffer(size)).cast("B")
 
 
@@ -71,19 +71,19 @@ class Lane:
         names: Namespaces = NO_NAMESPACES,
         proxied: bool = False,
     ) -> None:
-        """``proxied``: the address is a Proxy's."""
+        """``proxied``: the server is a Proxy."""
         self.address = address
         self.proxied = proxied
-        #: For the templates of what is asked over this lane.
+        #: For the templates of requests on this lane.
         self.account, self.names = account, names
         self._transport = transport
         self._stalled = STALLED
         self._stream: Stream[_Asked, Found | RemotingCommand] = Stream(
             address, PullDecoder(_allocate), time.monotonic(), silence
         )
-        #: Requests without an answer, by number, in the order of their deadlines.
+        #: Requests that have no answer yet, by number, in the order of their deadlines.
         self._asked = self._stream.in_flight
-        #: Numbers under which requests to a Proxy were sent again, and the numbers of these requests in ``_asked``.
+        #: Maps the numbers under which requests to a Proxy were sent again to their first numbers, which are in ``_asked``.
         self._repeats: dict[int, int] = {}
         self._trips = RoundTrips()
         self._quiet = QUIET
@@ -108,7 +108,7 @@ class Lane:
 
     @property
     def closed(self) -> bool:
-        """Whether the lane has ended, which is final."""
+        """Whether the lane has ended. An ended lane is never used again."""
         return self._stream.lost is not None
 
     @property
@@ -116,11 +116,11 @@ class Lane:
         return len(self._asked)
 
     def idle_seconds(self, now: float) -> float:
-        """Return the seconds since requests were sent or answers received."""
+        """Return the seconds since bytes were last sent or received."""
         return now - self._stream.active
 
     def ask(self, template: PullTemplate, ranges: Sequence[tuple[int, int]], deadline: float) -> None:
-        """Request (offset, number of messages) ranges in one write. Raises nothing: `receive` returns what fails."""
+        """Request ranges of (offset, maximum number of messages) in one write. Raises nothing, because `receive` returns errors."""
         numbers, now = self._stream.numbers(len(ranges), self._repeats), time.monotonic()
         self._stream.add({number: (begin, most, deadline, template) for number, (begin, most) in zip(numbers, ranges)}, now)
         if self.closed:
@@ -140,7 +140,7 @@ class Lane:
             self._cut(str(error))
 
     def receive(self, timeout: float) -> list[Answer]:
-        """Return answers that have come; wait ``timeout`` seconds for the first. Answers to requests that failed have errors."""
+        """Return the answers that have come, and wait ``timeout`` seconds for the first. Failed requests have an error as result."""
         answers: list[Answer] = []
         if not self.closed:
             if self.proxied and self._asked:
@@ -159,7 +159,7 @@ class Lane:
         return answers
 
     def _read(self, timeout: float, answers: list[Answer]) -> bool:
-        """Add what has come to ``answers``; return whether anything has. Raises OSError, WriteTimeout."""
+        """Add the answers that have come to ``answers``. Return whether any bytes have come. Raises OSError, WriteTimeout."""
         count = self._transport.recv_into(self._stream.buffer(), timeout)
         if count is None:
             return False
@@ -170,13 +170,13 @@ class Lane:
         for event in events:
             if isinstance(event, tuple):
                 number, result = event
-                # A request without an entry was given up.
+                # There is no entry if the request was given up.
                 if (asked := self._asked.pop(number, None)) is not None:
                     answers.append((asked[0], asked[1], result))
             else:
                 self._dispatch(event, answers)
         if self.closed:
-            # These were the stream's last events.
+            # The stream has ended after these events.
             self._cut()
         elif self.proxied:
             numbers = [event[0] if isinstance(event, tuple) else event.opaque for event in events if _is_answer(event)]
@@ -184,13 +184,13 @@ class Lane:
         return True
 
     def _as_first_sent(self, event: Found | RemotingCommand) -> Found | RemotingCommand:
-        """Return an answer to a request that was sent again as the answer to the request that was sent first."""
+        """Return the event. If it answers a repeated request, replace its number by that of the first request."""
         if isinstance(event, tuple):
             return self._repeats.pop(event[0], event[0]), event[1]
         return replace(event, opaque=self._repeats.pop(event.opaque, event.opaque)) if _is_answer(event) else event
 
     def _repeat(self, numbers: Sequence[int]) -> None:
-        """Send requests again that have no answer yet, in one write, under other numbers."""
+        """Send those of the requests that have no answer yet again, in one write, under new numbers."""
         frames: list[bytes] = []
         waiting = [first for first in numbers if first in self._asked]
         for first, number in zip(waiting, self._stream.numbers(len(waiting), self._repeats)):
@@ -202,7 +202,7 @@ class Lane:
             self._send(b"".join(frames), Deadline.after(self._stalled))
 
     def _dispatch(self, command: RemotingCommand, answers: list[Answer]) -> None:
-        """Handle anything but an answer with messages that was read in place. Raises OSError, WriteTimeout."""
+        """Handle a command: any event that is not an answer with messages. Raises OSError, WriteTimeout."""
         if command.is_response:
             asked = self._asked.pop(command.opaque, None)
             if asked is not None:
@@ -218,7 +218,7 @@ class Lane:
             return self.account.explain(error, template.credentials)
 
     def _expire(self, answers: list[Answer]) -> None:
-        """Give up requests whose deadline has passed; end the lane if the server was silent for too long."""
+        """Give up requests whose deadline has passed, and end the lane if the server has been silent for too long."""
         now = time.monotonic()
         silent = self._stream.silent_for(now)
         if self._asked and silent >= self._stalled:
@@ -243,27 +243,27 @@ class Lane:
     # --- the end
 
     def close(self) -> None:
-        """End the lane. Only for the thread that uses it."""
+        """End the lane. Only the thread that uses the lane may call this."""
         self._cut("this client closed it")
 
     def __del__(self) -> None:
-        # Nobody gives back the lane of a task that ended between two pulls.
+        # A task that ends between two pulls does not give back its lane.
         self._transport.close()
 
     def shutdown(self) -> None:
-        """Have the lane end, in the thread that uses it."""
+        """Shut down the socket, so that the lane ends in the thread that uses it."""
         self._transport.shutdown()
 
     def _cut(self, why: str = "") -> None:
-        """End the lane. ``why`` counts if the stream has not ended yet."""
+        """End the lane. ``why`` is the reason if the stream has not ended before."""
         self._stream.end(why)
         self._transport.shutdown()
         self._transport.close()
 
     def _forget(self) -> None:
-        """Let go of the connection in a child after a fork, silently: it is the parent's."""
+        """Drop the connection in a child after a fork without telling the server, because it belongs to the parent."""
         if not self.closed:
-            self._stream.end("it is the parent process's")
+            self._stream.end("it belongs to the parent process")
             self._transport.close()
 
 

@@ -1,7 +1,7 @@
-"""Says which requests a server has dropped, judged by round trips of later requests instead of seconds. Pure.
+"""Decides which requests a server has dropped, by counting round trips of later requests instead of seconds. Pure.
 
 A server answers requests in any order, so one answer to a later request proves little. A request counts as dropped when ``PASSED``
-later requests were sent and answered, each after the answer to the one before it.
+later requests were sent and answered one after the other, each sent after the answer to the previous one.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
-#: Round trips of later requests after which a request is sent again. With 2 of them, a Proxy that dropped nothing was sent 10 % of its
-#: requests twice, with 4 nearly none.
+#: Round trips of later requests after which a request is sent again. With 2, 10 % of the requests to a Proxy that had dropped nothing
+#: were sent twice. With 4, nearly none were.
 PASSED: Final = 4
 
 
 class RoundTrips:
-    """Counts the round trips of requests, which are given by number."""
+    """Counts round trips. Requests are identified by their numbers."""
 
     def __init__(self) -> None:
-        #: Round trips that were made one after the other.
+        #: The number of round trips that were made one after the other.
         self._made = 0
-        #: Requests without an answer, in the order in which they were sent, and the round trips made before.
+        #: Requests that have no answer yet, in the order of sending, with the number of round trips made before.
         self._sent: dict[int, int] = {}
 
     def sent(self, numbers: Iterable[int]) -> None:
-        """Requests were sent."""
+        """Record that requests were sent."""
         self._sent.update(dict.fromkeys(numbers, self._made))
 
     def answered(self, numbers: Collection[int]) -> list[int]:
-        """Requests were answered. Return those to send again: each at most once, and no more of them than were answered."""
+        """Record that requests were answered. Return the requests to send again: each at most once, and at most as many as answers."""
         before = self._made
         for number in numbers:
             if self._sent.pop(number, None) == before:
@@ -43,5 +43,5 @@ class RoundTrips:
         return again
 
     def doubt(self) -> None:
-        """The server was silent for a long time: at the next answers, all requests without one are sent again."""
+        """Record that the server was silent for a long time. After the next answers, all unanswered requests are sent again."""
         self._sent = dict.fromkeys(self._sent, self._made - PASSED)

@@ -1,7 +1,7 @@
 """A socket to one server, plain or with TLS, whose calls never block longer than their time limits.
 
-One thread may receive while another sends. TLS runs over memory (ssl.MemoryBIO), because two threads must not read and write
-one OpenSSL object at once, and a reader that waits inside it would hold up every writer.
+One thread may receive while another sends. TLS runs over memory (ssl.MemoryBIO), because two threads must not use one OpenSSL object
+at the same time, and a reader that waits inside the object would block every writer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from orderedmq.rocketmq.wire.frame import Bytes
 #: Seconds for one attempt to connect, TLS included (Java: ``connectTimeoutMillis``).
 CONNECT_TIMEOUT: Final = 3.0
 _TLS_RECORDS: Final = 64 * 1024
-#: Parts of one write. The system refuses more than IOV_MAX of them, which is 1024 on Linux and macOS (writev(2)).
+#: The maximum number of parts in one write. The system refuses more than IOV_MAX, which is 1024 on Linux and macOS (writev(2)).
 _MOST_PARTS: Final = 1024
 
 
 def ssl_context(options: TlsOptions) -> ssl.SSLContext:
-    """Return the SSL context. Raises OptionError INVALID if a file cannot be used."""
+    """Return the SSL context for the options. Raises OptionError INVALID if a file cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = options.verify and options.verify_hostname
     context.verify_mode = ssl.CERT_REQUIRED if options.verify else ssl.CERT_NONE
@@ -38,7 +38,7 @@ def ssl_context(options: TlsOptions) -> ssl.SSLContext:
         if options.ca_file is not None:
             context.load_verify_locations(options.ca_file)
         if options.cert_file is not None:
-            # Without a password OpenSSL would ask for one at the terminal.
+            # Pass an empty password, because OpenSSL would otherwise ask for one at the terminal.
             context.load_cert_chain(options.cert_file, options.key_file, options.key_password or "")
     except (OSError, ValueError) as error:
         names = ", ".join(name for name in (options.ca_file, options.cert_file, options.key_file) if name)
@@ -47,7 +47,7 @@ def ssl_context(options: TlsOptions) -> ssl.SSLContext:
 
 
 class WriteTimeout(Exception):
-    """The deadline passed before everything was written. ``partial``: the stream now ends inside a frame."""
+    """The deadline passed before everything was written. ``partial``: a frame may have been written only in part."""
 
     def __init__(self, partial: bool) -> None:
         self.partial = partial
@@ -55,9 +55,9 @@ class WriteTimeout(Exception):
 
 
 def connect(address: str, deadline: float, context: ssl.SSLContext | None = None) -> Transport:
-    """Connect to a server; ``deadline`` in monotonic seconds.
+    """Return a connection to a server. ``deadline`` is in monotonic seconds.
 
-    Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS, or TLS if one side does not trust the other.
+    Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS, and RocketMQError TLS if one side does not trust the other.
     """
     host, port = parse_address(address)
     deadline = min(deadline, Deadline.after(CONNECT_TIMEOUT))
@@ -75,17 +75,18 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
     except (ssl.SSLEOFError, ConnectionError):
         opened.close()
         raise RocketMQUnavailableError(
-            UnavailableCondition.UNREACHABLE, f"{address} ended the TLS handshake: it may not support TLS, or be stopping"
+            UnavailableCondition.UNREACHABLE,
+            f"{address} ended the TLS handshake: it may not support TLS, or it may be stopping",
         ) from None
     except ssl.SSLError as error:
         opened.close()
         if isinstance(error, ssl.SSLCertVerificationError):
             why = (
-                f"{error.verify_message}; set tlsTrustCertPath to the PEM file of its authority, tlsVerifyHostname=false if its "
-                "certificate names another host, or, only to try things, tlsVerify=false"
+                f"{error.verify_message}. Set tlsTrustCertPath to the PEM file of its authority, or tlsVerifyHostname=false if its "
+                "certificate names another host. Set tlsVerify=false only for experiments"
             )
         else:
-            why = f"{error.reason or error}; compare the options whose names begin with tls with what the server asks for"
+            why = f"{error.reason or error}. Compare the options whose names begin with tls with the requirements of the server"
         raise RocketMQError(RocketMQCondition.TLS, f"TLS with {address} failed: {why}") from None
     except (OSError, WriteTimeout) as error:
         opened.close()
@@ -101,7 +102,7 @@ def _unreachable(address: str, error: Exception) -> RocketMQUnavailableError:
 
 
 class Transport:
-    """A connected socket. It raises the system's errors as OSError; the connection maps them."""
+    """A connected socket. It raises the system's errors as OSError, and its user maps them."""
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
@@ -109,7 +110,7 @@ class Transport:
         self._readable.register(opened, select.POLLIN)
 
     def recv_into(self, buffer: memoryview, timeout: float) -> int | None:
-        """Return the number of bytes that came: 0 at the end of the stream, None if none came within ``timeout`` seconds."""
+        """Return the number of received bytes: 0 at the end of the stream, None if none came within ``timeout`` seconds."""
         try:
             return self._socket.recv_into(buffer)
         except BlockingIOError:
@@ -145,15 +146,15 @@ class Transport:
             raise WriteTimeout(partial)
 
     def shutdown(self) -> None:
-        """End the connection for both sides; threads that receive or send wake up."""
+        """End the connection for both sides, and wake threads that are receiving or sending."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            # The server has ended it already.
+            # The connection has already ended.
             pass
 
     def close(self) -> None:
-        """Close the descriptor without telling the server: after a fork it is the parent's connection."""
+        """Close the descriptor without telling the server, because after a fork the connection belongs to the parent."""
         self._socket.close()
 
 
@@ -183,7 +184,7 @@ class _TlsTransport(Transport):
         while True:
             with self._lock:
                 try:
-                    # With a buffer it returns a number, contrary to its type stub.
+                    # With a buffer, `read` returns a number, contrary to its type stub.
                     return cast("int", cast("object", self._tls.read(len(buffer), buffer)))
                 except ssl.SSLWantReadError:
                     pass
@@ -193,7 +194,7 @@ class _TlsTransport(Transport):
                 return None
 
     def _receive(self, timeout: float) -> bool:
-        """Pass bytes from the socket to TLS; return whether any came. The end of the stream counts."""
+        """Pass bytes from the socket to TLS. Return whether bytes came or the stream has ended."""
         count = super().recv_into(self._records, timeout)
         if count is None:
             return False
@@ -214,5 +215,5 @@ class _TlsTransport(Transport):
         try:
             super().send([data], deadline)
         except WriteTimeout:
-            # Encrypted data must follow what was encrypted before, so the stream is broken even if none of it was written.
+            # Encrypted data depends on the data encrypted before it, so the stream is broken even if nothing was written.
             raise WriteTimeout(True) from None
