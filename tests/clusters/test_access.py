@@ -513,7 +513,7 @@ def test_traces_need_a_right_on_their_topic_and_without_it_a_warning_names_it(
     [told] = [record.getMessage() for record in caplog.records if "trace" in record.getMessage()]
     assert told.startswith("the traces of 1 messages were not written to topic traces: ")
     assert re.search(
-        r"lacks Topic:traces Pub; whoever writes message traces needs Topic:traces Pub in all; grant it: mqadmin", told
+        r"lacks Topic:traces Pub\. In all, a writer of message traces needs Topic:traces Pub\. Grant it with mqadmin", told
     )
 
 
@@ -614,7 +614,7 @@ def test_a_source_or_listener_that_may_not_do_all_leaves_nothing_behind(guarded:
             roles.source(guarded, account, consumerGroup="billing-none")
     assert left_behind(guarded) == before
     # Nothing was parked yet, and the lots do not exist.
-    with pytest.raises(RocketMQError, match="lacks .*%PARKED%billing-none%orders.*; a source needs"):
+    with pytest.raises(RocketMQError, match=r"lacks .*%PARKED%billing-none%orders.*\. In all, a source needs"):
         roles.source(guarded, accounts.make(every), consumerGroup="billing-none", parkingLot="true")
     assert left_behind(guarded) == before
     with_lots = rights(guarded.version, "source of", "source with `parkingLot", billing="billing-none")
@@ -626,7 +626,9 @@ def test_a_source_or_listener_that_may_not_do_all_leaves_nothing_behind(guarded:
         roles.put_aside(guarded, accounts.make(every), "billing-none")
     assert left_behind(guarded) == before
     # Nor may it park anything.
-    with pytest.raises(RocketMQError, match="lacks .*%PARKED%billing-none%orders.*; a listener with order per key needs"):
+    with pytest.raises(
+        RocketMQError, match=r"lacks .*%PARKED%billing-none%orders.*\. In all, a listener with order per key needs"
+    ):
         roles.park(guarded, accounts.make(every), "billing-none")
     assert left_behind(guarded) == before
 
@@ -714,7 +716,9 @@ def test_queries_of_an_account_that_may_do_what_they_need(
             writer.trigger(availableNow=True).start().awaitTermination()
 
         poor = accounts.make([right for right in every if right.action not in ("Get", "PUB") and "out" not in right.resource])
-        with pytest.raises(StreamingQueryException, match=r"account '\S+' lacks .*invoices.*billing-out.*; a sink needs"):
+        with pytest.raises(
+            StreamingQueryException, match=r"account '\S+' lacks .*invoices.*billing-out.*\. In all, a sink needs"
+        ):
             copy(options(poor))
         copy(account)
         assert broker.log.bounds([target])[target].max_offset > before

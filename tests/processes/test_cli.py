@@ -275,7 +275,10 @@ def test_an_error_about_a_cluster_says_what_to_type(account: dict[str, str], add
 def test_what_to_do_about_a_nameserver_that_cannot_be_reached() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-    with Client(address) as client, pytest.raises(RocketMQUnavailableError, match=r"is a nameserver running there\?") as caught:
+    with (
+        Client(address) as client,
+        pytest.raises(RocketMQUnavailableError, match="Check that a nameserver is running there") as caught,
+    ):
         client.cluster(time.monotonic() + 0.2)
     assert "in namesrvAddr" in str(caught.value)
     assert "in --namesrv (host:port" in caught.value.typed

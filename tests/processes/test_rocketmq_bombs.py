@@ -144,9 +144,9 @@ def test_rows_end_before_a_message_that_cannot_be_read_and_it_is_named_when_it_i
         rows(5)
     assert caught.value.condition == "ORDEREDMQ_DATA_LOSS.UNREADABLE"
     assert caught.value.message == (
-        f"message 5 of queue T/a/0 cannot be read: its body of {len(packed)} bytes of zstd expands to more than 16777216 bytes, the "
-        "limit; its producer sent it so, or the broker's commit log is damaged. Set failOnDataLoss=false to skip it with a "
-        "warning"
+        f"message 5 of queue T/a/0 cannot be read: its body of {len(packed)} bytes of zstd expands to more than the limit of "
+        "16777216 bytes. Its producer sent it like this, or the broker's commit log is damaged. Set failOnDataLoss=false to skip it with "
+        "a warning"
     )
     assert (caught.value.behind, rows(6)) == (6, [6, 7])
     with pytest.raises(DataLossError, match="message 8 of queue T/a/0 cannot be read: its body of 14 bytes is not lz4"):

@@ -237,7 +237,7 @@ def test_the_command_makes_and_describes_a_topic_of_type_fifo_which_keeps_it_whe
     again = run.invoke(app, [*at, "topic", "create", "ordered", "--queues", "3", "--if-not-exists", "--message-type", "NORMAL"])
     assert "keeps its settings" in again.output, again.output
     with orderedmq.connect(namesrv_addr=cluster.address) as broker:
-        with pytest.raises(OptionError, match=r"'Fifo' is not a type of messages for topic 'other'; give one of NORMAL, FIFO"):
+        with pytest.raises(OptionError, match=r"'Fifo' is not a type of messages for topic 'other'\. Give one of NORMAL, FIFO"):
             broker.admin.create_topic("other", 1, message_type="Fifo")
         broker.admin.create_topic("plain", 1)
         assert broker.admin.message_type("plain") == "NORMAL"

@@ -252,7 +252,7 @@ def test_tls_with_a_certificate_that_the_server_made_up(cluster: Cluster, tmp_pa
         assert [message.body for message in parse_all(bytes(pulled.body))] == [body]
         with Client(world.cluster.address, tls=TlsOptions()) as careful:
             error = error_of(lambda: careful.cluster(soon()))
-            assert (error.condition, "set tlsTrustCertPath to" in error.message) == ("ORDEREDMQ_ROCKETMQ.TLS", True)
+            assert (error.condition, "Set tlsTrustCertPath to" in error.message) == ("ORDEREDMQ_ROCKETMQ.TLS", True)
         world.client.close()
 
 

@@ -221,7 +221,7 @@ def test_a_binary_header_that_contradicts_itself(header: bytes) -> None:
         (struct.pack(">i", -1), "damaged"),
         (b"\x15\x03\x03\x00", "TLS"),
         (b"HTTP/1.1 400", "HTTP"),
-        (struct.pack(">II", 10, 7), "header of 7 bytes in a frame of 10"),
+        (struct.pack(">II", 10, 7), "header of 7 bytes does not fit in a frame of 10"),
         (struct.pack(">II", 10, 2 << 24), "type 2"),
         (struct.pack(">II", 10, 255 << 24 | 1), "type 255"),
     ],

@@ -159,7 +159,7 @@ def test_a_proxy_that_refuses_a_message_for_the_topics_type_is_not_supported() -
     with pytest.raises(RocketMQError) as caught:
         answer(message_requests.send(QUEUE, b"x", "", group="g", born=0, batch=True), 13, remark)
     assert caught.value.sub == "NOT_SUPPORTED"
-    for text in ("topic 'T' has messages of type FIFO", "type NORMAL or MIXED", "nameserver", "+message.type=MIXED"):
+    for text in ("topic 'T' has type FIFO", "type NORMAL or MIXED", "nameserver", "+message.type=MIXED"):
         assert text in caught.value.message
 
 

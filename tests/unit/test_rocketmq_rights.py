@@ -60,19 +60,19 @@ def test_what_to_type_keeps_what_the_account_has() -> None:
     """mqadmin's updateAcl replaces the actions of a resource."""
     wanted = [right for right in rights.of_sink("invoices", "out") if right.kind == "Topic"]
     assert rights.grant(2, "me", wanted) == (
-        "grant it: mqadmin updateAcl -c CLUSTER -s User:me -r Topic:invoices -a Pub,Sub,Get -d Allow"
+        "Grant it with mqadmin updateAcl -c CLUSTER -s User:me -r Topic:invoices -a Pub,Sub,Get -d Allow"
     )
-    assert rights.grant(1, "me", wanted) == "add that to the account in the brokers' plain_acl.yml"
+    assert rights.grant(1, "me", wanted) == "Add that to the account in the brokers' plain_acl.yml"
 
 
 @pytest.mark.parametrize(
     ("code", "remark", "lacks", "remedy"),
     [
-        (ResponseCode.NO_PERMISSION, SECOND.format("Group:billing"), "lacks Group:billing Sub; ", "updateAcl -c CLUSTER -s User:reader "),
-        (ResponseCode.SYSTEM_ERROR, SECOND.format("Group:billing"), "lacks Group:billing Sub; ", "updateAcl -c CLUSTER -s User:reader "),
-        (ResponseCode.SYSTEM_ERROR, "User:reader is not found.", "code 1", "check accessKey and secretKey"),
-        (ResponseCode.SYSTEM_ERROR, "check signature failed.", "code 1", "check accessKey and secretKey"),
-        (ResponseCode.SYSTEM_ERROR, FIRST.format("group:billing"), "lacks groupPerms billing=SUB; ", "plain_acl.yml"),
+        (ResponseCode.NO_PERMISSION, SECOND.format("Group:billing"), "lacks Group:billing Sub. ", "updateAcl -c CLUSTER -s User:reader "),
+        (ResponseCode.SYSTEM_ERROR, SECOND.format("Group:billing"), "lacks Group:billing Sub. ", "updateAcl -c CLUSTER -s User:reader "),
+        (ResponseCode.SYSTEM_ERROR, "User:reader is not found.", "code 1", "Check accessKey and secretKey"),
+        (ResponseCode.SYSTEM_ERROR, "check signature failed.", "code 1", "Check accessKey and secretKey"),
+        (ResponseCode.SYSTEM_ERROR, FIRST.format("group:billing"), "lacks groupPerms billing=SUB. ", "plain_acl.yml"),
         (ResponseCode.SYSTEM_ERROR, "AclException: Need admin permission for request", "lacks admin: true", "an administrator's account"),
         (ResponseCode.NO_PERMISSION, "the topic[a] pulling message is forbidden", "code 16", "the permissions of topic and broker"),
     ],

@@ -63,8 +63,11 @@ def test_the_same_events_come_in_any_pieces(decoder: Callable[[], FrameDecoder],
 @pytest.mark.parametrize(
     ("before", "why"),
     [
-        (b"", "host:1 closed it before any answer; it may require TLS, or refuse this client"),
-        (answer(0)[:9], "host:1 closed it inside a frame before any answer; it may require TLS, or refuse this client"),
+        (b"", "host:1 closed it before any answer, perhaps because it requires TLS or refuses this client"),
+        (
+            answer(0)[:9],
+            "host:1 closed it inside a frame before any answer, perhaps because it requires TLS or refuses this client",
+        ),
         (answer(0), "host:1 closed it"),
         (answer(0) + answer(1)[:9], "host:1 closed it inside a frame"),
     ],
@@ -74,7 +77,7 @@ def test_the_end_says_where_it_was(decoder: Callable[[], FrameDecoder], before: 
     if before:
         fed(one, before)
     assert one.receive(0, 100.0) == []
-    assert ended(one) == ("CONNECTION_LOST", f"no answer to a pull: the connection to host:1 has ended: {why}")
+    assert ended(one) == ("CONNECTION_LOST", f"there was no answer to a pull: the connection to host:1 has ended: {why}")
     one.end("later")
     assert ended(one)[1].endswith(why)
 

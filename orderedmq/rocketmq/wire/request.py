@@ -119,7 +119,7 @@ def wrong_type(resource: str, expected: str, actual: str, why: str, remedy: str 
 def refusal(request: Request[T], response: RemotingCommand, server: str) -> OrderedMQError:
     """Return the error for an answer's response code."""
     remark = " ".join((response.remark or "").split())[:300]
-    said = f"{server} answers the {request.what} with code {response.code}" + (f": {remark}" if remark else "")
+    said = f"{server} answers the {request.what} with code {response.code}" + (f" ({remark})" if remark else "")
     code = response.code
     if code == ResponseCode.SYSTEM_ERROR:
         # ACL 1.0, a Proxy, and a nameserver that waits for its brokers have no specific code, so recognise them by their remarks.
@@ -159,7 +159,7 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
                 "nameserver's address instead (usually port 9876)",
             )
         case ResponseCode.MESSAGE_ILLEGAL if (types := types_in(remark)) is not None:
-            return wrong_type(request.resource, *types, f"this is sent as type {types[1]} ({said})")
+            return wrong_type(request.resource, *types, f"this message is sent as type {types[1]}: {said}")
         case ResponseCode.MESSAGE_ILLEGAL:
             return RocketMQError(
                 RocketMQCondition.MESSAGE_ILLEGAL,
@@ -181,9 +181,9 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             # A Proxy of 5.5 sends this remark to members of a group if it cannot get the group's settings from a broker.
             return RocketMQError(
                 RocketMQCondition.SERVER_ERROR,
-                f"{said}. A RocketMQ Proxy does not find the group: the brokers may not create groups (autoCreateSubscriptionGroup), or they "
-                "check accounts and the Proxy has none (innerClientAuthenticationCredentials, enableAclRpcHookForClusterMode). Give the Proxy "
-                "an account, or name the nameserver's address (usually port 9876)",
+                f"{said}. A RocketMQ Proxy does not find the group: the brokers may not create groups (autoCreateSubscriptionGroup), or "
+                "they check accounts and the Proxy has none (innerClientAuthenticationCredentials, enableAclRpcHookForClusterMode). Give "
+                "the Proxy an account, or name the nameserver's address (usually port 9876)",
             )
         case _:
             return RocketMQError(RocketMQCondition.SERVER_ERROR, said)
