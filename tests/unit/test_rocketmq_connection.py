@@ -327,7 +327,7 @@ def test_closed_before_any_answer_has_a_hint(serve: Callable[..., Peer], to: Cal
     def script(link: Link) -> None:
         link.read()
 
-    assert "requires TLS" in lost(to(serve(script)).send(max_offset(QUEUE), soon())).message
+    assert "because it requires TLS" in lost(to(serve(script)).send(max_offset(QUEUE), soon())).message
 
 
 def test_reset_by_the_server(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:

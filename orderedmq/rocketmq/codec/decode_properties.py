@@ -52,7 +52,7 @@ class Entries(NamedTuple):
     def layout(self, names: Collection[bytes] | None = None) -> tuple[bytes, ...] | None:
         """Return the names of a message's entries if all messages have the same names in the same order (the usual case), else None.
 
-        If ``names`` is given, a name whose length is that of none of them is not compared, and is empty in the result.
+        If ``names`` is given, names that have none of the lengths of these are not compared, and are empty in the result.
         """
         if self.each is None:
             return None
@@ -97,7 +97,7 @@ def find_entries(texts: pa.Array) -> Entries | None:
     places = np.flatnonzero(np.less_equal(data, _VALUE_END, out=_bools(len(data))))
     marks = data[places]
     if len(marks) and not marks.min():
-        # Byte 0 is no separator.
+        # Drop the bytes 0, which are not separators.
         places = places[marks > 0]
         marks = marks[marks > 0]
     # Each entry has two separators: one after its name and one after its value.

@@ -106,8 +106,8 @@ class SendBody(NamedTuple):
     """The body of one send request, with the rows [first, first + rows).
 
     ``properties`` is None for a batch (``m=true``). Otherwise the body is that of one message that is too large for a batch or must be
-    sent alone (``m=false``), and ``properties`` are the message's, for field ``i`` of the request's header. A batch has ``envelope`` in
-    that field.
+    sent alone (``m=false``), and ``properties`` are those of the message, for field ``i`` of the request's header. A batch has
+    ``envelope`` in that field.
     """
 
     first: int
@@ -134,7 +134,7 @@ def encode(
     has further properties by name: a text for all rows, or an array with a string for each row (null means no property). An empty tag,
     key or sharding key is left out, as in Java's ``Message``. ``stamp`` is a property with a reserved name that numbers the messages.
     User properties that only RocketMQ, a column or ``extra`` may set are left out. ``reserve`` is the number of bytes that a broker
-    adds to the properties in addition to its usual share. FIFO_BATCH as ``packing`` needs a sharding key in each row. ``where`` names
+    adds to the properties in addition to its usual share. ``packing`` FIFO_BATCH requires a sharding key in each row. ``where`` names
     the target in errors, which count rows from ``first``.
 
     Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE. The bad row is encoded together with up to 16k rows, and none of these
@@ -293,7 +293,7 @@ class _Properties:
             self._parts.append(values)
             self._add_text("\x02")
         data, bounds = contents(values)
-        # The minimum takes one pass without a copy, and text seldom has such low characters.
+        # Check the minimum first, because it takes one pass without a copy, and text seldom has such characters.
         if len(data := data[bounds[0] : bounds[-1]]) and data.min() <= _VALUE_END:
             self._sound = self._sound and not np.isin(data, (_NAME_END, _VALUE_END)).any()
 

@@ -180,7 +180,7 @@ def _before(data: Bytes, end: Int64s, literal: bytes) -> Int64s:
 def _end_of(data: Bytes, at: Int64s, lengths: Sequence[int], literal: bytes) -> Int64s:
     """Return where the values that begin at ``at`` end, which is where ``literal`` begins. Raises _Unlike.
 
-    At most the first 8 bytes of ``literal`` are compared for most values.
+    Only the first 8 bytes of ``literal`` are compared, except for values of unusual lengths.
     """
     if len(lengths) == 1:
         return at + lengths[0]

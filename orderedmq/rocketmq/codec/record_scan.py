@@ -133,7 +133,10 @@ def _equally_many(data: Bytes, sizes: npt.NDArray[Any], begins: Int64s, ends: In
 
 
 def _divided(data: Bytes, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s] | None:
-    """Divide large responses where a record may begin. A scan that arrives exactly there proves it. None if no response is large."""
+    """Divide large responses at places where a record may begin. None if there are many responses, or if none is large.
+
+    The scan of one part proves that the next part begins with a record, because it arrives exactly there.
+    """
     parts = (ends - begins) // _DIVIDED
     if len(begins) >= _MANY or parts.max() < 2:
         return None

@@ -178,7 +178,7 @@ def _row(message: StoredMessage, offset: int, properties: dict[str, str], wanted
             case "sharding_key":
                 value = properties.get(names.SHARDING_KEY)
             case "message_id":
-                # As in MessageClientExt.getMsgId. Java has no id for an inner batch's message without a key. Here it is the record's id.
+                # As in MessageClientExt.getMsgId. Java has no id for an inner batch's message without a key. Here it gets the record's id.
                 value = properties.get(names.UNIQ_KEY) or offset_message_id(message.store_host, message.physical_offset)
             case "born_timestamp":
                 value = _microseconds(message.born_timestamp)

@@ -4,7 +4,7 @@ Each right is tested by a request that needs it and changes nothing: a send to a
 search for a message that does not exist. This works with both generations of access control, so the caller need not know which
 one a broker has.
 
-A Proxy that checks accounts (ACL 2.0) gives a topic's route only to an account with Pub, Sub or Get on the topic. Without a right, it
+A Proxy that checks accounts (ACL 2.0) gives a topic's route only to an account with Pub, Sub or Get on the topic. Without such a right, it
 also refuses the route of a topic that does not exist, and that of behind_proxy.AT_EVERY_BROKER.
 """
 

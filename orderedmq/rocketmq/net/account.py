@@ -63,7 +63,7 @@ class Account:
             log.warning("an account could not be read again, so the previous one stays in use: %s", error)
 
     def explain(self, error: OrderedMQError, used: Credentials | None) -> OrderedMQError:
-        """Return ``error``, unless it is a refusal of credentials that are no longer current. Then return that the request can be repeated.
+        """Return ``error``. If it is a refusal of credentials that are no longer current, return a retriable error instead.
 
         ``used`` are the credentials that signed the request. If they are still the current ones, they are read again.
         """

@@ -1,4 +1,4 @@
-"""Replaces the requests that a RocketMQ Proxy does not know.
+"""Lets a client work through a RocketMQ Proxy, which does not know all requests.
 
 A Proxy's remoting port passes on the requests of producers and consumers, but not those of administrators
 (RemotingProtocolServer.registerRemotingServer). In its routes, every broker has the Proxy's address, so each request names its

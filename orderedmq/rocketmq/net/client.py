@@ -96,7 +96,7 @@ class Client:
         self._turn = random.randrange(len(self.nameservers))
         self._routes: dict[str, _Known] = {}
         self._proxied: bool | None = None  # See behind_proxy.
-        #: Whether routes come from a Proxy, as the last route shows without another request.
+        #: Whether the last route came from a Proxy. Unlike `behind_proxy`, this needs no request.
         self.routed_by_proxy = False
         #: Called after each answered send; None if sends are not traced.
         self.trace: SendTrace | None = None

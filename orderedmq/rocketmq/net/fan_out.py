@@ -1,4 +1,4 @@
-"""Sends many requests to many brokers, all in flight at the same time. Through a Proxy, only as many as it surely answers."""
+"""Sends many requests to many brokers, all in flight at the same time. Through a Proxy, only as many as it is certain to answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def existing(
     """Return ``queues`` without duplicates and without those that are known not to exist.
 
     Brokers cannot be asked, because they answer for any queue. A broker that the nameserver does not know at the moment may still have
-    its queues. They are kept, so that a request for one fails instead of counting as a loss of data. ``route(topic, fresh)`` returns
+    its queues. These are kept, so that a request for one fails instead of counting as a loss of data. ``route(topic, fresh)`` returns
     a topic's route. A missing topic has no queues.
     """
 

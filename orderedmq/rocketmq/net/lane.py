@@ -74,7 +74,7 @@ class Lane:
         """``proxied``: the server is a Proxy."""
         self.address = address
         self.proxied = proxied
-        #: For the templates of requests on this lane.
+        #: The templates of requests on this lane need these.
         self.account, self.names = account, names
         self._transport = transport
         self._stalled = STALLED
@@ -190,7 +190,7 @@ class Lane:
         return replace(event, opaque=self._repeats.pop(event.opaque, event.opaque)) if _is_answer(event) else event
 
     def _repeat(self, numbers: Sequence[int]) -> None:
-        """Send those of the requests that have no answer yet again, in one write, under new numbers."""
+        """Send the requests that have no answer yet a second time, in one write and under new numbers."""
         frames: list[bytes] = []
         waiting = [first for first in numbers if first in self._asked]
         for first, number in zip(waiting, self._stream.numbers(len(waiting), self._repeats)):

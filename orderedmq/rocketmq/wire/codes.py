@@ -21,14 +21,14 @@ MASTER_ID: Final = 0
 
 
 class SerializeType(IntEnum):
-    """The encoding of a frame's header: the first byte of the header length field."""
+    """The encoding of a frame's header. It is the first byte of the header length field."""
 
     JSON = 0
     ROCKETMQ = 1
 
 
 class LanguageCode(IntEnum):
-    """A peer's programming language: connection lists show it, and it has no other effect."""
+    """A peer's programming language. Lists of connections show it, and it has no other effect."""
 
     JAVA = 0
     CPP = 1

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from orderedmq.conditions import ProtocolCondition
 from orderedmq.errors import ProtocolError
 
-#: The most levels of nested objects and arrays. A route has four.
+#: The maximum number of levels of nested objects and arrays. A route has four.
 MAX_DEPTH: Final = 32
 
 _T = TypeVar("_T")
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-#: json's own string scanner: text, position after the opening quote, strict → string, position after the closing quote.
+#: The string scanner of `json`: text, position after the opening quote, strict → string, position after the closing quote.
 _string: Callable[[str, int, bool], tuple[str, int]] = json.decoder.scanstring  # type: ignore[attr-defined]
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
 

@@ -31,7 +31,7 @@ from orderedmq.rows.filters import Filter
 RECEIVE_BUFFER: Final = 4 * 1024 * 1024
 #: The minimum of free bytes in the buffer. With fewer, a system call would read too little.
 _LEAST_FREE: Final = 256 * 1024
-#: A header is learned only after this many answers with unknown headers, because learning costs as much as reading dozens of answers.
+#: The number of answers with unknown headers between two learned headers. Learning one costs as much as reading dozens of answers.
 _LEARN_AFTER: Final = 16
 
 _PREFIX: Final = struct.Struct(">II")
@@ -73,7 +73,7 @@ class PullTemplate:
         assert header.endswith(b'"}}')
 
     def request(self, offset: int, count: int) -> Request[PullResult]:
-        """Return the same request as made by `message_requests.pull`."""
+        """Return the request that `message_requests.pull` makes, with the names that servers know."""
         return self._names.request(message_requests.pull(self._queue, self._group, offset, count, matching=self._matching))
 
     def render(self, opaque: int, offset: int, count: int) -> bytes:
@@ -83,7 +83,7 @@ class PullTemplate:
         else:
             tail = b',"queueOffset":"%d","maxMsgNums":"%d"' % (offset, count)
             request = self.request(offset, count)
-            # Base64 needs no escapes.
+            # The signature is in base64, which needs no escapes in JSON.
             tail += b',"Signature":"%s"' % signed(request.ext, request.body, self.credentials)[SIGNATURE].encode()
             header = self._head + tail + b'},"opaque":%d}' % opaque
         return _PREFIX.pack(4 + len(header), len(header)) + header
@@ -106,7 +106,7 @@ class PullDecoder(FrameDecoder):
         max_frame: int = MAX_RECEIVED_FRAME,
         buffer_size: int = RECEIVE_BUFFER,
     ) -> None:
-        """``allocate`` returns a new writable buffer of that many bytes."""
+        """``allocate`` returns a new writable buffer of the given size in bytes."""
         super().__init__(max_frame=max_frame, buffer_size=0)
         self._allocate = allocate
         self._size = max(buffer_size, 64)
@@ -163,7 +163,7 @@ class PullDecoder(FrameDecoder):
         self._start = start
 
     def _learn(self, header: bytes, command: RemotingCommand) -> None:
-        """From now on, read headers that differ from this one only in their numbers without the general decoder, if that is safe."""
+        """Let `_take_found` read headers that differ from this one only in their numbers, unless the header is ambiguous."""
         self._unknown = 0
         suggested = command.ext.get("suggestWhichBrokerId", "0")
         # With no escapes in the header, a name in quotes can only be a key or a complete string value. If it occurs once, it is the key.

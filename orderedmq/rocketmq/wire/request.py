@@ -62,7 +62,9 @@ class Request(Generic[T]):
             try:
                 return self.parse(response)
             except ProtocolError as error:
-                raise ProtocolError(error.sub, f"the answer of {server} to the {self.what}: {error.message}") from None
+                raise ProtocolError(
+                    error.sub, f"the answer of {server} to the {self.what} cannot be read: {error.message}"
+                ) from None
         raise refusal(self, response, server)
 
 
@@ -135,7 +137,9 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
                 if refused is None
                 else rights.explain(refused)
             )
-            return RocketMQError(RocketMQCondition.NO_PERMISSION, f"no permission for {request.resource}: {said}. {why}")
+            return RocketMQError(
+                RocketMQCondition.NO_PERMISSION, f"permission for {request.resource} was denied: {said}. {why}"
+            )
         case ResponseCode.TOPIC_NOT_EXIST:
             return TopicError(TopicCondition.MISSING, f"{request.resource} does not exist: {said}")
         case ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
