@@ -141,7 +141,7 @@ def encode(
     is yielded before the error.
     """
     if len(unique_keys) != rows.num_rows:
-        raise ValueError(f"{len(unique_keys)} keys for {rows.num_rows} rows")
+        raise ValueError(f"there are {len(unique_keys)} keys for {rows.num_rows} rows")
     given = extra or {}
     for begin, count in _groups(rows.column("body")):
         part = {

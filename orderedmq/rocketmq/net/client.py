@@ -205,8 +205,8 @@ class Client:
                     raise
             no_broker = RocketMQUnavailableError(
                 UnavailableCondition.NO_BROKER,
-                f"the nameserver {';'.join(self.nameservers)} knows no broker, so topic {topic!r} cannot be found: it has just started, or "
-                "no broker reports to it. Start a broker, or name another nameserver",
+                f"the nameserver {';'.join(self.nameservers)} knows no broker, so topic {topic!r} cannot be found: the "
+                "nameserver has just started, or no broker reports to it. Start a broker, or name another nameserver",
             )
             failures += 1
             self._endpoints.pause(RETRY.delay(failures, random.random()), deadline, no_broker)

@@ -82,8 +82,8 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
         opened.close()
         if isinstance(error, ssl.SSLCertVerificationError):
             why = (
-                f"{error.verify_message}. Set tlsTrustCertPath to the PEM file of its authority, or tlsVerifyHostname=false if its "
-                "certificate names another host. Set tlsVerify=false only for experiments"
+                f"{error.verify_message}. Set tlsTrustCertPath to the PEM file of the server's authority, or tlsVerifyHostname=false if "
+                "the server's certificate names another host. Set tlsVerify=false only for experiments"
             )
         else:
             why = f"{error.reason or error}. Compare the options whose names begin with tls with the requirements of the server"
@@ -98,7 +98,7 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
 
 
 def _unreachable(address: str, error: Exception) -> RocketMQUnavailableError:
-    return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"cannot connect to {address}: {error}")
+    return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"this client cannot connect to {address}: {error}")
 
 
 class Transport:

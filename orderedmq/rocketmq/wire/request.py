@@ -159,7 +159,7 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
         case ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return RocketMQError(
                 RocketMQCondition.NOT_SUPPORTED,
-                f"{said}. This server does not know the request, because it is a RocketMQ Proxy or the port is a VIP port. Name the "
+                f"{said}. This server does not know the request. If it is a RocketMQ Proxy, or the port is a VIP port, name the "
                 "nameserver's address instead (usually port 9876)",
             )
         case ResponseCode.MESSAGE_ILLEGAL if (types := types_in(remark)) is not None:
