@@ -307,7 +307,7 @@ class RocketMQAdmin:
         return {queue: found[queue] for queue in sorted(found) if queue in there}
 
     def _owned(self, group: str) -> list[MessageQueue]:
-        """Return the queues with offsets, except those of parking lots, which have no locks of their own."""
+        """Return the queues with offsets, except those of parking lots, which have no separate locks."""
         return [queue for queue in self.group_offsets(group) if leader_of(group, queue) == queue]
 
     def members(self, group: str) -> list[MemberInfo]:

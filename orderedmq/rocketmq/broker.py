@@ -88,9 +88,9 @@ class RocketMQBroker:
             if here.keys().isdisjoint(self._expected.split(",")):
                 raise RocketMQError(
                     RocketMQCondition.OTHER_CLUSTER,
-                    f"on this machine, the nameserver {';'.join(self._client.nameservers)} leads to {', '.join(here.values()) or 'no broker'}, "
-                    "but where the query was planned it led to other brokers. Use a namesrvAddr that leads to the same cluster on every "
-                    "machine. If the brokers have moved, start the query again",
+                    f"on this machine, the nameserver {';'.join(self._client.nameservers)} leads to "
+                    f"{', '.join(here.values()) or 'no broker'}, but where the query was planned it led to other brokers. Use a "
+                    "namesrvAddr that leads to the same cluster on every machine. If the brokers have moved, start the query again",
                 )
         return self._client
 

@@ -234,7 +234,7 @@ class Client:
     def known_cluster(self, deadline: float) -> ClusterInfo:
         """Return every broker from the first nameserver that knows any, and wait while none does. Raises the errors of `cluster`.
 
-        A restarted nameserver knows only the brokers that have reported since. The result may be empty at the deadline.
+        A restarted nameserver knows only the brokers that have reported after its start. The result may be empty at the deadline.
         """
         failures = 0
         while True:

@@ -108,7 +108,7 @@ def _prefix(kind: SerializeType, header: bytes, body_length: int) -> bytes:
     if 4 + length > MAX_SENT_FRAME:
         raise ProtocolError(
             ProtocolCondition.FRAME_TOO_LARGE,
-            f"a request has {4 + length} bytes, but a RocketMQ server reads at most {MAX_SENT_FRAME}. Send fewer messages at once",
+            f"a request has {4 + length} bytes, but a RocketMQ server reads at most {MAX_SENT_FRAME}. Send fewer messages in one request",
         )
     return _PREFIX.pack(length, kind << 24 | len(header))
 
