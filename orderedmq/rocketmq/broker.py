@@ -66,8 +66,8 @@ class RocketMQBroker:
     def identity(self) -> str:
         """Up to four brokers as 8 hex digits each. It is short because every row may contain it.
 
-        The value is determined once and then stays the same, because brokers may come and go. Raises RocketMQUnavailableError,
-        and RocketMQError OTHER_CLUSTER if the nameserver knows no broker.
+        The value is determined only once, because brokers may come and go. Raises RocketMQUnavailableError, and RocketMQError
+        OTHER_CLUSTER if the nameserver knows no broker.
         """
         found = sorted(_brokers(self._client.known_cluster(Deadline.after(REQUEST_TIMEOUT))))
         if not found:

@@ -167,10 +167,7 @@ def _decode_columns(responses: list[bytes | memoryview], wanted: Wanted, schema:
 
 
 def _in_place(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s] | None:
-    """Return the one buffer that contains all responses, and where each begins and ends in it. None if there are several buffers.
-
-    The responses may be in any order in the buffer, because a broker answers concurrent requests in any order.
-    """
+    """Return the buffer that contains all responses, in any order, and where each begins and ends. None if there are several."""
     whole: Any = responses[0].obj if isinstance(responses[0], memoryview) else responses[0]
     buffers = []
     for response in responses:

@@ -1,8 +1,8 @@
 """Decodes the properties of many messages into columns, in one vectorised scan for the separators. Pure.
 
-Names are found by their length and bytes. A result of None means that a message is irregular: an entry has no name or value, a value
-contains a separator, or a name is not UTF-8. The exact parser (`parse_properties`) must then read the messages. Otherwise the columns
-equal its result. ``malformed`` gets the numbers of messages with a value that is not UTF-8.
+Names are found by their length and bytes. None means that a message is irregular: an entry has no name or value, a value contains a
+separator, or a name is not UTF-8. The exact parser (`parse_properties`) must then read the messages. Otherwise the columns equal its
+result. ``malformed`` gets the numbers of messages with a value that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 class Entries(NamedTuple):
-    """The properties of ``messages`` messages, concatenated in ``text``. An entry has its name in [begins, middles) and its value in
-    (middles, ends).
+    """The properties of ``messages`` messages, concatenated in ``text``: name [begins, middles), value (middles, ends).
 
     ``kind`` is the Arrow type for parts of the text: string if all of the text is ASCII, otherwise binary. ``widths`` are the lengths
     of the names in bytes. ``each`` is the number of entries per message if the names have the same lengths in all messages, else None.
@@ -132,7 +131,7 @@ def _each(widths: npt.NDArray[np.int32], ends: Int64s, row_ends: Int64s) -> int 
 
 
 def strings(array: pa.Array) -> tuple[pa.Array, Int64s]:
-    """Return the same as `text.valid`, but without checking an array of strings, because it is known to be valid."""
+    """Return the result of `text.valid`. An array of strings is not checked, because it is known to be valid."""
     return (array, _NONE) if pa.types.is_string(array.type) else valid(array.view(pa.string()))
 
 

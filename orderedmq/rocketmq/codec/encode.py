@@ -1,10 +1,9 @@
 """Encodes a producer's rows into the bodies of batch sends, by column. Pure.
 
 A batch has messages of one queue, in the order of the rows (``MessageBatch``, ``MessageDecoder.encodeMessages``). A broker appends the
-whole batch or nothing, and answers with the offset of the first message. The other messages have the offsets that follow. Send a batch
-with ``m=true``, because otherwise the broker stores the whole batch as one body. Each message has its own UNIQ_KEY, because a UNIQ_KEY
-in the envelope would turn the batch into an inner batch. Properties that RocketMQ would silently change (a separator in a name or
-value, an empty value) are refused with an error that names the row.
+whole batch or nothing, and answers with the offset of the first message. The others follow without a gap. Send a batch with ``m=true``,
+because otherwise the broker stores it as one body. Each message has its own UNIQ_KEY, because a UNIQ_KEY in the envelope would turn the
+batch into an inner batch. Properties that RocketMQ would silently change (with separators, or empty) are refused. The error names the row.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _EMPTY: Final = pa.scalar("", pa.string())
 class Stamp(NamedTuple):
     """A property of each message: ``text``, the message's number (12 digits), and the message's place in its request (4 digits).
 
-    ``first`` is the number of the first message. Twelve digits suffice, because a task never has 10^12 rows.
+    ``first`` is the number of the first message. A task never has 10^12 rows.
     """
 
     name: str
@@ -137,8 +136,8 @@ def encode(
     adds to the properties in addition to its usual share. ``packing`` FIFO_BATCH requires a sharding key in each row. ``where`` names
     the target in errors, which count rows from ``first``.
 
-    Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE. The bad row is encoded together with up to 16k rows, and none of these
-    is yielded before the error.
+    Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE before it yields any of the up to 16k rows that are encoded together with
+    the bad row.
     """
     if len(unique_keys) != rows.num_rows:
         raise ValueError(f"there are {len(unique_keys)} keys for {rows.num_rows} rows")
@@ -237,7 +236,7 @@ def _fixed(values: npt.NDArray[Any]) -> pa.Array:
 
 
 class _Properties:
-    """Builds the properties texts of rows. User properties come first, because the last property of a name counts, and ours must win."""
+    """Builds the properties texts of rows. User properties come first, so that ours win: the last property of a name counts."""
 
     def __init__(self, rows: pa.RecordBatch, extra: Mapping[str, pa.Array | str], where: str, first: int) -> None:
         self._rows = rows

@@ -43,7 +43,7 @@ def parse_properties(data: bytes) -> dict[str, str]:
 
 
 def bad_property(name: str, value: str | None) -> str | None:
-    """Return what is wrong with a property that RocketMQ cannot carry, and what to do; None if RocketMQ can carry it."""
+    """Return what is wrong with a property, and what to do; None if RocketMQ can carry it."""
     if not name:
         return "has an empty name"
     if not value:

@@ -1,11 +1,11 @@
 """Cuts the properties of many messages into columns by a template that is learned from some of the messages. Pure.
 
-Messages of one producer have the same property names in the same order. Some properties have the same value in all messages, and
-others have values of one length. So the text between the values that differ is compared as a whole. The end of a value is searched
-only if its length also differs. This takes much less time than searching for all separators (`decode_properties`).
+Messages of one producer have the same property names in the same order. Some values are the same in all messages, and others have the
+same length. So the text between the values that differ is compared as a whole, and the end of a value is searched only if its length
+also differs. This takes much less time than searching for all separators (`decode_properties`).
 
-A result of None means that a message does not fit the template or is irregular. `decode_properties` must then read the messages.
-Otherwise the values are the same as from `decode_properties`.
+None means that a message does not fit the template or is irregular. `decode_properties` must then read the messages. Otherwise the
+values are the same as its values.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ class _Value(NamedTuple):
 
 
 class Template(NamedTuple):
-    """Properties as literals[0] + value of values[0] + literals[1] + ... + literals[-1].
-
-    ``alike`` has the properties that have the same value in all messages. They are part of the literals.
-    """
+    """Properties as literals[0] + value of values[0] + ... + literals[-1]. Properties with one value (``alike``) are in the literals."""
 
     literals: tuple[bytes, ...]
     values: tuple[_Value, ...]
@@ -178,10 +175,7 @@ def _before(data: Bytes, end: Int64s, literal: bytes) -> Int64s:
 
 
 def _end_of(data: Bytes, at: Int64s, lengths: Sequence[int], literal: bytes) -> Int64s:
-    """Return where the values that begin at ``at`` end, which is where ``literal`` begins. Raises _Unlike.
-
-    Only the first 8 bytes of ``literal`` are compared, except for values of unusual lengths.
-    """
+    """Return where the values that begin at ``at`` end, which is where the first bytes of ``literal`` are. Raises _Unlike."""
     if len(lengths) == 1:
         return at + lengths[0]
     words = at_every_byte(data, "<u8")

@@ -1,7 +1,7 @@
 """Finds record boundaries and fixed fields of many pull responses in one vectorised scan. Pure.
 
-Each step of the scan finds the next record of all responses. A result of None means that a response is irregular. The exact parser
-must then read the responses, or report what is wrong.
+Each step finds the next record of all responses. None means that a response is irregular. The exact parser must then read the
+responses, or report what is wrong.
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ _TAIL: Final = 3
 
 
 class ScannedRecords(NamedTuple):
-    """Records of one layout: their fixed fields as a structured array (`head_type`), and the bounds of their variable fields.
-
-    The bounds are positions in the buffer.
-    """
+    """Records of one layout: their fixed fields as an array of `head_type`, and the bounds of their variable fields in the buffer."""
 
     heads: Records
     body_begins: Int64s
@@ -88,8 +85,8 @@ def head_type(born_v6: bool, store_v6: bool) -> np.dtype[np.void]:
 def record_starts(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
     """Return where each record begins, in the order of the responses. None if a record's size is wrong.
 
-    Response i is ``data[begins[i]:ends[i]]`` and must not be empty. The result is also None if the responses are not in the order of
-    ``data`` and have different numbers of records.
+    Response i is ``data[begins[i]:ends[i]]`` and must not be empty. Also None if the responses are not in the order of ``data`` and
+    have different numbers of records.
     """
     sizes = at_every_byte(data, ">i4")
     found = _equally_many(data, sizes, begins, ends)
@@ -107,7 +104,7 @@ def record_starts(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
 def _equally_many(data: Bytes, sizes: npt.NDArray[Any], begins: Int64s, ends: Int64s) -> Int64s | None:
     """Return where each record begins if all responses have as many records as the first one (the usual case); otherwise None.
 
-    The result is also None if there are fewer responses than records in the first one, because dividing them is then faster.
+    Also None if there are fewer responses than records in the first one, because dividing them is then faster.
     """
     count, at, end = 0, int(begins[0]), int(ends[0])
     while at <= end - MIN_SIZE:
@@ -133,10 +130,7 @@ def _equally_many(data: Bytes, sizes: npt.NDArray[Any], begins: Int64s, ends: In
 
 
 def _divided(data: Bytes, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s] | None:
-    """Divide large responses at places where a record may begin. None if there are many responses, or if none is large.
-
-    The scan of one part proves that the next part begins with a record, because it arrives exactly there.
-    """
+    """Divide large responses where records may begin. A scan that arrives there confirms it. None if dividing is not worthwhile."""
     parts = (ends - begins) // _DIVIDED
     if len(begins) >= _MANY or parts.max() < 2:
         return None

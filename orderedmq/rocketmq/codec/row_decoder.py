@@ -71,11 +71,7 @@ class Wanted(NamedTuple):
 
 
 def decode_exactly(responses: Iterable[bytes], wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    """Yield the requested rows of pull responses in non-empty pieces.
-
-    Raises ProtocolError if a response is malformed or has messages of another queue. Raises Unreadable after the rows before the
-    unreadable message.
-    """
+    """Yield the requested rows of pull responses in non-empty pieces. Raises ProtocolError, or Unreadable after earlier rows."""
     schema = select_schema(wanted.columns)
     place = wanted.queue.queue_id, wanted.queue.topic.encode()
     rows: list[tuple[Any, ...]] = []
@@ -132,10 +128,7 @@ def _plain(message: StoredMessage, offset: int, wanted: Wanted) -> StoredMessage
 
 
 def _unwrap(stored: StoredMessage, wanted: Wanted) -> Iterator[tuple[StoredMessage, int]]:
-    """Yield a record's requested messages with their offsets (``MessageDecoder.decodeMessage``).
-
-    An inner batch has several messages, and any other record is itself the only message.
-    """
+    """Yield the requested messages of a record, which may be an inner batch, with offsets (``MessageDecoder.decodeMessage``)."""
     inner = stored.sys_flag & UNWRAP == UNWRAP
     # The record of an inner batch has the offset of its first message. The number of its messages is not known yet.
     if not (stored.queue_offset < wanted.end if inner else wanted.takes(stored.queue_offset)):
@@ -153,7 +146,6 @@ def _unwrap(stored: StoredMessage, wanted: Wanted) -> Iterator[tuple[StoredMessa
 
 
 def _row(message: StoredMessage, offset: int, properties: dict[str, str], wanted: Wanted) -> tuple[Any, ...]:
-    """Return a row of the requested columns."""
     row = []
     for name in wanted.columns:
         value: Any

@@ -109,7 +109,7 @@ def _beyond(what: str, at: int) -> ProtocolError:
 
 
 def parse_stored(data: bytes, at: int) -> tuple[StoredMessage, int]:
-    """Return the record that begins at byte ``at``, and where the next record begins. Raises ProtocolError if it is malformed."""
+    """Return the record that begins at byte ``at``, and where the next record begins. Raises ProtocolError."""
     left = len(data) - at
     if left < MIN_SIZE:
         raise malformed(f"{left} bytes at byte {at} are too few for a record")
@@ -169,7 +169,7 @@ def parse_stored(data: bytes, at: int) -> tuple[StoredMessage, int]:
 
 
 def parse_all(data: bytes) -> Iterator[StoredMessage]:
-    """Yield the records of a pull response's body. Raises ProtocolError if a record is malformed."""
+    """Yield the records of a pull response's body. Raises ProtocolError."""
     at = 0
     while at < len(data):
         message, at = parse_stored(data, at)
@@ -177,7 +177,7 @@ def parse_all(data: bytes) -> Iterator[StoredMessage]:
 
 
 def parse_batch(data: bytes) -> Iterator[InnerMessage]:
-    """Yield the messages of a producer's batch, or of the body of an inner batch. Raises ProtocolError if one is malformed.
+    """Yield the messages of a producer's batch, or of the body of an inner batch. Raises ProtocolError.
 
     Layout: totalSize 4 | magic 4 | bodyCRC 4 | flag 4 | bodyLength 4, body | propertiesLength 2, properties. Magic and CRC are 0
     and ignored, as in ``MessageDecoder.decodeMessage``.

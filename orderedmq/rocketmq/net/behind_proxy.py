@@ -70,10 +70,7 @@ def find_cluster(ask: Ask, proxied: bool | None) -> ClusterInfo:
 
 
 def _refuse_local_mode(ask: Ask, brokers: Sequence[str]) -> None:
-    """Raise RocketMQError NOT_SUPPORTED if the Proxy is in local mode.
-
-    Such a Proxy answers a request that it should pass on with an error, or not at all, depending on its release.
-    """
+    """Raise RocketMQError NOT_SUPPORTED if the Proxy answers a test request with an error or not at all, as in local mode."""
     for name in brokers[:1]:
         try:
             ask(max_offset(MessageQueue(AT_EVERY_BROKER, name, 0)))

@@ -66,7 +66,7 @@ _NO_BROKERS: Final[Mapping[str, float]] = {}
 class _Known:
     """A route, when it was last requested, and whether a broker's error has made it doubtful (``stale``).
 
-    ``unknown`` has the brokers of the route that the nameserver does not know, and since when they are unknown.
+    ``unknown`` has the brokers that the nameserver does not know, and since when.
     """
 
     def __init__(self, route: Route, checked: float, unknown: Mapping[str, float] = _NO_BROKERS) -> None:
@@ -373,7 +373,7 @@ class Client:
         return self._endpoints.lane(address, deadline, proxied=self.routed_by_proxy)
 
     def give_back(self, lane: Lane) -> None:
-        """Keep a lane for the next pull. Close it if it has requests in flight, because no thread waits for their answers."""
+        """Keep a lane for the next pull. Close it if it has requests in flight, because nothing reads their answers."""
         self._endpoints.give_back(lane)
 
     def _forget(self) -> None:

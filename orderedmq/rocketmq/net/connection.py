@@ -158,7 +158,7 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended. An ended connection is never used again."""
+        """Whether the connection has ended for good."""
         return self._stream.lost is not None
 
     @property

@@ -1,8 +1,7 @@
 """The connections of a client by address: one that all threads share, and lanes for pulls, each used by one thread at a time.
 
-Rules: all attempts to connect to an address share one back-off, whether for the shared connection or for a lane. A server closes a
-connection that is unused for 120 s, so a connection that is idle for longer than MAX_IDLE is replaced. A child after a fork makes new
-connections.
+Rules: all attempts to connect to an address share one back-off. A server closes a connection that is unused for 120 s, so one that is
+idle for longer than MAX_IDLE is replaced. A child after a fork makes new connections.
 """
 
 from __future__ import annotations

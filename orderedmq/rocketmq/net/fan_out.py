@@ -93,7 +93,7 @@ def lock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], s
 
 
 def unlock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], seconds: float) -> None:
-    """Unlock each queue under its client id in ``names``. Locks at a broker that cannot be reached expire by themselves."""
+    """Unlock each queue under its client id. Locks at a broker that cannot be reached expire by themselves."""
     for name, queues in _by_broker_and_name(names):
         with contextlib.suppress(RocketMQUnavailableError):
             ask_queues(client, [(queues[0], group_requests.unlock(group, name, queues))], Deadline.after(seconds))

@@ -108,7 +108,7 @@ class Lane:
 
     @property
     def closed(self) -> bool:
-        """Whether the lane has ended. An ended lane is never used again."""
+        """Whether the lane has ended for good."""
         return self._stream.lost is not None
 
     @property

@@ -76,9 +76,9 @@ class RemotingCommand:
 
 
 def encode_parts(command: RemotingCommand) -> tuple[bytes, Bytes]:
-    """Return a command's frame in two parts: all bytes before the body, and the body itself, which is not copied.
+    """Return a command's frame in two parts: the bytes before the body, and the body, which is not copied.
 
-    Raises ProtocolError FRAME_TOO_LARGE if the frame is larger than MAX_SENT_FRAME, and PROTOCOL if a text is not valid Unicode.
+    Raises ProtocolError FRAME_TOO_LARGE above MAX_SENT_FRAME, and PROTOCOL if a text is not valid Unicode.
     """
     header: dict[str, Any] = {
         "code": int(command.code),

@@ -1,10 +1,9 @@
 """A client's namespaces: version 1 puts a prefix before names of topics and groups, and version 2 adds fields to requests. Pure.
 
 Version 1: the servers know topic ``orders`` and group ``billing`` of namespace ``acme`` as ``acme%orders`` and ``acme%billing``, and
-the group's topics as ``%RETRY%acme%billing`` and ``%DLQ%acme%billing``. The topic of a parking lot gets the prefix at its start, like
-any other topic. The names of the servers' own topics and groups, and names that already have the prefix, do not change. This module
-adds the prefix to requests and removes it from answers, so the layers above a connection use names without it. It also removes the
-names of other namespaces from lists.
+the group's topics as ``%RETRY%acme%billing`` and ``%DLQ%acme%billing``. A parking lot is prefixed like any other topic. The names of
+the servers' own topics and groups, and names that already have the prefix, do not change. This module adds the prefix to requests and
+removes it from answers, so the layers above a connection use names without it. Lists do not contain names of other namespaces.
 
 Version 2: each request has the fields ``nsd`` and ``ns``, and names do not change.
 
@@ -178,7 +177,7 @@ def _locked(names: Namespaces, fields: dict[str, Any]) -> None:
 
 
 def _table(field: str) -> _Change:
-    """Return a function that removes the prefix from the keys of a map and drops the keys of other namespaces."""
+    """Return a change that removes the prefix from a map's keys and drops keys of other namespaces."""
 
     def change(names: Namespaces, fields: dict[str, Any]) -> None:
         table: Mapping[str, Any] = fields.get(field) or {}

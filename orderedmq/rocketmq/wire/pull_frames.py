@@ -1,8 +1,7 @@
 """Renders pull requests from a template and decodes their answers in place, because this is most of a pull's cost in the client. Pure.
 
-Results are the same as those of the general encoder and decoder (message_requests, frame) for every input. This module only saves
-the work that is the same for all requests and answers of a queue. A request differs from the previous one in three numbers, and an
-answer differs from the previous one in four.
+Results equal those of the general encoder and decoder (message_requests, frame) for every input. This module only saves the work that
+is the same for all requests and answers of a queue: requests differ in three numbers, and answers differ in four.
 
 Rules: an answer is read here only if its header equals, byte for byte except for the numbers, a header that the general decoder has
 read. The general decoder reads every other frame: errors, empty answers, requests by the server, binary headers. A body is a view of
@@ -73,11 +72,10 @@ class PullTemplate:
         assert header.endswith(b'"}}')
 
     def request(self, offset: int, count: int) -> Request[PullResult]:
-        """Return the request that `message_requests.pull` makes, with the names that servers know."""
+        """Return the request of `message_requests.pull`, with the names that servers know."""
         return self._names.request(message_requests.pull(self._queue, self._group, offset, count, matching=self._matching))
 
     def render(self, opaque: int, offset: int, count: int) -> bytes:
-        """Return the request's frame."""
         if self.credentials is None:
             header = self._head + b',"queueOffset":"%d","maxMsgNums":"%d"},"opaque":%d}' % (offset, count, opaque)
         else:

@@ -2,8 +2,8 @@
 
 RocketMQ has two generations of access control. ACL 1.0 (``aclEnable``, plain_acl.yml: 4.4 to 5.3.2) has rights to publish and to
 subscribe, and administrators. ACL 2.0 (``authorizationEnabled``, mqadmin createAcl: from 5.3.0 on) has more actions. The brokers
-define which right a request needs: PlainAccessValidator.parse, DefaultAuthorizationContextBuilder, RocketMQAction. If they list
-several actions, an account needs only one of them.
+define which right a request needs: PlainAccessValidator.parse, DefaultAuthorizationContextBuilder, RocketMQAction. Of several listed
+actions, an account needs only one.
 """
 
 from __future__ import annotations

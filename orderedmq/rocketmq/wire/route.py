@@ -166,7 +166,7 @@ def parse_route(topic: str, body: Bytes, *, by_proxy: bool = False) -> Route:
 
 
 def parse_cluster(body: Bytes) -> ClusterInfo:
-    """Return every broker that a nameserver knows (ClusterInfo). Raises ProtocolError PROTOCOL if the answer is malformed."""
+    """Return every broker that a nameserver knows (ClusterInfo). Raises ProtocolError PROTOCOL."""
     fields = loads_object(body)
     brokers = {name: _broker(_dict(data)) for name, data in field(fields, "brokerAddrTable", dict, {}).items()}
     clusters = {name: string_tuple(names) for name, names in field(fields, "clusterAddrTable", dict, {}).items()}
@@ -174,7 +174,7 @@ def parse_cluster(body: Bytes) -> ClusterInfo:
 
 
 def parse_topics(body: Bytes) -> tuple[str, ...]:
-    """Return every topic name that a nameserver lists (TopicList). Raises ProtocolError PROTOCOL if the answer is malformed."""
+    """Return every topic name that a nameserver lists (TopicList). Raises ProtocolError PROTOCOL."""
     return string_tuple(loads_object(body).get("topicList"))
 
 
@@ -240,7 +240,7 @@ def _queues(fields: dict[str, Any]) -> QueueData:
 
 
 def _order_conf(text: str) -> tuple[tuple[str, int], ...]:
-    """Return an order configuration such as ``broker-a:4;broker-b:4`` as (broker, number of queues)."""
+    """Return ``broker-a:4;broker-b:4`` as pairs of broker and number of queues."""
     pairs = []
     for item in text.rstrip(";").split(";") if text else ():
         name, _, rest = item.partition(":")
