@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import html
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,8 +32,8 @@ _PART: Final = re.compile(r"(<!-- generated: (\w+)((?: \S+)*) -->\n).*?(?=<!-- e
 _INCLUDE: Final = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
 #: A row of a table in which a bar stands for itself.
 _PIPE: Final = re.compile(r"^\|.*\\\|.*$", re.MULTILINE)
-#: A condition with more messages than this shows them when asked.
-_FOLD: Final = 5
+#: A message of each condition, from a test (tests/shown_errors.py).
+EXAMPLES: Final = ROOT / "docs" / "reference" / "examples.json"
 #: Options of every command: they stand once, at the top of the page.
 _SHARED: Final = ("path", "as_json", "namesrv", "namespace", "profile", "options")
 #: What stands for a value in a table of options, where the option has no word of its own.
@@ -121,18 +122,21 @@ class _Factory:
 
 
 def conditions() -> str:
-    """Return the page of conditions: each family, its conditions, and their messages with the remedies."""
+    """Return the page of conditions: each family, its conditions, an example that a test raises, and all messages."""
     lines: list[str] = []
+    examples = json.loads(EXAMPLES.read_text())
     for family, doc, found in families():
         lines += ["", f"## {family}", "", doc, ""]
         for condition in found:
             lines += [f"### {condition.name}", ""]
             if condition.retriable:
                 lines += ["The same call may succeed later.", ""]
+            if condition.name in examples:
+                lines += [f"> {_cell(examples[condition.name]['message'])}", ""]
             entries = "".join(f"<li>{_shown(message)}</li>" for message in condition.messages)
             many = len(condition.messages)
             listed = f'<ul class="messages">{entries}</ul>'
-            lines += [listed if many <= _FOLD else f"<details><summary>{many} messages</summary>{listed}</details>", ""]
+            lines += [f"<details><summary>{many} {'message' if many == 1 else 'messages'}</summary>{listed}</details>", ""]
     return "\n".join(lines).strip()
 
 

@@ -19,6 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 from orderedmq.java import ensure_java
 from tests import quick_spark, report
 from tests.metering import Metering
+from tests.shown_errors import ShownErrors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the long tier as well: tests marked nightly, every release of RocketMQ, 10000 seeds, damage to each used field of a store",
     )
+    parser.addoption(
+        "--write-examples", action="store_true", help="choose the examples of error messages again, see tests/shown_errors.py"
+    )
     parser.addoption("--seeds", type=int, help="how many seeds to simulate (default 500, with --nightly 10000)")
 
 
@@ -57,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--nightly"):
         settings.load_profile("nightly")
     config.pluginmanager.register(Metering(config), "metering")
+    config.pluginmanager.register(ShownErrors(config), "shown errors")
     config.addinivalue_line("markers", "spark: starts a Spark driver or uses the shared session")
     config.addinivalue_line("markers", "rocketmq: needs real RocketMQ servers")
     config.addinivalue_line("markers", "holds(promise, ...): the test holds these promises of docs/promises.md")

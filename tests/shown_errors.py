@@ -1,0 +1,122 @@
+"""A plugin of pytest: the examples in docs/reference/conditions.md are the messages of errors that tests raise.
+
+``docs/reference/examples.json`` names a test for each condition, and the message. Each of these tests fails if no error with that condition and
+message was raised while it ran. ``make examples`` runs the suite and writes the file: an example whose test still raises it stays, and
+any other condition gets one of the cheapest test that raises it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from orderedmq.errors import OrderedMQError
+
+FILE: Final = Path(__file__).parents[1] / "docs" / "reference" / "examples.json"
+#: The name of the result among those that a process of pytest-xdist hands over.
+_KEY = "shown errors"
+#: The folders whose tests need neither Spark nor servers come first.
+_FOLDERS: Final = ("unit", "contract", "loop", "processes", "spark", "rocketmq", "clusters", "faults")
+#: What differs from run to run, and what is written for it.
+_VARYING: Final = (
+    (re.compile(rf"{re.escape(tempfile.gettempdir())}/pytest-of-[^/\s]*/pytest-\d+/(?:popen-gw\d+/)?[^/\s,;:')]*"), "/data"),
+    (re.compile(r"(?<=127\.0\.0\.1:)\d+"), "9876"),
+    (re.compile(r"\b[0-9a-f]{32}\b"), "0123456789abcdef0123456789abcdef"),
+    (re.compile(r"\b[0-9A-F]{32}\b"), "0123456789ABCDEF0123456789ABCDEF"),
+)
+
+
+class Met(NamedTuple):
+    """An error that was raised in a test."""
+
+    condition: str
+    message: str
+    test: str
+
+
+def masked(message: str) -> str:
+    """Return a message without the parts that differ from run to run."""
+    for pattern, text in _VARYING:
+        message = pattern.sub(text, message)
+    return message
+
+
+def examples() -> dict[str, dict[str, str]]:
+    """Return the test and the message of each condition that has an example."""
+    return json.loads(FILE.read_text()) if FILE.exists() else {}
+
+
+def chosen(met: list[Met], before: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Return an example for each condition: the former one if its test ran and raised it again, or did not run."""
+    ran = {one.test for one in met}
+    raised = set(met)
+    found = {
+        condition: dict(example)
+        for condition, example in before.items()
+        if example["test"] not in ran or Met(condition, example["message"], example["test"]) in raised
+    }
+    # A test whose example was not raised again has a message that varies.
+    varying = {example["test"] for condition, example in before.items() if condition not in found}
+    by_cost = sorted(met, key=lambda one: (_FOLDERS.index(one.test.split("/")[1]), len(one.message), one.test))
+    for one in by_cost:
+        if one.condition not in found and one.test not in varying:
+            found[one.condition] = {"message": one.message, "test": one.test}
+    return dict(sorted(found.items()))
+
+
+class ShownErrors:
+    """Hooks of one process."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._writes = config.getoption("--write-examples")
+        self._wanted = {example["test"]: (condition, example["message"]) for condition, example in examples().items()}
+        self._running = ""
+        self._met: list[Met] = []
+        init = OrderedMQError.__init__
+
+        def noting(error: OrderedMQError, *args: Any, **named: Any) -> None:
+            init(error, *args, **named)
+            if self._running:
+                self._met.append(Met(error.condition, masked(error.message), self._running))
+
+        OrderedMQError.__init__ = noting  # type: ignore[method-assign]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        wanted = self._wanted.get(item.nodeid)
+        if wanted is None and not self._writes:
+            return (yield)
+        self._running, begun = item.nodeid, len(self._met)
+        try:
+            yield
+        finally:
+            self._running = ""
+        met = self._met[begun:]
+        if self._writes:
+            # Only of a test in the fast tier, which everybody runs.
+            if item.get_closest_marker("nightly") is not None:
+                del self._met[begun:]
+        else:
+            del self._met[begun:]
+            assert wanted in [(one.condition, one.message) for one in met], (
+                "make examples writes docs/reference/examples.json again"
+            )
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._met += (Met(*one) for one in getattr(node, "workeroutput", {}).get(_KEY, []))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not self._writes:
+            return
+        if hasattr(session.config, "workerinput"):
+            session.config.workeroutput[_KEY] = [tuple(one) for one in dict.fromkeys(self._met)]
+            return
+        FILE.write_text(json.dumps(chosen(self._met, examples()), indent=1, ensure_ascii=False) + "\n")
