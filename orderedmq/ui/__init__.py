@@ -1,7 +1,7 @@
-"""The web page of ``orderedmq ui``: what a broker has, who owns it, how far behind it is, and what to do about it; and its metrics,
-which ``orderedmq exporter`` serves alone.
+"""The web pages of ``orderedmq ui``: a broker's groups and topics, their owners and lag, and ways to repair them; also the broker's
+metrics, which ``orderedmq exporter`` serves without the pages.
 
-Rules: it stands on the functions of `orderedmq.tools` that the command has, and decides nothing that they decide. Only the command
-knows it. Pages are rendered here and are whole without JavaScript; one script of our own fetches the same rendering again. Starlette,
-Jinja2 and uvicorn come with the extra ``ui`` and are imported by these modules alone. The exporter needs no Jinja2.
+Rules: the pages call the same functions of `orderedmq.tools` as the command and contain no logic of that kind themselves. Only the
+command imports this package. The server renders complete pages, which work without JavaScript; one script fetches the same rendering
+again. Starlette, Jinja2 and uvicorn come with the extra ``ui``, and only these modules import them. The exporter needs no Jinja2.
 """

@@ -1,4 +1,4 @@
-"""The application: which handler answers which address, and how errors look."""
+"""The application: which handler answers each address, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from orderedmq.ui.rendering import HERE
 from orderedmq.ui.repairs import Repairs
 from orderedmq.ui.site import Site
 
-#: A malformed request gets the same status as one that cannot be carried out now.
+#: A wrong request ("usage") gets the same status as a request that was refused.
 _STATUS: Final[dict[Kind, HTTPStatus]] = {
     "usage": HTTPStatus.CONFLICT,
     "missing": HTTPStatus.NOT_FOUND,
@@ -36,7 +36,7 @@ _STATUS: Final[dict[Kind, HTTPStatus]] = {
 
 
 def make_app(broker: Broker, address: str, rules: Rules, say: Callable[[str], None] = lambda _: None) -> ASGIApp:
-    """Return the application for a broker. ``address``: the broker's, for people; ``say`` is told of each change."""
+    """Return the application for a broker. ``address``: the broker's address as pages show it. ``say`` gets a line for each change."""
     site = Site(broker, address, rules, say)
     pages, browser, repairs = Pages(site), Browser(site), Repairs(site)
     watched = {
@@ -90,7 +90,7 @@ def make_app(broker: Broker, address: str, rules: Rules, say: Callable[[str], No
 def _status(error: OrderedMQError) -> HTTPStatus:
     if error.retriable:
         return HTTPStatus.SERVICE_UNAVAILABLE
-    # An address may have any name. What cannot be a name is not there.
+    # A URL may contain any text. A text that is not a valid name cannot name anything that exists.
     if error.sub in (TopicCondition.BAD_NAME, GroupCondition.BAD_NAME):
         return HTTPStatus.NOT_FOUND
     return _STATUS[kind_of(error)]

@@ -1,4 +1,4 @@
-"""Pictures of a lag over time as SVG, drawn without a style of their own: the page's style sheet has the colours. Pure."""
+"""Charts of a lag over time, as SVG without styles: the page's style sheet defines the colours. Pure."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from orderedmq.tools.readable import number
 from orderedmq.ui.lag_history import STEP, STEPS, Series
 
 _MINUTES: Final = round(STEP * STEPS / 60)
-#: Width and height of a small picture and of a large one.
+#: Width and height of the small chart and of the large one.
 _SMALL: Final = (STEPS, 22)
 _LARGE: Final = (600, 84)
-#: Room in the large one for its labels: above, below.
+#: Space for labels in the large chart: above and below the lines.
 _ABOVE: Final = 16
 _BELOW: Final = 18
 
 
 def small(series: Series) -> Markup:
-    """Return a picture for a cell of a table."""
+    """Return a chart for a table cell."""
     width, height = _SMALL
     lines = _lines(series, width, 1, height - 2, _most(series))
-    # What is said of it are words and numbers of ours.
+    # The label needs no escaping, because it contains only fixed words and numbers.
     return Markup(f'<svg class="small" viewBox="0 0 {width} {height}" role="img" aria-label="{_said(series)}">{lines}</svg>')
 
 
 def large(series: Series) -> Markup:
-    """Return a picture with the greatest value and the time that it covers."""
+    """Return a chart that is labelled with its greatest value and its time span."""
     width, height = _LARGE
     most, floor = _most(series), height - _BELOW
     parts = [
@@ -48,7 +48,7 @@ def _said(series: Series) -> str:
     known = [lag for lag in series if lag is not None]
     if not known:
         return "lag not known"
-    return f"lag {number(known[-1])}, in the last {_MINUTES} minutes {number(min(known))} to {number(max(known))}"
+    return f"lag {number(known[-1])}, between {number(min(known))} and {number(max(known))} in the last {_MINUTES} minutes"
 
 
 def _most(series: Series) -> int:
@@ -56,19 +56,19 @@ def _most(series: Series) -> int:
 
 
 def _lines(series: Series, width: int, top: int, height: int, most: int) -> Markup:
-    """Return a line for each stretch without a gap; a point by itself is a short line."""
+    """Return one line for each run of values without a gap; a single value becomes a short line."""
     step = width / len(series)
     out = ""
     for first, lags in _stretches(series):
         points = [((first + place) * step, top + height - height * lag / (most or 1)) for place, lag in enumerate(lags)]
         points.append((points[-1][0] + step, points[-1][1]))
-        # Numbers alone, which need no escape.
+        # The points are only numbers, so they need no escaping.
         out += f'<polyline points="{" ".join(f"{x:.0f},{y:.1f}" for x, y in _corners(points))}"/>'
     return Markup(out)
 
 
 def _stretches(series: Series) -> Iterator[tuple[int, list[int]]]:
-    """Yield the place and the lags of each stretch in which every step is known."""
+    """Yield the index and the lags of each run of steps with known values."""
     first, lags = 0, list[int]()
     for place, lag in enumerate([*series, None]):
         if lag is not None:
@@ -81,7 +81,7 @@ def _stretches(series: Series) -> Iterator[tuple[int, list[int]]]:
 
 
 def _corners(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points without those inside of a level part of the line."""
+    """Return the points without those inside a level part of the line."""
     inner = [
         here
         for before, here, after in zip(points, points[1:], points[2:], strict=False)

@@ -1,13 +1,13 @@
-"""ConnectionLimits of connections, so that whoever can connect, without a login, cannot keep others from the page.
+"""Limits on connections, so that a client without a login cannot keep others from the page.
 
 Rules: a connection *waits* from its start, and from the end of each answer, until the head of its next request is complete, even if
 some bytes of that head have come. A connection is closed when it has waited for too long, and when its client does not read what is
 sent to it. The number of connections is limited for each address and for all addresses together. At the first limit, a new
-connection replaces the one of its address that has waited longest; at the second, one of the address that has most waiting
-connections. If none waits, the new connection is refused.
+connection replaces the connection of its address that has waited longest. At the second limit, it replaces one of the address with the
+most waiting connections. If none waits, the new connection is refused.
 
-So silent connections keep nobody out, wherever they come from. All users of a proxy have the proxy's address; at worst the proxy has to
-open a new connection for its next request.
+So silent connections cannot keep anybody out, whatever addresses they use. All users of a proxy share its address; at worst the proxy
+has to open a new connection for its next request.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Seconds and numbers of connections.
+    """Limits in seconds, and in numbers of connections.
 
-    ``waiting``: for the head of a request. ``idle``: for the first byte of a further request. ``taking``: for a client to take what is
-    buffered for it. ``per_address`` and ``total``: of connections.
+    ``waiting``: maximum seconds until the head of a request is complete. ``idle``: until the first byte of a further request.
+    ``taking``: until a client has read the data that is buffered for it. ``per_address`` and ``total``: numbers of connections.
     """
 
     waiting: float = 10
@@ -37,7 +37,7 @@ class ConnectionLimits:
     total: int = 200
 
 
-#: Connections that one turn of the loop accepts before their limits are looked at.
+#: Maximum number of connections that the event loop accepts in one turn, before their limits are checked.
 BACKLOG: Final = 100
 
 
@@ -49,7 +49,7 @@ class Connections:
         self._open: dict[tuple[Any, Any], Limited] = {}
 
     def add(self, new: Limited) -> bool:
-        """Accept a connection; at a limit, close one that waits. Return whether it was accepted."""
+        """Accept a connection and, at a limit, close a waiting one. Return whether the new connection was accepted."""
         of_address = [one for one in self._open.values() if one.address == new.address]
         if len(of_address) >= self.limits.per_address and not _close_one(of_address):
             return False
@@ -59,7 +59,7 @@ class Connections:
         return True
 
     def _waiting_of_one(self) -> list[Limited]:
-        """Return the waiting connections of the address that has most of them."""
+        """Return the waiting connections of the address that has the most of them."""
         found = defaultdict[str, list[Limited]](list)
         for one in self._open.values():
             if one.waits:
@@ -97,16 +97,16 @@ class Connections:
 
 
 class Limited(H11Protocol):
-    """A connection with limits. It overrides only methods that uvicorn's protocol has from `asyncio.Protocol`."""
+    """A connection with limits. It overrides only methods that uvicorn's protocol inherits from `asyncio.Protocol`."""
 
     connections_of_all: Connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # The application sees a connection by the same two addresses.
+        # The application's scope identifies the connection by the same two addresses.
         self.ends = self.client, self.server
         self.address = address_of("" if self.client is None else self.client[0])
-        #: Requests that are answered: several, if a client does not wait for the answers.
+        #: Requests that are being answered: more than one if a client sends requests without waiting for answers.
         self._requests = 0
         self.since = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -130,22 +130,22 @@ class Limited(H11Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for a request."""
+        """Whether the connection waits for a request."""
         return self._requests == 0
 
     def begin(self) -> None:
-        """The head of a request is there."""
+        """Note that the head of a request has arrived."""
         self._requests += 1
         self._stop()
 
     def done(self) -> None:
-        """A request is answered."""
+        """Note that a request was answered."""
         self._requests -= 1
         if self.waits and not self.transport.is_closing():
             self._wait()
 
     def end(self) -> None:
-        """Close the connection at once, also if the client does not take what was sent to it."""
+        """Close the connection immediately, even if the client has not read the data sent to it."""
         self._forget()
         self.transport.abort()
 
@@ -169,7 +169,7 @@ class Limited(H11Protocol):
 
 
 def _close_one(those: list[Limited]) -> bool:
-    """Close the connection that has waited longest. Return whether any was waiting."""
+    """Close the connection that has waited longest. Return False if no connection was waiting."""
     waiting = [one for one in those if one.waits]
     if waiting:
         min(waiting, key=lambda one: one.since).end()
@@ -177,7 +177,7 @@ def _close_one(those: list[Limited]) -> bool:
 
 
 def address_of(text: str) -> str:
-    """Return what counts as one address: of IPv6 the first 64 bits, because a host may have all addresses that begin with them."""
+    """Return the address that limits count. It is the first 64 bits for IPv6, because one host may own all addresses that share them."""
     try:
         found = ip_address(text.partition("%")[0])
     except ValueError:

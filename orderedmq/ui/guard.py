@@ -1,11 +1,12 @@
-"""What every request has to pass, and the headers that every answer has.
+"""The checks that every request has to pass, and the headers that every answer gets.
 
-Rules: without a token the Host header must name this machine, or a page of another site could reach us under a name of its own (DNS
-rebinding). With a token, every request but those for the login and its style needs the cookie that the login sets. A request that
-changes something must come from a page of ours: its Origin is our host, and its form has our mark. Nothing here is secret in a URL.
+Rules: without a token the Host header must name this machine. Otherwise a page of another site could reach this server under the other
+site's name (DNS rebinding). With a token, every request except those for the login and its style needs the cookie that the login sets. A
+request that changes something must come from a page of this server: its Origin is this host, and its form contains our mark. URLs never
+contain a secret.
 
-A scraper of the metrics has a token of its own, which it sends as ``Authorization: Bearer``. It opens nothing but the metrics: they name
-groups, topics and queries, but show no message, and Prometheus's configuration is read by more people than may see messages.
+A scraper of the metrics has a separate token, which it sends as ``Authorization: Bearer`` and which opens only the metrics. They name
+groups, topics and queries, but show no messages, and more people can read Prometheus's configuration than may see messages.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 LOGIN: Final = "/login"
 STATIC: Final = "/static/"
-#: Paths of parts that the script fetches; an answer there is no page to be sent elsewhere from.
+#: Prefix of the paths of live parts, which the script fetches. Redirecting the script to the login page would not help the user.
 LIVE: Final = "/live/"
-#: Where Prometheus scrapes.
+#: The path that Prometheus scrapes.
 METRICS_PATH: Final = "/metrics"
-#: The form field of our mark.
+#: The name of the hidden form field with our mark.
 MARK: Final = "mark"
 _COOKIE: Final = "orderedmq-ui"
-#: Greatest form in bytes: a seek of many thousand queues.
+#: Maximum size of a form in bytes, enough for a seek of many thousand queues.
 _MOST_FORM: Final = 4 << 20
-#: Seconds in which a form has to come.
+#: Seconds in which a form has to arrive.
 FORM_SECONDS: Final = 30.0
-#: Seconds that a wrong token costs; only one is looked at at a time.
+#: Seconds by which the answer to a wrong token is delayed. Only one token is checked at a time.
 _WRONG_TOKEN: Final = 0.5
 _HEADERS: Final = {
     "content-security-policy": (
@@ -47,7 +48,7 @@ _HEADERS: Final = {
     ),
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # Not no-referrer: the forms' Origin would be null.
+    # With no-referrer, the Origin header of the forms would be null.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -56,9 +57,9 @@ _HEADERS: Final = {
 
 @dataclass(frozen=True)
 class Rules:
-    """Who may come and what they may do. ``hosts`` None: any host name; ``token`` None: no token is asked for.
+    """Who may use the server, and for what. ``hosts`` None: any host name is accepted. ``token`` None: no login is needed.
 
-    ``scrape_token`` opens the metrics. Without one they are open to whom the pages are open.
+    ``scrape_token`` opens the metrics. Without it, whoever may see the pages may also see the metrics.
     """
 
     hosts: frozenset[str] | None = LOOPBACK
@@ -66,16 +67,16 @@ class Rules:
     scrape_token: str | None = field(default=None, repr=False)
     allow_changes: bool = False
     mark: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
-    #: Held while a login is looked at.
+    #: Held while a token is checked.
     login: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
 
     @property
     def cookie(self) -> str:
-        """The value of the cookie of somebody who knows the token. The token does not follow from it."""
+        """The value of the login cookie, a hash from which the token cannot be derived."""
         return hmac.new((self.token or "").encode(), b"orderedmq ui", sha256).hexdigest()
 
     def knows(self, headers: Headers) -> bool:
-        """Whether a request comes from somebody who has logged in, or nobody has to."""
+        """Whether a request comes from a logged-in user, or no login is needed."""
         if self.token is None:
             return True
         found = Request({"type": "http", "headers": headers.raw}).cookies.get(_COOKIE, "")
@@ -90,7 +91,7 @@ class Rules:
 
 
 class Guard:
-    """The outermost application: refuses what `Rules` refuse, and adds headers to every answer."""
+    """The outermost application: refuses requests that `Rules` does not allow, and adds headers to every answer."""
 
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
         self.app = app
@@ -156,17 +157,17 @@ def _place(origin: str) -> str:
 
 
 def _from_our_page(headers: Headers, host: str) -> bool:
-    """Whether a browser says that a request comes from a page of this host. What is no browser says nothing, and needs the mark all
-    the same."""
+    """Whether the browser says that a request comes from a page of this host. Other clients do not send these headers and pass this
+    check, but they also need the mark."""
     origin = headers.get("origin")
     if origin is not None:
-        # Without the scheme: a proxy before us may have TLS.
+        # The scheme is not compared, because a proxy in front of this server may add TLS.
         return _place(origin) == host.lower() != ""
     return headers.get("sec-fetch-site", "same-origin") == "same-origin"
 
 
 class FormFields:
-    """The fields of a form; each may be there several times."""
+    """The fields of a form. A field may occur several times."""
 
     def __init__(self, fields: list[tuple[str, str]]) -> None:
         self.fields = fields
@@ -180,7 +181,7 @@ class FormFields:
 
 
 async def read_form(request: Request) -> FormFields:
-    """Return a form that was sent. Raises HTTPException if it is too large, does not come in time, or is no form."""
+    """Return a submitted form. Raises HTTPException if it is too large, does not arrive in time, or is malformed."""
     body = bytearray()
     try:
         async with asyncio.timeout(FORM_SECONDS):
@@ -189,26 +190,28 @@ async def read_form(request: Request) -> FormFields:
                 if len(body) > _MOST_FORM:
                     raise HTTPException(413, "the form is too large")
     except TimeoutError as error:
-        raise HTTPException(408, "the form did not come in time") from error
+        raise HTTPException(408, "the form did not arrive in time") from error
     try:
         return FormFields(parse_qsl(body.decode("ascii"), keep_blank_values=True, strict_parsing=bool(body), errors="strict"))
     except ValueError as error:
-        raise HTTPException(400, "that is not a form of these pages") from error
+        raise HTTPException(400, "the request is not a form of these pages") from error
 
 
 async def read_change(request: Request, rules: Rules) -> FormFields:
-    """Return the form of a request that changes something. Raises HTTPException 403 if it may not, or is not from our pages."""
+    """Return the form of a request that changes something. Raises HTTPException 403 if changes are not allowed, or for a foreign form."""
     if not rules.allow_changes:
-        raise HTTPException(403, "this page is read-only: start orderedmq ui with --allow-changes to change something here")
+        raise HTTPException(403, "this page is read-only. Start orderedmq ui with --allow-changes to change something here")
     form = await read_form(request)
     if not hmac.compare_digest(form.one(MARK).encode(), rules.mark.encode()):
-        raise HTTPException(403, "this form is of an earlier start of orderedmq ui: go back, load the page again and repeat it")
+        raise HTTPException(
+            403, "orderedmq ui was restarted after it made this form. Go back, reload the page and repeat the change"
+        )
     return form
 
 
 async def log_in(request: Request, rules: Rules) -> Response | None:
-    """Return the answer that sets the cookie; None for a wrong token, after a while."""
-    # As it was typed: the token may not end with blanks, and what differs from it is not the token.
+    """Return the answer that sets the cookie, or None for a wrong token, after a delay."""
+    # The input is not stripped: a token never ends with blanks, and any other text is a wrong token.
     given = next(iter((await read_form(request)).all("token")), "")
     async with rules.login:
         if rules.token is None or not hmac.compare_digest(given.encode(), rules.token.encode()):

@@ -1,4 +1,4 @@
-"""What looks at several times tell of a group's queues: their lag over the last minutes, hand-overs, the last commits. Pure."""
+"""History from successive looks at a group's queues: lag over the last minutes, hand-overs, last commits. Pure."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Final
 
 from orderedmq.model import MessageQueue
 
-#: Seconds of one step of a history, and steps that are kept: ten minutes.
+#: Seconds of one step of a history, and number of steps kept: ten minutes in total.
 STEP: Final = 5.0
 STEPS: Final = 120
-#: Hand-overs that are kept; those of one look between the same owners count as one.
+#: Maximum number of hand-overs kept. Queues that moved between the same two owners in one look count as one hand-over.
 MOST_HAND_OVERS: Final = 50
 
-#: A lag for each step from the oldest to the current one; None where nobody looked.
+#: A lag for each step from the oldest to the current one; None for a step without a look.
 Series = list[int | None]
 _UNKNOWN: Final = -1
 
 
 class LagHistory:
-    """The greatest lag of each queue, and of all together, in each step of the last `STEPS`."""
+    """The greatest lag of each queue, and of all queues together, in each of the last `STEPS` steps."""
 
     def __init__(self) -> None:
         self._places: dict[MessageQueue, int] = {}
-        #: The number of a step, the lag of each place, the total.
+        #: The number of a step, the lag at each index in `_places`, and the total in a list of one element.
         self._steps: deque[tuple[int, array[int], list[int]]] = deque(maxlen=STEPS)
 
     def see(self, now: float, lags: Mapping[MessageQueue, int]) -> None:
-        """Note what a look at ``now`` (in seconds) found."""
+        """Record the lags that a look at ``now`` (in seconds) found."""
         number = int(now // STEP)
         if not self._steps or self._steps[-1][0] < number:
             self._steps.append((number, array("q"), [0]))
@@ -60,7 +60,7 @@ class LagHistory:
 
 @dataclass(frozen=True)
 class HandOver:
-    """Queues that went from one owner to another between two looks. ``when``: seconds since 1970; an owner None: none."""
+    """Queues that changed from one owner to another between two looks. ``when``: seconds since 1970. An owner of None means no owner."""
 
     when: float
     before: str | None
@@ -70,9 +70,9 @@ class HandOver:
 
 @dataclass
 class Owners:
-    """Who owned each queue at the last look, and the hand-overs that looks have seen, the last one first.
+    """The owner of each queue at the last look, and the hand-overs seen so far, the newest first.
 
-    ``handed_over``: how often a look found a queue with another owner than the last one that it had.
+    ``handed_over``: how often a look found a queue with an owner different from its previous one.
     """
 
     seen: dict[MessageQueue, str] | None = None
@@ -81,7 +81,7 @@ class Owners:
     _last: dict[MessageQueue, str] = field(default_factory=dict)
 
     def see(self, when: float, owners: Mapping[MessageQueue, str]) -> None:
-        """Note the owners that a look found; a queue without an owner is left out. The first look sees no hand-over."""
+        """Record the owners that a look found; ``owners`` leaves out queues without an owner. The first look records no hand-over."""
         former, self.seen = self.seen, dict(owners)
         self.handed_over += sum(self._last.get(queue, owner) != owner for queue, owner in owners.items())
         self._last |= owners
@@ -97,13 +97,13 @@ class Owners:
 
 
 class CommitTimes:
-    """When the group's offset of each queue was last seen to move. Brokers do not keep when an offset was committed."""
+    """The time at which the group's offset of each queue last changed between looks. Brokers do not store the time of a commit."""
 
     def __init__(self) -> None:
         self._seen: dict[MessageQueue, tuple[int | None, float]] = {}
 
     def see(self, when: float, offsets: Mapping[MessageQueue, int | None]) -> dict[MessageQueue, float]:
-        """Note the offsets that a look found. Return when each last moved, or was first seen if it has not moved since."""
+        """Record the offsets that a look found. Return when each last changed, or was first seen if it has not changed since."""
         known, self._seen = self._seen, {}
         for queue, offset in offsets.items():
             former = known.get(queue)

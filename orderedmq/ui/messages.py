@@ -1,4 +1,4 @@
-"""The browser of messages: by queue, offset, time and key, and a message by itself."""
+"""The message browser: finds messages by queue, offset, time and key, and shows a single message."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from orderedmq.ui.pages import ROWS, number_of
 from orderedmq.ui.rendering import MOST_BODY, topic_url
 from orderedmq.ui.site import Site
 
-#: Seconds after which a search shows what it has found so far.
+#: Seconds after which a search stops and shows the messages found so far.
 PATIENCE: Final = 3.0
-#: Queues of which the last messages are shown together.
+#: The newest messages of all queues are shown together only if the topic has at most this many queues.
 _TOGETHER: Final = 64
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the form of the browser asks for; None or "": nothing."""
+    """The fields of the browser's form; None or "" if a field is empty."""
 
     queue: MessageQueue | None
     offset: int | None
@@ -46,7 +46,7 @@ class Browser:
         self._site = site
 
     def messages(self, request: Request) -> Response:
-        """Show messages: of a queue by offset, of all queues in the order of arrival, or of one key."""
+        """Show messages: of one queue by offset, of all queues in the order of arrival, or of one key."""
         topic = request.path_params["topic"]
         log = self._site.broker.log
         queues = log.queues(topic)
@@ -69,11 +69,11 @@ class Browser:
                 "what": f"The last messages of all queues, at most {ROWS}",
             }
         else:
-            names |= {"rows": [], "what": f"{len(queues)} queues: choose one, a time or a key"}
+            names |= {"rows": [], "what": f"{len(queues)} queues: choose a queue, a time or a key"}
         return self._site.page(request, "messages.html", title=f"Messages of {topic}", at="topics", **names)
 
     def message(self, request: Request) -> Response:
-        """Show one message with all that it has."""
+        """Show one message with all its fields."""
         topic = request.path_params["topic"]
         log = self._site.broker.log
         asked = _asked(request, topic, log.queues(topic))
@@ -109,13 +109,13 @@ def _asked(request: Request, topic: str, queues: Sequence[MessageQueue]) -> _Ask
 
 
 def _key(given: Mapping[str, str]) -> str:
-    """Return the key that is asked for. Its field shows a key as `escaped` has it, and ``exact`` has the key of what is shown."""
+    """Return the key to search for. The visible field holds it as `escaped` text; ``exact`` holds the key itself, if they differ."""
     typed, exact = given.get("key", ""), unquote(given.get("exact", ""))
     return exact if escaped(exact) == typed else typed
 
 
 def _since(text: str) -> int | None:
-    """Return a time that was typed, in µs since 1970. Raises OptionError INVALID."""
+    """Return the time in a form field, in µs since 1970. Raises OptionError INVALID."""
     return parse_timestamp(text, "time") if text else None
 
 
@@ -169,6 +169,6 @@ def _note(found: Found) -> str:
     if found.next is None:
         return f"{said}, up to the end."
     if len(found.rows) == ROWS:
-        return f"{said}; there may be more."
+        return f"{said}. There may be more results."
     when = datetime.fromtimestamp(found.next.stored / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return f"{said} in {PATIENCE:.0f} s, up to {when} UTC. Later ones were not searched yet."
+    return f"{said} in {PATIENCE:.0f} s, up to {when} UTC. Later messages were not searched yet."

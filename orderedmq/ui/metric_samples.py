@@ -1,8 +1,8 @@
-"""The metrics of a broker for Prometheus: their names and meanings, and the samples that one look makes. Pure.
+"""The metrics of a broker for Prometheus: their names and meanings, and the samples made from one look. Pure.
 
-Rules: metrics of groups begin with ``orderedmq_group_`` and have a label ``group``; those of running queries, which
-`ordered_source.LagListener` exports, have a label ``query`` and other names, because a query's own view and the broker's differ. Labels
-are names that a cluster has few of: no client id, no key, no address. What is not known has no sample; it is never 0.
+Rules: metrics of groups begin with ``orderedmq_group_`` and have a label ``group``. The metrics of running queries, which
+`ordered_source.LagListener` exports, have a label ``query`` and other names, because a query's view differs from the broker's. A label
+takes few different values in a cluster, so client ids, keys and addresses are not labels. An unknown value has no sample, instead of 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _QUEUE: Final = (*_TOPIC, "broker", "queue")
 
 
 class MetricKind(NamedTuple):
-    """A metric. The name of a counter ends with ``_total``."""
+    """A metric. It is a counter if its name ends with ``_total``, else a gauge."""
 
     name: str
     labels: Sequence[str]
@@ -32,52 +32,62 @@ class MetricKind(NamedTuple):
 
 
 class MetricSample(NamedTuple):
-    """A value of a metric. ``labels`` may be shared with other samples: do not change it."""
+    """A value of a metric. Do not modify ``labels``, because other samples may share it."""
 
     labels: Mapping[str, str]
     value: float
 
 
 #: The metrics of the exporter itself.
-UP: Final = MetricKind("orderedmq_up", (), "1 if the broker answered the last look at it, else 0.")
+UP: Final = MetricKind("orderedmq_up", (), "1 if the broker answered the last look, else 0.")
 FAILURES: Final = MetricKind(
     "orderedmq_exporter_failures_total",
     ("condition",),
-    "Looks that failed, at the broker or at one of its groups, by the condition of the error.",
+    "Failed looks at the broker or at one of its groups, by the condition of the error.",
 )
-LOOK_SECONDS: Final = MetricKind("orderedmq_exporter_look_seconds", (), "Time that the last look at the broker took.")
+LOOK_SECONDS: Final = MetricKind("orderedmq_exporter_look_seconds", (), "Duration of the last look at the broker.")
 LOOK_TIME: Final = MetricKind(
-    "orderedmq_exporter_look_timestamp_seconds", (), "When the look was made that these metrics show, in seconds since 1970."
+    "orderedmq_exporter_look_timestamp_seconds", (), "Time of the look that these metrics come from, in seconds since 1970."
 )
 
 _MEMBERS: Final = MetricKind("orderedmq_group_members", _GROUP, "Members of the group.")
 _HANDOVERS: Final = MetricKind(
-    "orderedmq_group_handovers_total", _GROUP, "Times that a look found a queue with another owner than its last one."
+    "orderedmq_group_handovers_total", _GROUP, "How often a look found a queue with an owner different from its previous one."
 )
 _LETTERS: Final = MetricKind(
-    "orderedmq_group_dead_letters_total", _GROUP, "Dead letters that were ever written, also those that were deleted since."
+    "orderedmq_group_dead_letters_total", _GROUP, "Dead letters ever written, including those deleted since."
 )
-_WAITING: Final = MetricKind("orderedmq_group_dead_letters_waiting", _GROUP, "Dead letters that a replay of all would send.")
+_WAITING: Final = MetricKind(
+    "orderedmq_group_dead_letters_waiting",
+    _GROUP,
+    "Dead letters that a replay of all letters would still send.",
+)
 _PARKED: Final = MetricKind("orderedmq_group_parked_messages", _TOPIC, "Messages in the topic's parking lots.")
-_KEYS: Final = MetricKind("orderedmq_group_parked_keys", _TOPIC, "Keys that have parked messages, held ones included.")
+_KEYS: Final = MetricKind("orderedmq_group_parked_keys", _TOPIC, "Keys that have parked messages, including held keys.")
 _HELD: Final = MetricKind("orderedmq_group_held_keys", _TOPIC, "Parked keys that an operator holds.")
 _OLDEST: Final = MetricKind(
-    "orderedmq_group_parked_oldest_age_seconds", _TOPIC, "Time since the oldest parked message was stored in its queue."
+    "orderedmq_group_parked_oldest_age_seconds",
+    _TOPIC,
+    "Time since the oldest parked message was stored in its original queue.",
 )
-_LAG: Final = MetricKind("orderedmq_group_lag_messages", _QUEUE, "Messages that the group has not processed.")
+_LAG: Final = MetricKind("orderedmq_group_lag_messages", _QUEUE, "Messages that the group has not processed yet.")
 _LAG_SECONDS: Final = MetricKind(
     "orderedmq_group_lag_seconds",
     _QUEUE,
-    "Time since the first message that the group has not processed was stored; 0 if it has processed all.",
+    "Age of the first message that the group has not processed yet; 0 if it has processed all messages.",
 )
-_NEXT: Final = MetricKind("orderedmq_group_next_offset", _QUEUE, "The group's offset: that of the next message to process.")
+_NEXT: Final = MetricKind(
+    "orderedmq_group_next_offset", _QUEUE, "The group's offset, which is the offset of the next message to process."
+)
 _COMMIT: Final = MetricKind(
-    "orderedmq_group_last_commit_age_seconds", _QUEUE, "Time since the group's offset was seen to move, or first seen at all."
+    "orderedmq_group_last_commit_age_seconds",
+    _QUEUE,
+    "Time since a look saw the group's offset change, or first saw the offset.",
 )
 _HORIZON: Final = MetricKind(
     "orderedmq_group_retention_horizon_seconds",
     _QUEUE,
-    "Time until the topic's retention may delete the first message that the group has not processed; negative if it may already.",
+    "Time until retention may delete the first message that the group has not processed yet; negative once it may.",
 )
 _DELETED: Final = MetricKind(
     "orderedmq_group_deleted_messages", _QUEUE, "Messages that retention deleted before the group processed them."
@@ -85,7 +95,7 @@ _DELETED: Final = MetricKind(
 _LOCK: Final = MetricKind(
     "orderedmq_group_lock_remaining_seconds",
     (*_QUEUE, "owner"),
-    "Time until the owner's lock ends unless it is renewed; 0 if the owner is dead. Without an owner there is no sample.",
+    "Time until the owner's lock ends if it is not renewed; 0 if the owner is dead. A queue without an owner has no sample.",
 )
 
 METRICS: Final = (
@@ -96,7 +106,7 @@ METRICS: Final = (
 
 
 def samples(look: BrokerNow, now: float) -> dict[MetricKind, list[MetricSample]]:
-    """Return the samples of all groups, as a look found them, at ``now`` (seconds since 1970). Ages count up to ``now``."""
+    """Return the samples of all groups from a look. Ages are computed at ``now`` (seconds since 1970)."""
     found: dict[MetricKind, list[MetricSample]] = {kind: [] for kind in METRICS if "group" in kind.labels}
     for group in look.groups:
         every = (_of_group(group), _of_topics(group, now), _of_queues(group, look, now))
@@ -153,5 +163,5 @@ def _labels(group: str, queue: MessageQueue) -> dict[str, str]:
 
 
 def _since(then: float, now: float) -> float:
-    # Another machine's clock may be ahead.
+    # The clock of the machine that recorded ``then`` may be ahead.
     return max(0.0, now - then)

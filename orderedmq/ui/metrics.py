@@ -1,8 +1,8 @@
-"""Metrics for Prometheus under one address: a look at the broker for all scrapers, which outlives a broker that goes away.
+"""Metrics for Prometheus at one URL. All scrapers share a look at the broker, and the exporter keeps running if the broker goes away.
 
-Rules: a scrape reads one look, and renders it at most once. It waits for a look for at most `PATIENCE` seconds, because Prometheus gives up
-after 10; a look that takes longer ends by itself and is there for a later scrape. While the last look has failed, or is older than
-`STALE` seconds, there are no samples of groups and ``orderedmq_up`` is 0: old values would look like a broker at rest.
+Rules: a scrape reads one look, which is rendered at most once. The scrape waits at most `PATIENCE` seconds for the look, because
+Prometheus gives up after 10; a slower look runs to its end, and a later scrape gets its result. If the last look failed or is older than
+`STALE` seconds, groups have no samples and ``orderedmq_up`` is 0, because old values would look like an idle broker.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from orderedmq.ui.metric_samples import FAILURES, LOOK_SECONDS, LOOK_TIME, UP, M
 from orderedmq.ui.shared_look import SharedLook
 from orderedmq.ui.watches import BrokerNow, Watches
 
-#: Seconds that a scrape waits for a look.
+#: Maximum seconds that a scrape waits for a look.
 PATIENCE: Final = 5.0
-#: Seconds after which a look is no longer shown.
+#: Seconds after which the result of a look is no longer exported.
 STALE: Final = 60.0
 
 
 class Reached:
-    """The watches of a broker. It connects again after an error that a retry on the same connection would not repair.
+    """A connection to a broker, and its watches. ``reach`` connects, and is called again after `close`.
 
-    A client of RocketMQ finds its servers again by itself. A store that was deleted, moved or replaced has to be opened again.
+    A RocketMQ client reconnects to its servers by itself. A store that was deleted, moved or replaced has to be opened again.
     """
 
     def __init__(self, reach: Callable[[], Broker]) -> None:
@@ -50,7 +50,7 @@ class Reached:
         self._watches: Watches | None = None
 
     def watches(self) -> Watches:
-        """Raises the errors of ``reach``."""
+        """Return the watches; connect first if necessary. Raises the errors of ``reach``."""
         if self._watches is None:
             self._broker = self._reach()
             self._watches = Watches(self._broker)
@@ -64,7 +64,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Looked:
-    """The outcome of a look, which was asked for at ``when`` (monotonic seconds) the last time. ``found`` None: it failed."""
+    """The outcome of a look. ``when``: when it was last confirmed, in monotonic seconds. ``found``: None if the look failed."""
 
     when: float
     seconds: float
@@ -75,8 +75,8 @@ class Looked:
 class BrokerCollector(Collector):
     """Collects the metrics of a broker for a registry of prometheus-client.
 
-    ``watches`` returns the broker's watches; ``lost`` is called after an error that another try would not mend. ``say`` is told when the
-    broker cannot be reached, and when it can again.
+    ``watches`` returns the broker's watches. ``lost`` is called after an error that a retry on the same connection cannot repair. ``say``
+    gets a line when the broker cannot be reached, and when it can be reached again.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class BrokerCollector(Collector):
         self._looking: threading.Thread | None = None
         self._last: Looked | None = None
         self._failures: Counter[str] = Counter()
-        #: The error that was counted last: several scrapes may be given the same one.
+        #: The error that was counted last, because several scrapes may get the same error object.
         self._counted: OrderedMQError | None = None
 
     def latest(self) -> Looked | None:
-        """Return the last look, after a new one if that is due and ends in time; None if there was none in `STALE` seconds."""
+        """Return the last look. A new look is made first if it is due and ends in time. None if the last one is older than `STALE` seconds."""
         with self._guard:
             if self._looking is None or not self._looking.is_alive():
                 self._looking = threading.Thread(target=self._look, name="orderedmq-metrics", daemon=True)
@@ -110,7 +110,7 @@ class BrokerCollector(Collector):
         yield from self.metrics(self.latest())
 
     def metrics(self, last: Looked | None) -> Iterator[Metric]:
-        """Yield the metrics that a look makes."""
+        """Yield the metrics of a look, or only the exporter's own metrics if there is none."""
         found = last.found if last is not None else None
         yield _family(UP, [MetricSample({}, float(found is not None))])
         counts = sorted(self._failures.items())
@@ -132,14 +132,14 @@ class BrokerCollector(Collector):
                 self._counted = error
                 self._failures[error.condition] += 1
             if before is None or before.found is not None:
-                self._say(f"the broker cannot be reached, and is asked again at each scrape: [{error.condition}] {error.typed}")
+                self._say(f"the broker cannot be reached, and each scrape tries again: [{error.condition}] {error.typed}")
             if not error.retriable:
                 self._lost()
             ended = time.monotonic()
             self._last = Looked(ended, ended - begun, None)
             return
         if before is not None and before.found is None:
-            self._say("the broker is reached again")
+            self._say("the broker can be reached again")
         ended = time.monotonic()
         if before is not None and before.found is found:
             # The next look was not due yet.
@@ -150,12 +150,12 @@ class BrokerCollector(Collector):
 
 
 class Metrics:
-    """The page of metrics. What a look found is rendered once for all who scrape it."""
+    """The metrics page. Each look is rendered once for all scrapers."""
 
     def __init__(self, collector: BrokerCollector) -> None:
         self._collector = collector
         self._guard = threading.Lock()
-        #: By type of content: what a look found, and how it was rendered.
+        #: Content type → the result of the last rendered look, and its rendering.
         self._rendered: dict[str, tuple[BrokerNow, bytes]] = {}
 
     def page(self, request: Request) -> Response:
@@ -186,7 +186,7 @@ class _Once(Collector):
         return self._collector.metrics(self._last)
 
     def describe(self) -> list[Metric]:
-        """Return nothing: the registry of one rendering needs no names."""
+        """Return nothing, because the registry of a single rendering needs no names."""
         return []
 
 
@@ -197,7 +197,7 @@ def _family(kind: MetricKind, some: list[MetricSample]) -> Metric:
 
 
 def exporter_app(collector: BrokerCollector, rules: Rules) -> ASGIApp:
-    """Return the application of ``orderedmq exporter``, which has no page but that of the metrics."""
+    """Return the application of ``orderedmq exporter``, which serves only the metrics page."""
 
     def root(_: Request) -> Response:
         return PlainTextResponse(f"orderedmq exporter: metrics for Prometheus are at {METRICS_PATH}\n")

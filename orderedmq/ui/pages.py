@@ -1,4 +1,4 @@
-"""The pages that watch: groups, one group, its parked keys, topics, one topic. Each has a part that the script fetches again."""
+"""The live pages: groups, one group, its parked keys, topics, one topic. Each has a part that the script fetches again."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from orderedmq.ui.lag_history import LagHistory
 from orderedmq.ui.site import Rendering, Site
 from orderedmq.ui.watches import GroupNow, ParkedNow, QueueNow, TopicNow
 
-#: Rows of a table of queues or keys. If a group has more queues, those that are furthest behind are shown.
+#: Maximum rows in a table of queues or keys. If a group has more queues, the table shows those with the greatest lag.
 ROWS: Final = 50
-#: Queues that a hand-over names.
+#: Maximum number of queues that a line about a hand-over names.
 _NAMED: Final = 4
 
 
 class Pages:
-    """The handlers of live pages. ``part`` makes the part of each; the same address below /live has it alone."""
+    """The handlers of live pages. ``part`` renders the live part; the same address below /live returns only this part."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -87,7 +87,7 @@ class Pages:
 
 
 def number_of(request: Request, name: str) -> int | None:
-    """Return a number of the address, None if it is not there. Raises OptionError INVALID for what is no number."""
+    """Return a number from the URL's query, or None if it has no such parameter. Raises OptionError INVALID if it is not a number."""
     text = request.query_params.get(name, "").strip()
     if not text:
         return None
@@ -118,7 +118,7 @@ def _of_group(now: GroupNow, lags: LagHistory, first: int | None) -> dict[str, A
 
 
 def _shown(queues: Sequence[QueueNow], first: int | None) -> Sequence[QueueNow]:
-    """Return a page of queues from ``first`` on; without it all, or those that are furthest behind, in the order of queues."""
+    """Return one page of queues, starting at ``first``. If it is None: all queues, or the `ROWS` of them with the greatest lag."""
     if first is not None:
         return queues[first : first + ROWS]
     if len(queues) <= ROWS:
@@ -133,9 +133,9 @@ def _of_parked(group: str, now: ParkedNow, first: int) -> dict[str, Any]:
 
 
 def identity(one: ParkedKey) -> str:
-    """Return a text that names a parked key: its queue, and the key, or the offset of a message that is parked by itself.
+    """Return a text that identifies a parked key: its queue, and the key, or the offset of a message that is parked by itself.
 
-    It is a value of a form, which has to come back as it is, so what a page would not show as it is has percent signs.
+    The text is a value in a form and must come back unchanged. Pages escape invisible characters, so the key is percent-encoded.
     """
     alone = one.key is None or one.ticket.alone
     return f"{one.queue}/{'o' if alone else 'k'}/{one.offset if alone else quote(one.key or '', safe='')}"
@@ -143,7 +143,7 @@ def identity(one: ParkedKey) -> str:
 
 def _of_topics(topics: Sequence[TopicNow]) -> dict[str, Any]:
     own = [one for one in topics if not one.topic.name.startswith(RESERVED_PREFIXES)]
-    # RocketMQ's groups all have a retry topic, which hardly any uses.
+    # Every RocketMQ group has a retry topic, and most of these topics are empty.
     others = [
         one
         for one in topics

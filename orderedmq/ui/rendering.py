@@ -1,4 +1,4 @@
-"""Templates: how values look in the pages, and the addresses of pages."""
+"""The template environment: how values look in pages, and the URLs of pages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from orderedmq.tools.readable import body_fields, body_text, duration, escaped, 
 from orderedmq.ui import charts
 
 HERE: Final = Path(__file__).parent
-#: Characters of a body, a key or an error in a table, and of a body in its own page.
+#: Characters of a body, key or error in a table; and bytes of a body on the page of its message.
 PREVIEW: Final = 120
 MOST_BODY: Final = 1 << 18
 
 
 def environment(shared: Mapping[str, Any]) -> Environment:
-    """Return the environment of all templates; ``shared`` are names that each of them knows."""
+    """Return the environment of all templates. Every template can use the names in ``shared``."""
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -50,30 +50,31 @@ def environment(shared: Mapping[str, Any]) -> Environment:
 
 
 def _finalize(value: Any) -> Any:
-    """Return what a template prints for a value: all texts come here, so no page has a character that a browser obeys.
+    """Return the text that a template prints for a value. Every text passes here, so no page contains control characters.
 
-    Markup is made of such texts. A value that a form has to send back as it is must not have them: see `quoted` and `pages.identity`.
+    Markup is built from texts that passed here. A value that a form must send back unchanged is encoded first, because escaping would
+    change it: see the filter ``quoted`` and `pages.identity`.
     """
     return value if isinstance(value, Markup | int | float) else escaped(str(value))
 
 
 def stored(micros: int | None) -> str:
-    """Return a time of a broker in UTC, to the second."""
+    """Return a broker's time (µs since 1970) as text in UTC, to the second."""
     return "-" if micros is None else short_moment(moment(micros) or "")
 
 
 def clock(seconds: float) -> str:
-    """Return the time of day of a moment in UTC."""
+    """Return the time of day in UTC of a time in seconds since 1970."""
     return time.strftime("%H:%M:%S", time.gmtime(seconds))
 
 
 def queue_name(queue: MessageQueue) -> str:
-    """Return the short name of a queue: the embedded broker's name is always the same."""
+    """Return the short name of a queue. It leaves out the embedded broker's name, which is always the same."""
     return f"{queue.topic}/{queue.queue_id}" if queue.broker_name == EMBEDDED_BROKER else str(queue)
 
 
 def until(when: float, seconds: float) -> Markup:
-    """Return the time that is left of ``seconds`` from ``when`` on, which the script counts down."""
+    """Return the remaining time of ``seconds`` that began at ``when``, as an element that the script counts down."""
     return Markup('<time data-until="{}">{}</time>').format(round((when + seconds) * 1000), duration(seconds))
 
 
@@ -86,7 +87,7 @@ def group_url(group: str, what: str = "", **query: Any) -> str:
 
 
 def messages_url(queue: MessageQueue, offset: int | None = None) -> str:
-    """Return the address of a queue's messages, from an offset on."""
+    """Return the URL of a page of a queue's messages, starting at an offset."""
     at = {} if offset is None else {"offset": offset}
     return topic_url(queue.topic, "/messages", broker=queue.broker_name, queue=queue.queue_id, **at)
 

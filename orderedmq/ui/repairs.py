@@ -1,7 +1,7 @@
-"""What can be mended: dead letters are replayed, parked keys retried, held or dropped, a group's offsets set or copied.
+"""The pages that repair: replay dead letters; retry, hold or drop parked keys; set or copy a group's offsets.
 
-Rules: what would change something is a POST with `guard.read_change`. What cannot be taken back is asked for once more. A seek or
-a copy is shown before it is done, and sets exactly the offsets that were shown.
+Rules: each change is a POST that uses `guard.read_change`. A change that cannot be undone needs a second confirmation. A seek or
+a copy is shown before it is made, and sets exactly the offsets that were shown.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from orderedmq.ui.pages import ROWS, identity, number_of
 from orderedmq.ui.rendering import group_url
 from orderedmq.ui.site import Site
 
-#: Letters that a page looks at for those that meet its conditions, and letters that a press of a button replays at most: a browser waits.
+#: Maximum letters that one page searches, and that one press of a button replays, because a browser waits for the answer.
 _SEARCHED: Final = 20_000
 _AT_ONCE: Final = 10_000
-#: How a producer's keys choose their queues: the names of the choices, as the command has them.
+#: How a producer's keys choose their queues: form value → description and keying. The values are those of the command.
 KEYINGS: Final[dict[str, tuple[str, Keying | None]]] = {
-    "": ("as text, checked against where each came from", None),
+    "": ("as text, checked against the letter's original queue", None),
     "text": ("as text", Keying("hash", "text")),
     "int": ("as an Integer", Keying("hash", "int")),
     "long": ("as a Long", Keying("hash", "long")),
@@ -47,13 +47,13 @@ KEYINGS: Final[dict[str, tuple[str, Keying | None]]] = {
 
 
 class Repairs:
-    """The handlers of pages that mend something."""
+    """The handlers of pages that repair something."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
 
     def change(self, handle: Callable[[str, FormFields, Request], Response]) -> Callable[[Request], Any]:
-        """Make a handler of a POST, which gets the group and a form that may change something."""
+        """Return a handler for a POST. It checks the form with `read_change`, then calls ``handle`` with the group and the form."""
 
         async def run(request: Request) -> Response:
             form = await read_change(request, self._site.rules)
@@ -66,7 +66,7 @@ class Repairs:
     # -- dead letters
 
     def letters(self, request: Request) -> Response:
-        """Show dead letters, the last page first: these are why somebody comes. Those that meet conditions are shown from the first on."""
+        """Show dead letters, the newest page first, because users come for the newest. With conditions, show matches from the oldest on."""
         group, broker = request.path_params["group"], self._site.broker
         given: Mapping[str, str] = request.query_params
         chosen = _filter(given)
@@ -75,7 +75,7 @@ class Repairs:
         brokers = [one.broker_name for one in queues]
         names: dict[str, Any] = {"letters": [], "waiting": 0, "earlier": None, "later": None, "queue": None, "brokers": brokers}
         if queues:
-            # A broker numbers its letters from 0, so a page has those of one.
+            # Each broker numbers its letters from 0, so a page shows the letters of one broker.
             queue = dead_letters.at_broker(queues, chosen.at_broker)[0]
             at, upto = broker.log.bounds([queue])[queue], dead_letters.replayed_to(broker, queue)
             first, last = number_of(request, "first"), at.max_offset
@@ -101,20 +101,20 @@ class Repairs:
         )  # fmt: skip
 
     def replay(self, group: str, form: FormFields, request: Request) -> Response:
-        """Send chosen dead letters again, or all that meet the conditions in the address and were not replayed yet."""
+        """Send the chosen dead letters again, or all unreplayed letters that meet the conditions in the URL."""
         matching, offsets = _filter(request.query_params), frozenset(map(_letter, form.all("offset")))
         if form.one("all"):
             chosen = replace(matching, quarantined=bool(matching.quarantined))
         elif offsets:
-            # Who looks at letters in quarantine chooses among them.
+            # On the page of letters in quarantine, the user chooses among these.
             chosen = LetterFilter(
                 offsets=offsets, quarantined=None if matching.quarantined else False, at_broker=matching.at_broker
             )
         else:
-            raise OptionError(OptionCondition.MISSING, "no dead letter is chosen: go back and choose some, or replay all")
+            raise OptionError(OptionCondition.MISSING, "no dead letter is chosen. Go back and choose some, or replay all")
         how = form.one("keying")
         if how not in KEYINGS:
-            raise OptionError(OptionCondition.INVALID, f"{shown(how)} is no way in which keys choose queues")
+            raise OptionError(OptionCondition.INVALID, f"{shown(how)} is not a way in which keys choose queues")
         broker, done = self._site.broker, Replayed()
         queues = dead_letters.letter_queues(broker, group, chosen)
         if queues:
@@ -128,23 +128,23 @@ class Repairs:
         to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(done.topics.items()))
         said = f"Replayed {done.letters:,} dead letter{'' if done.letters == 1 else 's'}{f': {to}' if to else ''}."
         if done.letters == _AT_ONCE:
-            said += " There may be more: replay again to go on."
+            said += " There may be more letters: replay again to continue."
         if done.quarantined:
             said += f" Left out {done.quarantined:,} in quarantine."
         if done.deleted:
-            said += f" {done.deleted:,} were deleted by retention before they were replayed."
+            said += f" Retention deleted {done.deleted:,} before they were replayed."
         return self._site.done(said, group_url(group, "/dead", **_conditions(request.query_params)))
 
     # -- parked keys
 
     def order(self, group: str, form: FormFields, request: Request) -> Response:
-        """Tell the owners of chosen parked keys to try, hold or drop them. A drop is asked for once more."""
+        """Order the owners of the chosen parked keys to retry, hold or drop them. A drop needs a second confirmation."""
         action = form.one("action")
         if action not in get_args(OrderAction):
-            raise OptionError(OptionCondition.INVALID, f"{shown(action)} is no order: retry, hold or drop")
+            raise OptionError(OptionCondition.INVALID, f"{shown(action)} is not an order. Use retry, hold or drop")
         wanted, broker = form.all("key"), self._site.broker
         if not wanted:
-            raise OptionError(OptionCondition.MISSING, "no key is chosen: go back and choose some")
+            raise OptionError(OptionCondition.MISSING, "no key is chosen. Go back and choose some")
         those = _chosen(broker, group, wanted)
         messages = sum(one.messages for one in those)
         said = (
@@ -169,7 +169,7 @@ class Repairs:
     # -- offsets
 
     def plan_seek(self, request: Request) -> Response:
-        """Ask where to, and show what a seek would do. Nothing is changed."""
+        """Ask for the target of a seek, and show what the seek would change. Nothing is changed."""
         group, broker, given = request.path_params["group"], self._site.broker, request.query_params
         check_group(group)
         plan = None
@@ -194,7 +194,7 @@ class Repairs:
         )
 
     def plan_copy(self, request: Request) -> Response:
-        """Ask which group gets this group's offsets, and show what would change. Nothing is changed."""
+        """Ask which group gets this group's offsets, and show what the copy would change. Nothing is changed."""
         group, broker, given = request.path_params["group"], self._site.broker, request.query_params
         check_group(group)
         plan, target = None, given.get("target", "").strip()
@@ -213,7 +213,7 @@ class Repairs:
         check_group(target)
         if offsets.offsets is None or target == group:
             raise OptionError(
-                OptionCondition.INVALID, "this form has no offsets for another group: go back and show what would change"
+                OptionCondition.INVALID, "this form has no offsets for another group. Go back and show what would change"
             )
         done = seek(
             self._site.broker, target, offsets, [], force=_force(form.one), parked=_parked(form.one), dry_run=False, new=True
@@ -221,7 +221,7 @@ class Repairs:
         return self._done(target, done)
 
     def _plan(self, group: str, given: Mapping[str, str], plan: Sought | None) -> dict[str, Any]:
-        """Return what the pages show that plan a change of offsets."""
+        """Return the template values of the pages that plan a change of offsets."""
         return {
             "group": group,
             "given": given,
@@ -244,28 +244,26 @@ def _force(given: Callable[[str], str | None]) -> bool:
 
 
 def _parked(given: Callable[[str], str | None]) -> AtSeek:
-    """Return what becomes of parked messages. Raises OptionError INVALID."""
+    """Return what happens to parked messages, from the form. Raises OptionError INVALID."""
     parked = given("parked") or None
     if parked not in (None, "keep", "drop"):
-        raise OptionError(
-            OptionCondition.INVALID, f"{shown(parked)} is nothing that can become of parked messages: keep or drop"
-        )
+        raise OptionError(OptionCondition.INVALID, f"{shown(parked)} is not a choice for parked messages. Use keep or drop")
     return cast(AtSeek, parked)
 
 
 def _moves(plan: Sought) -> list[tuple[MessageQueue, int | None, int]]:
-    """Return the queues with their old and new offsets, those that move before those that stay."""
+    """Return the queues with their old and new offsets; queues whose offset changes come first."""
     moves = [(queue, plan.old.get(queue), offset) for queue, offset in plan.new.items()]
     return sorted(moves, key=lambda move: (move[1] == move[2], move[0]))
 
 
 def _chosen(broker: Broker, group: str, wanted: Sequence[str]) -> list[ParkedKey]:
-    """Return the parked keys of these identities. Raises GroupError NOT_PARKED for one that is not parked any more."""
+    """Return the parked keys with these identities. Raises GroupError NOT_PARKED for a key that is no longer parked."""
     there = parked_keys(broker, group)
     known = {unquote(identity(one)): one for one in there}
     found: list[ParkedKey] = []
     for name in dict.fromkeys(map(unquote, wanted)):
-        # The topic's, the broker's and the queue's names have no slash; a key may have any.
+        # The names of the topic, the broker and the queue contain no slash; a key may contain slashes.
         *_, kind, key = name.split("/", 4) if name.count("/") >= 4 else ("k", name)
         offset = whole_number(key) if kind == "o" else None
         keys, offsets = ([key], []) if offset is None else ([], [offset])
@@ -274,12 +272,12 @@ def _chosen(broker: Broker, group: str, wanted: Sequence[str]) -> list[ParkedKey
 
 
 def _conditions(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the conditions on dead letters that an address has."""
+    """Return the conditions on dead letters in a URL's query."""
     return {name: given.get(name, "") for name in ("key", "error", "since", "quarantined", "broker")}
 
 
 def _filter(given: Mapping[str, str]) -> LetterFilter:
-    """Return the letters that an address asks for. Raises OptionError INVALID."""
+    """Return the filter for the conditions in a URL's query. Raises OptionError INVALID."""
     key, error, since, quarantined, broker = _conditions(given).values()
     return LetterFilter(
         frozenset([key] if key else ()),
@@ -291,12 +289,12 @@ def _filter(given: Mapping[str, str]) -> LetterFilter:
 
 
 def _state(letter: DeadLetter, chosen: LetterFilter, replayed: Collection[int]) -> str:
-    """Return whether a letter was replayed, in a word."""
+    """Return the text of the column "Replayed": yes, no or quarantined."""
     return "yes" if letter.offset in replayed else "quarantined" if chosen.holds(letter) else "no"
 
 
 def _letter(text: str) -> int:
-    """Return the number of a dead letter. Raises OptionError INVALID."""
+    """Return the offset of a dead letter, from a form. Raises OptionError INVALID."""
     offset = whole_number(text)
     if offset is None:
         raise OptionError(OptionCondition.INVALID, f"{shown(text)} is not the number of a dead letter")

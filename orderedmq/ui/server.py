@@ -12,12 +12,12 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.ui.connections import BACKLOG, ConnectionLimits, Connections
 
-#: Seconds for which requests that are being answered delay the end.
+#: Seconds that the server waits at its end for requests that are still being answered.
 _LAST_REQUESTS: Final = 2
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens there; port 0: a free one. Raises OptionError INVALID if that cannot be."""
+    """Return a listening socket; port 0 means any free port. Raises OptionError INVALID if the address cannot be used."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -33,19 +33,19 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise OptionError(
             OptionCondition.INVALID,
-            f"nothing can be served at {host} port {port} ({error.strerror or error}); give another --port, or another --host",
+            f"the server cannot listen at {host} port {port} ({error.strerror or error}). Give another --port, or another --host",
         ) from error
     return listening
 
 
 def url_of(host: str, port: int) -> str:
-    """Return the URL of what is served there. An IPv6 address may come with its brackets or without."""
+    """Return the URL of a server at this host and port. An IPv6 address may be given with or without brackets."""
     bare = host.strip("[]")
     return f"http://{f'[{bare}]' if ':' in bare else bare}:{port}/"
 
 
 def server(app: ASGIApp, limits: ConnectionLimits | None = None) -> uvicorn.Server:
-    """Return a server for the application, which logs no request: addresses name keys of messages."""
+    """Return a server for the application. It does not log requests, because their URLs contain keys of messages."""
     connections = Connections(limits or ConnectionLimits())
     return uvicorn.Server(
         uvicorn.Config(
@@ -66,7 +66,7 @@ def server(app: ASGIApp, limits: ConnectionLimits | None = None) -> uvicorn.Serv
 
 
 def serve(app: ASGIApp, listening: socket.socket) -> None:
-    """Serve the application until Ctrl-C, which is the usual end."""
+    """Serve the application until Ctrl-C. Ctrl-C is the normal way to end it, so it raises nothing."""
     try:
         server(app).run(sockets=[listening])
     except KeyboardInterrupt:

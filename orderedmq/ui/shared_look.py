@@ -1,9 +1,9 @@
-"""One look at a broker for all who watch: what was found is kept until the next look is due.
+"""One look at a broker that all watchers share: its result is kept until the next look is due.
 
-Rules: nobody looks while nobody asks. One thread looks at a time; others wait a moment for it, then get what was found before. The next
-look is due when this process has spent at most `SHARE` of a core on looking, at least `LEAST` seconds after the last one, and not sooner
-than that one took. What a look costs is what the cheaper of the last two did: a first one loads modules. A broker that can tell that
-nothing has changed is not asked again for `UNCHANGED` seconds.
+Rules: a look happens only when its result is requested. One thread looks at a time. Other threads wait up to `PATIENCE` seconds for it,
+then get the previous result. The next look is due at least `LEAST` seconds after the start of the last one, after a pause at least as long
+as the last one took, and late enough that looks use at most `SHARE` of a core. The CPU cost of a look is the smaller of the last two,
+because the first look also loads modules. If the broker reports that nothing has changed, the next look waits up to `UNCHANGED` seconds.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ T = TypeVar("T")
 
 LEAST: Final = 0.9
 UNCHANGED: Final = 4.5
-#: Seconds that a viewer waits for a look that another one's question has begun, before it gets what was found before.
+#: Seconds that a viewer waits for a look that another viewer has started, before it gets the previous result.
 PATIENCE: Final = 0.3
-#: What looks may take of one core.
+#: The share of one core that looks may use.
 SHARE: Final = 1 / 75
 
 
 class SharedLook(Generic[T]):
-    """Calls ``look`` when its result is asked for and due. ``change`` returns a number that differs if anything changed, or None.
+    """Calls ``look`` when its result is requested and a new look is due.
 
-    ``clock`` and ``cpu``: the monotonic time, and the CPU that this thread has used, in seconds.
+    ``change`` returns a number that differs after any change, or None if the broker has none. ``clock`` returns the monotonic time,
+    ``cpu`` the CPU time that this thread has used, both in seconds.
     """
 
     def __init__(
@@ -46,16 +47,16 @@ class SharedLook(Generic[T]):
         self._found: T | None = None
         self._failed: OrderedMQError | None = None
         self._seen: int | None = None
-        #: When the last look began and ended, in monotonic seconds, and the CPU that it and the one before took, with what showed them.
+        #: When the last look began and ended, in monotonic seconds; CPU seconds of it and of the look before, including their rendering.
         self._begun = self._at = 0.0
         self._cost = self._former_cost = 0.0
-        #: When the broker was last asked for changes and had none.
+        #: When the broker last reported that nothing had changed.
         self._unchanged = 0.0
-        #: Monotonic seconds when it was last asked for.
+        #: When the result was last requested, in monotonic seconds.
         self.asked = 0.0
 
     def get(self) -> T:
-        """Return what the last look found, or look. Raises the look's OrderedMQError, which stands until the next look is due."""
+        """Return the result of the last look, or of a new look if one is due. Raises the look's OrderedMQError until the next look is due."""
         self.asked = self._clock()
         nothing = self._found is None and self._failed is None
         if self._is_due() and self._looking.acquire(timeout=-1 if nothing else PATIENCE):
@@ -70,7 +71,7 @@ class SharedLook(Generic[T]):
         return self._found
 
     def spend(self, seconds: float) -> None:
-        """Count CPU that was spent on showing what was found, too."""
+        """Add the CPU time of rendering the result to the cost of the look."""
         self._cost += seconds
 
     @property
@@ -98,7 +99,7 @@ class SharedLook(Generic[T]):
     def _look_now(self) -> None:
         self._begun, spent = self._clock(), self._cpu()
         try:
-            # Read before the look, so that a change during the look is seen by the next one.
+            # Read the number before the look, so that the next look sees a change made during this one.
             self._seen = self._change()
             self._found, self._failed = self._look(), None
         except OrderedMQError as error:

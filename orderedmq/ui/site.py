@@ -1,4 +1,4 @@
-"""What all pages share: the broker, the rules, the watches, the templates, and what was just done."""
+"""The state that all pages share: the broker, the rules, the watches, the templates, and notes about changes just made."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from orderedmq.ui.watches import Watches
 
 T = TypeVar("T")
 
-#: Renderings and notes that are kept.
+#: The number of renderings kept in memory, and of notes.
 _MOST: Final = 200
 
 
 @dataclass(frozen=True)
 class Rendering:
-    """A live part of a page. ``tag`` differs if the text does. ``next``: seconds after which there may be another."""
+    """The rendered live part of a page. ``tag`` changes with the text. ``next``: seconds until a newer rendering may exist."""
 
     text: str
     tag: str
@@ -39,7 +39,7 @@ class Rendering:
 
 
 class Site:
-    """``say`` tells of changes, on standard error of the command."""
+    """The shared state of one server. ``say`` writes a line about each change to the command's standard error."""
 
     def __init__(self, broker: Broker, address: str, rules: Rules, say: Callable[[str], None]) -> None:
         self.broker = broker
@@ -59,7 +59,7 @@ class Site:
         self._notes: OrderedDict[str, str] = OrderedDict()
 
     def live(self, look: SharedLook[T], template: str, view: Callable[[T], dict[str, Any]], *key: Any) -> Rendering:
-        """Return what a look found, rendered once for all viewers of the same ``key``. Raises the look's OrderedMQError."""
+        """Return the result of a look, rendered once for all viewers of the same ``key``. Raises the look's OrderedMQError."""
         found = look.get()
         place = (template, *key)
         with self._guard:
@@ -79,13 +79,13 @@ class Site:
         return made
 
     def live_page(self, request: Request, title: str, rendering: Rendering, **names: Any) -> Response:
-        """Return the page around a live part, which the script fetches again from the same address below /live."""
+        """Return the page around a live part. The script fetches this part again from the same address below /live."""
         query = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "done"])
         live = f"/live{quote(request.scope['path'], safe='/')}{'?' if query else ''}{query}"
         return self.page(request, "live.html", title=title, part=Markup(rendering.text), live=live, tag=rendering.tag, **names)
 
     def page(self, request: Request, template: str, status: int = 200, **names: Any) -> Response:
-        """Return a page. A note of what was just done is shown once."""
+        """Return a page. A note about a change that was just made is shown once."""
         with self._guard:
             note = self._notes.pop(request.query_params.get("done", ""), None)
         return HTMLResponse(
@@ -93,11 +93,11 @@ class Site:
         )
 
     def tell(self, text: str) -> None:
-        """Tell the person who started the command of a change."""
+        """Report a change to the person who started the command."""
         self._say(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}")
 
     def done(self, text: str, url: str) -> Response:
-        """Lead to the page ``url``, which tells of what was done."""
+        """Redirect to the page ``url``, which shows ``text`` as a note."""
         with self._guard:
             number = str(next(self._numbers))
             self._notes[number] = text

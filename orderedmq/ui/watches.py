@@ -1,4 +1,4 @@
-"""What pages and scrapers watch: all groups, one group, all topics, one topic. Each is looked at once for all who watch it."""
+"""The views of a broker that pages and scrapers watch: all groups, one group, all topics, one topic. All watchers share each look."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from orderedmq.ui.shared_look import SharedLook
 
 T = TypeVar("T")
 
-#: Seconds after which a watch that nobody asks for is forgotten, with its history.
+#: Seconds after which a watch that nobody used is dropped, together with its history.
 FORGOTTEN: Final = 900.0
-#: Watches that are kept at most.
+#: Maximum number of watches kept, not counting those of exported groups.
 MOST: Final = 200
 
 
 @dataclass(frozen=True)
 class QueueNow:
-    """A queue of a group as of one look. ``rate``: messages per second that were committed, None if not known yet."""
+    """A queue of a group as of one look. ``rate``: committed messages per second, None if it is not known yet."""
 
     state: GroupQueue
     lot: Lot | None
@@ -54,12 +54,12 @@ class GroupNow:
     letters: LetterCount | None
     members: Sequence[MemberInfo] = ()
     hand_overs: Sequence[HandOver] = ()
-    #: The query names of clients, as far as they are known, those of former owners too.
+    #: The query names of clients, also of former owners; None if a name is not known.
     names: Mapping[str, str | None] = field(default_factory=dict)
     since: float = 0.0
     #: When the group's offset of each queue last moved, or was first seen, in seconds since 1970.
     committed: Mapping[MessageQueue, float] = field(default_factory=dict)
-    #: How often a queue was found with another owner than the last one that it had.
+    #: How often a look found a queue with an owner different from its previous one.
     handed_over: int = 0
 
     @cached_property
@@ -72,7 +72,7 @@ class GroupNow:
 
     @cached_property
     def furthest(self) -> QueueNow | None:
-        """The queue that is furthest behind, the first of equals; None if none is behind."""
+        """The queue with the greatest lag, the first such queue if several have it; None if no queue has a lag."""
         behind = [one for one in self.queues if one.state.lag]
         return max(behind, key=lambda one: one.state.lag) if behind else None
 
@@ -82,7 +82,7 @@ class GroupNow:
 
     @cached_property
     def left_alone(self) -> list[QueueNow]:
-        """The queues that are behind and have no owner, or one that is dead."""
+        """The queues that have a lag and whose owner is missing or dead."""
         return [one for one in self.queues if one.state.lag and (one.state.lock is None or one.state.lock.alive is False)]
 
     @cached_property
@@ -104,7 +104,7 @@ class GroupNow:
 
     @cached_property
     def next_due(self) -> float | None:
-        """Seconds until the first parked key is due, 0 if it is; None if none ever is."""
+        """Seconds until the first parked key is due, 0 if one is due now; None if no key will become due."""
         dues = [due_in(one.lot.next_due(), self.when) for one in self.queues if one.lot is not None]
         return min((due for due in dues if due is not None), default=None)
 
@@ -118,7 +118,7 @@ class TopicNow:
 
 
 class GroupWatch:
-    """Looks at one group, and remembers its lag and its hand-overs."""
+    """Looks at one group, and keeps the history of its lag and its hand-overs."""
 
     def __init__(self, broker: Broker, group: str) -> None:
         self._broker = broker
@@ -147,7 +147,7 @@ class GroupWatch:
         former = {name: self._names.get(name) for event in events for name in (event.before, event.after) if name is not None}
         there = {one.member.client_id: one.member.name for one in members}
         owners = {one.lock.client_id: one.lock.name for one in found if one.lock is not None}
-        # Who is gone cannot be asked for its name any more.
+        # Keep the names of former owners, because the broker no longer lists them.
         self._names = former | there | owners
         handed_over = self._owners.handed_over
         return GroupNow(self._group, now, queues, letters, members, events, self._names, self._since, committed, handed_over)
@@ -155,7 +155,7 @@ class GroupWatch:
 
 @dataclass(frozen=True)
 class ParkedNow:
-    """The parked keys of a group, and the queues that have an owner to carry out an order."""
+    """The parked keys of a group as of one look at ``when`` (seconds since 1970)."""
 
     when: float
     keys: Sequence[ParkedKey]
@@ -163,10 +163,10 @@ class ParkedNow:
 
 @dataclass(frozen=True)
 class BrokerNow:
-    """All groups but the one in which dead letters are replayed, as of one look at ``when`` (seconds since 1970).
+    """All groups except the group that replays dead letters, as of one look at ``when`` (seconds since 1970).
 
-    ``stored``: when the first unprocessed message of a group's queue was stored, as far as it is known. ``kept_for``: for how many
-    seconds messages of a topic are kept, for topics of which that is known. ``refused``: the errors of groups that are left out.
+    ``stored``: when the first unprocessed message of each queue was stored, where it is known. ``kept_for``: the retention time of each
+    topic in seconds, where it is known. ``refused``: the errors of the groups that could not be read and are left out.
     """
 
     when: float
@@ -177,12 +177,12 @@ class BrokerNow:
 
 
 class Watches:
-    """All watches of a broker's pages and metrics, each made when it is first asked for."""
+    """All watches of a broker's pages and metrics. Each is created when it is first used."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._times = StoreTimes(broker)
-        #: Groups that are exported: more of them may be watched than people can look at.
+        #: The number of exported groups. It raises the limit `MOST`, because the metrics keep a watch for every group.
         self._exported = 0
         self._lots = LotReader(broker)
         self._guard = threading.Lock()
@@ -190,7 +190,7 @@ class Watches:
         self._groups: dict[str, GroupWatch] = {}
 
     def groups(self) -> SharedLook[list[GroupNow]]:
-        """All groups but the one in which dead letters are replayed, whose lag is what a group's letters say."""
+        """All groups except the group that replays dead letters: each group's own count of dead letters shows what is left to replay."""
         return self._shared("groups", "", self._look_at_groups)
 
     def group(self, name: str) -> tuple[SharedLook[GroupNow], LagHistory]:
@@ -203,7 +203,7 @@ class Watches:
         return look, watch.lags
 
     def everything(self) -> SharedLook[BrokerNow]:
-        """What is exported of all groups. Each is looked at as on its page, so viewers of that and scrapers share one look."""
+        """The exported state of all groups. It uses the watch of each group's page, so scrapers and viewers share one look."""
         return self._shared("everything", "", self._look_at_everything)
 
     def parked(self, group: str) -> SharedLook[ParkedNow]:
@@ -227,7 +227,7 @@ class Watches:
             return self._kept(kind, name, look)
 
     def _kept(self, kind: str, name: str, look: Callable[[], T]) -> SharedLook[T]:
-        """Return the watch of that kind and name, or make it. Call it with the guard held."""
+        """Return the watch of this kind and name, created if it does not exist. The caller must hold the guard."""
         found = self._looks.get((kind, name))
         if found is None:
             self._forget()
@@ -236,7 +236,7 @@ class Watches:
         return found
 
     def _forget(self) -> None:
-        """Drop watches that nobody asked for in a while, and the oldest if there are too many. They are named by whoever asks."""
+        """Drop watches that nobody used recently, and the oldest if there are too many: a request can name any group or topic."""
         oldest = sorted(self._looks, key=lambda key: self._looks[key].asked)
         late = time.monotonic() - FORGOTTEN
         for place, key in enumerate(oldest):
@@ -253,9 +253,9 @@ class Watches:
                 found.append(self.group(name)[0].get())
             except (GroupError, TopicError, DataLossError, RocketMQError) as error:
                 if error.retriable:
-                    # The broker is away, and asking for the other groups would take as long.
+                    # The broker cannot be reached. Asking for the other groups would fail after the same wait.
                     raise
-                # A group that was deleted a moment ago is no failure.
+                # A group that was deleted a moment ago does not count as a failure.
                 if error.sub != GroupCondition.MISSING:
                     refused[name] = error
         states = [one.state for group in found for one in group.queues]
@@ -274,7 +274,7 @@ class Watches:
                 lots = self._lots.look(name)
                 queues = [QueueNow(one, lots.get(one.queue), None) for one in group_queues(self._broker, name, lots)]
             except GroupError:
-                # It was deleted a moment ago.
+                # The group was deleted a moment ago.
                 continue
             yield GroupNow(name, time.time(), queues, dead_letters.count(self._broker, name))
 

@@ -184,7 +184,7 @@ def test_a_change_without_permission_is_refused(browser: Browser, shop: Shop) ->
             f"/groups/{GROUP}/dead/replay",
             site.rules.mark,
         )
-        shown(browser, "this page is read-only: start orderedmq ui with --allow-changes")
+        shown(browser, "this page is read-only. Start orderedmq ui with --allow-changes")
         assert shop.broker.log.change() == before
 
 

@@ -292,7 +292,7 @@ def test_a_broker_that_goes_away_and_comes_back_is_said_and_ends_nothing(shop: S
         away.rename(shop.store)
         back = until(lambda: (found := scraped(site))["orderedmq_up"][()] == 1 and found)
         assert sum(back["orderedmq_group_lag_messages"].values()) == 22
-        assert told[1:] == ["the broker is reached again"]
+        assert told[1:] == ["the broker can be reached again"]
 
 
 def test_a_store_that_was_replaced_is_opened_again(tmp_path: Path) -> None:

@@ -77,12 +77,12 @@ def test_the_first_page_says_which_queue_is_behind_who_owns_it_and_what_is_parke
 
 
 def test_a_queue_without_an_owner_and_messages_that_retention_deleted_are_named(shop: Shop, site: Served) -> None:
-    assert "has an owner; nothing is parked or dead" in site.get("/").words
+    assert "has a running owner. There are no parked messages" in site.get("/").words
     shop.leave()
     shop.broker.admin.trim("orders", {shop.queues[0]: 6})
-    said = until(lambda: (words := site.get("/").words) and "without an owner" in words and words)
-    assert "billing : 3 queues with messages and without an owner at work" in said
-    assert "billing : retention has deleted 4 messages that were not processed" in said
+    said = until(lambda: (words := site.get("/").words) and "no running owner" in words and words)
+    assert "billing : 3 queues with unprocessed messages and no running owner" in said
+    assert "billing : retention has deleted 4 unprocessed messages" in said
 
 
 def test_a_groups_page_has_owners_offsets_lag_locks_and_members(still: Served) -> None:
@@ -106,7 +106,7 @@ def test_of_many_queues_those_furthest_behind_are_shown_and_the_others_in_pages(
             said = site.get("/groups/g").words
             assert "wide/117 2" in said
             assert "wide/60 " not in said
-            assert "The 50 queues that are furthest behind, of 120" in said
+            assert "The 50 queues with the greatest lag, of 120" in said
             assert "wide/60 0" in site.get("/groups/g?first=50").words
             assert "101 to 120 of 120" in site.get("/topics/wide?first=100").words
 
@@ -241,9 +241,9 @@ def test_dead_letters_are_shown_and_replayed_by_conditions_and_those_in_quaranti
     said = mending.get(f"{dead}?error=Timeout+%3C").words
     assert "1 orders/2 at 4 z Timeout <x>" in said
     assert "orders/0 at 1" not in said
-    assert "No such letters here." in mending.get(f"{dead}?key=none").words
+    assert "No dead letters meet these conditions." in mending.get(f"{dead}?key=none").words
     assert "orders/0 at 1" in mending.get(f"{dead}?key=y&since=2020-01-01").words
-    assert "No such letters here." in mending.get(f"{dead}?since=2100-01-01").words
+    assert "No dead letters meet these conditions." in mending.get(f"{dead}?since=2100-01-01").words
     answer = mending.post(f"{dead}/replay?error=Timeout+%3C", [("all", "yes")])
     assert "error=Timeout" in answer.headers["location"]
     assert "Replayed 1 dead letter: 1 to orders." in mending.follow(answer).words
@@ -352,7 +352,7 @@ def test_what_would_change_something_is_refused_by_default_and_its_buttons_are_n
     before = shop.broker.log.change()
     for path, fields in tries.items():
         answer = site.post(f"/groups/{GROUP}/{path}", fields)
-        assert (answer.status, "read-only: start orderedmq ui with --allow-changes" in answer.words) == (403, True)
+        assert (answer.status, "read-only. Start orderedmq ui with --allow-changes" in answer.words) == (403, True)
     assert shop.broker.log.change() == before
     assert site.told == []
     for path in ("dead", "parked", "seek?to=latest&force=yes&parked=keep", "copy?target=canary&leave_parked=yes"):
@@ -369,7 +369,7 @@ def test_what_would_change_something_is_refused_by_default_and_its_buttons_are_n
         ({"origin": "null"}, True, "a page of another site"),
         ({"origin": "http://127.0.0.1:1"}, True, "a page of another site"),
         ({"origin": "http://["}, True, "a page of another site"),
-        ({}, False, "an earlier start"),
+        ({}, False, "was restarted after it made this form"),
     ],
 )
 def test_a_form_of_another_site_changes_nothing(
@@ -459,10 +459,15 @@ def test_another_address_needs_a_token_that_is_long_enough(tmp_path: Path) -> No
         assert "begins or ends with blanks or line ends" in error("--host", "0.0.0.0", ORDEREDMQ_UI_TOKEN=token)
     for token in ("a secret\nof this test", "a secret of \u202e this test", "a secret of \udcff this test"):
         assert "cannot be typed" in error("--token", token)
+<<<<<<< HEAD
     assert "is too short to be a secret. Set ORDEREDMQ_METRICS_TOKEN" in error("--metrics-token", "short")
     assert "nothing can be served at 192.0.2.1 port 0" in error("--host", "192.0.2.1", "--port", "0", "--token", "x" * 16)
+=======
+    assert "is too short to be a secret; set ORDEREDMQ_METRICS_TOKEN" in error("--metrics-token", "short")
+    assert "the server cannot listen at 192.0.2.1 port 0" in error("--host", "192.0.2.1", "--port", "0", "--token", "x" * 16)
+>>>>>>> 51ec886 (Edit the sentences of the web pages)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert "give another --port" in error("--port", str(taken.getsockname()[1]))
+        assert "Give another --port" in error("--port", str(taken.getsockname()[1]))
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,6 @@ def test_a_picture_has_a_line_for_each_stretch_without_a_gap() -> None:
     assert len(lines) == 2
     # From the bottom to the top; what is level has no points inside.
     assert lines[0].split() == ["12,21.0", "48,21.0", "60,1.0", "72,1.0"]
-    assert "lag 4, in the last 10 minutes 0 to 8" in drawn
+    assert "lag 4, between 0 and 8 in the last 10 minutes" in drawn
     assert "lag not known" in charts.small([None] * STEPS)
     assert ">8 messages<" in charts.large(series)

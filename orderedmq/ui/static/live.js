@@ -1,5 +1,5 @@
 "use strict";
-// Fetches the live part of a page again while somebody looks, and counts down times. The pages are whole without it.
+// Fetches the live part of a page again while the page is visible, and counts down times. Pages are complete without this script.
 (() => {
   const part = document.getElementById("live");
   if (part === null) return;
@@ -11,7 +11,7 @@
     state.classList.toggle("bad", bad);
   }
 
-  // What the user has opened, chosen or focused stays: nodes are kept and changed, rows are found again by their ids.
+  // Existing nodes are kept and changed, so that the user's selections and focus survive. Rows are matched by their ids.
   function change(here, next) {
     for (const { name, value } of [...next.attributes]) {
       if (here.getAttribute(name) !== value) here.setAttribute(name, value);
@@ -25,7 +25,7 @@
     for (const wanted of [...next.childNodes]) {
       const like = (one) => one.nodeName === wanted.nodeName && (one.id || "") === (wanted.id || "");
       let found = wanted.id ? known.get(wanted.id) : place;
-      // What lies between is gone, or was moved away: to move what stays would take the focus from it.
+      // The nodes in between are removed instead of moving the matching node, because a moved node loses the focus.
       if (!wanted.id) while (found && !like(found)) found = found.id ? null : found.nextSibling;
       if (!found || !like(found)) {
         here.insertBefore(wanted, place);
@@ -89,7 +89,7 @@
         wait = Number(answer.headers.get("x-next")) + 20;
         since = new Date().toLocaleTimeString();
         const text = answer.status === 200 ? await answer.text() : "";
-        if (text && selecting()) say("waits for the selection of text", false);
+        if (text && selecting()) say("paused while text is selected", false);
         else {
           if (text) {
             show(text);
