@@ -1,1 +1,1 @@
-"""The command's work, apart from its display."""
+"""The functions behind the command and the web pages, without their display."""

@@ -1,15 +1,15 @@
 """Compares two histories per sharding key: did every message arrive, once and in order? Pure numpy, apart from temporary files.
 
 A history is a sequence of rows. A row has a key, an identity (by default its body, or a field of it) and a number. Keys and
-identities are compared by 64-bit hashes, identities only within a key: among 10 million rows of one key, two different
-identities look the same with a probability of 3 in a million.
+identities are compared by 64-bit hashes, and identities only within a key: among 10 million rows of one key, two different
+identities have the same hash with a probability of 3 in a million.
 
-The order of a key: first occurrences of identities must have the same order in ACTUAL as in EXPECTED. A row behind one that
-should follow it is out of order. An identity that EXPECTED has n times is matched n times, in turn; further occurrences are
-duplicated.
+The order of a key: the first occurrences of identities must have the same order in ACTUAL as in EXPECTED. A row that comes after a row
+that should follow it is out of order. An identity that occurs n times in EXPECTED is matched n times; further occurrences in ACTUAL
+are duplicated.
 
-Memory is bounded: rows are divided by key into buckets of at most about two million rows of both sides, in temporary files of
-36 bytes a row, and compared bucket by bucket. (They are larger if one key has more rows, or both sides more than 512 million.)
+Memory is bounded: rows are divided by key into buckets, which are compared one by one. A bucket has at most about two million rows of
+both sides, in temporary files of 36 bytes a row. (It is larger if one key has more rows, or if both sides have more than 512 million.)
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Words = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-#: Rows of both sides that are compared at once, and the maximum number of buckets, each of one file per side.
+#: Target number of rows of both sides in a bucket, and the maximum number of buckets. A bucket has one file per side.
 BUCKET_ROWS: Final = 2_000_000
 MAX_BUCKETS: Final = 256
-#: The key hash of a row without a key. Such rows have no order.
+#: The key hash of rows without a key, which have no order.
 NO_KEY: Final = np.uint64(0)
-#: at: the row's number on its side. order: sorts a side's rows, and at those of equal order. lane: the row's queue.
+#: at: the row's number on its side. A side's rows are sorted by order, and by at if order is equal. lane: the row's queue.
 ROW: Final = np.dtype([("key", "<u8"), ("id", "<u8"), ("at", "<i8"), ("order", "<i8"), ("lane", "<i4")])
 Rows = npt.NDArray[Any]
 
@@ -40,7 +40,7 @@ KINDS: Final = ("lost", "duplicated", "out_of_order", "moved", "extra")
 
 
 class Location(NamedTuple):
-    """A row as an example shows it: where it is, its key and its identity."""
+    """An example row as shown to users: its location, key and identity."""
 
     where: str
     key: str | None
@@ -70,8 +70,8 @@ class Side(Protocol):
 class Extent:
     """The counts of one side.
 
-    split_keys: keys in several queues, where their messages have no common order. repeated: messages whose identity came
-    before.
+    split_keys: keys that occur in several queues, so that their messages have no common order. repeated: messages whose identity
+    occurred before.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Example:
 
 
 class Finding(NamedTuple):
-    """A kind of difference as people read it, how many messages have it, and more about it, "" if there is nothing to add."""
+    """A kind of difference: its identifier, its name for users, the number of messages with it, and a note or ""."""
 
     kind: str
     name: str
@@ -103,10 +103,10 @@ class Finding(NamedTuple):
 class Audit:
     """The findings, counted in messages.
 
-    lost: in EXPECTED and not in ACTUAL. lost_at_end: those of them without a later message of their key in ACTUAL (as while a
-    pipeline is still at work). gaps: runs of other lost or moved messages. duplicated: too often in ACTUAL. moved: in ACTUAL
-    under another key. extra: in ACTUAL, never in EXPECTED. out_of_order: behind a message that should follow it.
-    keys_affected: keys with any of these.
+    lost: in EXPECTED but not in ACTUAL. lost_at_end: lost messages after which ACTUAL has no later message of their key, as while a
+    pipeline is still running. gaps: runs of other lost or moved messages. duplicated: more often in ACTUAL than in EXPECTED. moved:
+    in ACTUAL under another key. extra: in ACTUAL but not in EXPECTED. out_of_order: after a message that should follow it.
+    keys_affected: keys with any of these differences.
     """
 
     expected: Extent
@@ -123,12 +123,12 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether the messages of EXPECTED, and no others, arrived once, in their keys' order, each key in one queue."""
+        """Whether exactly the messages of EXPECTED arrived, each once, in the order of its key, and each key in one queue."""
         return not any(finding.messages for finding in self.findings) and not self.actual.split_keys
 
     @property
     def findings(self) -> list[Finding]:
-        """Every kind of difference, also those that no message has."""
+        """All kinds of difference, including those without messages."""
         note = f"{self.gaps:,} gaps, {self.lost_at_end:,} at the end of their key" if self.lost else ""
         return [
             Finding("lost", "lost", self.lost, note),
@@ -144,7 +144,9 @@ class Audit:
         if self.ok:
             return f"{self.actual.name} has every message of {self.expected.name}, once and in the order of its key."
         if not any(finding.messages for finding in self.findings):
-            return f"{self.actual.split_keys:,} keys lie in several queues of {self.actual.name}, where they have no order."
+            return (
+                f"{self.actual.split_keys:,} keys are in several queues of {self.actual.name}, so their messages have no order."
+            )
         return f"{self.keys_affected:,} of {max(self.expected.keys, self.actual.keys):,} keys are affected."
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,9 +161,9 @@ def audit(
     progress: Callable[[int], None] | None = None,
     bucket_rows: int = BUCKET_ROWS,
 ) -> Audit:
-    """Compare two histories.
+    """Return the differences between two histories.
 
-    ``examples``: maximum number of each kind. ``progress`` gets the number of rows of each batch read.
+    ``examples``: maximum number of examples of each kind. ``progress`` is called with the number of rows of each batch that is read.
     """
     buckets = min(MAX_BUCKETS, 1 + (expected.messages + actual.messages) // bucket_rows)
     found = _Found(Audit(Extent(expected.name), Extent(actual.name)))
@@ -177,7 +179,7 @@ def audit(
 
 
 class _Buckets:
-    """Rows divided into buckets by key; in memory if there is only one bucket."""
+    """Rows divided into buckets by key; kept in memory if there is only one bucket."""
 
     def __init__(self, buckets: int) -> None:
         self._kept: list[Rows] = []
@@ -196,7 +198,7 @@ class _Buckets:
         if not self._files:
             self._kept.append(rows)
             return
-        # A row without a key has no order, so its identity may choose the bucket, the same one on both sides.
+        # A row without a key has no order, so its bucket is chosen by its identity, which is the same on both sides.
         number = np.where(rows["key"] == NO_KEY, rows["id"], rows["key"]) % np.uint64(len(self._files))
         order = np.argsort(number, kind="stable")
         ends = np.searchsorted(number[order], np.arange(len(self._files)), side="right")
@@ -212,7 +214,7 @@ class _Buckets:
 
 
 class _History(NamedTuple):
-    """A side's rows of one bucket, sorted by key, each key's in their order. ``begins`` is true at each key's first row."""
+    """One side's rows of one bucket, sorted by key and then by their order. ``begins`` is true at the first row of each key."""
 
     key: Words
     id: Words
@@ -239,7 +241,7 @@ def _history(rows: Rows, extent: Extent) -> _History:
 
 
 def _changes(values: npt.NDArray[Any]) -> Bools:
-    """Whether each value differs from the one before it; true for the first."""
+    """Return whether each value differs from the value before it; true for the first value."""
     out = np.ones(len(values), dtype=bool)
     out[1:] = values[1:] != values[:-1]
     return out
@@ -251,7 +253,7 @@ class _Found:
     def __init__(self, report: Audit) -> None:
         self._report = report
         self._numbers: dict[str, list[Int64s]] = {"duplicated": [], "out_of_order": []}
-        # (identity, number, whether it is at its key's end) of rows without a partner; `result` tells which only moved.
+        # (identity, number, whether it is at its key's end) of rows without a partner; `result` finds out which of them only moved.
         self._lost: list[tuple[Words, Int64s, Bools]] = []
         self._extra: list[tuple[Words, Int64s]] = []
 
@@ -264,7 +266,7 @@ class _Found:
         lost[partner[partner >= 0]] = False
         gaps, at_end = _holes(expected, lost)
         report.gaps += gaps
-        # Numbers of partners grow from key to key, so one running maximum serves all keys.
+        # Partners of later keys have greater numbers, so one running maximum works for all keys.
         found = np.where(partner >= 0, partner, -1)
         before = np.maximum.accumulate(found) if len(found) else found
         late = np.zeros(len(found), dtype=bool)
@@ -279,7 +281,7 @@ class _Found:
         report.keys_affected += len(np.unique(wrong[wrong != NO_KEY]))
 
     def result(self, expected: Side, actual: Side, examples: int) -> Audit:
-        """Return the report, after all buckets were compared."""
+        """Return the report. Call it after all buckets were compared."""
         report = self._report
         lost_id, lost_at, at_end = (np.concatenate(part) for part in zip(*self._lost, strict=True))
         extra_id, extra_at = (np.concatenate(part) for part in zip(*self._extra, strict=True))
@@ -297,11 +299,11 @@ class _Found:
 
 
 def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s, Bools, Bools]:
-    """Return for each row of ACTUAL: its partner in EXPECTED (-1: none), whether EXPECTED has it at all, whether it is duplicated."""
+    """Return for each row of ACTUAL its partner in EXPECTED (-1: none), whether its identity is in EXPECTED, and whether it is duplicated."""
     count = len(expected.key)
     key = np.concatenate((expected.key, actual.key))
     identity = np.concatenate((expected.id, actual.id))
-    # Equal rows come together, those of EXPECTED first, each side's in its order.
+    # Sorting brings equal rows together: first those of EXPECTED, then those of ACTUAL, each in their side's order.
     order = np.lexsort((identity, key))
     begins = _changes(key[order]) | _changes(identity[order])
     group = np.cumsum(begins) - 1
@@ -321,9 +323,9 @@ def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s,
 
 
 def _holes(expected: _History, lost: Bools) -> tuple[int, Bools]:
-    """Return the number of gaps, and which lost rows are at their key's end.
+    """Return the number of gaps, and which lost rows are at the end of their key.
 
-    A gap is a run of lost rows before a row of their key that is not lost. Rows without a key have none.
+    A gap is a run of lost rows that is followed by a row of the same key that is not lost. Rows without a key have no gaps.
     """
     if not len(lost):
         return 0, lost
@@ -335,7 +337,7 @@ def _holes(expected: _History, lost: Bools) -> tuple[int, Bools]:
 
 
 def _common(ours: Words, others: Words) -> tuple[Bools, Bools]:
-    """Return which of ``ours`` and which of ``others`` pair up as the same identity, one to one."""
+    """Return which elements of ``ours`` and of ``others`` can be paired one to one with an equal identity."""
     identity = np.concatenate((ours, others))
     order = np.argsort(identity, kind="stable")
     begins = _changes(identity[order])

@@ -1,4 +1,4 @@
-"""The sides that an audit can compare, as columns: a topic, a table in Parquet files, or rows in memory."""
+"""The sides that an audit can compare: a topic, a table in Parquet files, or rows in memory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from orderedmq.tools import json_field
 from orderedmq.tools.audit import NO_KEY, ROW, Location, Rows, Words
 from orderedmq.tools.json_field import BadJson
 
-#: Messages and bytes of a pull.
+#: Maximum messages and bytes of a pull.
 PULL_ROWS: Final = 65536
 PULL_BYTES: Final = 16 * 1024 * 1024
 _COMPARED: Final = ("sharding_key", "body")
-#: Identities of more bytes are hashed one by one, which is faster per byte; the cost per call then hardly counts.
+#: Identities longer than this many bytes are hashed one by one, which is faster per byte and makes the cost per call negligible.
 _LONG: Final = 512
 _SHOWN: Final = 80
 
@@ -58,7 +58,7 @@ class TopicSide:
         return int(self._begins[-1])
 
     def rows(self) -> Iterator[Rows]:
-        """Yield all rows. Raises OptionError INVALID for a body without the field, DataLossError for messages that are gone."""
+        """Yield all rows. Raises OptionError INVALID for a body without the field, DataLossError if messages were deleted."""
         for (queue, at), number in zip(self._bounds, self._begins[:-1], strict=True):
             offset = at.min_offset
             for batch in pulls(self._log, queue, offset, at.max_offset, PULL_ROWS, PULL_BYTES, _COMPARED):
@@ -85,10 +85,10 @@ class TopicSide:
 
 
 class TableSide:
-    """The rows of a Parquet file or directory. In a directory of Spark's file sink, only the files that it committed.
+    """The rows of a Parquet file or directory. In a directory of Spark's file sink, only files that the sink committed count.
 
-    ``id_column`` None: the column body, or its ``id_field``. ``order_column`` None: queue_offset if there is one, else the
-    rows' order.
+    ``id_column`` None: the identity is the column body, or its field ``id_field``. ``order_column`` None: rows are ordered by the
+    column queue_offset if it exists, else in file order.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class TableSide:
                     OptionCondition.INVALID,
                     f"{path} has no column {name!r}, only {', '.join(names)}",
                     Remedy(
-                        "name its columns with key_column, id_column and order_column",
-                        "give --key-column, --id-column and --order-column",
+                        "Name its columns with key_column, id_column and order_column",
+                        "Give --key-column, --id-column and --order-column",
                     ),
                 )
         if "queue_id" in names and pa.types.is_integer(self._data.schema.field("queue_id").type):
@@ -125,7 +125,7 @@ class TableSide:
     def rows(self) -> Iterator[Rows]:
         """Yield all rows.
 
-        Raises OptionError INVALID for a null identity or order, a body without the field, an incomparable column.
+        Raises OptionError INVALID for a null identity or order, a body without the field, or a column that cannot be compared.
         """
         at = 0
         for batch in self._data.scanner(columns=self._columns, batch_size=PULL_ROWS).to_batches():
@@ -172,13 +172,13 @@ class TableSide:
         elif not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind)):
             raise OptionError(
                 OptionCondition.INVALID,
-                f"column {self._order!r} of {self.name} is {kind}, give a whole number or a time to order by",
+                f"column {self._order!r} of {self.name} is {kind}, which cannot order rows. Give a column of whole numbers or times",
             )
         return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
 
 
 class RowsSide:
-    """Rows in memory, in their order, with the columns sharding_key (none: no keys) and body.
+    """Rows in memory, in their order, with the columns body and, if the rows have keys, sharding_key.
 
     ``id_field``: the field of JSON bodies that identifies a message; None: the whole body identifies it.
     """
@@ -218,12 +218,12 @@ class RowsSide:
 
 
 def _texts(keys: pa.Array) -> pa.Array:
-    """Return keys as strings, which may not be UTF-8."""
+    """Return keys as strings, which may contain bytes that are not UTF-8."""
     return keys.view(pa.string()) if pa.types.is_binary(keys.type) else keys
 
 
 def shown(identity: bytes) -> str:
-    """Return an identity as text, short enough for a line."""
+    """Return an identity as text of at most 80 characters."""
     text = text_of(identity)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
@@ -245,9 +245,9 @@ def identities(values: pa.Array) -> Words:
 
 def _rows(keys: pa.Array, ids: pa.Array, at: int, lane: int) -> Rows:
     rows = np.zeros(len(ids), ROW)
-    # One side may have bytes that are not UTF-8 where the other has U+FFFD.
+    # Replace malformed UTF-8 by U+FFFD before hashing, because the other side may store U+FFFD there.
     hashes = HashedKeys(valid(_texts(keys))[0]).hash64
-    # A key whose hash happens to be NO_KEY gets another one, so that it does not count as missing.
+    # A key whose hash happens to be NO_KEY gets another hash, so that the row does not count as a row without a key.
     rows["key"] = np.where((hashes == NO_KEY) & keys.is_valid().to_numpy(zero_copy_only=False), np.uint64(1), hashes)
     rows["id"] = identities(ids)
     rows["at"] = np.arange(at, at + len(ids))
@@ -256,7 +256,7 @@ def _rows(keys: pa.Array, ids: pa.Array, at: int, lane: int) -> Rows:
 
 
 def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: int) -> pa.Array:
-    """Return the identity in each body: its field, or all of it. Raises OptionError INVALID that names the row."""
+    """Return the identity in each body: the field, or the whole body if ``field`` is None. Raises OptionError INVALID that names the row."""
     ids, why = bodies, "there is no value"
     if field is not None:
         try:
@@ -264,13 +264,13 @@ def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: in
         except BadJson as error:
             raise OptionError(
                 OptionCondition.INVALID,
-                f"{where} {what} {first + error.row}: {error.why}; leave --id-field out to compare whole bodies",
+                f"{where} {what} {first + error.row}: {error.why}. Leave --id-field out to compare whole bodies",
             ) from error
     if ids.null_count:
         row = int(pc.index(ids.is_null(), True).as_py())
         raise OptionError(
             OptionCondition.INVALID,
-            f"{where} {what} {first + row}: {why} to identify the message; filter it out, or give another --id-field or --id-column",
+            f"{where} {what} {first + row}: {why} to identify the message. Filter the row out, or give another --id-field or --id-column",
         )
     return ids
 
@@ -278,7 +278,8 @@ def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: in
 def _open(path: Path) -> Any:
     if not path.exists():
         raise TopicError(
-            TopicCondition.MISSING, f"no Parquet file or directory at {path}; a name without a slash or a dot is a topic"
+            TopicCondition.MISSING,
+            f"the Parquet file or directory {path} does not exist. To name a topic, leave out slashes and dots",
         )
     source: Any = str(path)
     committed = path / "_spark_metadata"
@@ -291,7 +292,7 @@ def _open(path: Path) -> Any:
 
 
 def _committed(folder: Path, log: Path) -> list[str]:
-    """Return the files in the log of Spark's streaming file sink. A repeated batch leaves other files in the directory."""
+    """Return the files in the log of Spark's streaming file sink. Only they count, because a repeated batch leaves uncommitted files."""
     compact = max((int(entry.stem) for entry in log.glob("*.compact")), default=-1)
     entries = [log / f"{compact}.compact"] if compact >= 0 else []
     entries += sorted(

@@ -1,9 +1,9 @@
-"""Browsing messages: those of a queue from an offset on, and those of many queues in the order of their arrival, of one key or all.
+"""Browses messages: of one queue from an offset on, or of many queues in the order of arrival, either of one key or of all.
 
-Rules: nothing is moved and no group is needed. A search over queues reads them evenly in time: the queue whose reading has come least
-far is read next. So what was found is complete up to the time that all queues have been read to, and a search that is cut short there
-resumes from there. Messages of one queue stay in order: a message counts as stored no earlier than those before it, also where
-a RocketMQ broker's clock went back. (A search that goes on over such a place finds it by a binary search, which may miss messages.)
+Rules: browsing changes no offset and needs no group. A search over queues advances evenly in time, because it always reads next from the
+queue that is least far. So its results are complete up to the time to which all queues were read, and a search that stops there can
+resume there. Messages of one queue stay in order: a message counts as stored no earlier than the messages before it, even where a RocketMQ
+broker's clock went back. (A search that resumes near such a place uses a binary search by time, which may miss messages.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orderedmq.errors import OffsetError, no_such_offset
 from orderedmq.model import MessageQueue
 from orderedmq.pulls import pulls
 
-#: What a row of a message has.
+#: The columns of a message's row.
 COLUMNS: Final = (
     "topic", "broker_name", "queue_id", "queue_offset", "sharding_key", "tags", "keys", "body", "store_timestamp", "message_id",
     "properties",
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 class Arrival(NamedTuple):
-    """A message's place in the order of arrival. ``stored`` in µs since 1970."""
+    """A message's position in the order of arrival. ``stored`` in µs since 1970."""
 
     stored: int
     queue: MessageQueue
@@ -45,7 +45,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found, in order. ``next``: where it goes on; None: it has come to the end. ``searched``: messages looked at."""
+    """The results of a search, in order. ``next``: where to resume, None if the search reached the end. ``searched``: messages read."""
 
     rows: list[Row]
     next: Arrival | None
@@ -53,17 +53,17 @@ class Found:
 
 
 def rows_of(log: Log, queue: MessageQueue, begin: int, end: int) -> list[Row]:
-    """Return the messages from ``begin`` to ``end`` with `COLUMNS`, times in µs since 1970. Raises as `pulls`."""
+    """Return the messages from ``begin`` to ``end`` with `COLUMNS`, times in µs since 1970. Raises the errors of `pulls`."""
     return [row for batch in pulls(log, queue, begin, end, _PULL_ROWS, _PULL_BYTES, COLUMNS) for row in _readable(batch)]
 
 
 def message_at(log: Log, queue: MessageQueue, offset: int) -> Row:
-    """Return one message. Raises OffsetError if the queue does not have it."""
+    """Return one message. Raises OffsetError BEYOND_END or INVALID if the queue does not have it."""
     at = log.bounds([queue])[queue]
     if offset >= at.max_offset:
         raise no_such_offset(queue, at.max_offset, f"message {offset}")
     if offset < at.min_offset:
-        raise OffsetError(OffsetCondition.INVALID, f"queue {queue} begins at {at.min_offset}, message {offset} was deleted")
+        raise OffsetError(OffsetCondition.INVALID, f"queue {queue} begins at {at.min_offset}: message {offset} was deleted")
     return rows_of(log, queue, offset, offset + 1)[0]
 
 
@@ -83,19 +83,19 @@ def search(
 ) -> Found:
     """Return up to ``most`` messages of these queues in the order of their arrival, of one sharding key or of all (None).
 
-    ``since``: a time in µs since 1970, or the `Found.next` of an earlier search. ``go_on`` is asked between two pulls: when it is
-    false, the search ends with what is certain so far.
+    ``since``: a time in µs since 1970, or the `Found.next` of an earlier search. ``go_on`` is called between two pulls: when it returns
+    False, the search ends with the results that are complete so far.
     """
     bounds = log.bounds(list(queues))
-    # Without a key every row is a result, so few are wanted.
+    # Without a key every row is a result, so a small pull is enough.
     step = most + 1 if key is None else _PULL_ROWS
     unread = [(queue, _begin(log, queue, at, since)) for queue, at in bounds.items()]
-    #: Per queue that is not at its end: a place that nothing unread of it lies before, and how many rows to pull next.
+    #: For each queue that is not read to its end: a lower bound of its next message's position, and how many rows to pull next.
     reading: list[tuple[Arrival, int]] = []
-    # Those that lie before everything unread, in order, and the others.
+    # ``certain``: results that precede all unread messages, in order. ``other``: the remaining results.
     certain, other = list[Arrival](), list[Arrival]()
     searched = 0
-    # Each queue is read once at least, so that a search that goes on comes further however little time it has.
+    # Read each queue at least once, so that a resumed search makes progress even if it has very little time.
     while unread or (reading and len(certain) <= most and go_on()):
         if unread:
             (queue, begin), rows, latest = unread.pop(), step, 0
@@ -105,7 +105,7 @@ def search(
         if begin >= end:
             continue
         batch = log.pull(queue, begin, min(rows, end - begin), _PULL_BYTES, _SEARCHED)
-        # It is empty if the broker has lost its tail since it gave the bounds.
+        # The pull is empty if the broker has lost the end of the queue since it reported the bounds.
         if batch.num_rows:
             searched += batch.num_rows
             stored = pc.cumulative_max(batch.column(2).cast(pa.int64()), start=latest)
@@ -122,14 +122,14 @@ def search(
 
 
 def _begin(log: Log, queue: MessageQueue, at: QueueBounds, since: int | Arrival | None) -> int:
-    """Return the offset of the first message of a queue that does not lie before ``since``."""
+    """Return the offset of the first message of a queue that is not before ``since``."""
     if since is None:
         return at.min_offset
     if not isinstance(since, Arrival):
         return log.offset_at(queue, since)
     if queue == since.queue:
         return max(since.offset, at.min_offset)
-    # Of the messages of that moment, those of the queues before it come before it.
+    # Of several messages stored at the same time, those of a smaller queue come first.
     return log.offset_at(queue, since.stored + (queue < since.queue))
 
 

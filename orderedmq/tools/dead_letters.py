@@ -1,19 +1,19 @@
-"""Reads the dead letters in %DLQ%<group>, and replays them: sends them again.
+"""Reads the dead letters in %DLQ%<group>, and replays them, which means to send them again.
 
-Rules: a replay is a consumer of the dead-letter queues, in the group REPLAY_GROUP of the same broker. Under the queues' locks it
-appends a piece of the letters to their topics and then records that it has sent them: a replay of all commits its offset, one that
-chooses letters settles them out of turn. So letters that were sent are not sent again, whichever replay sent them, and two replays
-do not run at once. A replay that dies between append and record sends that piece again: at least once, never lost.
+Rules: a replay is a consumer of the dead-letter queues, in the group REPLAY_GROUP of the same broker. It holds the queues' locks,
+appends a piece of the letters to their topics and then records that they were sent. A replay of all letters commits its offset; a
+replay of selected letters settles them individually. So no later replay sends these letters again, and two replays cannot run at the
+same time. If a replay dies between the append and the record, the next one sends that piece again: letters are sent at least once.
 
-The embedded broker has one queue for the letters of a group. Each RocketMQ broker has its own, with its own offsets: a letter is at the
-broker whose message was given up. So a letter's offset names it only together with its broker.
+The embedded broker has one queue for the letters of a group. Each RocketMQ broker has a separate queue with separate offsets, and a letter
+is stored at the broker whose message was given up. So a letter's offset identifies it only together with its broker.
 
-A letter becomes its original message, without the properties of its failure, in the queue that its sharding key chooses now. The
-message counts how often it was replayed (`rows.dead_letters.REPLAYS`). A letter whose message was replayed as often as
-`LetterFilter.max_replays` says is in quarantine: a replay of all passes it by, and only one that asks for such letters sends it.
+A replay sends the original message, without the properties of its failure, to the queue that its sharding key chooses now. The
+message counts how often it was replayed (`rows.dead_letters.REPLAYS`). If this count has reached `LetterFilter.max_replays`, the letter
+is in quarantine: a replay of all letters skips it, and only a replay that asks for letters in quarantine sends it.
 
-Letters have keys as text. If a key is a number, and the number but not the text chooses the queue that the letter came from,
-its producer did not choose by the text: then a replay is refused until the user says how keys choose queues.
+Letters have their keys as text. If a key's number, but not its text, chooses the queue that the letter came from, the producer
+did not choose the queue by the text. A replay is then refused until the user says how keys choose queues.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from orderedmq.routing.selector import Keying
 from orderedmq.routing.sharding_key import is_number
 from orderedmq.rows import dead_letters as noted
 
-#: The group whose offset of a dead-letter queue says how far the letters were replayed.
+#: The group whose offset in a dead-letter queue is the first letter that no replay of all letters has handled.
 REPLAY_GROUP: Final = "dlq-replay"
-#: How often a message is replayed before its next letter is in quarantine.
+#: The number of replays after which a message that becomes a dead letter again is in quarantine.
 MAX_REPLAYS: Final = 3
-#: Maximum letters between two records, which are sent twice if the replay is killed there; maximum bytes of their bodies.
+#: Maximum letters and bytes of bodies per commit. If the replay is killed between append and commit, up to this many are sent twice.
 PIECE: Final = 500
 PIECE_BYTES: Final = 8 * 1024 * 1024
-#: Offsets that are asked for at a time, to count the letters that were replayed.
+#: The number of offsets per request when the replayed letters are counted.
 _COUNTED: Final = 1 << 16
-#: Properties that tell a letter's origin and failure, and are not the message's own.
+#: Properties that describe a letter's origin and failure and do not belong to the original message.
 NOTED: Final = frozenset(
     (
         noted.REAL_TOPIC,
@@ -66,8 +66,8 @@ _COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "prop
 class DeadLetter:
     """A message in a queue of %DLQ%<group>.
 
-    ``offset`` and ``stored`` (µs) are those of the dead-letter queue. ``replays``: how often replays of the group's letters have sent
-    the message. None: the letter does not say.
+    ``offset`` and ``stored`` (µs since 1970) refer to the dead-letter queue. ``replays``: how often replays of the group's letters have
+    sent the message. A field is None if the letter does not contain this information.
     """
 
     queue: MessageQueue
@@ -93,7 +93,7 @@ class DeadLetter:
         return noted.replays(self.properties, self.group)
 
     def row(self) -> dict[str, Any]:
-        """Return the message that a replay sends, in the producer's columns."""
+        """Return the message that a replay sends, as a row with the producer's columns."""
         return {
             "body": self.body,
             "tags": self.tags,
@@ -105,11 +105,11 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class LetterFilter:
-    """Which dead letters of a group are meant: those that pass every condition.
+    """Selects dead letters of a group: those that meet all conditions. A condition that is empty or None selects every letter.
 
-    ``keys``: the sharding key is one of these. ``error``: the letter's error has this text in it, in the same case. ``since``: it was put
-    aside at this time or later (µs since 1970). ``offsets``: it is one of these letters of one broker. ``quarantined``: it is in
-    quarantine, or is not; None: either. ``at_broker``: it is stored at this broker. Without keys or offsets any key, or any letter, passes.
+    ``keys``: the sharding key is one of these. ``error``: the letter's error contains this text (case-sensitive). ``since``: the letter was
+    stored at this time or later (µs since 1970). ``offsets``: its offset is one of these, at one broker. ``quarantined``: whether it is in
+    quarantine. ``at_broker``: it is stored at this broker.
     """
 
     keys: frozenset[str] = frozenset()
@@ -122,7 +122,7 @@ class LetterFilter:
 
     @property
     def chooses(self) -> bool:
-        """Whether there is a condition besides the quarantine."""
+        """Whether the filter has a condition on keys, errors, times or offsets."""
         return bool(self.keys or self.error or self.since is not None or self.offsets)
 
     def holds(self, letter: DeadLetter) -> bool:
@@ -130,26 +130,26 @@ class LetterFilter:
         return letter.replays >= self.max_replays
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Whether the letter passes, in quarantine or not. `spans` has only letters since ``since``."""
+        """Whether the letter's key and error meet the conditions. `spans` applies ``since`` and ``offsets``."""
         return (not self.keys or letter.sharding_key in self.keys) and (not self.error or self.error in (letter.error or ""))
 
     def passes(self, letter: DeadLetter) -> bool:
         return self.matches(letter) and (self.quarantined is None or self.quarantined == self.holds(letter))
 
     def spans(self, log: Log, queue: MessageQueue, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return the ranges between ``begin`` and ``end`` in which there may be such letters. Raises OffsetError for one that is not there."""
+        """Return the ranges between ``begin`` and ``end`` that may contain selected letters. Raises OffsetError if an offset has none."""
         if self.offsets:
             return _spans(queue, sorted(self.offsets), begin, end)
         return [(begin if self.since is None else max(begin, min(log.offset_at(queue, self.since), end)), end)]
 
 
-#: What a replay of all sends.
+#: The letters that a replay of all letters sends.
 ALL: Final = LetterFilter(quarantined=False)
 
 
 @dataclass(frozen=True)
 class LetterCount:
-    """The dead letters of a group: those that are stored, those that no replay has sent or passed by, and all that were ever written."""
+    """Counts of a group's dead letters: those stored, those that no replay has sent or skipped, and all ever written."""
 
     stored: int
     waiting: int
@@ -160,8 +160,8 @@ class LetterCount:
 class Replayed:
     """The progress of a replay.
 
-    ``quarantined``: how many letters it passed by because they are in quarantine. ``deleted``: how many letters retention has deleted
-    before a replay of all reached them.
+    ``quarantined``: the number of letters that it skipped because they are in quarantine. ``deleted``: the number of letters that
+    retention deleted before a replay of all letters reached them.
     """
 
     letters: int = 0
@@ -171,10 +171,10 @@ class Replayed:
 
 
 def letter_queues(broker: Broker, group: str, chosen: LetterFilter = LetterFilter()) -> list[MessageQueue]:
-    """Return the queues that may have the chosen dead letters; none if the group never had a letter.
+    """Return the queues that may contain the chosen dead letters; an empty list if the group never had a letter.
 
     Raises GroupError BAD_NAME or MISSING; OptionError INVALID if the broker that ``chosen`` names has no letters of the group, MISSING if
-    letters are chosen by their offsets and several brokers have some.
+    letters are chosen by their offsets and several brokers have letters.
     """
     check_group(group)
     try:
@@ -191,27 +191,27 @@ def letter_queues(broker: Broker, group: str, chosen: LetterFilter = LetterFilte
 
 
 def at_broker(queues: Sequence[MessageQueue], name: str | None) -> list[MessageQueue]:
-    """Return the queues of dead letters that a broker has; None: all. Raises OptionError INVALID if it has none."""
+    """Return the dead-letter queues at the broker ``name``, or all if it is None. Raises OptionError INVALID if the broker has none."""
     found = [queue for queue in queues if name in (None, queue.broker_name)]
     if queues and not found:
         names = ", ".join(queue.broker_name for queue in queues)
-        raise OptionError(OptionCondition.INVALID, f"broker {name!r} has no queue of {queues[0].topic}; name one of {names}")
+        raise OptionError(OptionCondition.INVALID, f"broker {name!r} has no queue of {queues[0].topic}. Name one of {names}")
     return found
 
 
 def require_one_broker(queues: Sequence[MessageQueue]) -> None:
-    """Raises OptionError MISSING if an offset can mean a letter of each of several brokers."""
+    """Raise OptionError MISSING if several brokers have letters, so that an offset does not identify one."""
     if len(queues) > 1:
         names = ", ".join(queue.broker_name for queue in queues)
         raise OptionError(
             OptionCondition.MISSING,
-            f"each broker numbers its dead letters from 0, and {len(queues)} have some of {queues[0].topic}: give "
+            f"each broker numbers its dead letters from 0, and {len(queues)} brokers have letters of {queues[0].topic}. Give "
             f"--at-broker with one of {names}",
         )
 
 
 def read(log: Log, queue: MessageQueue, begin: int, end: int) -> Iterator[list[DeadLetter]]:
-    """Yield the letters from ``begin`` to ``end``, piece by piece. Raises DataLossError if they are gone."""
+    """Yield the letters from ``begin`` to ``end``, piece by piece. Raises DataLossError if they were deleted."""
     index = _COLUMNS.index("store_timestamp")
     for batch in pulls(log, queue, begin, end, PIECE, PIECE_BYTES, _COLUMNS):
         yield [
@@ -221,7 +221,7 @@ def read(log: Log, queue: MessageQueue, begin: int, end: int) -> Iterator[list[D
 
 
 def find(log: Log, queue: MessageQueue, chosen: LetterFilter, begin: int, end: int, limit: int) -> Iterator[list[DeadLetter]]:
-    """Yield the letters from ``begin`` to ``end`` that ``chosen`` lets through, piece by piece, ``limit`` of them at most."""
+    """Yield the letters from ``begin`` to ``end`` that ``chosen`` selects, piece by piece, at most ``limit`` letters."""
     if not chosen.chooses and chosen.quarantined is None:
         end = min(end, begin + limit)
     for span in chosen.spans(log, queue, begin, end):
@@ -273,13 +273,13 @@ def replayed(broker: Broker, queue: MessageQueue, letters: Sequence[DeadLetter],
 
 
 def waiting(broker: Broker, queue: MessageQueue, upto: int, end: int) -> int:
-    """Return how many letters no replay has sent or passed by. ``upto``: see `replayed_to`."""
+    """Return how many letters no replay has sent or skipped. ``upto``: see `replayed_to`."""
     parts = [OffsetRange(begin, min(begin + _COUNTED, end)) for begin in range(upto, end, _COUNTED)]
     return end - upto - sum(len(broker.groups.settled(REPLAY_GROUP, queue, part)) for part in parts)
 
 
 def count(broker: Broker, group: str) -> LetterCount | None:
-    """Return how many dead letters the group has; None if the account may not see them."""
+    """Return how many dead letters the group has; None if the account may not read them."""
     try:
         bounds = broker.log.bounds(broker.log.queues(DEAD_LETTER_PREFIX + group))
         left = sum(waiting(broker, queue, replayed_to(broker, queue), at.max_offset) for queue, at in bounds.items())
@@ -306,12 +306,12 @@ def replay(
     keying: Keying | None = None,
     progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> None:
-    """Send the letters of ``queues`` that ``chosen`` lets through and that were not replayed yet, ``limit`` of them at most.
+    """Send the letters of ``queues`` that ``chosen`` selects and that were not replayed yet, at most ``limit`` letters.
 
-    ``queues`` are those of `letter_queues`. Letters that are chosen by offset are sent again, too. ``done`` counts what is sent; ``progress``
-    gets the number sent and the number to send. Nothing is sent unless every letter has a topic and a queue to go to. ``keying`` None: queues
-    are chosen by the key's text. Raises OffsetError, TopicError, MessageError BAD_KEY, OptionError MISSING if a letter's queue was chosen by
-    a number, or if a letter that is chosen by offset is in quarantine; LockError HELD_BY_OTHER or LOST.
+    ``queues`` come from `letter_queues`. Letters chosen by offset are sent even if they were replayed before. ``done`` counts the letters
+    sent; ``progress`` gets the number sent and the number to send. Before anything is sent, the topic and queue of every letter are
+    determined. ``keying`` None: the key's text chooses the queue. Raises OffsetError, TopicError, MessageError BAD_KEY; OptionError MISSING
+    if a letter's queue was chosen by a number, or if a letter chosen by offset is in quarantine; LockError HELD_BY_OTHER or LOST.
     """
     if to_topic is not None:
         check_topic(to_topic, writing=True)
@@ -325,8 +325,8 @@ def replay(
                 if isinstance(answer, Refusal):
                     raise LockError(
                         LockCondition.HELD_BY_OTHER,
-                        f"the dead letters of {queue.topic} are being replayed by {answer.client_id or answer.holder}: wait for it; its "
-                        f"lock ends in {answer.remaining:.0f} s at the latest if it is stuck",
+                        f"the dead letters of {queue.topic} are being replayed by {answer.client_id or answer.holder}. Wait for its end. "
+                        f"If it is stuck, its lock ends in {answer.remaining:.0f} s at the latest",
                     )
             _Replay(broker, tokens, chosen, limit, to_topic, keying, done, progress).run()
         finally:
@@ -346,9 +346,9 @@ def replay_dead_letters(
 ) -> Replayed:
     """Send dead letters of ``group`` again, as ``orderedmq dlq replay`` does; return how many were sent, and to which topics.
 
-    ``chosen`` lets letters through; by default all that were not replayed yet and are not in quarantine. ``limit`` is the number of letters
-    to send at most, ``to_topic`` the topic to send them to (default: where each came from). ``progress`` gets the number of letters that
-    are sent and of those to send. Raises what `letter_queues` and `replay` raise.
+    ``chosen`` selects the letters; by default all that were not replayed yet and are not in quarantine. ``limit`` is the maximum number of
+    letters to send. ``to_topic`` is the topic to send them to (default: the topic that each came from). ``progress`` gets the number of
+    letters sent so far and the number to send. Raises the errors of `letter_queues` and `replay`.
     """
     queues, done = letter_queues(broker, group, chosen), Replayed()
     if queues:
@@ -357,7 +357,7 @@ def replay_dead_letters(
 
 
 class _Part(NamedTuple):
-    """The letters of one queue: where a replay looks for them. ``upto``: see `replayed_to`."""
+    """The ranges of one queue that a replay searches for letters. ``upto``: see `replayed_to`."""
 
     token: LockToken
     spans: Sequence[tuple[int, int]]
@@ -365,7 +365,7 @@ class _Part(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """The letters to send, of a queue's letters before ``end``. ``held``: those that are left out because they are in quarantine."""
+    """The next letters of a queue to send, all of them before ``end``. ``held``: letters left out because they are in quarantine."""
 
     token: LockToken
     end: int
@@ -388,7 +388,7 @@ class _Replay:
         broker, done = self.broker, self.done
         in_turn = not self.chosen.chooses and self.chosen.quarantined is False
         parts = [self._part(token, in_turn) for token in self.tokens]
-        # Find the topics and queues of all letters first, so that none of them stops the replay half-way.
+        # Determine the topics and queues of all letters first, so that no letter can stop the replay half-way.
         targets: dict[str, list[MessageQueue]] = (
             {} if self.to_topic is None else {self.to_topic: broker.log.targets(self.to_topic)}
         )
@@ -413,7 +413,7 @@ class _Replay:
         at, upto = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
         if in_turn:
             self.done.deleted += waiting(broker, queue, broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, 0), upto)
-        # Letters in quarantine are also before the offset: replays of all have passed them by.
+        # Letters in quarantine may also be before the offset, because replays of all letters have skipped them.
         begin = at.min_offset if self.chosen.offsets or self.chosen.quarantined is not False else upto
         return _Part(token, self.chosen.spans(broker.log, queue, begin, at.max_offset), upto)
 
@@ -441,7 +441,7 @@ class _Replay:
             raise OptionError(
                 OptionCondition.MISSING,
                 f"dead letter {letter.offset} is in quarantine: its message was replayed {letter.replays} times, and became a dead letter "
-                "again each time; give --quarantined to send it nevertheless, or raise --max-replays",
+                "again each time. Give --quarantined to send it nevertheless, or raise --max-replays",
             )
         if self.to_topic is None:
             _find_targets(self.broker.log, piece.letters, targets)
@@ -453,7 +453,7 @@ class _Replay:
         if self.broker.groups.renew(self.tokens):
             raise LockError(
                 LockCondition.LOST,
-                f"this replay of {piece.token.queue.topic} paused for too long, and another one began, which resumes from here",
+                f"this replay of {piece.token.queue.topic} paused for too long, so another replay has begun and resumes from here",
             )
         _send(self.broker.log, _choose_queues(piece.letters, targets, self.to_topic, self.keying or Keying()))
 
@@ -465,7 +465,7 @@ def _spans(queue: MessageQueue, offsets: Iterable[int], first: int, end: int) ->
         if offset >= end:
             raise no_such_offset(queue, end, f"dead letter {offset}")
         if offset < first:
-            raise OffsetError(OffsetCondition.INVALID, f"queue {queue} begins at {first}, dead letter {offset} was deleted")
+            raise OffsetError(OffsetCondition.INVALID, f"queue {queue} begins at {first}: dead letter {offset} was deleted")
         if spans and spans[-1][1] == offset:
             spans[-1] = (spans[-1][0], offset + 1)
         else:
@@ -474,7 +474,7 @@ def _spans(queue: MessageQueue, offsets: Iterable[int], first: int, end: int) ->
 
 
 def _find_targets(log: Log, letters: Sequence[DeadLetter], targets: dict[str, list[MessageQueue]]) -> None:
-    """Add the queues of each topic that letters came from. Raises TopicError."""
+    """Add to ``targets`` the queues of each topic that letters came from. Raises TopicError."""
     for letter in letters:
         topic = _origin(letter).topic
         if topic in targets:
@@ -485,14 +485,14 @@ def _find_targets(log: Log, letters: Sequence[DeadLetter], targets: dict[str, li
         except TopicError as error:
             raise TopicError(
                 error.sub,
-                f"dead letter {letter.offset} came from topic {topic!r}, which does not exist any more; give --to-topic",
+                f"dead letter {letter.offset} came from topic {topic!r}, which no longer exists. Give --to-topic",
             ) from error
 
 
 def _origin(letter: DeadLetter) -> MessageQueue:
     if letter.origin is None:
         raise TopicError(
-            TopicCondition.MISSING, f"dead letter {letter.offset} does not say from which topic it came; give --to-topic"
+            TopicCondition.MISSING, f"dead letter {letter.offset} does not say from which topic it came. Give --to-topic"
         )
     return letter.origin
 
@@ -500,7 +500,7 @@ def _origin(letter: DeadLetter) -> MessageQueue:
 def _choose_queues(
     letters: Sequence[DeadLetter], targets: Mapping[str, list[MessageQueue]], to_topic: str | None, keying: Keying
 ) -> list[tuple[MessageQueue, DeadLetter]]:
-    """Return each letter with the queue that it is sent to. Raises MessageError BAD_KEY."""
+    """Return each letter with the queue that it goes to. Raises MessageError BAD_KEY."""
     chosen: dict[int, MessageQueue] = {}
     keyed = [letter for letter in letters if letter.sharding_key is not None]
     for topic, of_topic in groupby(
@@ -521,12 +521,12 @@ def _choose_queues(
     return placed
 
 
-#: How a producer may have chosen by a number. For an Integer that is not negative, mod chooses as the hash does.
+#: The ways in which a producer may have chosen a queue by a number. For an Integer that is not negative, mod and hash choose alike.
 _BY_NUMBER: Final = (Keying("hash", "int"), Keying("hash", "long"), Keying("mod", "long"))
 
 
 def _check_text(placed: Sequence[tuple[MessageQueue, DeadLetter]], targets: Mapping[str, list[MessageQueue]]) -> None:
-    """Raises OptionError MISSING if a letter's key, as a number, chooses the queue that it came from, but as text another."""
+    """Raise OptionError MISSING if a letter's key chooses its original queue as a number, but another queue as text."""
     for queue, letter in placed:
         origin, key = letter.origin, letter.sharding_key
         if origin is None or key is None or _same(queue, origin) or not is_number(key):
@@ -543,8 +543,8 @@ def _check_text(placed: Sequence[tuple[MessageQueue, DeadLetter]], targets: Mapp
             )
             raise OptionError(
                 OptionCondition.MISSING,
-                f"dead letter {letter.offset} came from queue {origin}, which its key {key!r} chooses as a number; as text it would go to "
-                f"{queue}: say how the producer's keys choose their queues: {how}, or --sharding-key-type text if the topic had another "
+                f"dead letter {letter.offset} came from queue {origin}, which its key {key!r} chooses as a number, but as text the key chooses "
+                f"{queue}. Say how the producer's keys choose their queues: give {how}, or --sharding-key-type text if the topic had another "
                 "number of queues then",
             )
 
@@ -557,12 +557,12 @@ def _queue_of(key: str, keying: Keying, n: int) -> int | None:
 
 
 def _same(queue: MessageQueue, origin: MessageQueue) -> bool:
-    """Whether both are the same queue. A letter from RocketMQ's own client does not name its broker, so any broker matches."""
+    """Return whether both are the same queue. A letter from RocketMQ's client does not name its broker, so any broker matches."""
     return queue == (origin if origin.broker_name else origin._replace(broker_name=queue.broker_name))
 
 
 def _send(log: Log, placed: list[tuple[MessageQueue, DeadLetter]]) -> None:
-    """Append letters to their queues, in their order within each queue."""
+    """Append the letters to their queues, keeping their order within each queue."""
     rows: dict[MessageQueue, list[dict[str, Any]]] = {}
     for target, letter in placed:
         rows.setdefault(target, []).append(letter.row())

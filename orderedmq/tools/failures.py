@@ -1,4 +1,4 @@
-"""What kind of failure an error is for somebody who asked for something: wrongly asked, missing, or refused."""
+"""Classifies errors by the kind of failed request: a wrong request, a missing thing, or a refusal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Kind = Literal["usage", "missing", "refused"]
 
 
 def kind_of(error: OrderedMQError) -> Kind:
-    """Return whether the request itself is wrong, whether what it names is not there, or whether it was refused or failed."""
+    """Return "usage" if the request itself is wrong, "missing" if it names something that does not exist, else "refused"."""
     misnamed = (TopicCondition.BAD_NAME, TopicCondition.RESERVED, TopicCondition.AMBIGUOUS, GroupCondition.BAD_NAME)
     if isinstance(error, OptionError) or error.sub in misnamed:
         return "usage"
     absent = (StoreCondition.MISSING, TopicCondition.MISSING, TopicCondition.NO_SUCH_QUEUE, GroupCondition.MISSING)
-    # The class is asked for, too: members of two enumerations are equal if their texts are.
+    # The class is also checked, because members of different enumerations are equal if their texts are equal.
     if isinstance(error, StoreError | TopicError | GroupError) and error.sub in absent:
         return "missing"
     return "refused"

@@ -1,4 +1,4 @@
-"""The state of a consumer group: its queues with offset, lag and owner, and the speed of its offsets."""
+"""The state of a consumer group: each queue's offset, lag and owner, and the speed at which its offset grows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from orderedmq.parking.rules import leader_of
 
 K = TypeVar("K", bound=Hashable)
 
-#: Seconds over which a rate is averaged, because micro-batches commit in leaps.
+#: Seconds over which a rate is averaged, because each commit of a micro-batch moves the offset by many messages.
 RATE_WINDOW: Final = 10.0
 
 
 @dataclass(frozen=True)
 class GroupQueue:
-    """A group's state of one queue. ``offset`` None: nothing was committed. ``lock`` None: the queue has no owner.
+    """A group's state in one queue. ``offset`` None: the group has not committed. ``lock`` None: the queue has no owner.
 
-    ``begin``: the offset of the queue's first message. ``gone``: messages from the group's offset on that retention has deleted.
+    ``begin``: the offset of the queue's first message. ``gone``: unprocessed messages that retention has deleted.
     """
 
     group: str
@@ -38,14 +38,14 @@ class GroupQueue:
 
     @property
     def following(self) -> int:
-        """The offset of the first message that is there and was not processed, the queue's end if there is none."""
+        """The offset of the first stored message that the group has not processed; the queue's end if there is none."""
         return self.end - self.lag
 
 
 def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) -> list[GroupQueue]:
-    """Return the state of each queue in which the group has an offset or a lock, and of ``also``. Raises GroupError MISSING.
+    """Return the state of ``also`` and of each queue in which the group has an offset or a lock. Raises GroupError MISSING.
 
-    The group's parking lots are left out: they belong to their queues (`tools.parked`).
+    The group's parking lots are left out, because they count as part of their queues (`tools.parked`).
     """
     offsets = own_offsets(broker, group)
     locks = {lock.queue: lock for lock in broker.admin.locks(group)}
@@ -53,7 +53,7 @@ def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) 
     found = []
     for queue, at in bounds.items():
         offset, lock = offsets.get(queue), locks.get(queue)
-        # Messages that retention has deleted are no lag: they cannot be processed any more.
+        # Messages that retention has deleted do not count as lag, because they can no longer be processed.
         following = max(at.min_offset if offset is None else offset, at.min_offset)
         held = lock if lock is not None and lock.held else None
         found.append(GroupQueue(group, queue, offset, at.min_offset, at.max_offset, max(0, at.max_offset - following), held))
@@ -66,14 +66,14 @@ def own_offsets(broker: Broker, group: str) -> dict[MessageQueue, int]:
 
 
 class Rates:
-    """Messages per second, from offsets seen at several times."""
+    """Computes messages per second from offsets seen at several times."""
 
     def __init__(self, window: float = RATE_WINDOW) -> None:
         self._window = window
         self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
 
     def see(self, now: float, offsets: Mapping[K, int | None]) -> dict[K, float]:
-        """Return the rate of each offset that was seen before. An offset that went back (a seek) starts over."""
+        """Return the rate of each key whose offset was seen before. If an offset went back (a seek), its measurement starts again."""
         rates: dict[K, float] = {}
         kept: dict[Hashable, deque[tuple[float, int]]] = {}
         for key, offset in offsets.items():

@@ -1,7 +1,7 @@
-"""One field of many JSON objects, as one column. Pure.
+"""Extracts one field of many JSON objects as one column. Pure.
 
-Arrow's parser takes all objects at once if every value has the type of the first one. If it refuses, each object is parsed by
-itself.
+Arrow's parser parses all objects in one call if every value has the same type as the first one. If Arrow refuses, each object is
+parsed separately.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-#: The types for which Arrow's parser gives the same text.
+#: The types of values that Arrow's parser converts to the same text as `_text`.
 _TYPES: Final = {str: pa.string(), int: pa.int64()}
 
 
@@ -28,10 +28,10 @@ class BadJson(ValueError):
 
 
 def values(objects: pa.Array, path: str) -> pa.Array:
-    """Return the text of a field of each object (binary or string): strings as they are, other values as JSON.
+    """Return the text of a field of each object (binary or string): strings unchanged, other values as JSON.
 
-    It is null if the field is missing or null. A dot in ``path`` leads into an object, unless the first object has a field with
-    exactly that name. Raises BadJson.
+    The text is null if the field is missing or null. A dot in ``path`` separates the names of nested fields, unless the first object
+    has a field with exactly that name. Raises BadJson.
     """
     if not len(objects):
         return pa.array([], pa.string())
@@ -42,7 +42,7 @@ def values(objects: pa.Array, path: str) -> pa.Array:
     names = (path,) if path in first else tuple(path.split("."))
     value = _find(first, names)
     kinds = _TYPES.values() if value is None else [kind for known, kind in _TYPES.items() if type(value) is known]
-    # If every text begins with a brace, none can be cut in two or hide in another one, and counting rows is enough below.
+    # If every text begins with a brace, texts cannot be split or merged unnoticed, and comparing the number of rows below is enough.
     if kinds and pc.all(pc.starts_with(texts, b"{")).as_py():
         for kind in kinds:
             with contextlib.suppress(pa.ArrowInvalid, _NotAligned):
@@ -61,7 +61,7 @@ def _parsed(texts: pa.Array, names: tuple[str, ...], kind: pa.DataType) -> pa.Ar
         kind = pa.struct([(name, kind)])
     table = pyarrow.json.read_json(
         pa.BufferReader(lines),
-        # One block, so that rows stay in order and no object is cut.
+        # One block keeps the rows in order and does not cut an object in two.
         read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=lines.size + 1),
         parse_options=pyarrow.json.ParseOptions(explicit_schema=pa.schema(list(kind)), unexpected_field_behavior="ignore"),
     )
@@ -71,7 +71,7 @@ def _parsed(texts: pa.Array, names: tuple[str, ...], kind: pa.DataType) -> pa.Ar
     column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
     if len(names) > 1:
         column = pc.struct_field(column, list(names[1:]))
-    # Arrow's parser accepts text that is not UTF-8.
+    # Arrow's parser accepts text that is not UTF-8, so check it here.
     column.validate(full=True)
     return column.cast(pa.string())
 
@@ -80,15 +80,15 @@ def _object(row: int, text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise BadJson(row, f"not JSON ({error.msg}): {_shown(text)}") from error
+        raise BadJson(row, f"the text is not JSON ({error.msg}): {_shown(text)}") from error
     except UnicodeDecodeError as error:
-        raise BadJson(row, f"not JSON (not UTF-8): {_shown(text)}") from error
+        raise BadJson(row, f"the text is not JSON (not UTF-8): {_shown(text)}") from error
     except ValueError as error:
-        raise BadJson(row, f"a number in it has more digits than Python reads: {_shown(text)}") from error
+        raise BadJson(row, f"the text has a number with more digits than Python reads: {_shown(text)}") from error
     except RecursionError as error:
-        raise BadJson(row, f"nested too deep: {_shown(text)}") from error
+        raise BadJson(row, f"the text is nested too deeply: {_shown(text)}") from error
     if not isinstance(value, dict):
-        raise BadJson(row, f"not a JSON object: {_shown(text)}")
+        raise BadJson(row, f"the text is not a JSON object: {_shown(text)}")
     return value
 
 
@@ -107,7 +107,7 @@ def _text(row: int, value: Any) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadJson(row, "the field has half a character (a lone surrogate)") from error
+        raise BadJson(row, "the field contains half a character (a lone surrogate)") from error
     return text
 
 

@@ -1,7 +1,7 @@
-"""The parked messages of a group: finds its parking lots, tells what lies in them, and gives orders to their owners.
+"""The parked messages of a group: finds its parking lots, lists their content, and gives orders to their owners.
 
-Rules: `parking.rules`. A lot is read from the group's offset of it to its end, as its owner reads it. The command never moves or
-deletes a parked message: it appends orders, which the owner carries out.
+Rules: `parking.rules`. A lot is read from the group's offset in it to its end, as its owner reads it. The command never moves or
+deletes a parked message: it appends orders to the lot, which the owner carries out.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from orderedmq.rows.pull_settings import PullSettings
 
 State = Literal["waiting", "held", "dropped"]
 
-#: Seconds for which a listing of the topics is used again.
+#: Seconds for which a list of the topics is reused.
 LISTING_AGE: Final = 10.0
-#: How often to read a lot again because its owner has just shortened it.
+#: Maximum attempts to read a lot whose owner removes messages at the same time.
 _TRIES: Final = 3
-#: Queues that an error names.
+#: Maximum number of topics or queues that an error names.
 _CHOICES: Final = 8
 
 
 class LotReader:
-    """Reads the parking lots of groups, and each message once: a later look resumes where the last one ended."""
+    """Reads the parking lots of groups. It reads each message once: a later look resumes where the last one ended."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -40,7 +40,7 @@ class LotReader:
         self._listed: tuple[float, list[str]] | None = None
 
     def look(self, group: str) -> dict[MessageQueue, Lot]:
-        """Return the group's lots that are not empty, by the queues whose messages they have. Raises as `pulls`."""
+        """Return the group's lots that are not empty, by the queue whose messages they contain. Raises the errors of `pulls`."""
         found: dict[MessageQueue, Lot] = {}
         parked = [queue for topic in self._topics(group) for queue in self._queues(topic)]
         for attempt in range(_TRIES):
@@ -48,7 +48,7 @@ class LotReader:
                 found = dict(self._read(group, parked))
                 break
             except DataLossError:
-                # The owner may have moved the group's offset since it was read, and the broker deleted what lies before.
+                # The owner may have moved the group's offset after it was read here, and the broker may have deleted the messages before it.
                 if attempt == _TRIES - 1:
                     raise
         self._lots = {place: lot for place, lot in self._lots.items() if place[0] != group or place[1] in found}
@@ -66,15 +66,15 @@ class LotReader:
         except TopicError as error:
             if error.sub != TopicCondition.MISSING:
                 raise
-            # It was deleted since it was listed.
+            # The topic was deleted after it was listed.
             return []
 
     def _read(self, group: str, parked: Sequence[MessageQueue]) -> Iterator[tuple[MessageQueue, Lot]]:
         if not parked:
             return
-        # As the group: the account may be allowed to read in no other name.
+        # Read as the group: the account may have no right to read under another name.
         log = self._broker.log.reading(PullSettings(group))
-        # The offsets first: they only grow.
+        # Read the offsets before the bounds, because offsets only grow.
         offsets = self._broker.groups.offsets(group, parked)
         for queue, at in self._broker.log.bounds(parked).items():
             begin = max(offsets.get(queue, at.min_offset), at.min_offset)
@@ -90,10 +90,10 @@ class LotReader:
 
 @dataclass
 class ParkedKey:
-    """A key with parked messages; ``key`` None: a message without one. A message that was parked alone is a key of its own.
+    """A key with parked messages. A message that has no key (``key`` None) or was parked by itself counts as a separate key.
 
-    ``offset`` and ``ticket`` are those of its first message. ``dropped``: the messages that an order has dropped and the owner
-    has not taken out yet. ``messages`` are the others, or all if all were dropped.
+    ``offset`` and ``ticket`` belong to its first message. ``dropped``: the number of messages that an order has dropped and the owner has
+    not removed yet. ``messages``: the number of other messages, or of all if all were dropped.
     """
 
     queue: MessageQueue
@@ -111,11 +111,11 @@ class ParkedKey:
 
     @property
     def due(self) -> int | None:
-        """When the key is due, in ms since 1970. None: at once, or never."""
+        """When the key is due, in ms since 1970. None: immediately, or never."""
         return self.ticket.due if self.ticket.due > BEHIND else None
 
     def due_in(self, now: float) -> float | None:
-        """Return the seconds until the key is due, 0 if it is due, None if it never will be. ``now``: seconds since 1970."""
+        """Return the seconds until the key is due, 0 if it is due, None if it never will be due. ``now``: seconds since 1970."""
         return due_in(None if self.state == "held" else self.ticket.due, now)
 
     def order(self, action: OrderAction) -> Order:
@@ -137,7 +137,7 @@ def parked_keys(broker: Broker, group: str) -> list[ParkedKey]:
 
 
 def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[ParkedKey]:
-    """Read the lot a second time, for what `Lot` does not keep: the tickets."""
+    """Return the keys of a lot. The lot is read a second time, because `Lot` does not keep the tickets."""
     keys: dict[object, ParkedKey] = {}
     log, parked = broker.log.reading(PullSettings(group)), parked_queue(group, queue)
     for rows in pulls(log, parked, lot.begin, lot.end, reading.LOT_PULL, reading.LOT_PULL_BYTES, LOT_COLUMNS):
@@ -151,7 +151,7 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
             if ticket is None:
                 continue
             known = keys.setdefault(lane, ParkedKey(queue, key, own.offset, ticket))
-            # Dropped messages come last, the others in the order of the queue, in which they do not always lie.
+            # The key's first message is the one that comes first in the queue and was not dropped. The lot may have another order.
             if (ticket.due == DROPPED, own.offset) < (known.ticket.due == DROPPED, known.offset):
                 known.offset, known.ticket = own.offset, ticket
             known.dropped += ticket.due == DROPPED
@@ -164,15 +164,15 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
 def chosen(
     group: str, parked: Sequence[ParkedKey], keys: Sequence[str], offsets: Sequence[int], everything: bool
 ) -> list[ParkedKey]:
-    """Return the keys that an order is meant for, without those that were dropped.
+    """Return the parked keys that an order names, without dropped ones.
 
-    ``offsets`` are those of messages without a key. Raises OptionError CONFLICT or MISSING, GroupError NOT_PARKED, TopicError
-    AMBIGUOUS if a key is parked from several topics, or messages without a key at an offset of several queues.
+    ``offsets`` are the offsets of messages without a key. Raises OptionError CONFLICT or MISSING; GroupError NOT_PARKED; TopicError
+    AMBIGUOUS if a key is parked from several topics, or if messages without a key are parked from this offset of several queues.
     """
     if everything == bool(keys or offsets):
         raise OptionError(
             OptionCondition.CONFLICT if everything else OptionCondition.MISSING,
-            "give either --key or --offset, once or several times, or --all",
+            "an order needs --key or --offset, once or several times, or --all instead of both",
         )
     if everything:
         return [one for one in parked if one.state != "dropped"]
@@ -184,7 +184,7 @@ def chosen(
         if len(topics) > 1:
             raise TopicError(
                 TopicCondition.AMBIGUOUS,
-                f"messages of key {key!r} are parked from several topics: give --topic with {_one_of(topics)}",
+                f"messages of key {key!r} are parked from several topics. Give --topic with {_one_of(topics)}",
             )
         found += those
     for offset in dict.fromkeys(offsets):
@@ -193,7 +193,7 @@ def chosen(
         if len(those) > 1:
             raise TopicError(
                 TopicCondition.AMBIGUOUS,
-                f"messages without a key are parked from offset {offset} of {len(those)} queues: give --topic with "
+                f"messages without a key are parked from offset {offset} of {len(those)} queues. Give --topic with "
                 f"{_one_of([str(one.queue) for one in those])}",
             )
         found += those
@@ -204,12 +204,12 @@ def _require(group: str, those: Sequence[ParkedKey], what: str, was: str) -> Non
     if not those:
         raise GroupError(
             GroupCondition.NOT_PARKED,
-            f"group {group!r} has no parked {what}; orderedmq parked list {group} shows what is parked",
+            f"group {group!r} has no parked {what}. Run orderedmq parked list {group} to see what is parked",
         )
     if all(one.state == "dropped" for one in those):
         raise GroupError(
             GroupCondition.NOT_PARKED,
-            f"the parked {what} of group {group!r} {was} dropped before; the owner of the queue takes note when it next plans a micro-batch",
+            f"the parked {what} of group {group!r} {was} dropped before. The queue's owner applies the drop when it plans its next micro-batch",
         )
 
 
@@ -218,7 +218,7 @@ def _one_of(names: Sequence[str]) -> str:
 
 
 def give(broker: Broker, group: str, action: OrderAction, those: Sequence[ParkedKey]) -> None:
-    """Append an order for each key, queue by queue."""
+    """Append an order for each key to the parking lot of its queue."""
     of_queues: dict[MessageQueue, list[Order]] = {}
     for one in those:
         of_queues.setdefault(one.queue, []).append(one.order(action))
@@ -227,5 +227,5 @@ def give(broker: Broker, group: str, action: OrderAction, those: Sequence[Parked
 
 
 def owned(broker: Broker, group: str) -> Mapping[MessageQueue, bool]:
-    """Return the queues of the group that have a lock, and whether its owner is alive, as far as the broker can tell."""
+    """Return the queues in which the group has a lock, and whether the lock's owner is alive, as far as the broker knows."""
     return {lock.queue: lock.alive is not False for lock in broker.admin.locks(group) if lock.held}

@@ -1,4 +1,4 @@
-"""Appends rows to a topic from outside Spark, each to the queue that its sharding key chooses."""
+"""Appends rows to a topic without Spark, each to the queue that its sharding key chooses."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from orderedmq.trace_context import require, sending
 
 
 class Producer:
-    """Writes rows to one topic as the sink does: each goes to the queue that its sharding key chooses.
+    """Writes rows to one topic as the sink does: each row goes to the queue that its sharding key chooses.
 
-    Not thread-safe: it counts rows without a key, which go round-robin.
+    It is not thread-safe, because it counts the rows without a key, which go to the queues in turn.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Producer:
         delayed_rows: Literal["error", "unordered"] = "error",
         trace_context: bool = False,
     ) -> None:
-        """``log`` is that of a connection: ``connect(...).log``, or with RocketMQ's message trace ``connect(...).traced().log``.
+        """``log`` is the log of a connection: ``connect(...).log``, or ``connect(...).traced().log`` for RocketMQ's message trace.
 
         ``sharding_key_type`` ("auto", "text", "int" or "long"), ``selector`` ("hash" or "mod") and ``delayed_rows`` ("error" or
         "unordered") are the sink's options shardingKeyType, messageQueueSelector and delayedRows. ``trace_context``: each send is an
-        OpenTelemetry span, whose context goes into the properties of messages that have none (`orderedmq.trace_context`). Raises
+        OpenTelemetry span, and its context is added to the properties of messages without a context (`orderedmq.trace_context`). Raises
         TopicError MISSING, or RESERVED for a topic that belongs to a consumer group; OptionError MISSING without the package
         opentelemetry-api.
         """
@@ -59,18 +59,18 @@ class Producer:
     def send(
         self, rows: pa.RecordBatch, *, delay_time_level: int | None = None, deliver_timestamp: datetime | None = None
     ) -> None:
-        """Append rows in their order within each queue. They are durable when it returns.
+        """Append rows, keeping their order within each queue. The rows are durable when this method returns.
 
         Columns: ``body`` (binary or string, required), ``sharding_key`` (string or whole number; null: no key), ``tags`` and
         ``keys`` (strings), ``properties`` (a map of strings), and over RocketMQ ``delay_time_level`` (a whole number) or
-        ``deliver_timestamp`` (a timestamp with a time zone) for messages that are delivered later, as in the sink. Others are
-        ignored. The arguments ``delay_time_level`` and ``deliver_timestamp`` stand for columns with one value.
+        ``deliver_timestamp`` (a timestamp with a time zone) for messages that are delivered later, as in the sink. Other
+        columns are ignored. The arguments ``delay_time_level`` and ``deliver_timestamp`` replace columns that have the same value in each row.
 
-        The more rows, the less each costs: on the embedded broker a call is one transaction, over RocketMQ one or more requests
-        per queue. Delayed rows are sent first, one by one, without order and at least once. All rows are checked before. Raises
-        SchemaError, MessageError, OptionError CONFLICT for a delayed row with a key (unless ``delayed_rows`` is "unordered") and
-        UNSUPPORTED where it cannot be delayed, and the errors of `Log.append`. After an error no row is stored; over RocketMQ the
-        error says how many rows of which queues are.
+        Many rows per call are cheaper: on the embedded broker a call is one transaction, over RocketMQ one or more requests per queue.
+        All rows are checked before any is sent. Delayed rows are sent first, one by one, without order and at least once. Raises
+        SchemaError; MessageError; OptionError CONFLICT for a delayed row with a key (unless ``delayed_rows`` is "unordered"), UNSUPPORTED
+        if the broker cannot delay messages; and the errors of `Log.append`. After an error no row is stored on the embedded broker; over
+        RocketMQ the error says how many rows of which queues were stored.
         """
         rows = self._with_columns(rows, {LEVEL: delay_time_level, TIME: deliver_timestamp})
         if self._trace_context and rows.num_rows:
@@ -88,18 +88,20 @@ class Producer:
             self._log.append(parts)
 
     def _with_columns(self, rows: pa.RecordBatch, values: dict[str, object]) -> pa.RecordBatch:
-        """Return the rows with a column for each value that is not None. Raises OptionError CONFLICT, INVALID."""
+        """Return the rows with an added column for each value that is not None. Raises OptionError CONFLICT or INVALID."""
         for name, value in values.items():
             if value is None:
                 continue
             if name in rows.schema.names:
                 raise OptionError(
-                    OptionCondition.CONFLICT, f"{name} is an argument of send and a column of the rows: give one of them"
+                    OptionCondition.CONFLICT,
+                    f"{name} is both an argument of send and a column of the rows. Give only one of them",
                 )
             if isinstance(value, datetime):
                 if value.tzinfo is None:
                     raise OptionError(
-                        OptionCondition.INVALID, f"{name} {value.isoformat()} has no time zone: pass one, such as datetime.UTC"
+                        OptionCondition.INVALID,
+                        f"{name} {value.isoformat()} has no time zone. Give it one, such as datetime.UTC",
                     )
                 scalar = pa.scalar(value, pa.timestamp("us", "UTC"))
             else:
@@ -108,7 +110,7 @@ class Producer:
         return rows
 
     def _split(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-        """Return the rows that are not delayed, and those that are, all checked if there are any; None for none."""
+        """Return the rows that are not delayed, and the delayed rows or None. Columns are checked if one of them delays rows."""
         if not any(name in rows.schema.names for name in DELAY_COLUMNS):
             return rows, None
         where = f"topic {self._topic!r}"
@@ -131,16 +133,16 @@ class Producer:
         if row >= 0:
             raise OptionError(
                 OptionCondition.CONFLICT,
-                f"a row for topic {self._topic!r} is delayed and has the sharding key {str(keys[row])!r}, which orders it: a delayed message "
-                "comes when it is due, whatever was sent before or behind it, and may come twice",
+                f"a row for topic {self._topic!r} is delayed and has the sharding key {str(keys[row])!r}, which orders it, but a delayed "
+                "message is delivered when it is due, whatever was sent before or after it, and may be delivered twice",
                 Remedy(
-                    'leave the key out, or pass delayed_rows="unordered" if that is meant',
-                    "leave the key out, or give --unordered if that is meant",
+                    'Leave the key out, or pass delayed_rows="unordered" to accept this',
+                    "Leave the key out, or give --unordered to accept this",
                 ),
             )
 
     def _by_queue(self, rows: pa.RecordBatch) -> Iterator[tuple[MessageQueue, pa.RecordBatch]]:
-        """Yield the rows of each queue that has any, in their order."""
+        """Yield each queue that gets rows, with its rows in their order."""
         keys = None
         if "sharding_key" in rows.schema.names:
             keys = hashed_keys(rows.column("sharding_key"), self._key_type, f"a batch for topic {self._topic!r}")

@@ -1,7 +1,7 @@
-"""Values as people read them: numbers, sizes, times, bodies of messages, and texts with their invisible characters shown.
+"""Formats values for people: numbers, sizes, times, message bodies, and texts whose invisible characters are made visible.
 
-Rule: a text that somebody else wrote (a body, key, tag, property, error or name) passes `escaped` before a terminal or a web page gets
-it, and `shortened` before it is a cell of a table.
+Rule: a text from outside (a body, key, tag, property, error or name) passes through `escaped` before it is sent to a terminal or a web
+page, and through `shortened` before it becomes a cell of a table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final
 
-#: Characters that a reader does not see and a terminal or browser obeys: control characters but tabs and line ends, line and paragraph
+#: Invisible characters that control a terminal or a browser: control characters except tabs and line ends, line and paragraph
 #: separators, Unicode's property Bidi_Control (which reorders the text around it), and surrogates, which have no encoding.
 _OBEYED: Final = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 CONTROL: Final = re.compile(rf"[{_OBEYED}]|\r(?!\n)")
@@ -20,7 +20,7 @@ _LONE_RETURN: Final = re.compile(r"\r(?!\n)")
 
 @cache
 def _escapes() -> dict[int, str]:
-    """Return the escape of each such character. A carriage return is left out, because only a lone one is escaped."""
+    """Return the escape of each control character. Carriage returns are left out, because only lone ones are escaped."""
     every = "".join(map(chr, range(1 << 16)))
     return {ord(found): repr(found)[1:-1] for found in re.findall(f"[{_OBEYED}]", every)}
 
@@ -29,7 +29,7 @@ def escaped(text: str) -> str:
     r"""Return text with invisible characters as ``\x1b`` or ``\u202e``. Line ends and tabs stay."""
     if not CONTROL.search(text):
         return text
-    # A table, not a function for each character: a body may be 4 MiB of NULs.
+    # Use a table, because a function call for each character is too slow for a body of 4 MiB of NULs.
     return _LONE_RETURN.sub(r"\\r", text).translate(_escapes())
 
 
@@ -58,23 +58,23 @@ def yes_no(value: bool) -> str:
 
 
 def moment(micros: int | None) -> str | None:
-    """Return a time of a broker (µs since 1970) as text in UTC."""
+    """Return a broker's time (µs since 1970) as text in UTC."""
     if micros is None:
         return None
     return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def short_moment(text: str) -> str:
-    """Return a text of ``moment`` in short, for a table."""
+    """Return the result of `moment` shortened to seconds, for a table."""
     return f"{text[:10]} {text[11:19]}"
 
 
 def shortened(text: str, most: int, whole: str) -> str:
     """Return a text with its invisible characters escaped, of at most ``most`` characters.
 
-    A longer one ends with its length and ``whole``, which says where all of it is to be seen.
+    A longer text ends with its length and ``whole``, which says where the whole text can be seen.
     """
-    # Cut first: to escape millions of characters that nobody sees takes seconds.
+    # Cut first, because escaping millions of characters takes seconds.
     said = escaped(text[: most + 1])
     if len(said) <= most:
         return said
@@ -94,7 +94,7 @@ def preview(text: str, most: int) -> str:
 
 
 def body_fields(body: bytes) -> dict[str, Any]:
-    """Return a body as text if it is UTF-8, else in hexadecimal digits."""
+    """Return a body as fields of a row: as text if it is UTF-8, else as hexadecimal digits."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
@@ -102,5 +102,5 @@ def body_fields(body: bytes) -> dict[str, Any]:
 
 
 def body_text(row: dict[str, Any]) -> str:
-    """Return the text of a row's body for a table."""
+    """Return the body in the fields of `body_fields` as text for a table."""
     return f"0x{row['body_hex']}" if row["body"] is None else row["body"]

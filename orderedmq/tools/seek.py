@@ -1,4 +1,4 @@
-"""A seek: turns ``--to`` into an offset for each queue, asks what becomes of parked messages, and shows or sets the offsets.
+"""A seek: turns ``--to`` into an offset for each queue, checks for parked messages, and shows or sets the offsets.
 
 A copy is a seek of one group to the offsets of another.
 """
@@ -21,7 +21,7 @@ from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.tools.group_state import own_offsets
 from orderedmq.tools.parked import LotReader
 
-#: In µs.
+#: The last time that a target may have, in µs since 1970.
 _LAST: Final = LAST_MS * 1000 + 999
 
 
@@ -29,7 +29,7 @@ _LAST: Final = LAST_MS * 1000 + 999
 class Target:
     """A parsed ``--to``.
 
-    Kind ``timestamp`` has ``timestamp`` (µs since 1970), ``json`` has ``offsets`` (or EARLIEST or LATEST).
+    ``timestamp`` (µs since 1970) belongs to the kind ``timestamp``. ``offsets`` belongs to ``json`` and may contain EARLIEST or LATEST.
     """
 
     kind: Literal["earliest", "latest", "timestamp", "json"]
@@ -39,7 +39,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Sought:
-    """A seek that was done, or would be. ``old`` has no queue without an offset. ``reset``: the group's reset number."""
+    """The offsets that a seek has set, or would set. ``old`` leaves out queues without an offset. ``reset``: the group's reset number."""
 
     old: Mapping[MessageQueue, int]
     new: Mapping[MessageQueue, int]
@@ -57,9 +57,9 @@ def seek(
     dry_run: bool,
     new: bool = False,
 ) -> Sought:
-    """Set the group's offsets to ``target``. ``dry_run``: only say what would be set; what a seek refuses is refused.
+    """Set the group's offsets to ``target``. ``dry_run``: change nothing and return what would be set, with the same checks and errors.
 
-    ``new``: the group need not exist, if ``target`` is JSON. Raises the errors of `queues_to_seek`, `resolve` and `Admin.seek`.
+    ``new``: the group need not exist if ``target`` is JSON. Raises the errors of `queues_to_seek`, `resolve` and `Admin.seek`.
     """
     queues = queues_to_seek(broker, group, target, topics, new=new)
     offsets = resolve(broker.log.reading(PullSettings(group)), target, queues)
@@ -86,14 +86,14 @@ def copy_offsets(
 ) -> Sought:
     """Set the offsets of ``group`` to those that ``source`` has now, in ``topics`` or in all of its topics. ``group`` need not exist.
 
-    Offsets of ``group`` in other queues stay. ``source`` may be at work and is not changed. ``force``, ``parked`` and ``dry_run`` are those
-    of `seek`. Messages that are parked in ``source`` are below its offsets, so ``group`` does not get them: ``leave_parked`` agrees
-    to that. Raises OptionError CONFLICT for one group twice, MISSING if ``source`` has no offsets in a topic; GroupError PARKED if
-    ``source`` has parked messages; else as `seek`.
+    Offsets of ``group`` in other queues stay. ``source`` may be running and is not changed. ``force``, ``parked`` and ``dry_run`` are those
+    of `seek`. Messages that are parked in ``source`` are below its offsets, so ``group`` does not get them; ``leave_parked`` accepts
+    this. Raises OptionError CONFLICT if both are the same group, MISSING if ``source`` has no offsets in a topic; GroupError PARKED if
+    ``source`` has parked messages and ``leave_parked`` is false; and the errors of `seek`.
     """
     check_group(group)
     if source == group:
-        raise OptionError(OptionCondition.CONFLICT, f"group {group!r} cannot be copied to itself: name another group")
+        raise OptionError(OptionCondition.CONFLICT, f"group {group!r} cannot be copied to itself. Name another group")
     known = own_offsets(broker, source)
     for name in topics:
         refuse_lot(source, name)
@@ -103,7 +103,7 @@ def copy_offsets(
     if absent:
         raise OptionError(
             OptionCondition.MISSING,
-            f"group {source!r} has no offsets{absent[0]} that could be copied; orderedmq group describe {source} shows those that it has",
+            f"group {source!r} has no offsets{absent[0]} that could be copied. Run orderedmq group describe {source} to see its offsets",
         )
     offsets = {queue: at for queue, at in known.items() if not topics or queue.topic in topics}
     if not leave_parked:
@@ -112,7 +112,7 @@ def copy_offsets(
 
 
 def parse_target(text: str, option: str) -> Target:
-    """Return the target in a text: earliest, latest, JSON, or a time.
+    """Return the parsed target: earliest, latest, JSON, or a time.
 
     A time is ISO-8601, ms since 1970 (as in the options) or, with 16 digits or more, µs. Raises OptionError INVALID.
     """
@@ -139,15 +139,15 @@ def parse_target(text: str, option: str) -> Target:
 def queues_to_seek(
     broker: Broker, group: str, target: Target, topics: Sequence[str], *, new: bool = False
 ) -> list[MessageQueue]:
-    """Return the queues that JSON names, else all queues of ``topics``, else of the topics in which the group has offsets.
+    """Return the queues that JSON names; else all queues of ``topics``; else all queues of the topics in which the group has offsets.
 
-    The group's parking lots are not among the latter. ``new``: see `seek`. Raises GroupError MISSING; TopicError MISSING, NO_SUCH_QUEUE,
+    The last case leaves out the group's parking lots. ``new``: see `seek`. Raises GroupError MISSING; TopicError MISSING, NO_SUCH_QUEUE,
     or RESERVED for a parking lot; OptionError CONFLICT or MISSING.
     """
     known = {} if new and target.offsets is not None else broker.admin.group_offsets(group)
     if target.offsets is not None:
         if topics:
-            raise OptionError(OptionCondition.CONFLICT, "option --to as JSON names its topics itself; drop --topic")
+            raise OptionError(OptionCondition.CONFLICT, "option --to as JSON names its topics itself. Drop --topic")
         for queue in target.offsets:
             refuse_lot(group, queue.topic)
             check_queue(broker.log, queue)
@@ -155,7 +155,7 @@ def queues_to_seek(
     names = list(topics) or sorted({queue.topic for queue in known if leader_of(group, queue) == queue})
     if not names:
         raise OptionError(
-            OptionCondition.MISSING, f"group {group!r} has no offsets yet that would tell its topics; give --topic"
+            OptionCondition.MISSING, f"group {group!r} has no offsets yet, so its topics are unknown. Give --topic"
         )
     for name in names:
         refuse_lot(group, name)
@@ -163,7 +163,7 @@ def queues_to_seek(
 
 
 def refuse_lot(group: str, topic: str) -> None:
-    """Refuse a topic of the group's own parking lots. Raises TopicError RESERVED."""
+    """Raise TopicError RESERVED if the topic contains the group's own parking lots."""
     found = origin(topic)
     if found is not None and found[0] == group:
         raise is_parking_lot(topic, group)
@@ -172,7 +172,7 @@ def refuse_lot(group: str, topic: str) -> None:
 def require_none_parked(
     broker: Broker, group: str, queues: Sequence[MessageQueue], error: Callable[[str, int, Sequence[MessageQueue]], GroupError]
 ) -> None:
-    """Check that no messages of the group are parked from these queues. Raises ``error`` (GroupError PARKED)."""
+    """Raise ``error`` (GroupError PARKED) if messages of the group are parked from these queues."""
     lots = LotReader(broker).look(group)
     parked = {queue: lots[queue].messages for queue in queues if queue in lots}
     if parked:
@@ -180,14 +180,14 @@ def require_none_parked(
 
 
 def check_queue(log: Log, queue: MessageQueue) -> None:
-    """Check that a queue exists. Raises TopicError MISSING or NO_SUCH_QUEUE."""
+    """Raise TopicError MISSING or NO_SUCH_QUEUE if a queue does not exist."""
     there = log.queues(queue.topic)
     if queue not in there:
         raise no_such_queue(queue.topic, queue, f"its queues are {there[0]} to {there[-1]}")
 
 
 def resolve(log: Log, target: Target, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-    """Return the offset of each queue. Raises OffsetError for one that is not between the queue's first message and its end."""
+    """Return the offset of each queue. Raises OffsetError for an offset before the queue's first message or after its end."""
     offsets: dict[MessageQueue, int] = {}
     for queue, at in log.bounds(queues).items():
         offset = (target.offsets or {}).get(queue, EARLIEST if target.kind == "earliest" else LATEST)
@@ -198,11 +198,11 @@ def resolve(log: Log, target: Target, queues: Sequence[MessageQueue]) -> dict[Me
         elif offset == LATEST:
             offset = at.max_offset
         if offset > at.max_offset:
-            raise no_such_offset(queue, at.max_offset, f"offset {offset}; {LATEST} is its end")
+            raise no_such_offset(queue, at.max_offset, f"offset {offset}. Use {LATEST} for its end")
         if offset < at.min_offset:
             raise OffsetError(
                 OffsetCondition.INVALID,
-                f"queue {queue} begins at {at.min_offset}, the message at {offset} was deleted by retention; {EARLIEST} is its beginning",
+                f"queue {queue} begins at {at.min_offset}: the message at {offset} was deleted by retention. Use {EARLIEST} for its beginning",
             )
         offsets[queue] = offset
     return offsets

@@ -1,9 +1,9 @@
-"""When the first unprocessed message of each queue was stored: how long groups are behind, as a time.
+"""Finds out when the first unprocessed message of each queue was stored, which shows groups' lag as a time.
 
-Rules: a broker tells it by the message itself, so each look asks for at most `MOST` messages, and never again for one that it knows,
-except after `AGAIN` seconds, because a topic may have been recreated. Queues that were asked for longest ago come first. Until it is its
-turn, a queue whose offset has moved keeps the time of its former message: the newer one was stored later, so the queue looks
-further behind than it is, never less.
+Rules: a broker reports this time only with the message, so each look requests at most `MOST` messages. A known message is requested
+again only after `AGAIN` seconds, because its topic may have been recreated. The queues that were requested longest ago come first. A queue
+whose offset has moved keeps the time of its former message until its turn. The new message was stored later, so the lag may look
+greater than it is, but never smaller.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from orderedmq.model import MessageQueue
 from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.tools.group_state import GroupQueue
 
-#: Messages that one look asks for at most.
+#: Maximum number of messages that one look requests.
 MOST: Final = 500
-#: Seconds after which a message is asked for again; also a group that the account may not read.
+#: Seconds after which a message is requested again, also in a group that the account may not read.
 AGAIN: Final = 600.0
 
-#: A group and a queue of it.
+#: A group and one of its queues.
 Place = tuple[str, MessageQueue]
 
 
 class _Known(NamedTuple):
-    """``stored``: in seconds since 1970, None if the message is not there. ``asked``: when the broker was asked."""
+    """``stored``: in seconds since 1970, None if the message could not be read. ``asked``: when the broker was asked."""
 
     offset: int
     stored: float | None
@@ -35,7 +35,7 @@ class _Known(NamedTuple):
 
 
 class StoreTimes:
-    """The first unprocessed messages of all groups of a broker."""
+    """The store times of the first unprocessed messages of all groups of a broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -44,7 +44,7 @@ class StoreTimes:
     def look(self, now: float, queues: Sequence[GroupQueue]) -> dict[Place, float]:
         """Return when the first unprocessed message of each queue was stored, in seconds since 1970, as far as that is known.
 
-        A queue without such a message is left out. ``now``: in seconds of any clock.
+        A queue without an unprocessed message is left out. ``now``: in seconds, from any clock.
         """
         behind = {(one.group, one.queue): one.following for one in queues if one.lag}
         self._known = {place: known for place, known in self._known.items() if place in behind}
@@ -66,7 +66,7 @@ class StoreTimes:
 
     def _ask(self, group: str, offsets: dict[MessageQueue, int]) -> dict[MessageQueue, int]:
         try:
-            # As the group: the account may have no right to read under another name.
+            # Read as the group: the account may have no right to read under another name.
             return self._broker.log.reading(PullSettings(group)).stored_at(offsets)
         except RocketMQError as error:
             if not error.denied:

@@ -468,7 +468,7 @@ def test_json_objects_have_their_key_in_a_field(run: Run, broker: Broker, tmp_pa
     [
         (["--key", "k"], '{"k": 1}\n\n{"v": 2}\n', 1, "line 3 of the input has no field 'k'"),
         (["--key", "k"], '{"k": 1}\n{"k": null}\n', 1, "line 2 of the input has no field 'k'"),
-        (["--key", "k"], '{"k": 1}\n\nfoo\n', 1, "line 3 of the input: not JSON"),
+        (["--key", "k"], '{"k": 1}\n\nfoo\n', 1, "line 3 of the input: the text is not JSON"),
         (["--format", "json"], "[1]\n", 1, "line 1 of the input: not a JSON object"),
         (["--format", "json"], b'{"a":1}\n\xff\n', 1, "line 2 of the input is not UTF-8"),
         (["--key-separator", ":"], "a:1\nb\n", 1, "line 2 of the input has no ':'"),
@@ -599,7 +599,7 @@ def test_what_was_written_before_an_error_stays_and_is_counted(store: Path, brok
     (tmp_path / "in").write_text("\n".join([*lines, "broken", ""]))
     result = CliRunner().invoke(app, ["produce", "a", "--path", str(store), "--file", str(tmp_path / "in"), "--key", "k"])
     assert result.exit_code == 1
-    assert "line 20001 of the input: not JSON" in result.stderr
+    assert "line 20001 of the input: the text is not JSON" in result.stderr
     (written,) = bodies(broker, "a")
     assert 0 < len(written) < 20_000
     assert f"{len(written):,} messages were written before" in result.stderr
@@ -811,7 +811,7 @@ def test_audit(run: Run, text: Run, tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "t.parquet")
     columns = ["--key-column", "k", "--id-column", "id"]
     assert run("audit", "one", str(tmp_path / "t.parquet"), "--id-field", "id", *columns)[0]["ok"]
-    assert "no Parquet file or directory" in run("audit", "one", "./none", code=3)
+    assert "the Parquet file or directory" in run("audit", "one", "./none", code=3)
     assert "CONFLICT" in run("audit", "one", "two", "--id-column", "id", code=2)
     assert run("audit", "one", "two", "--since", "2100-01-01")[0]["expected"]["messages"] == 0
     assert "--since is for topics" in run("audit", "one", str(tmp_path / "t.parquet"), "--since", "2100-01-01", code=2)

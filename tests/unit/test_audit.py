@@ -283,7 +283,7 @@ def test_a_field_of_json_tells_messages_whose_bodies_differ(broker: Broker) -> N
     with pytest.raises(OptionError, match=r"queue two/embedded/0 offset 0: there is no field 'name'"):
         audit(TopicSide(broker.log, "one", "id"), TopicSide(broker.log, "two", "name"))
     fill(broker, "text", [("k", b'{"id":1}'), ("k", b"two")])
-    with pytest.raises(OptionError, match="queue text/embedded/0 offset 1: not JSON"):
+    with pytest.raises(OptionError, match="queue text/embedded/0 offset 1: the text is not JSON"):
         audit(TopicSide(broker.log, "one", "id"), TopicSide(broker.log, "text", "id"))
 
 
@@ -338,7 +338,7 @@ def test_a_table_that_cannot_be_compared(tmp_path: Path) -> None:
         pa.table({"sharding_key": ["a"], "body": pa.array([None], pa.string()), "at": ["x"], "l": [[1]]}),
         tmp_path / "t.parquet",
     )
-    with pytest.raises(TopicError, match="no Parquet file or directory"):
+    with pytest.raises(TopicError, match="the Parquet file or directory .* does not exist"):
         TableSide(tmp_path / "none")
     (tmp_path / "text").write_text("no table")
     with pytest.raises(OptionError, match="cannot be read as Parquet"):
@@ -347,7 +347,7 @@ def test_a_table_that_cannot_be_compared(tmp_path: Path) -> None:
         TableSide(tmp_path / "t.parquet", key_column="key")
     for settings, why in (
         ({}, "row 0: there is no value to identify the message"),
-        ({"id_column": "sharding_key", "order_column": "at"}, "give a whole number or a time"),
+        ({"id_column": "sharding_key", "order_column": "at"}, "Give a column of whole numbers or times"),
         ({"id_column": "l"}, "'l' of .* is list<.*>, which cannot be compared"),
     ):
         with pytest.raises(OptionError, match=why):

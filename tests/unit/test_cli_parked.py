@@ -389,12 +389,12 @@ def test_what_was_dropped_is_seen_as_such_until_the_owner_looks(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--key", "z"], 1, r"GROUP.NOT_PARKED\] group 'g' has no parked messages of key 'z'; orderedmq parked list g shows"),
+        (["--key", "z"], 1, r"GROUP.NOT_PARKED\] group 'g' has no parked messages of key 'z'. Run orderedmq parked list g"),
         (["--key", "y", "--topic", "b"], 1, "GROUP.NOT_PARKED"),
         (["--offset", "1"], 1, "no parked message without a key at offset 1"),
-        (["--key", "x"], 2, "TOPIC.AMBIGUOUS.*parked from several topics: give --topic with a or b"),
-        (["--offset", "2"], 2, "TOPIC.AMBIGUOUS.*offset 2 of 2 queues: give --topic with a/embedded/0 or a/embedded/1"),
-        ([], 2, "OPTION.MISSING.*give either --key or --offset, once or several times, or --all"),
+        (["--key", "x"], 2, "TOPIC.AMBIGUOUS.*parked from several topics. Give --topic with a or b"),
+        (["--offset", "2"], 2, "TOPIC.AMBIGUOUS.*offset 2 of 2 queues. Give --topic with a/embedded/0 or a/embedded/1"),
+        ([], 2, "OPTION.MISSING.*an order needs --key or --offset, once or several times, or --all"),
         (["--all", "--key", "x"], 2, "OPTION.CONFLICT"),
         (["--offset", "-1"], 2, "--offset"),
         (["--key", "y", "--key", "z"], 1, "key 'z'"),

@@ -60,7 +60,7 @@ def test_any_values_in_any_form(seed: int) -> None:
         ([b'{"a":%s}' % (b"9" * 5000)], 0, "more digits"),
         ([b'{"a":"x"}', b'{"a":"\xff"}'], 1, "not UTF-8"),
         ([b'{"a":"x"}', b'{"a":"\\ud800"}'], 1, "half a character"),
-        ([b'{"a":' * 100_000], 0, "nested too deep|not JSON"),
+        ([b'{"a":' * 100_000], 0, "nested too deeply|not JSON"),
     ],
 )
 def test_what_is_no_object_is_named(objects: list[bytes], row: int, why: str) -> None:

@@ -112,7 +112,7 @@ def test_a_side_that_cannot_be_compared_says_what_to_pass(store: TemporaryStore,
     pq.write_table(pa.table({"order": ["a"], "events": [1]}), tmp_path / "t.parquet")
     with pytest.raises(OptionError, match="For a Parquet file or directory, pass Path"):
         store.assert_same("one", str(tmp_path / "t.parquet"))
-    with pytest.raises(OptionError, match="name its columns with key_column, id_column and order_column"):
+    with pytest.raises(OptionError, match="Name its columns with key_column, id_column and order_column"):
         store.assert_same("one", tmp_path / "t.parquet")
 
 
@@ -147,7 +147,7 @@ def test_a_key_in_several_queues_is_a_difference(store: TemporaryStore) -> None:
     store.produce("two", queues=2)
     for queue, body in zip(store.broker.log.queues("two"), ("1", "2"), strict=True):
         store.broker.log.append({queue: pa.record_batch({"body": [body.encode()], "sharding_key": ["a"]})})
-    with pytest.raises(AssertionError, match="1 keys lie in several queues of two, where they have no order"):
+    with pytest.raises(AssertionError, match="1 keys are in several queues of two, so their messages have no order"):
         store.assert_same("one", "two")
 
 
