@@ -1,1 +1,1 @@
-"""The options of the source and the sink: their declaration, and how their values are parsed."""
+"""The options of the source and the sink: their declaration, and the parsing of their values."""

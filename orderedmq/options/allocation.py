@@ -1,7 +1,7 @@
-"""The reader's options that assign a group's queues: to one query, or divided among several.
+"""The reader's options that assign a group's queues to one query or divide them among several.
 
-Rules: as in declared.py. An option that the chosen assignment or strategy does not use is refused, not ignored: a user who sets
-it expects an effect.
+Rules: as in declared.py. An option that the chosen assignment or strategy does not use is refused instead of ignored, because a user
+who sets it expects an effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Assignment = Literal["exclusive", "shared"]
 
 _ASSIGNMENTS: Final[Mapping[str, Assignment]] = {"exclusive": "exclusive", "shared": "shared"}
 _STRATEGY: Final = "allocateMessageQueueStrategy"
-#: Options that only one strategy uses: (the strategy, what the option gives it if it is required).
+#: Options that only one strategy uses: (the strategy, the meaning of the option if the strategy requires it, else None).
 _PARTS: Final = {
     "allocateQueues": ("CONFIG", "the queues of this query"),
     "machineRooms": ("MACHINE_ROOM", "the rooms whose queues the group consumes"),
@@ -32,17 +32,17 @@ _EXAMPLE: Final = '{"orders": {"embedded": [0, 1]}}'
 
 
 def parse_assignment(given: Given, model: str, streaming: bool | None) -> Assignment:
-    """Return the option assignment. Raises OptionError, also for shared in broadcasting or in a batch (``streaming`` is False)."""
+    """Return the option assignment. Raises OptionError for a wrong value, and for shared in broadcasting or in a batch (not ``streaming``)."""
     assignment = given.value("assignment", choice(_ASSIGNMENTS))
     if assignment == "shared" and model == "broadcasting":
         raise conflict(
-            "option assignment=shared has no meaning with messageModel=broadcasting, where every query sees everything; "
-            "drop it, or use messageModel=clustering"
+            "option assignment=shared has no meaning with messageModel=broadcasting, where every query sees everything. "
+            "Drop it, or use messageModel=clustering"
         )
     if assignment == "shared" and streaming is False:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
-            "option assignment=shared is not supported in a batch, which owns no queue; drop it, or use spark.readStream",
+            "option assignment=shared is not supported in a batch, which owns no queue. Drop it, or use spark.readStream",
         )
     return assignment
 
@@ -50,19 +50,19 @@ def parse_assignment(given: Given, model: str, streaming: bool | None) -> Assign
 def parse_allocation(given: Given, assignment: Assignment, *, embedded: bool) -> Allocation:
     """Return how the queries of a shared group divide its queues. Raises OptionError.
 
-    `SourceOptions.parse` checks that the queues of CONFIG belong to the topics.
+    `SourceOptions.parse` later checks that the queues of CONFIG belong to the topics that are read.
     """
     if assignment != "shared":
         for name in (_STRATEGY, *_PARTS):
             if given.has(name):
-                raise conflict(f"option {name} needs assignment=shared, not {assignment}; set it, or drop {name}")
+                raise conflict(f"option {name} needs assignment=shared, not {assignment}. Set it, or drop {name}")
         return Allocation()
     strategy = given.value(_STRATEGY, choice({name: name for name in STRATEGIES}))
     for name, (needed, what) in _PARTS.items():
         if given.has(name) and strategy != needed:
-            raise conflict(f"option {name} needs {_STRATEGY}={needed}, not {strategy}; set it, or drop {name}")
+            raise conflict(f"option {name} needs {_STRATEGY}={needed}, not {strategy}. Set it, or drop {name}")
         if what and strategy == needed and not given.has(name):
-            raise OptionError(OptionCondition.MISSING, f"option {_STRATEGY}={strategy} needs {what}; set {name}")
+            raise OptionError(OptionCondition.MISSING, f"option {_STRATEGY}={strategy} needs {what}. Set {name}")
     allocation = Allocation(
         strategy=strategy,
         queues=given.optional("allocateQueues", _queues) or (),
@@ -72,7 +72,7 @@ def parse_allocation(given: Given, assignment: Assignment, *, embedded: bool) ->
     )
     if strategy == "MACHINE_ROOM" and embedded:
         effect = "would leave all queues without an owner"
-        raise no_rooms(f"{_STRATEGY}={strategy}", effect, "use AVG, or MACHINE_ROOM_NEARBY with machineRoom")
+        raise no_rooms(f"{_STRATEGY}={strategy}", effect, "Use AVG, or MACHINE_ROOM_NEARBY with machineRoom")
     return allocation
 
 
@@ -81,11 +81,11 @@ def _queues(text: str, option: str) -> tuple[MessageQueue, ...]:
     for topic, broker, ids in brokers(text, option, _EXAMPLE):
         where = f"topic {shown(topic)}, broker {shown(broker)}"
         for queue_id in elements(ids, where, "queues", option, _EXAMPLE):
-            # bool is an int in Python, not in JSON.
+            # bool is a subclass of int in Python, but true is not a number in JSON.
             if not isinstance(queue_id, int) or isinstance(queue_id, bool) or not 0 <= queue_id < MAX_QUEUES:
-                raise invalid(option, f"{where}: {json_shown(queue_id)} is not a queue id; write for example 0")
+                raise invalid(option, f"{where}: {json_shown(queue_id)} is not a queue id. Write for example 0")
             queue = MessageQueue(topic, broker, queue_id)
             if queue in queues:
-                raise invalid(option, f"{where}: queue {queue_id} is named twice; name it once")
+                raise invalid(option, f"{where}: queue {queue_id} is named twice. Name it once")
             queues.append(queue)
     return tuple(queues)

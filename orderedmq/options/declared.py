@@ -1,9 +1,9 @@
 """The declaration of all options, and the part of parsing that the reader and the writer share.
 
-Rules: everything is checked from text alone, before any side effect; names are case-insensitive (Spark hands them over in lower
-case) and shown in camelCase; an error is one line with the option, the offending value and the remedy. The value of an unknown
-option is never shown: it may be a secret. Spark builds one DataSource object for reading and writing, so its constructor only
-keeps the mapping; ``SourceOptions.parse`` or ``SinkOptions.parse`` runs when Spark asks for a reader or a writer.
+Rules: options are checked as text, before any side effect. Names are case-insensitive (Spark passes them in lower case) and shown in
+camelCase. An error is one line with the option, the wrong value and the remedy. The value of an unknown option is never shown, because
+it may be a secret. Spark builds one DataSource object for reading and writing, so its constructor only stores the mapping;
+``SourceOptions.parse`` or ``SinkOptions.parse`` runs when Spark asks for a reader or a writer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_PULL_BATCH: Final = 1024 * 1024
 
 @dataclass(frozen=True)
 class Option:
-    """One option. ``default`` is the text that is parsed if the option is not given; ``shown`` replaces it in tables."""
+    """One option. ``default`` is the text that is parsed if the option is not given. Tables show ``shown`` instead, if it is set."""
 
     name: str
     default: str | None
@@ -43,89 +43,104 @@ class OptionRow(NamedTuple):
     meaning: str
 
 
-#: Options that name the broker. Both roles have them.
+#: Options that name the broker and the connection to it. The reader and the writer have them.
 BROKER_OPTIONS: Final = (
     Option("path", None, "directory of the embedded broker, on a local disk", f"{DEFAULT_DIRECTORY} in the working directory"),
-    Option("namesrvAddr", None, "instead of path: nameservers of a RocketMQ cluster, host:port;host:port"),
-    Option("accessKey", None, "with namesrvAddr: the account, where the cluster has access control"),
-    Option("secretKey", None, "its secret key"),
-    Option("securityToken", None, "its token, if it is a temporary one"),
+    Option("namesrvAddr", None, "instead of path: the nameservers of a RocketMQ cluster, as host:port;host:port"),
+    Option("accessKey", None, "with namesrvAddr: the name of the account, if the cluster has access control"),
+    Option("secretKey", None, "the account's secret key"),
+    Option("securityToken", None, "the account's token, if it is a temporary account"),
     Option(
         "credentialsFile",
         None,
         "instead of accessKey: a private JSON file with accessKey, secretKey and perhaps securityToken, on each machine that runs "
-        "Spark; it is read again before each connection and after a refusal, so the account may change while a query runs",
+        "Spark. It is read again before each connection and after a refusal, so the account may change while a query runs",
     ),
-    Option("namespace", None, "with namesrvAddr: the namespace of topics and groups, which RocketMQ has as namespace%topic"),
-    Option("namespaceV2", None, "with namesrvAddr: the namespace that each request names, for servers that know one"),
+    Option("namespace", None, "with namesrvAddr: the namespace of topics and groups, which RocketMQ names namespace%topic"),
+    Option("namespaceV2", None, "with namesrvAddr: the namespace that each request names, for servers that support this"),
     Option("useTLS", "false", "with namesrvAddr: encrypt the connections"),
-    Option("tlsTrustCertPath", None, "PEM file of the authorities to trust", "the system's"),
+    Option("tlsTrustCertPath", None, "PEM file of the certificate authorities to trust", "the system's"),
     Option("tlsCertPath", None, "PEM file of the client's certificate"),
     Option("tlsKeyPath", None, "PEM file of the client's key"),
-    Option("tlsKeyPassword", None, "the key's password"),
-    Option("tlsVerify", "true", "false: trust every server"),
-    Option("tlsVerifyHostname", "true", "false: a server may have a certificate of another name (routes have addresses)"),
+    Option("tlsKeyPassword", None, "the password of the client's key"),
+    Option("tlsVerify", "true", "false: do not verify servers' certificates"),
+    Option(
+        "tlsVerifyHostname",
+        "true",
+        "false: do not compare a server's name with its certificate (routes have addresses)",
+    ),
 )
 
 SOURCE_OPTIONS: Final = (
     *BROKER_OPTIONS,
-    Option("topic", None, "topic to read, or several: a,b", "this or topicPattern is required"),
+    Option("topic", None, "topic to read, or several topics: a,b", "this or topicPattern is required"),
     Option("topicPattern", None, "regular expression that the whole name of a topic must match", "this or topic is required"),
     Option(
         "tags",
         None,
-        "only messages with one of these tags: A || B; * is all. Offsets, limits and lag count the others too",
+        "read only messages with one of these tags: A || B, or * for all. Offsets, limits and lag also count the other messages",
         "all messages",
     ),
     Option(
         "filterSql",
         None,
-        "with namesrvAddr, instead of tags: only messages whose properties match this RocketMQ SQL: TAGS = 'A' AND amount > 5; the "
+        "with namesrvAddr, instead of tags: read only messages whose properties match this RocketMQ SQL: TAGS = 'A' AND amount > 5. The "
         "brokers need enablePropertyFilter=true",
         "all messages",
     ),
-    Option("consumerGroup", None, "group whose locks and offsets the query uses", "required by a stream in clustering"),
+    Option(
+        "consumerGroup",
+        None,
+        "consumer group whose locks and offsets the query uses",
+        "required by a stream with messageModel=clustering",
+    ),
     Option(
         "queryName",
         None,
-        "name by which the command shows this query as owner and member; Spark does not tell a source the name of its query",
-        "over the embedded broker Spark's name, once a batch has run; else the beginning of an id",
+        "name by which the command shows this query as owner and member, because Spark does not pass a query's name to its source",
+        "on the embedded broker Spark's name of the query once a batch has run, else the beginning of an id",
     ),
     Option(
-        "messageModel", "clustering", "clustering: locks and offsets of the group; broadcasting: every query sees everything"
+        "messageModel",
+        "clustering",
+        "clustering: use the group's locks and offsets; broadcasting: every query reads every message",
     ),
     Option(
         "assignment",
         "exclusive",
-        "exclusive: the query owns all queues of its topics, or none; shared: the group's queries divide them",
+        "exclusive: the query owns all queues of its topics, or none; shared: the group's queries divide the queues",
     ),
     Option(
         "allocateMessageQueueStrategy",
         "AVG",
-        "shared: how queues are divided, the same in all queries of the group: AVG|AVG_BY_CIRCLE|CONSISTENT_HASH|CONFIG|MACHINE_ROOM|"
-        "MACHINE_ROOM_NEARBY",
+        "with assignment=shared: how queues are divided. All queries of the group need the same value: "
+        "AVG|AVG_BY_CIRCLE|CONSISTENT_HASH|CONFIG|MACHINE_ROOM|MACHINE_ROOM_NEARBY",
     ),
-    Option("allocateQueues", None, 'CONFIG: the queues of this query: {"orders": {"embedded": [0, 1]}}', "required by CONFIG"),
+    Option(
+        "allocateQueues", None, 'with CONFIG: the queues of this query: {"orders": {"embedded": [0, 1]}}', "required by CONFIG"
+    ),
     Option(
         "machineRooms",
         None,
-        "MACHINE_ROOM: a,b for brokers a@... and b@..., whose queues the group consumes; the embedded broker is in no room",
+        "with MACHINE_ROOM: rooms whose queues the group consumes: a,b for brokers a@... and b@... (the embedded broker is in no room)",
         "required by MACHINE_ROOM",
     ),
     Option(
         "machineRoom",
         None,
-        "MACHINE_ROOM_NEARBY: this query's room: a for brokers a@...; a room's queues go to the queries in it, if there are any",
+        "with MACHINE_ROOM_NEARBY: this query's room: a for brokers a@... (a room's queues go to the queries in this room, if any)",
         "required by MACHINE_ROOM_NEARBY",
     ),
     Option(
-        "allocateInner", "AVG", "MACHINE_ROOM_NEARBY: how each room's queues are divided: AVG|AVG_BY_CIRCLE|CONSISTENT_HASH"
+        "allocateInner",
+        "AVG",
+        "with MACHINE_ROOM_NEARBY: how each room's queues are divided: AVG|AVG_BY_CIRCLE|CONSISTENT_HASH",
     ),
-    Option("lockTimeout", None, "how long to try for queue locks that another client holds", "10s, 75s with namesrvAddr"),
+    Option("lockTimeout", None, "how long to wait for queue locks that another client holds", "10s, 75s with namesrvAddr"),
     Option(
         "startingOffsets",
         None,
-        'where a fresh query begins: committed, earliest, latest or JSON such as {"orders": {"embedded": {"0": 23, "1": -2}}}',
+        'where a query without a checkpoint begins: committed, earliest, latest or JSON such as {"orders": {"embedded": {"0": 23, "1": -2}}}',
         "committed with a consumerGroup, else as consumeFromWhere says",
     ),
     Option("endingOffsets", None, "batch only: where to end (exclusive), latest or JSON", "latest"),
@@ -134,19 +149,25 @@ SOURCE_OPTIONS: Final = (
         None,
         "begin at the first message stored at this time or later: ISO-8601 (UTC without a zone) or ms since 1970",
     ),
-    Option("endingTimestamp", None, "batch only: end before the first message stored at this time or later; same forms"),
+    Option(
+        "endingTimestamp", None, "batch only: end before the first message stored at this time or later, in the same formats"
+    ),
     Option(
         "consumeFromWhere",
         "first",
-        "where to begin if the group never committed, or there is no group: first|last|timestamp",
+        "where to begin if the group has never committed, or without a group: first|last|timestamp",
     ),
-    Option("consumeTimestamp", None, "the time of consumeFromWhere=timestamp; same forms as startingTimestamp"),
-    Option("failOnDataLoss", "true", "fail if unread messages are gone; false: continue with a warning that counts them"),
+    Option("consumeTimestamp", None, "the time for consumeFromWhere=timestamp, in the formats of startingTimestamp"),
+    Option(
+        "failOnDataLoss",
+        "true",
+        "fail if unread messages were deleted; false: continue with a warning that counts them",
+    ),
     Option("maxOffsetsPerTrigger", None, "stream only: maximum messages per micro-batch, counted before filtering", "no limit"),
-    Option("minOffsetsPerTrigger", None, "stream only: minimum messages per micro-batch; it waits for them", "no waiting"),
+    Option("minOffsetsPerTrigger", None, "stream only: minimum messages per micro-batch, which waits for them", "no waiting"),
     Option("maxTriggerDelay", "15m", "stream only: maximum wait for minOffsetsPerTrigger"),
     Option("maxBytesPerTrigger", None, "stream only: maximum bytes per micro-batch, such as 64m", "no limit"),
-    Option("pullBatchSize", "16384", f"the most rows in a RecordBatch, 1 to {MAX_PULL_BATCH}"),
+    Option("pullBatchSize", "16384", f"maximum rows in a RecordBatch, 1 to {MAX_PULL_BATCH}"),
     Option(
         "pullThresholdForQueue",
         "65536",
@@ -158,21 +179,25 @@ SOURCE_OPTIONS: Final = (
     Option(
         "verifyBodyCrc",
         "false",
-        "with namesrvAddr: verify the checksum that a broker stored with each body; a body that differs is an unreadable message",
+        "with namesrvAddr: verify the checksum that a broker stored with each body. A message whose body differs is unreadable",
     ),
     Option("includeProperties", "false", "add the column properties"),
     Option("includeLockToken", "false", "add the column lock_token, which `consume_orderly` needs"),
     Option(
         "parkingLot",
         "false",
-        "stream only: read what `consume_orderly` with OrderPerKey has parked, when it is due; adds the columns lock_token and ticket",
+        "stream only: also read messages that `consume_orderly` with OrderPerKey has parked, when due; add the columns lock_token and ticket",
     ),
-    Option("parkingLotMaxMessages", "10000", "with parkingLot: parked messages per queue above which no more keys are parked"),
+    Option(
+        "parkingLotMaxMessages",
+        "10000",
+        "with parkingLot: number of parked messages per queue above which no more keys are parked",
+    ),
     Option(
         "retryTopic",
         "false",
-        "stream only, with namesrvAddr, instead of parkingLot: read the group's retry topic, too, as its Java consumers do; what "
-        "`consume_concurrently` could not process is sent back to it; adds the column lock_token, too",
+        "stream only, with namesrvAddr, instead of parkingLot: also read the group's retry topic, as its Java consumers do. "
+        "`consume_concurrently` sends messages that it could not process back to this topic. Also adds the column lock_token",
     ),
 )
 SINK_OPTIONS: Final = (
@@ -181,100 +206,100 @@ SINK_OPTIONS: Final = (
     Option(
         "shardingKey",
         "sharding_key",
-        "column of the sharding key; rows with the same key go to the same queue, in order. none: rows have no key and no order",
+        "column of the sharding key. Rows with the same key go to the same queue, in order. none: rows have no key and no order",
     ),
     Option(
         "shardingKeyType",
         "auto",
-        "how a Java producer would hash the key: as text (a String), int (an Integer) or long (a Long); auto: by the column's type",
+        "how the key is hashed: as a Java producer hashes text (a String), int (an Integer) or long (a Long). auto: by the column's type",
     ),
     Option(
         "messageQueueSelector",
         "hash",
-        "how a key chooses its queue: hash (Java's), mod (id % queues), random, queueId (the column queue_id), machineRoom, or "
+        "how a row's queue is chosen: hash (as in Java), mod (key % queues), random, queueId (the column queue_id), machineRoom, or "
         "module:function",
     ),
     Option(
         "machineRooms",
         None,
-        "machineRoom, with namesrvAddr: a,b for brokers a@... and b@...; the key's hash chooses among their queues",
+        "with machineRoom and namesrvAddr: rooms to write to: a,b for brokers a@... and b@... (the key's hash chooses among their queues)",
         "required by machineRoom",
     ),
     Option(
         "topicQueueNums",
         None,
-        f"create a missing topic with this number of queues, 1 to {MAX_QUEUES}; an existing topic must have the same number",
+        f"create a missing topic with this number of queues, 1 to {MAX_QUEUES}. An existing topic must have the same number",
         "none",
     ),
-    Option("orderBy", None, "columns that order the rows of a task, such as: created_at, id desc", "the rows' own order"),
-    Option("orderBufferSize", "256m", "bytes that orderBy may hold in memory, per task"),
+    Option("orderBy", None, "columns by which each task sorts its rows, such as: created_at, id desc", "the rows' own order"),
+    Option("orderBufferSize", "256m", "maximum bytes that each task holds in memory for orderBy"),
     Option(
         "onKeyConflict",
         None,
-        "if a key is in two tasks of a batch, so that its order is not defined: error|warn|ignore",
+        "what to do if two tasks of a batch have rows of one key, whose order is then undefined: error|warn|ignore",
         "error, warn with namesrvAddr",
     ),
-    Option("onReplayDiffers", "error", "if a repeated batch differs from the committed one: error|skip"),
+    Option("onReplayDiffers", "error", "what to do if a repeated batch differs from the committed batch: error|skip"),
     Option(
         "delayedRows",
         "error",
-        "with namesrvAddr: rows with a key or orderBy that have delay_time_level or deliver_timestamp: error|unordered",
+        "with namesrvAddr: whether rows with delay_time_level or deliver_timestamp may lose the order of a key or orderBy: error|unordered",
     ),
-    Option("compression", None, "of a topic that the sink creates: none|lz4", "lz4"),
+    Option("compression", None, "compression of a topic that the sink creates on the embedded broker: none|lz4", "lz4"),
     Option(
         "sinkGroup",
         None,
-        "with namesrvAddr: consumer group that keeps the sink's bookmarks, one for each query (or txnAppId) and topic",
+        "with namesrvAddr: consumer group that stores the sink's bookmarks. Use another group for each query (or txnAppId) and topic",
         "OMQ_SINK_ and a hash of the query and the topic",
     ),
     Option(
         "enableMsgTrace",
         "false",
-        "with namesrvAddr: write RocketMQ's message trace of each row that is sent, as Java producers do",
+        "with namesrvAddr: write RocketMQ's message trace for each row that is sent, as Java producers do",
     ),
-    Option("customizedTraceTopic", None, "with enableMsgTrace: the topic of traces", "RMQ_SYS_TRACE_TOPIC"),
-    Option("txnAppId", None, "batch write only: with txnVersion makes it idempotent, as in Delta"),
+    Option("customizedTraceTopic", None, "with enableMsgTrace: the topic for traces", "RMQ_SYS_TRACE_TOPIC"),
+    Option("txnAppId", None, "batch write only: together with txnVersion makes the write idempotent, as in Delta"),
     Option("txnVersion", None, "batch write only: a number that grows with each write of txnAppId, such as the batch id"),
 )
-#: Spark's own options, which it passes along with the writer's.
+#: Spark's own options, which Spark passes together with the writer's.
 SINK_IGNORED: Final = ("checkpointLocation", "queryName")
-#: Settings of RocketMQ's client that have no effect here: clients have names of their own, and use a broker's main port.
+#: Settings of RocketMQ's client that have no effect here, because clients choose their names themselves and use a broker's main port.
 CLIENT_IGNORED: Final = ("instanceName", "unitName", "vipChannelEnabled")
-#: Properties that every table of Spark's catalog has, and the prefix of the user's options among a table's properties.
+#: Properties of every table in Spark's catalog, and the prefix of the user's options among a table's properties.
 _TABLE: Final = frozenset(("provider", "owner"))
 _TABLE_OPTION: Final = "option."
-#: Minimum similarity of a name that an error suggests, and minimum length of a name that is part of another.
+#: Minimum similarity of a name that an error suggests, and minimum length of a name that is suggested because it is part of another.
 _ALIKE: Final = 0.75
 _WORD: Final = 5
 OPTIONS: Final[Mapping[Role, tuple[Option, ...]]] = {"source": SOURCE_OPTIONS, "sink": SINK_OPTIONS}
 
-_KAFKA: Final = "it is the Kafka connector's; the options here are path, topic and, to read, consumerGroup"
-#: Options known from Spark or RocketMQ that are not supported: (names, advice for a reader, advice for a writer).
+_KAFKA: Final = "It is an option of the Kafka connector. The options here are path, topic and, to read, consumerGroup"
+#: Options of Spark or RocketMQ that are not supported here: (names, advice for a reader, advice for a writer), as sentences.
 _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (
         ("minPartitions", "maxPartitions", "numPartitions", "maxRecordsPerPartition"),
-        "a queue is never split over Spark partitions; give the topic more queues, or repartition the DataFrame after reading",
-        "rows go to queues, not to partitions; topicQueueNums says how many queues a new topic has",
+        "A queue is never split over Spark partitions. Give the topic more queues, or repartition the DataFrame after reading",
+        "Rows go to queues, not to partitions. Set the number of queues of a new topic with topicQueueNums",
     ),
-    (("groupIdPrefix",), "a group's name is not generated; use consumerGroup", _KAFKA),
-    (("subscribe",), "use topic", "use topic"),
-    (("subscribePattern",), "use topicPattern", "use topic"),
-    (("assign",), "an exclusive query owns every queue; use topic, or allocateQueues", "use messageQueueSelector=queueId"),
-    (("startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"), "use startingTimestamp", _KAFKA),
-    (("endingOffsetsByTimestamp",), "use endingTimestamp", _KAFKA),
-    (("includeHeaders",), "use includeProperties", "write a column properties"),
-    (("paths",), "a query reads one embedded broker; give one path", "a query writes to one embedded broker; give one path"),
-    (("subExpression",), "use tags, or filterSql", "a tag belongs to a message; write a column tags"),
-    (("tags", "filterSql"), "", "it chooses what is read; a message's tag is in the column tags"),
+    (("groupIdPrefix",), "The name of a group is not generated. Use consumerGroup", _KAFKA),
+    (("subscribe",), "Use topic", "Use topic"),
+    (("subscribePattern",), "Use topicPattern", "Use topic"),
+    (("assign",), "An exclusive query owns every queue. Use topic, or allocateQueues", "Use messageQueueSelector=queueId"),
+    (("startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"), "Use startingTimestamp", _KAFKA),
+    (("endingOffsetsByTimestamp",), "Use endingTimestamp", _KAFKA),
+    (("includeHeaders",), "Use includeProperties", "Write a column properties"),
+    (("paths",), "A query reads one embedded broker. Give one path", "A query writes to one embedded broker. Give one path"),
+    (("subExpression",), "Use tags, or filterSql", "A tag belongs to a message. Write a column tags"),
+    (("tags", "filterSql"), "", "It selects the messages to read. To write a tag, write a column tags"),
     (
         ("enableMsgTrace", "customizedTraceTopic"),
-        "a read is not traced, a listener's calls are; give it to the listener: consume_orderly(..., tracing=Tracing(enable_msg_trace=True))",
+        "Reads are not traced, but a listener's calls can be. Use consume_orderly(..., tracing=Tracing(enable_msg_trace=True))",
         "",
     ),
     (
         ("onsChannel",),
-        "it is of a cloud's client; use namespace, or drop it",
-        "it is of a cloud's client; use namespace, or drop it",
+        "It belongs to the client of a cloud provider. Use namespace, or drop it",
+        "It belongs to the client of a cloud provider. Use namespace, or drop it",
     ),
 )
 _ROLE: Final[Mapping[Role, str]] = {
@@ -290,7 +315,7 @@ _WHY_REFUSED: Final = {name.lower(): (name, source, sink) for names, source, sin
 
 
 def option_table(kind: Role | Literal["broker"]) -> tuple[OptionRow, ...]:
-    """Return the rows of the documents' table: options that name the broker, or the reader's or writer's other options, as declared."""
+    """Return the rows of a table in the documents, in declared order: the broker options, or the other options of the reader or writer."""
     options = BROKER_OPTIONS if kind == "broker" else [option for option in OPTIONS[kind] if option not in BROKER_OPTIONS]
     return tuple(OptionRow(option.name, option.shown or option.default or "none", option.meaning) for option in options)
 
@@ -298,26 +323,26 @@ def option_table(kind: Role | Literal["broker"]) -> tuple[OptionRow, ...]:
 class Given:
     """The options that a user gave to one role, under their canonical names.
 
-    Raises OptionError MISSING (no option at all), UNKNOWN, UNSUPPORTED, CONFLICT (a name twice, or path with namesrvAddr) or
-    INVALID (a value is not a string).
+    Raises OptionError MISSING if there are no options, UNKNOWN, UNSUPPORTED, CONFLICT (a name given twice, or path with namesrvAddr),
+    or INVALID (a value is not a string).
     """
 
     def __init__(self, options: Mapping[str, str], role: Role) -> None:
         self._declared = _BY_KEY[role]
         self._values: dict[str, str] = {}
         if not options:
-            # The default directory would suit a query without options, but an INSERT would write to a place where nobody looks.
+            # A query without options could use the default directory, but an INSERT would write its rows where nobody looks for them.
             raise OptionError(
                 OptionCondition.MISSING,
-                "no option was given: set path (or namesrvAddr) and topic. Spark does not pass on the options of a table in its catalog: "
-                "repeat them, as in SELECT * FROM t WITH (path = '/data/omq', topic = 'orders'), or use CREATE TEMPORARY VIEW ... USING "
+                "no option was given. Set path (or namesrvAddr) and topic. Spark does not pass on the options of a table in its catalog. "
+                "Repeat them, as in SELECT * FROM t WITH (path = '/data/omq', topic = 'orders'), or use CREATE TEMPORARY VIEW ... USING "
                 "orderedmq",
             )
         options = _of_a_table(options)
         keys = [name.lower() for name in options]
         if "path" in keys and "namesrvaddr" in keys:
             raise conflict(
-                "options path and namesrvAddr exclude each other: path is an embedded broker, namesrvAddr a RocketMQ cluster; drop one",
+                "options path and namesrvAddr exclude each other: path is an embedded broker, namesrvAddr a RocketMQ cluster. Drop one",
             )
         for given, value in options.items():
             key = given.lower()
@@ -327,16 +352,16 @@ class Given:
                 raise _not_an_option(given, role)
             name = self._declared[key].name
             if name in self._values:
-                raise conflict(f"option {name} is given twice, in different case; drop one")
+                raise conflict(f"option {name} is given twice, in different case. Drop one")
             if not isinstance(value, str):
-                raise invalid(name, f"the value is of type {type(value).__name__}; write it as a string")
+                raise invalid(name, f"the value is of type {type(value).__name__}. Write it as a string")
             self._values[name] = value.strip()
 
     def has(self, name: str) -> bool:
         return name in self._values
 
     def text(self, name: str) -> str | None:
-        """Return the text that was given, else the default's."""
+        """Return the given text, or the default text if the option is not given."""
         return self._values.get(name, self._declared[name.lower()].default)
 
     def optional(self, name: str, parse: Parser[T]) -> T | None:
@@ -356,7 +381,7 @@ def _of_a_table(options: Mapping[str, str]) -> Mapping[str, str]:
     """Return the user's options among the properties of a table of Spark's catalog. Other options are returned unchanged.
 
     Spark passes each entry of OPTIONS (…) twice, without and with a prefix, together with the table's owner, provider, comment,
-    location and TBLPROPERTIES. A path is always the location.
+    location and TBLPROPERTIES. The table's location is the option path.
     """
     properties = {name.lower(): value for name, value in options.items()}
     if not properties.keys() >= _TABLE:
@@ -370,7 +395,7 @@ def _of_a_table(options: Mapping[str, str]) -> Mapping[str, str]:
 def _nearest(key: str, names: Collection[str]) -> str | None:
     """Return the name that a user who typed ``key`` may have meant; None if there is none.
 
-    One that contains ``key`` or is contained in it (without a plural's s) comes first, then a similar one.
+    A name that contains ``key`` or is contained in it (apart from a plural s) is preferred to a name that is only similar.
     """
     word = key.rstrip("s")
     parts = [name for name in names if min(len(word), len(name)) >= _WORD and (word in name or name in word)]
@@ -383,10 +408,10 @@ def _not_an_option(given: str, role: Role) -> OptionError:
     if key in _WHY_REFUSED:
         name, source, sink = _WHY_REFUSED[key]
         return OptionError(
-            OptionCondition.UNSUPPORTED, f"option {name} is not supported: {source if role == 'source' else sink}"
+            OptionCondition.UNSUPPORTED, f"option {name} is not supported. {source if role == 'source' else sink}"
         )
     if key.startswith("kafka."):
-        return OptionError(OptionCondition.UNSUPPORTED, f"option {shown(given)} is not supported: {_KAFKA}")
+        return OptionError(OptionCondition.UNSUPPORTED, f"option {shown(given)} is not supported. {_KAFKA}")
     other: Role = "sink" if role == "source" else "source"
     others = {option_key: option.name for option_key, option in _BY_KEY[other].items()}
     if other == "sink":
@@ -394,13 +419,13 @@ def _not_an_option(given: str, role: Role) -> OptionError:
     if key in others:
         return OptionError(
             OptionCondition.UNKNOWN,
-            f"option {others[key]} is unknown to {_ROLE[role]}: it is an option of {_ROLE[other]}; move it there",
+            f"option {others[key]} is unknown to {_ROLE[role]}: it is an option of {_ROLE[other]}. Move it there",
         )
     own = _BY_KEY[role]
     near = _nearest(key, own)
     if near:
         return OptionError(
-            OptionCondition.UNKNOWN, f"option {shown(given)} is unknown to {_ROLE[role]}; did you mean {own[near].name}?"
+            OptionCondition.UNKNOWN, f"option {shown(given)} is unknown to {_ROLE[role]}. Did you mean {own[near].name}?"
         )
     names = ", ".join(option.name for option in own.values())
-    return OptionError(OptionCondition.UNKNOWN, f"option {shown(given)} is unknown to {_ROLE[role]}; its options are {names}")
+    return OptionError(OptionCondition.UNKNOWN, f"option {shown(given)} is unknown to {_ROLE[role]}. Its options are {names}")

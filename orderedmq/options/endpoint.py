@@ -1,6 +1,6 @@
-"""Parses the options that name a broker, its account and TLS. Rules: as in declared.py.
+"""Parses the options that name a broker, an account and TLS settings. Rules: as in declared.py.
 
-The command and the demo take an account and TLS from the environment as well.
+The command and the demo also take the account and the TLS settings from the environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAMESPACES: Final = ("namespace", "namespaceV2")
 _FILE: Final = "credentialsFile"
 _WHOLE: Final = (("path", "namesrvAddr"), (*ACCOUNT, _FILE))
 _TLS: Final = ("tlsTrustCertPath", "tlsCertPath", "tlsKeyPath", "tlsKeyPassword", "tlsVerify", "tlsVerifyHostname")
-#: Options that have an environment variable.
+#: Option → environment variable.
 VARIABLES: Final = {
     **ACCOUNT,
     _FILE: "ORDEREDMQ_CREDENTIALS_FILE",
@@ -34,19 +34,19 @@ VARIABLES: Final = {
 
 
 def from_environment() -> dict[str, str]:
-    """Return the options of an account and of TLS that are set in the environment."""
+    """Return the options of the account and of TLS that are set in the environment."""
     return {name: os.environ[variable] for name, variable in VARIABLES.items() if os.environ.get(variable)}
 
 
 def to_environment(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables from which `from_environment` reads these options in another process. Those without a variable are left out."""
+    """Return the environment variables for these options, for `from_environment` in another process. Options without one are left out."""
     return {VARIABLES[name]: value for name, value in options.items() if name in VARIABLES}
 
 
 def layered(*layers: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of several layers, the first of which counts most.
+    """Return the merged options of several layers; earlier layers have precedence.
 
-    An address and an account are taken from one layer as a whole, so that a key of one account never meets the secret of another.
+    An address and an account are each taken as a whole from one layer, so that one account's key is never combined with another's secret.
     """
     found: dict[str, str] = {}
     for layer in layers:
@@ -79,7 +79,7 @@ def _credentials(given: Given) -> Credentials | CredentialsFile | None:
     if (path := given.optional(_FILE, parse_path)) is not None:
         for name in ACCOUNT:
             if given.has(name):
-                raise conflict(f"options {_FILE} and {name} exclude each other: the file has the account; drop one")
+                raise conflict(f"options {_FILE} and {name} exclude each other: the file contains the account. Drop one")
         return CredentialsFile(path)
     for name, other in (("accessKey", "secretKey"), ("secretKey", "accessKey"), ("securityToken", "accessKey")):
         if given.has(name) and not given.has(other):
@@ -94,7 +94,7 @@ def _tls(given: Given) -> TlsOptions | None:
     if not given.value("useTLS", parse_bool):
         for name in _TLS:
             if given.has(name):
-                raise conflict(f"option {name} needs useTLS=true; set it, or drop {name}")
+                raise conflict(f"option {name} needs useTLS=true. Set it, or drop {name}")
         return None
     for name, other in (("tlsCertPath", "tlsKeyPath"), ("tlsKeyPath", "tlsCertPath")):
         if given.has(name) and not given.has(other):
@@ -119,13 +119,14 @@ def _addresses(text: str, option: str) -> str:
 def _namespace(text: str, option: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text):
         raise invalid(
-            option, f"{text[:100]!r} is not a namespace: 1 to 64 letters, digits, '_' and '-', without the '%' behind it"
+            option,
+            f"{text[:100]!r} is not a namespace, which has 1 to 64 letters, digits, '_' and '-'. Leave out the '%' after it",
         )
     return text
 
 
 def _not_empty(text: str, option: str) -> str:
     if not text:
-        # Not shown: it may be a secret with a typing error.
-        raise invalid(option, "the value is empty; set it, or drop the option")
+        # The error does not show the value, because it may be a secret.
+        raise invalid(option, "the value is empty. Set it, or drop the option")
     return text

@@ -1,4 +1,4 @@
-"""The reader's options that filter messages: ``tags`` or ``filterSql``. Rules as in declared.py."""
+"""The reader's options that filter messages: ``tags`` and ``filterSql``. Rules: as in declared.py."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from orderedmq.rows.filters import ALL, Filter
 
 
 def parse_filter(given: Given, *, embedded: bool) -> Filter | None:
-    """Return the filter; None for all messages. Raises OptionError. SQL is not checked here: brokers check it."""
+    """Return the filter, or None for all messages. Raises OptionError. SQL is not checked here, because the brokers check it."""
     if given.has("tags") and given.has("filterSql"):
-        raise conflict("options tags and filterSql exclude each other; drop one, or write the tags into the SQL: TAGS = 'a'")
+        raise conflict("options tags and filterSql exclude each other. Drop one, or write the tags into the SQL: TAGS = 'a'")
     if given.has("filterSql") and embedded:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
-            "option filterSql is not supported by the embedded broker: RocketMQ's brokers evaluate it; filter the DataFrame instead "
+            "option filterSql is not supported by the embedded broker, because RocketMQ's brokers evaluate it. Filter the DataFrame instead "
             "(DataFrame.filter), or use tags",
         )
     tags = given.optional("tags", _tags)
@@ -28,13 +28,13 @@ def _tags(text: str, option: str) -> str:
     if text == ALL:
         return text
     for tag in (part.strip() for part in text.split("||")):
-        # Java drops empty tags and takes any other text for a tag: after a typing error a query would silently read nothing.
+        # Java ignores empty tags and accepts any other text as a tag, so a typing error would silently make a query read nothing.
         if not tag or tag == ALL or "|" in tag:
-            raise invalid(option, f"{shown(text)} is not an expression of tags; write for example A || B, or {ALL} for all")
+            raise invalid(option, f"{shown(text)} is not an expression of tags. Write for example A || B, or {ALL} for all")
     return text
 
 
 def _sql(text: str, option: str) -> str:
     if not text:
-        raise invalid(option, "the expression is empty; write for example TAGS = 'a' AND amount > 5, or drop the option")
+        raise invalid(option, "the expression is empty. Write for example TAGS = 'a' AND amount > 5, or drop the option")
     return text

@@ -1,6 +1,6 @@
-"""Profiles: named sets of the options that say which broker is meant and how to connect to it, in a private TOML file.
+"""Reads profiles: named sets of options that name a broker and the connection to it, in a private TOML file.
 
-The command takes them with ``--profile``. Option names are those of the source and the sink.
+The command selects a profile with ``--profile``. Option names are those of the source and the sink.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from orderedmq.options.declared import BROKER_OPTIONS
 from orderedmq.options.values import shown
 from orderedmq.secret_files import read_secret_file
 
-#: The environment variable that names another file.
+#: The environment variable that replaces the file's default path.
 FILE_VARIABLE: Final = "ORDEREDMQ_CONFIG"
 _WHAT: Final = "the file of profiles"
 
 
 def profiles_file() -> Path:
-    """Return the path of the file of profiles, which may not exist."""
+    """Return the path of the file of profiles. The file may not exist."""
     if named := os.environ.get(FILE_VARIABLE):
         return Path(named)
     folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
@@ -30,10 +30,10 @@ def profiles_file() -> Path:
 
 
 def read_profile(name: str) -> dict[str, str]:
-    """Return the options of a profile as texts, with their names in the usual spelling.
+    """Return the options of a profile as texts, with their names in camelCase.
 
-    Raises OptionError MISSING without the file or the profile, INVALID for a file that other users may read, that is not TOML, or whose
-    profile has anything but options of a broker. No value is shown, since it may be a secret.
+    Raises OptionError MISSING if the file or the profile does not exist; INVALID if other users may read the file, if it is not TOML, or
+    if the profile contains anything except broker options. Errors show no value, because it may be a secret.
     """
     file = profiles_file()
     try:
@@ -45,21 +45,21 @@ def read_profile(name: str) -> dict[str, str]:
         known = ", ".join(one for one, options in found.items() if isinstance(options, dict)) or "no profile"
         raise OptionError(
             OptionCondition.MISSING,
-            f"{_WHAT} {file} has no profile {shown(name)}, only {known}; write a table [{name}] with the options of the connection",
+            f"{_WHAT} {file} has no profile {shown(name)}, only {known}. Write a table [{name}] with the options of the connection",
         )
     spelling = {option.name.lower(): option.name for option in BROKER_OPTIONS}
     options: dict[str, str] = {}
     for given, value in profile.items():
         if given.lower() not in spelling:
             why, remedy = (
-                f"has {shown(given)}, which does not say how to connect",
-                f"a profile may have {', '.join(spelling.values())}",
+                f"has {shown(given)}, which is not an option of the connection",
+                f"Use only {', '.join(spelling.values())}",
             )
         elif not isinstance(value, str | bool):
-            why, remedy = "has a value that is neither a text nor true or false", f'write {given} = "..."'
+            why, remedy = "has a value that is neither a text nor true or false", f'Write {given} = "..."'
         else:
             options[spelling[given.lower()]] = value if isinstance(value, str) else str(value).lower()
             continue
-        # The names are those of the file in both wordings.
+        # Both remedies are the same, because the file uses the same option names for the command and for Spark.
         raise OptionError(OptionCondition.INVALID, f"profile {name} in {file} {why}", Remedy(remedy, remedy))
     return options

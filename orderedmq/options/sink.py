@@ -1,7 +1,6 @@
 """The writer's options.
 
-Rules: as in declared.py. Whether the named columns exist and a user's function can be imported is checked where the writer is
-built.
+Rules: as in declared.py. The writer checks later whether the named columns exist and whether a user's function can be imported.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ _ON_REPLAY_DIFFERS: Final[Mapping[str, OnReplayDiffers]] = {"error": "error", "s
 _DELAYED_ROWS: Final[Mapping[str, DelayedRows]] = {"error": "error", "unordered": "unordered"}
 _COMPRESSIONS: Final[Mapping[str, Compression]] = {"none": "none", "lz4": "lz4"}
 _SHARDING_KEY_TYPES: Final[Mapping[str, GivenKeyType]] = {name: name for name in KEY_TYPES}
-#: Selectors that choose by the key.
+#: Selectors that choose a queue by the key.
 _BY_KEY: Final = ("hash", "mod", "machineRoom")
 #: The value of shardingKey for rows without a key.
 NO_KEY: Final = "none"
 _SELECTORS: Final = {"hash": "hash", "mod": "mod", "random": "random", "queueid": "queueId", "machineroom": "machineRoom"}
-#: The length is limited because txnAppId becomes a key in the store.
+#: Maximum length of txnAppId, which is limited because it becomes a key in the store.
 MAX_APP_ID_LENGTH: Final = 255
 
 
@@ -67,10 +66,10 @@ class SortColumn(NamedTuple):
 class SinkOptions:
     """The checked options of a writer. Sizes in bytes.
 
-    ``topic`` None: the column topic is needed. ``sharding_key`` is a column; None: rows have no key. The column must exist if
-    ``sharding_key_explicit`` or ``needs_key``. ``selector`` is ``hash``, ``mod``, ``random``, ``queueId``, ``machineRoom`` or
+    ``topic`` None: rows need the column topic. ``sharding_key`` is a column's name; None: rows have no key. The column must exist if
+    ``sharding_key_explicit`` or ``needs_key`` is true. ``selector`` is ``hash``, ``mod``, ``random``, ``queueId``, ``machineRoom`` or
     ``module:function``; only ``machineRoom`` has ``machine_rooms``. ``topic_queue_nums`` None: a missing topic is an error.
-    ``sink_group`` None: the broker names it. ``trace_topic`` None: no message trace.
+    ``sink_group`` None: the broker chooses its name. ``trace_topic`` None: no message trace.
     ``txn_app_id`` and ``txn_version`` are both None or both set.
     """
 
@@ -95,19 +94,19 @@ class SinkOptions:
 
     @property
     def needs_key(self) -> bool:
-        """Whether the selector chooses by a key, so that rows without one lose their order, which is probably a mistake."""
+        """Whether the selector chooses by a key. Rows without a key then lose their order, which is probably a mistake."""
         return self.sharding_key is not None and self.selector in _BY_KEY
 
     @staticmethod
     def parse_order_by(text: str, option: str = "order_by") -> tuple[SortColumn, ...]:
-        """Columns, each with ``asc`` or ``desc`` or neither; a name with blanks or commas stands in backquotes."""
+        """Return the columns in a text such as ``created_at, id desc``. A name with blanks or commas is written in backquotes."""
         return _order_by(text, option)
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> Self:
-        """Check all options of a writer. ``streaming`` None: not known yet, so checks that depend on it are skipped.
+        """Return the checked options of a writer. ``streaming`` None: not known yet, so checks that depend on it are skipped.
 
-        Raises OptionError, and TopicError for a bad or reserved topic.
+        Raises OptionError, or TopicError for a bad or reserved topic.
         """
         given = Given(options, "sink")
         endpoint = parse_endpoint(given)
@@ -139,15 +138,15 @@ class SinkOptions:
 def _key_type(given: Given, selector: str, key: str) -> GivenKeyType:
     chosen = given.value("shardingKeyType", choice(_SHARDING_KEY_TYPES))
     if key == NO_KEY and given.has("shardingKeyType"):
-        raise conflict("option shardingKeyType says how keys are hashed, but with shardingKey=none rows have no keys; drop one")
+        raise conflict("option shardingKeyType says how keys are hashed, but with shardingKey=none rows have no keys. Drop one")
     if key == NO_KEY and selector == "mod":
         raise conflict(
-            "option messageQueueSelector=mod chooses by the key, but with shardingKey=none rows have no keys; name the key's column, or use "
+            "option messageQueueSelector=mod chooses by the key, but with shardingKey=none rows have no keys. Name the key's column, or use "
             "random"
         )
     if selector == "mod" and chosen == "text":
         raise conflict(
-            "option messageQueueSelector=mod needs keys that are whole numbers: it excludes shardingKeyType=text; use long, or hash"
+            "option messageQueueSelector=mod needs keys that are whole numbers, so it excludes shardingKeyType=text. Use long, or hash"
         )
     return chosen
 
@@ -157,14 +156,14 @@ def _machine_rooms(given: Given, selector: str, endpoint: Endpoint) -> tuple[str
     if selector != "machineRoom":
         if rooms:
             raise conflict(
-                f"option machineRooms needs messageQueueSelector=machineRoom, not {selector}; set it, or drop machineRooms"
+                f"option machineRooms needs messageQueueSelector=machineRoom, not {selector}. Set it, or drop machineRooms"
             )
         return ()
     if endpoint.embedded:
-        raise no_rooms("messageQueueSelector=machineRoom", "is not supported with path", "use hash")
+        raise no_rooms("messageQueueSelector=machineRoom", "is not supported with path", "Use hash")
     if not rooms:
         raise OptionError(
-            OptionCondition.MISSING, "option messageQueueSelector=machineRoom needs the rooms to write to; set machineRooms"
+            OptionCondition.MISSING, "option messageQueueSelector=machineRoom needs the rooms to write to. Set machineRooms"
         )
     return rooms
 
@@ -176,8 +175,8 @@ def _key_conflict(given: Given, endpoint: Endpoint) -> OnKeyConflict:
     if chosen == "error" and not endpoint.capabilities.atomic_publish:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
-            "option onKeyConflict=error is not supported with namesrvAddr: a cluster shows rows as they are sent, so a conflict is found too "
-            "late to hold them back; use warn, and ordered_sink.route",
+            "option onKeyConflict=error is not supported with namesrvAddr: readers of a cluster see rows as soon as they are sent, before a "
+            "conflict can be found. Use warn, and ordered_sink.route",
         )
     return chosen
 
@@ -185,7 +184,7 @@ def _key_conflict(given: Given, endpoint: Endpoint) -> OnKeyConflict:
 def _delayed_rows(given: Given, endpoint: Endpoint) -> DelayedRows:
     if given.has("delayedRows") and not endpoint.capabilities.delays:
         raise conflict(
-            "option delayedRows belongs to a RocketMQ cluster: the embedded broker delays no message; drop it, or use namesrvAddr"
+            "option delayedRows belongs to a RocketMQ cluster: the embedded broker does not delay messages. Drop it, or use namesrvAddr"
         )
     return given.value("delayedRows", choice(_DELAYED_ROWS))
 
@@ -193,7 +192,7 @@ def _delayed_rows(given: Given, endpoint: Endpoint) -> DelayedRows:
 def _compression(given: Given, endpoint: Endpoint) -> Compression | None:
     if given.has("compression") and not endpoint.embedded:
         raise conflict(
-            "option compression belongs to the embedded broker's topics: drop it, or use path instead of namesrvAddr"
+            "option compression belongs to the embedded broker's topics. Drop it, or use path instead of namesrvAddr"
         )
     return given.optional("compression", choice(_COMPRESSIONS))
 
@@ -201,7 +200,7 @@ def _compression(given: Given, endpoint: Endpoint) -> Compression | None:
 def _sink_group(given: Given, endpoint: Endpoint) -> str | None:
     if given.has("sinkGroup") and endpoint.embedded:
         raise conflict(
-            "option sinkGroup belongs to a RocketMQ cluster, where a sink keeps bookmarks in a group: drop it, or use namesrvAddr"
+            "option sinkGroup belongs to a RocketMQ cluster, where a sink keeps bookmarks in a group. Drop it, or use namesrvAddr"
         )
     return given.optional("sinkGroup", parse_group)
 
@@ -214,7 +213,7 @@ def _trace_topic(given: Given, endpoint: Endpoint) -> str | None:
     if given.value("enableMsgTrace", parse_bool):
         return topic or TRACE_TOPIC
     if topic is not None:
-        raise conflict("option customizedTraceTopic needs enableMsgTrace=true; set it, or drop customizedTraceTopic")
+        raise conflict("option customizedTraceTopic needs enableMsgTrace=true. Set it, or drop customizedTraceTopic")
     return None
 
 
@@ -225,7 +224,7 @@ def _check_txn(given: Given, streaming: bool | None) -> None:
         if streaming is True:
             raise OptionError(
                 OptionCondition.UNSUPPORTED,
-                f"option {name} is not supported in a stream, which is idempotent by its checkpoint; drop it, or use df.write",
+                f"option {name} is not supported in a stream, which is idempotent because of its checkpoint. Drop it, or use df.write",
             )
         if not given.has(other):
             raise half_given(name, other)
@@ -234,21 +233,22 @@ def _check_txn(given: Given, streaming: bool | None) -> None:
 def _topic(text: str, option: str) -> str:
     if "," in text:
         raise invalid(
-            option, f"{shown(text)} is a list, and the option names one topic; for several, drop it and write a column topic"
+            option,
+            f"{shown(text)} is a list, but the option names one topic. For several topics, drop it and write a column topic",
         )
     return parse_topic(text, option, writing=True)
 
 
 def _column(text: str, option: str) -> str:
     if not text:
-        raise invalid(option, "the column's name is empty; write for example order_id")
+        raise invalid(option, "the column's name is empty. Write for example order_id")
     return text
 
 
 def _app_id(text: str, option: str) -> str:
     if not 0 < len(text) <= MAX_APP_ID_LENGTH:
         raise invalid(
-            option, f"{shown(text)} has {len(text)} characters, not 1 to {MAX_APP_ID_LENGTH}; write for example billing-job"
+            option, f"{shown(text)} has {len(text)} characters, not 1 to {MAX_APP_ID_LENGTH}. Write for example billing-job"
         )
     return text
 
@@ -258,7 +258,7 @@ def _txn_version(text: str, option: str) -> int:
     if version > LARGEST_BATCH:
         raise invalid(
             option,
-            f"{shown(text)} is the largest number of 64 bits and leaves no greater one for the next write; write {LARGEST_BATCH} or less, "
+            f"{shown(text)} is the largest number of 64 bits and leaves no greater one for the next write. Write {LARGEST_BATCH} or less, "
             "for example 7",
         )
     return version
@@ -272,7 +272,7 @@ def _selector(text: str, option: str) -> str:
     if not colon or not all(part.isidentifier() and not keyword.iskeyword(part) for part in (*module.split("."), function)):
         raise invalid(
             option,
-            f"{shown(text)} is not hash, mod, random, queueId, machineRoom or module:function; write for example my.rules:choose",
+            f"{shown(text)} is not hash, mod, random, queueId, machineRoom or module:function. Write for example my.rules:choose",
         )
     return text
 
@@ -281,17 +281,17 @@ _SORT_COLUMN: Final = re.compile(r"(?:`([^`]+)`|([^\s`]+))(?:\s+(asc|desc))?", r
 
 
 def _order_by(text: str, option: str) -> tuple[SortColumn, ...]:
-    """Columns, each with ``asc`` or ``desc`` or neither; a name with blanks or commas stands in backquotes."""
+    """Return the columns of `SinkOptions.parse_order_by`. Raises OptionError INVALID."""
     columns: list[SortColumn] = []
-    # A comma separates columns if the number of backquotes behind it is even.
+    # A comma separates columns if it is followed by an even number of backquotes.
     for item in re.split(r",(?=(?:[^`]*`[^`]*`)*[^`]*$)", text):
         match = _SORT_COLUMN.fullmatch(item.strip())
         if not match:
             raise invalid(
-                option, f"{shown(item.strip())} is not a column with asc or desc; write for example created_at, id desc"
+                option, f"{shown(item.strip())} is not a column with asc or desc. Write for example created_at, id desc"
             )
         name = match[1] or match[2]
         if any(name == column.name for column in columns):
-            raise invalid(option, f"column {shown(name)} is named twice; name it once")
+            raise invalid(option, f"column {shown(name)} is named twice. Name it once")
         columns.append(SortColumn(name, (match[3] or "").lower() == "desc"))
     return tuple(columns)

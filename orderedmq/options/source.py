@@ -1,8 +1,7 @@
 """The reader's options.
 
-Rules: as in declared.py. Checks that differ between a stream and a batch are made only once it is known which one it is.
-Nothing here asks a broker: whether topics and queues exist, and whether offsets name every queue, is checked where they are
-used.
+Rules: as in declared.py. Checks that differ between a stream and a batch are made when it is known which of them Spark runs.
+This module does not ask a broker. The reader checks later whether topics and queues exist and whether offsets name every queue.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from orderedmq.parking.rules import origin, read_as_a_stream
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
 
-#: Seconds to try for locks that another client holds. A cluster's locks outlive a killed owner by up to their life, 60 s.
+#: Seconds to wait for locks that another client holds. In a cluster, a killed owner's locks remain for up to 60 s.
 LOCK_TIMEOUT: Final = 10.0
 CLUSTER_LOCK_TIMEOUT: Final = 75.0
 
@@ -61,10 +60,10 @@ _CONSUME_FROM: Final[Mapping[str, ConsumeFrom]] = {
 }
 _STARTING: Final[Mapping[str, StartKind]] = {"committed": "committed", "earliest": "earliest", "latest": "latest"}
 _START_OF: Final[Mapping[ConsumeFrom, StartKind]] = {"first": "earliest", "last": "latest", "timestamp": "timestamp"}
-#: Options of a cluster, and why a store does not need them.
+#: Options of a cluster, and the reason that a store does not need them.
 _ONLY_FOR_CLUSTER: Final[Mapping[tuple[str, ...], str]] = {
     ("pullThresholdForQueue", "pullThresholdSizeForQueue"): (
-        "a task does not prefetch from a store; pullBatchSize says how many rows it reads at once"
+        "a task does not prefetch from a store, where pullBatchSize limits the rows of one read"
     ),
     ("verifyBodyCrc",): "a store always verifies the checksums of its messages",
 }
@@ -73,10 +72,10 @@ _ADMISSION: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTrigger
 
 @dataclass(frozen=True)
 class StartingOffsets:
-    """Where a fresh query begins.
+    """Where a query without a checkpoint begins.
 
-    Only the kind ``json`` has ``offsets`` (next offset per queue, or EARLIEST or LATEST), only the kind ``timestamp`` has
-    ``timestamp`` (µs since 1970). ``explicit``: the user gave startingOffsets or startingTimestamp, so it resets the group.
+    Only the kind ``json`` has ``offsets`` (next offset per queue, EARLIEST or LATEST). Only the kind ``timestamp`` has ``timestamp``
+    (µs since 1970). ``explicit``: the user set startingOffsets or startingTimestamp, which reset the group.
     """
 
     kind: StartKind
@@ -87,7 +86,7 @@ class StartingOffsets:
 
 @dataclass(frozen=True)
 class EndingOffsets:
-    """Where a batch ends (exclusive). Kind ``json`` has ``offsets`` (or LATEST), kind ``timestamp`` has ``timestamp`` (µs)."""
+    """Where a batch ends (exclusive). The kind ``json`` has ``offsets``, which may be LATEST; ``timestamp`` has ``timestamp`` (µs)."""
 
     kind: Literal["latest", "json", "timestamp"] = "latest"
     offsets: Mapping[MessageQueue, int] | None = None
@@ -96,12 +95,12 @@ class EndingOffsets:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The checked options of a reader. Durations in seconds, times in µs since 1970, sizes in bytes, None: no limit.
+    """The checked options of a reader. Durations are in seconds, times in µs since 1970, sizes in bytes. A limit of None means no limit.
 
-    Exactly one of ``topics`` (as given, no duplicates; else empty) and ``topic_pattern`` is set. ``consumer_group`` is None in
-    broadcasting and in a batch without one. ``allocation`` is how the members of a shared group divide its queues.
-    ``matching`` None: all messages. ``consume_from`` is where a group that never committed begins. ``parking_lot``: maximum
-    messages in a queue's parking lot, None without one. ``retry_topic``: whether the group's retry topic is read, too.
+    Exactly one of ``topics`` (in the given order, without duplicates) and ``topic_pattern`` is set. ``consumer_group`` is None in
+    broadcasting and in a batch without a group. ``allocation``: how the members of a shared group divide its queues. ``matching`` None:
+    all messages. ``consume_from``: where a group begins that has never committed. ``parking_lot``: maximum messages in a queue's parking
+    lot, None without a lot. ``retry_topic``: whether the group's retry topic is also read.
     """
 
     endpoint: Endpoint
@@ -132,9 +131,9 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> Self:
-        """Check all options of a reader. ``streaming`` None: not known yet, so checks that depend on it are skipped.
+        """Return the checked options of a reader. ``streaming`` None: not known yet, so checks that depend on it are skipped.
 
-        Raises OptionError, and TopicError or GroupError for a bad name.
+        Raises OptionError, or TopicError or GroupError for a bad name.
         """
         given = Given(options, "source")
         endpoint = parse_endpoint(given)
@@ -157,10 +156,10 @@ class SourceOptions:
         most = given.optional("maxOffsetsPerTrigger", integer(1, example=100000))
         least = given.optional("minOffsetsPerTrigger", integer(1))
         if most is not None and least is not None and least > most:
-            raise conflict(f"option minOffsetsPerTrigger ({least}) is more than maxOffsetsPerTrigger ({most}); lower it")
+            raise conflict(f"option minOffsetsPerTrigger ({least}) is more than maxOffsetsPerTrigger ({most}). Lower it")
         if given.has("maxTriggerDelay") and least is None:
             raise OptionError(
-                OptionCondition.MISSING, "option maxTriggerDelay limits the wait for a minimum; set minOffsetsPerTrigger"
+                OptionCondition.MISSING, "option maxTriggerDelay limits the wait for a minimum. Set minOffsetsPerTrigger"
             )
         return cls(
             endpoint=endpoint,
@@ -192,7 +191,7 @@ class SourceOptions:
 
     @property
     def failures(self) -> str:
-        """Where messages wait that a listener could not process, by the option's name. All members of a group must agree on it."""
+        """The name of the option that decides where failed messages wait, "" for none. All members of a group need the same value."""
         return "parkingLot" if self.parking_lot is not None else "retryTopic" if self.retry_topic else ""
 
     def reads(self, topic: str) -> bool:
@@ -229,26 +228,26 @@ def _check_kind(given: Given, streaming: bool | None) -> None:
     if streaming is True:
         for name in ("endingOffsets", "endingTimestamp"):
             if given.has(name):
-                raise OptionError(OptionCondition.UNSUPPORTED, f"option {name} is not supported in a stream; use spark.read")
+                raise OptionError(OptionCondition.UNSUPPORTED, f"option {name} is not supported in a stream. Use spark.read")
     if streaming is False:
         for name in _ADMISSION:
             if given.has(name):
                 raise OptionError(
                     OptionCondition.UNSUPPORTED,
-                    f"option {name} is not supported in a batch, which has no trigger; use endingOffsets, or spark.readStream",
+                    f"option {name} is not supported in a batch, which has no trigger. Use endingOffsets, or spark.readStream",
                 )
 
 
 def _topics(given: Given) -> tuple[tuple[str, ...], str | None]:
     if given.has("topic") == given.has("topicPattern"):
         if given.has("topic"):
-            raise conflict("options topic and topicPattern exclude each other; drop one")
-        raise OptionError(OptionCondition.MISSING, "option topic is missing; set topic (one, or a,b), or topicPattern")
+            raise conflict("options topic and topicPattern exclude each other. Drop one")
+        raise OptionError(OptionCondition.MISSING, "option topic is missing. Set topic (one, or a,b), or topicPattern")
     return given.optional("topic", _topic_list) or (), given.optional("topicPattern", _pattern)
 
 
 def _refuse_parking_lots(topics: tuple[str, ...]) -> None:
-    """Refuse a stream from a parking lot, whose owner moves and deletes messages in it. Raises TopicError RESERVED."""
+    """Raise TopicError RESERVED if a stream would read a parking lot, because its owner moves and deletes messages in it."""
     for name in topics:
         found = origin(name)
         if found is not None:
@@ -259,10 +258,10 @@ def _topic_list(text: str, option: str) -> tuple[str, ...]:
     topics = tuple(name.strip() for name in text.split(","))
     for index, name in enumerate(topics):
         if not name:
-            raise invalid(option, f"{shown(text)} has an empty name; write for example orders, or orders,invoices")
+            raise invalid(option, f"{shown(text)} has an empty name. Write for example orders, or orders,invoices")
         parse_topic(name, option, writing=False)
         if name in topics[:index]:
-            raise invalid(option, f"{shown(name)} is named twice; name each topic once")
+            raise invalid(option, f"{shown(name)} is named twice. Name each topic once")
     return topics
 
 
@@ -271,9 +270,9 @@ def _pattern(text: str, option: str) -> str:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
         why = error.msg if isinstance(error, re.error) else "it is too large"
-        raise invalid(option, f"{shown(text)} is not a regular expression ({why}); write for example orders-.*") from error
+        raise invalid(option, f"{shown(text)} is not a regular expression ({why}). Write for example orders-.*") from error
     if not text:
-        raise invalid(option, "the pattern is empty; write for example orders-.*")
+        raise invalid(option, "the pattern is empty. Write for example orders-.*")
     return text
 
 
@@ -282,13 +281,13 @@ def _group(given: Given, model: MessageModel, streaming: bool | None) -> str | N
     if model == "broadcasting" and group is not None:
         raise conflict(
             "option consumerGroup has no meaning with messageModel=broadcasting, where every query sees everything and the "
-            "checkpoint holds its offsets; drop consumerGroup, or use messageModel=clustering"
+            "checkpoint holds its offsets. Drop consumerGroup, or use messageModel=clustering"
         )
     if model == "clustering" and group is None and streaming is True:
         raise OptionError(
             OptionCondition.MISSING,
-            "option consumerGroup is missing; set consumerGroup to the name whose locks and offsets the query uses, "
-            "or messageModel=broadcasting for a query on its own",
+            "option consumerGroup is missing. Set consumerGroup to the group whose locks and offsets the query uses, "
+            "or messageModel=broadcasting for a query without a group",
         )
     return group
 
@@ -297,19 +296,19 @@ def _consume_from(given: Given) -> tuple[ConsumeFrom, int | None]:
     where = given.value("consumeFromWhere", _consume_from_where)
     timestamp = given.optional("consumeTimestamp", parse_timestamp)
     if where == "timestamp" and timestamp is None:
-        raise OptionError(OptionCondition.MISSING, "option consumeFromWhere=timestamp needs a time; set consumeTimestamp")
+        raise OptionError(OptionCondition.MISSING, "option consumeFromWhere=timestamp needs a time. Set consumeTimestamp")
     if where != "timestamp" and timestamp is not None:
-        raise conflict(f"option consumeTimestamp needs consumeFromWhere=timestamp, not {where}; set it")
+        raise conflict(f"option consumeTimestamp needs consumeFromWhere=timestamp, not {where}. Set it")
     if given.has("consumeFromWhere"):
         for name in ("startingOffsets", "startingTimestamp"):
             if given.has(name) and (given.text(name) or "").lower() != "committed":
-                raise conflict(f"options consumeFromWhere and {name} both say where to begin; drop one")
+                raise conflict(f"options consumeFromWhere and {name} both say where to begin. Drop one")
     return where, timestamp
 
 
 def _consume_from_where(text: str, option: str) -> ConsumeFrom:
     if text.lower() not in _CONSUME_FROM:
-        raise invalid(option, f"{shown(text)} is not one of first, last, timestamp; write for example first")
+        raise invalid(option, f"{shown(text)} is not one of first, last, timestamp. Write for example first")
     return _CONSUME_FROM[text.lower()]
 
 
@@ -322,7 +321,7 @@ def _starting(
     streaming: bool | None,
 ) -> StartingOffsets:
     if given.has("startingTimestamp") and given.has("startingOffsets"):
-        raise conflict("options startingTimestamp and startingOffsets exclude each other; drop one")
+        raise conflict("options startingTimestamp and startingOffsets exclude each other. Drop one")
     timestamp = given.optional("startingTimestamp", parse_timestamp)
     if timestamp is not None:
         return StartingOffsets("timestamp", timestamp=timestamp, explicit=True)
@@ -333,16 +332,16 @@ def _starting(
         starting = StartingOffsets(_START_OF[consume_from], timestamp=consume_timestamp)
     if starting.kind == "committed" and model == "broadcasting":
         raise conflict(
-            "option startingOffsets=committed has no meaning with messageModel=broadcasting, where no group commits; "
-            "use earliest, latest or JSON"
+            "option startingOffsets=committed has no meaning with messageModel=broadcasting, where no group commits. "
+            "Use earliest, latest or JSON"
         )
     if starting.kind == "committed" and group is None and streaming is not None:
         raise OptionError(
-            OptionCondition.MISSING, "option startingOffsets=committed needs a group; set consumerGroup, or use earliest"
+            OptionCondition.MISSING, "option startingOffsets=committed needs a group. Set consumerGroup, or use earliest"
         )
     if starting.kind == "latest" and streaming is False:
         name = "startingOffsets=latest" if starting.explicit else "consumeFromWhere=last"
-        raise conflict(f"option {name} leaves nothing for a batch to read; use earliest or a time")
+        raise conflict(f"option {name} leaves nothing for a batch to read. Use earliest or a time")
     return starting
 
 
@@ -357,7 +356,7 @@ def _starting_offsets(text: str, option: str) -> StartingOffsets:
 
 def _ending(given: Given) -> EndingOffsets:
     if given.has("endingTimestamp") and given.has("endingOffsets"):
-        raise conflict("options endingTimestamp and endingOffsets exclude each other; drop one")
+        raise conflict("options endingTimestamp and endingOffsets exclude each other. Drop one")
     timestamp = given.optional("endingTimestamp", parse_timestamp)
     if timestamp is not None:
         return EndingOffsets("timestamp", timestamp=timestamp)
@@ -373,7 +372,7 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
     for queue, offset in offsets.items():
         if offset == EARLIEST:
             raise invalid(
-                option, f"{queue} cannot end at {EARLIEST} (earliest), where nothing is left to read; write {LATEST} (latest)"
+                option, f"{queue} cannot end at {EARLIEST} (earliest), where nothing is left to read. Write {LATEST} (latest)"
             )
     return EndingOffsets("json", offsets=offsets)
 
@@ -381,34 +380,35 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
 def _require_read(
     option: str, queues: Iterable[MessageQueue], topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
 ) -> None:
-    """Refuse a queue of a topic that is not read or, over the embedded broker, of another broker."""
+    """Raise OptionError if a queue's topic is not read or, with the embedded broker, if it names another broker."""
     for queue in queues:
         if not _is_read(queue.topic, topics, pattern):
             which = "topic" if pattern is None else "topicPattern"
-            raise conflict(f"option {option} names {shown(queue.topic)}, which is not in {which}; drop it")
+            raise conflict(f"option {option} names {shown(queue.topic)}, which is not in {which}. Drop it")
         if endpoint.embedded and queue.broker_name != EMBEDDED_BROKER:
             raise invalid(
-                option, f"there is no broker {shown(queue.broker_name)}; the embedded broker's name is {EMBEDDED_BROKER}"
+                option,
+                f"the broker named {shown(queue.broker_name)} does not exist. The embedded broker's name is {EMBEDDED_BROKER}",
             )
 
 
 def _require_all_topics(
     option: str, offsets: Mapping[MessageQueue, int] | None, topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
 ) -> None:
-    """Require offsets to name only topics that are read, and all topics of the option topic."""
+    """Raise OptionError unless the offsets name only topics that are read, and all topics of the option topic."""
     if offsets is None:
         return
     _require_read(option, offsets, topics, pattern, endpoint)
     named = {queue.topic for queue in offsets}
     for topic in topics:
         if topic not in named:
-            raise invalid(option, f"topic {shown(topic)} is missing; name every queue of every topic")
+            raise invalid(option, f"topic {shown(topic)} is missing. Name every queue of every topic")
 
 
 def _check_range(starting: StartingOffsets, ending: EndingOffsets) -> None:
     if starting.timestamp is not None and ending.timestamp is not None and starting.timestamp > ending.timestamp:
-        raise conflict("option startingTimestamp lies after endingTimestamp; exchange them")
+        raise conflict("option startingTimestamp is after endingTimestamp. Exchange them")
     for queue, begin in (starting.offsets or {}).items():
         end = (ending.offsets or {}).get(queue, LATEST)
         if 0 <= end < begin:
-            raise conflict(f"option startingOffsets begins {queue} at {begin}, after endingOffsets at {end}; lower it")
+            raise conflict(f"option startingOffsets begins {queue} at {begin}, after endingOffsets at {end}. Lower it")

@@ -1,4 +1,4 @@
-"""Parsers of the options' texts: booleans, numbers, durations, sizes, times, names. Pure, but for relative paths.
+"""Parsers of the options' texts: booleans, numbers, durations, sizes, times, names. Pure, except for relative paths.
 
 Rules: as in declared.py. A parser gets the text and the option's name, and raises OptionError INVALID (or UNSUPPORTED).
 """
@@ -23,7 +23,7 @@ MAX_LONG: Final = 2**63 - 1
 
 
 def shown(value: object) -> str:
-    """``value`` as one short line for a message."""
+    """Return ``value`` as one short line for a message."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -38,33 +38,33 @@ def conflict(why: str) -> OptionError:
 
 def half_given(option: str, other: str) -> OptionError:
     """Return the error for an option that has no meaning without another."""
-    return OptionError(OptionCondition.MISSING, f"option {option} needs {other}; set both, or neither")
+    return OptionError(OptionCondition.MISSING, f"option {option} needs {other}. Set both, or neither")
 
 
 def only_for_cluster(option: str, why: str) -> OptionError:
-    """Return the error for an option of RocketMQ that is given with a path. ``why``: the reason that a store does not need it."""
-    return conflict(f"option {option} belongs to a RocketMQ cluster: set namesrvAddr, or drop {option} ({why})")
+    """Return the error for a RocketMQ option that is given with a path. ``why``: the reason that a store does not need the option."""
+    return conflict(f"option {option} belongs to a RocketMQ cluster: {why}. Set namesrvAddr, or drop {option}")
 
 
 def no_rooms(option: str, effect: str, remedy: str) -> OptionError:
-    """Return the error for a choice by machine rooms that is given with a path."""
+    """Return the error for an option value that uses machine rooms, if it is given with a path. ``remedy`` is a sentence."""
     return OptionError(
         OptionCondition.UNSUPPORTED,
-        f"option {option} {effect}: it needs brokers named room@name, but the embedded broker's name is {EMBEDDED_BROKER}; {remedy}",
+        f"option {option} {effect}: it needs brokers named room@name, but the embedded broker's name is {EMBEDDED_BROKER}. {remedy}",
     )
 
 
 def parse_bool(text: str, option: str) -> bool:
     value = {"true": True, "false": False}.get(text.lower())
     if value is None:
-        raise invalid(option, f"{shown(text)} is neither true nor false; write for example true")
+        raise invalid(option, f"{shown(text)} is neither true nor false. Write for example true")
     return value
 
 
 def whole_number(text: str) -> int | None:
-    """Return the whole number that somebody typed, None if it is none. A number beyond all offsets becomes the greatest offset.
+    """Return the whole number in a text; None if the text is not one. Numbers above `MAX_LONG` become `MAX_LONG`.
 
-    Python's ``int`` refuses more than 4,300 digits, and a store and a cluster have no room for more than 64 bits.
+    They are limited because Python's ``int`` refuses more than 4,300 digits, and offsets have 64 bits.
     """
     if not (text.isascii() and text.isdigit()):
         return None
@@ -80,7 +80,7 @@ def integer(low: int, high: int = MAX_LONG, example: int = 1000) -> Parser[int]:
         if value is None or not low <= value <= high:
             upper = "" if high == MAX_LONG else f" to {high}"
             at_least = " or more" if high == MAX_LONG else ""
-            raise invalid(option, f"{shown(text)} is not a whole number, {low}{upper}{at_least}; write for example {example}")
+            raise invalid(option, f"{shown(text)} is not a whole number ({low}{upper}{at_least}). Write for example {example}")
         return value
 
     return parse
@@ -91,12 +91,12 @@ _MILLIS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Return the seconds of ``500ms``, ``30s``, ``2m``, ``1h`` or a bare ``0``."""
+    """Return the seconds in a text such as ``500ms``, ``30s``, ``2m``, ``1h`` or ``0``."""
     if text == "0":
         return 0.0
     match = _DURATION.fullmatch(text.lower())
     if not match:
-        raise invalid(option, f"{shown(text)} is not a duration; write a whole number and ms, s, m or h, for example 30s")
+        raise invalid(option, f"{shown(text)} is not a duration. Write a whole number and ms, s, m or h, for example 30s")
     return int(match[1]) * _MILLIS[match[2]] / 1000
 
 
@@ -105,11 +105,13 @@ _BYTES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
 def parse_size(text: str, option: str) -> int:
-    """Return the bytes of ``1048576``, ``512k``, ``64m`` or ``1g`` (powers of 1024), at least one."""
+    """Return the bytes in a text such as ``1048576``, ``512k``, ``64m`` or ``1g`` (powers of 1024). It must be at least 1."""
     match = _SIZE.fullmatch(text.lower())
     size = int(match[1]) * _BYTES[match[2]] if match else 0
     if not 0 < size <= MAX_LONG:
-        raise invalid(option, f"{shown(text)} is not a size; write a number of bytes, or one with k, m or g, for example 64m")
+        raise invalid(
+            option, f"{shown(text)} is not a size. Write a number of bytes, or a number with k, m or g, for example 64m"
+        )
     return size
 
 
@@ -118,11 +120,11 @@ _ISO_EXAMPLE: Final = "for example 2026-03-01T12:00:00Z"
 
 
 def parse_timestamp(text: str, option: str) -> int:
-    """Return the µs since 1970 of ISO-8601 text (UTC if it has no zone) or of a number of ms since 1970."""
+    """Return the µs since 1970 of an ISO-8601 text (UTC if it has no zone) or of a number of ms since 1970."""
     if re.fullmatch(r"[0-9]{1,15}", text):
-        # RocketMQ writes such times as yyyyMMddHHmmss: read as ms, that would be a time centuries away.
+        # RocketMQ writes times as yyyyMMddHHmmss. If such a number were read as ms, it would be a time centuries away.
         if len(text) in (8, 14) and _is_calendar(text):
-            raise invalid(option, f"{shown(text)} may be a date or ms since 1970; write ISO-8601, {_ISO_EXAMPLE}")
+            raise invalid(option, f"{shown(text)} may be a date or ms since 1970. Write ISO-8601, {_ISO_EXAMPLE}")
         if int(text) <= LAST_MS:
             return int(text) * 1000
     else:
@@ -134,7 +136,7 @@ def parse_timestamp(text: str, option: str) -> int:
             value = ((when if when.tzinfo else when.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
             if value >= 0:
                 return value
-    raise invalid(option, f"{shown(text)} is not a time since 1970; write ISO-8601, {_ISO_EXAMPLE}, or ms since 1970")
+    raise invalid(option, f"{shown(text)} is not a time since 1970. Write ISO-8601, {_ISO_EXAMPLE}, or ms since 1970")
 
 
 def _is_calendar(digits: str) -> bool:
@@ -146,61 +148,61 @@ def _is_calendar(digits: str) -> bool:
 
 
 def choice(values: Mapping[str, T]) -> Parser[T]:
-    """Return a parser of the words of ``values``, in upper or lower case."""
+    """Return a parser that accepts the keys of ``values`` in any case and returns their values."""
     by_key = {name.lower(): value for name, value in values.items()}
 
     def parse(text: str, option: str) -> T:
         if text.lower() not in by_key:
-            raise invalid(option, f"{shown(text)} is not one of {', '.join(values)}; write for example {next(iter(values))}")
+            raise invalid(option, f"{shown(text)} is not one of {', '.join(values)}. Write for example {next(iter(values))}")
         return by_key[text.lower()]
 
     return parse
 
 
 def parse_path(text: str, option: str) -> str:
-    """Return the absolute path of a local directory; ``file:`` is stripped, any other scheme refused."""
+    """Return the absolute path of a local directory. The scheme ``file:`` is removed, and any other scheme is refused."""
     example = "for example /data/omq"
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)|(file):", text, re.IGNORECASE)
     if match:
         scheme = (match[1] or match[2]).lower()
         if scheme != "file":
-            # Only the scheme is shown: such an address may carry credentials.
+            # The error shows only the scheme, because such an address may contain credentials.
             raise OptionError(
                 OptionCondition.UNSUPPORTED,
-                f"option {option}: no {scheme}: address is supported, the embedded broker needs a local directory, {example}",
+                f"option {option}: {scheme}: addresses are not supported. The embedded broker needs a local directory, {example}",
             )
         text = text[match.end() :]
         if text.startswith("//"):
             host, slash, rest = text[2:].partition("/")
             if host.lower() not in ("", "localhost"):
-                raise invalid(option, f"the file: address names another host, {shown(host)}; give a local directory, {example}")
+                raise invalid(option, f"the file: address names another host, {shown(host)}. Give a local directory, {example}")
             text = slash + rest
     if not text or "\0" in text:
-        raise invalid(option, f"{shown(text)} is not a directory; give a local one, {example}")
+        raise invalid(option, f"{shown(text)} is not a directory. Give a local one, {example}")
     if text.split("/")[0].startswith("~"):
-        raise invalid(option, f"{shown(text)}: ~ is not expanded; write the home directory out, {example}")
+        raise invalid(option, f"{shown(text)} has a ~, which is not expanded. Write the home directory out, {example}")
     try:
         if not os.path.isabs(text) and _in_a_sessions_folder():
             raise invalid(
                 option,
-                f"{shown(text)} is relative, and this session's working directory is a temporary folder of the Spark Connect server; write an "
+                f"{shown(text)} is relative, and this session's working directory is a temporary folder of the Spark Connect server. Write an "
                 f"absolute path on the server, {example}",
             )
         return os.path.abspath(text)
     except OSError as error:
         raise invalid(
-            option, "the working directory is gone, so a relative path has no meaning; give an absolute path"
+            option, "the working directory no longer exists, so a relative path has no meaning. Give an absolute path"
         ) from error
 
 
 def _in_a_sessions_folder() -> bool:
-    """Whether the working directory is a session's folder, which Spark Connect removes with the session."""
+    """Return whether the working directory is a session's folder, which Spark Connect removes with the session."""
     session = os.environ.get("SPARK_JOB_ARTIFACT_UUID")
     return bool(session) and os.path.basename(os.getcwd()) == session
 
 
 def parse_topic(text: str, option: str, *, writing: bool) -> str:
-    """Return a topic's name. Raises TopicError BAD_NAME or RESERVED that names the option."""
+    """Return the topic's name. Raises TopicError BAD_NAME or RESERVED, with the option in its message."""
     try:
         check_topic(text, writing=writing)
     except TopicError as error:
@@ -209,33 +211,33 @@ def parse_topic(text: str, option: str, *, writing: bool) -> str:
 
 
 def parse_group(text: str, option: str) -> str:
-    """Return a consumer group's name. Raises GroupError BAD_NAME that names the option."""
+    """Return the consumer group's name. Raises GroupError BAD_NAME, with the option in its message."""
     try:
         check_group(text)
     except GroupError as error:
-        raise GroupError(error.sub, f"option {option}: {error.message}; write for example billing") from error
+        raise GroupError(error.sub, f"option {option}: {error.message}. Write for example billing") from error
     return text
 
 
 def parse_name(text: str, option: str) -> str:
-    """Return a name that people read in tables: one line, not empty, at most 127 characters."""
+    """Return a name that is shown to people: one line, not empty, at most 127 characters."""
     if not text.strip() or not text.isprintable() or len(text) > 127:
-        raise invalid(option, f"{shown(text)} is not a name; write one line of at most 127 characters, for example billing")
+        raise invalid(option, f"{shown(text)} is not a name. Write one line of at most 127 characters, for example billing")
     return text.strip()
 
 
 def parse_rooms(text: str, option: str) -> tuple[str, ...]:
-    """Return the machine rooms of a comma-separated list, in its order."""
+    """Return the machine rooms of a comma-separated list, in the same order."""
     rooms = tuple(parse_room(name.strip(), option) for name in text.split(","))
     for index, room in enumerate(rooms):
         if room in rooms[:index]:
-            raise invalid(option, f"{shown(room)} is named twice; name each room once")
+            raise invalid(option, f"{shown(room)} is named twice. Name each room once")
     return rooms
 
 
 def parse_room(text: str, option: str) -> str:
-    """Return a machine room's name, which stands before the @ in a broker's name. It has neither @ nor a comma."""
+    """Return the name of a machine room, which is the part before the @ in a broker's name. It contains neither @ nor a comma."""
     if not text or "@" in text or "," in text or not text.isprintable():
         example = "room-a, or room-a,room-b" if option == "machineRooms" else "room-a"
-        raise invalid(option, f"{shown(text)} is not a room; write a name without @ and comma, for example {example}")
+        raise invalid(option, f"{shown(text)} is not a room. Write a name without @ and comma, for example {example}")
     return text

@@ -147,8 +147,8 @@ def test_the_dead_letters_of_each_broker_are_seen_and_replayed(world: World, run
     named = ["--at-broker", "broker-b", "--offset", "1"]
     assert [row["body"] for row in run("dlq", "list", world.group, *named)] == ["broker-b 1"]
     for words in (["list"], ["replay"]):
-        assert "give --at-broker with one of broker-a, broker-b" in run("dlq", *words, world.group, "--offset", "1", code=2)
-    assert "name one of broker-a, broker-b" in run("dlq", "list", world.group, "--at-broker", "broker-c", code=2)
+        assert "Give --at-broker with one of broker-a, broker-b" in run("dlq", *words, world.group, "--offset", "1", code=2)
+    assert "Name one of broker-a, broker-b" in run("dlq", "list", world.group, "--at-broker", "broker-c", code=2)
     assert dead_letters.count(world.broker, world.group) == dead_letters.LetterCount(4, 4, 4)
 
     def sent() -> list[str]:

@@ -52,7 +52,7 @@ def test_a_connect_session_reads_and_writes_queues_found_and_registered(connecte
     assert (copied["rows"], copied["distinct"], copied["again"]) == (100, 100, 100)
     assert len(copied["refused"]) == 4
     for reason in copied["refused"]:
-        assert "write an absolute path on the server" in reason
+        assert "Write an absolute path on the server" in reason
 
 
 @pytest.mark.timeout(400)

@@ -37,7 +37,7 @@ def test_a_table_is_created_and_read_with_its_options_repeated_and_dropped_witho
 
 
 def test_a_tables_misspelt_option_is_refused_when_it_is_created(rig: Rig, table: str) -> None:
-    with pytest.raises(PySparkException, match="'topics' is unknown.*did you mean topic"):
+    with pytest.raises(PySparkException, match="'topics' is unknown.*Did you mean topic"):
         rig.spark.sql(f"CREATE TABLE {table} USING orderedmq OPTIONS (path '{rig.path}', topics 'in')")
 
 

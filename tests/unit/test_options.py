@@ -69,35 +69,35 @@ def configured(text: str) -> dict[str, str]:
 
 BAD_SOURCE = [
     # Names.
-    Bad("a misspelt name", {**STREAM, "consumergruop": "b"}, "UNKNOWN", ("consumergruop", "did you mean consumerGroup?")),
-    Bad("a part of a name", {**STREAM, "offsets": "earliest"}, "UNKNOWN", ("did you mean endingOffsets?",)),
-    Bad("a name in snake case", {**STREAM, "starting_offsets": "earliest"}, "UNKNOWN", ("did you mean startingOffsets?",)),
-    Bad("a name like no other", {**STREAM, "xyzzy": SECRET}, "UNKNOWN", ("'xyzzy'", "its options are path, namesrvAddr")),
+    Bad("a misspelt name", {**STREAM, "consumergruop": "b"}, "UNKNOWN", ("consumergruop", "Did you mean consumerGroup?")),
+    Bad("a part of a name", {**STREAM, "offsets": "earliest"}, "UNKNOWN", ("Did you mean endingOffsets?",)),
+    Bad("a name in snake case", {**STREAM, "starting_offsets": "earliest"}, "UNKNOWN", ("Did you mean startingOffsets?",)),
+    Bad("a name like no other", {**STREAM, "xyzzy": SECRET}, "UNKNOWN", ("'xyzzy'", "Its options are path, namesrvAddr")),
     Bad("a name with a line break", {**STREAM, "x\ny": "1"}, "UNKNOWN", ("x\\ny",)),
-    Bad("an option of the writer", {**STREAM, "shardingKey": "id"}, "UNKNOWN", ("shardingKey", "of the writer", "move it")),
+    Bad("an option of the writer", {**STREAM, "shardingKey": "id"}, "UNKNOWN", ("shardingKey", "of the writer", "Move it")),
     Bad("the writer's, lower case", {**STREAM, "topicqueuenums": "8"}, "UNKNOWN", ("topicQueueNums", "of the writer")),
     Bad("a checkpoint for a reader", {**STREAM, "checkpointLocation": "c"}, "UNKNOWN", ("checkpointLocation", "of the writer")),
-    Bad("a name twice", {**STREAM, "PATH": "/b"}, "CONFLICT", ("option path", "twice", "drop one")),
+    Bad("a name twice", {**STREAM, "PATH": "/b"}, "CONFLICT", ("option path", "twice", "Drop one")),
     Bad("a value that is no text", {**STREAM, "pullBatchSize": 5}, "INVALID", ("pullBatchSize", "int", "string")),
     # Refused by name.
     Bad("minPartitions", {**STREAM, "minpartitions": "9"}, "UNSUPPORTED", ("minPartitions", "never split", "repartition")),
     Bad("maxPartitions", {**STREAM, "maxPartitions": "9"}, "UNSUPPORTED", ("maxPartitions", "never split", "more queues")),
     Bad("numPartitions", {**STREAM, "numPartitions": "9"}, "UNSUPPORTED", ("numPartitions", "never split")),
-    Bad("groupIdPrefix", {**STREAM, "groupIdPrefix": "x"}, "UNSUPPORTED", ("groupIdPrefix", "use consumerGroup")),
-    Bad("subscribe", {**STREAM, "subscribe": "x"}, "UNSUPPORTED", ("subscribe", "use topic")),
+    Bad("groupIdPrefix", {**STREAM, "groupIdPrefix": "x"}, "UNSUPPORTED", ("groupIdPrefix", "Use consumerGroup")),
+    Bad("subscribe", {**STREAM, "subscribe": "x"}, "UNSUPPORTED", ("subscribe", "Use topic")),
     Bad(
         "message trace",
         {**STREAM, "enablemsgtrace": "true"},
         "UNSUPPORTED",
         ("enableMsgTrace", "enable_msg_trace=True", "listener"),
     ),
-    Bad("subscribePattern", {**STREAM, "subscribepattern": "x"}, "UNSUPPORTED", ("subscribePattern", "use topicPattern")),
-    Bad("assign", {**STREAM, "assign": "{}"}, "UNSUPPORTED", ("assign", "every queue", "use topic")),
+    Bad("subscribePattern", {**STREAM, "subscribepattern": "x"}, "UNSUPPORTED", ("subscribePattern", "Use topicPattern")),
+    Bad("assign", {**STREAM, "assign": "{}"}, "UNSUPPORTED", ("assign", "every queue", "Use topic")),
     Bad("Kafka's servers", {**STREAM, "kafka.bootstrap.servers": "h"}, "UNSUPPORTED", ("kafka.bootstrap.servers", "path")),
     Bad("any of Kafka's", {**STREAM, "Kafka.sasl.jaas.config": SECRET}, "UNSUPPORTED", ("Kafka.sasl.jaas.config", "topic")),
     Bad("several paths", {**STREAM, "paths": "[]"}, "UNSUPPORTED", ("paths", "one path")),
     Bad("SQL for a store", {**STREAM, "filtersql": "a > 1"}, "UNSUPPORTED", ("filterSql", "DataFrame.filter", "use tags")),
-    Bad("a filter twice", {**CLUSTER, "filterSql": "a > 1", "tags": "a"}, "CONFLICT", ("tags", "filterSql", "drop one")),
+    Bad("a filter twice", {**CLUSTER, "filterSql": "a > 1", "tags": "a"}, "CONFLICT", ("tags", "filterSql", "Drop one")),
     Bad(
         "a cluster's threshold", {**STREAM, "pullThresholdForQueue": "9"}, "CONFLICT", ("pullThresholdForQueue", "namesrvAddr")
     ),
@@ -107,13 +107,13 @@ BAD_SOURCE = [
     Bad("no messages at all", {**CLUSTER, "pullThresholdForQueue": "0"}, "INVALID", ("pullThresholdForQueue", "65536")),
     Bad("no bytes at all", {**CLUSTER, "pullThresholdSizeForQueue": "0"}, "INVALID", ("pullThresholdSizeForQueue", "64m")),
     Bad("SQL without a word", {**CLUSTER, "filterSql": " "}, "INVALID", ("filterSql", "empty", "TAGS = 'a'")),
-    Bad("Java's name of a filter", {**STREAM, "subExpression": "a"}, "UNSUPPORTED", ("subExpression", "use tags")),
+    Bad("Java's name of a filter", {**STREAM, "subExpression": "a"}, "UNSUPPORTED", ("subExpression", "Use tags")),
     *(
         Bad(f"tags like {text!r}", {**STREAM, "tags": text}, "INVALID", ("option tags", "A || B", "* for all"))
         for text in ("", "a | b", "a ||", "|| a", "a || || b", "a || *", "a ||| b")
     ),
     Bad("an access key", {**STREAM, "accesskey": SECRET}, "CONFLICT", ("accessKey", "RocketMQ", "namesrvAddr")),
-    Bad("half an account", {**CLUSTER, "accesskey": "me"}, "MISSING", ("accessKey", "secretKey", "set both")),
+    Bad("half an account", {**CLUSTER, "accesskey": "me"}, "MISSING", ("accessKey", "secretKey", "Set both")),
     Bad("a token without an account", {**CLUSTER, "securityToken": SECRET}, "MISSING", ("securityToken", "accessKey")),
     Bad("an empty key", {**CLUSTER, "accessKey": "me", "secretKey": ""}, "INVALID", ("secretKey", "empty")),
     Bad("a secret key", {**STREAM, "secretKey": SECRET}, "CONFLICT", ("secretKey", "RocketMQ", "namesrvAddr")),
@@ -122,14 +122,14 @@ BAD_SOURCE = [
     Bad("TLS to a directory", {**STREAM, "useTLS": "true"}, "CONFLICT", ("useTLS", "namesrvAddr")),
     Bad("a namespace of a directory", {**STREAM, "namespace": "acme"}, "CONFLICT", ("namespace", "namesrvAddr")),
     *(
-        Bad(f"namespace {text!r}", {**CLUSTER, "namespace": text}, "INVALID", ("option namespace", "without the '%'"))
+        Bad(f"namespace {text!r}", {**CLUSTER, "namespace": text}, "INVALID", ("option namespace", "Leave out the '%'"))
         for text in ("", "acme%", "a b", "a" * 65)
     ),
     Bad("half a certificate", {**CLUSTER, "useTLS": "true", "tlsCertPath": "c"}, "MISSING", ("tlsCertPath", "tlsKeyPath")),
     Bad("no port", {**CLUSTER, "namesrvAddr": "h"}, "INVALID", ("namesrvAddr", "'h'", "host:port")),
     Bad("no address", {**CLUSTER, "namesrvAddr": " ; "}, "INVALID", ("namesrvAddr", "host:port")),
     # Where the broker is.
-    Bad("two brokers", {**STREAM, "namesrvaddr": "h:9876"}, "CONFLICT", ("path", "namesrvAddr", "drop one")),
+    Bad("two brokers", {**STREAM, "namesrvaddr": "h:9876"}, "CONFLICT", ("path", "namesrvAddr", "Drop one")),
     Bad(
         "a bucket", {**STREAM, "path": f"s3://me:{SECRET}@b/x"}, "UNSUPPORTED", ("path", "s3:", "local directory", "/data/omq")
     ),
@@ -138,10 +138,10 @@ BAD_SOURCE = [
     Bad("an empty path", {**STREAM, "path": " "}, "INVALID", ("path", "local", "/data/omq")),
     Bad("a file address of nothing", {**STREAM, "path": "file:"}, "INVALID", ("path", "local", "/data/omq")),
     Bad("a path with a zero byte", {**STREAM, "path": "/a\0b"}, "INVALID", ("path", "\\x00", "/data/omq")),
-    Bad("a home directory", {**STREAM, "path": "~/omq"}, "INVALID", ("path", "'~/omq'", "write the home directory out")),
+    Bad("a home directory", {**STREAM, "path": "~/omq"}, "INVALID", ("path", "'~/omq'", "Write the home directory out")),
     # Topics.
-    Bad("no topic", without(STREAM, "topic"), "MISSING", ("topic", "set topic", "topicPattern")),
-    Bad("topic and pattern", {**STREAM, "topicPattern": "a"}, "CONFLICT", ("topic", "topicPattern", "drop one")),
+    Bad("no topic", without(STREAM, "topic"), "MISSING", ("topic", "Set topic", "topicPattern")),
+    Bad("topic and pattern", {**STREAM, "topicPattern": "a"}, "CONFLICT", ("topic", "topicPattern", "Drop one")),
     Bad("a bad character", {**STREAM, "topic": "or ders"}, "TOPIC.BAD_NAME", ("option topic", "'or ders'", "only letters")),
     Bad("a long name", {**STREAM, "topic": "a," + "x" * 128}, "TOPIC.BAD_NAME", ("option topic", "at most 127")),
     Bad("an empty name", {**STREAM, "topic": "a,,b"}, "INVALID", ("topic", "'a,,b'", "orders,invoices")),
@@ -162,9 +162,9 @@ BAD_SOURCE = [
         ("topicPattern", "too large", "orders-.*"),
     ),
     # Groups.
-    Bad("a stream with no group", BATCH, "MISSING", ("set consumerGroup", "messageModel=broadcasting")),
+    Bad("a stream with no group", BATCH, "MISSING", ("Set consumerGroup", "messageModel=broadcasting")),
     Bad("a bad group", {**STREAM, "consumerGroup": "a b"}, "GROUP.BAD_NAME", ("consumerGroup", "'a b'", "billing")),
-    Bad("a group nobody uses", {**STREAM, "messageModel": "broadcasting"}, "CONFLICT", ("drop consumerGroup", "clustering")),
+    Bad("a group nobody uses", {**STREAM, "messageModel": "broadcasting"}, "CONFLICT", ("Drop consumerGroup", "clustering")),
     Bad("a bad model", {**STREAM, "messageModel": "both"}, "INVALID", ("messageModel", "'both'", "clustering, broadcasting")),
     Bad("a bad assignment", {**STREAM, "assignment": "mine"}, "INVALID", ("assignment", "'mine'", "exclusive, shared")),
     # Queries that divide the queues of a group.
@@ -181,7 +181,7 @@ BAD_SOURCE = [
         ("assignment=shared", "spark.readStream"),
         False,
     ),
-    Bad("sharing with no group", {**BATCH, "assignment": "shared"}, "MISSING", ("set consumerGroup",)),
+    Bad("sharing with no group", {**BATCH, "assignment": "shared"}, "MISSING", ("Set consumerGroup",)),
     *(
         Bad(f"{name} of an owner of all", {**STREAM, name: value}, "CONFLICT", (f"option {name}", "assignment=shared", "drop"))
         for name, value in (
@@ -207,7 +207,7 @@ BAD_SOURCE = [
         )
     ),
     *(
-        Bad(f"{strategy} alone", shared(strategy), "MISSING", (f"allocateMessageQueueStrategy={strategy}", f"set {name}"))
+        Bad(f"{strategy} alone", shared(strategy), "MISSING", (f"allocateMessageQueueStrategy={strategy}", f"Set {name}"))
         for strategy, name in (
             ("CONFIG", "allocateQueues"),
             ("MACHINE_ROOM", "machineRooms"),
@@ -229,13 +229,13 @@ BAD_SOURCE = [
         "a bad strategy inside",
         shared("MACHINE_ROOM_NEARBY", machineRoom="a", allocateInner="CONFIG"),
         "INVALID",
-        ("allocateInner", "'CONFIG'", "AVG, AVG_BY_CIRCLE, CONSISTENT_HASH;"),
+        ("allocateInner", "'CONFIG'", "AVG, AVG_BY_CIRCLE, CONSISTENT_HASH."),
     ),
     Bad(
         "rooms of the embedded broker",
         shared("machine_room", machineRooms="a, b"),
         "UNSUPPORTED",
-        ("MACHINE_ROOM", "without an owner", "embedded", "use AVG, or MACHINE_ROOM_NEARBY"),
+        ("MACHINE_ROOM", "without an owner", "embedded", "Use AVG, or MACHINE_ROOM_NEARBY"),
     ),
     Bad("a room twice", shared("MACHINE_ROOM", machineRooms="a,b,a"), "INVALID", ("machineRooms", "'a'", "twice", "once")),
     Bad("a room of no name", shared("MACHINE_ROOM", machineRooms="a,,b"), "INVALID", ("machineRooms", "''", "room-a,room-b")),
@@ -249,7 +249,7 @@ BAD_SOURCE = [
     Bad("an empty room", shared("MACHINE_ROOM_NEARBY", machineRoom=" "), "INVALID", ("machineRoom", "''", "room-a")),
     Bad("half a list of queues", configured('{"orders": '), "INVALID", ("allocateQueues", "not JSON", '{"embedded": [0, 1]}')),
     Bad("no queues", configured("{}"), "INVALID", ("allocateQueues", "no topics", '{"embedded": [0, 1]}')),
-    Bad("an empty list", configured('{"orders": {"embedded": []}}'), "INVALID", ("allocateQueues", "no queues are named")),
+    Bad("an empty list", configured('{"orders": {"embedded": []}}'), "INVALID", ("allocateQueues", "names no queues")),
     Bad(
         "offsets of queues", configured('{"orders": {"embedded": {"0": 1}}}'), "INVALID", ("an object is not a list of queues",)
     ),
@@ -263,7 +263,7 @@ BAD_SOURCE = [
         "a queue of another topic",
         configured('{"b": {"embedded": [0]}}'),
         "CONFLICT",
-        ("allocateQueues", "'b'", "topic", "drop"),
+        ("allocateQueues", "'b'", "topic", "Drop"),
     ),
     Bad(
         "a queue elsewhere",
@@ -297,9 +297,9 @@ BAD_SOURCE = [
         "min above max",
         {**STREAM, "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
         "CONFLICT",
-        ("minOffsetsPerTrigger (9)", "maxOffsetsPerTrigger (8)", "lower it"),
+        ("minOffsetsPerTrigger (9)", "maxOffsetsPerTrigger (8)", "Lower it"),
     ),
-    Bad("a delay of nothing", {**STREAM, "maxTriggerDelay": "1m"}, "MISSING", ("maxTriggerDelay", "set minOffsetsPerTrigger")),
+    Bad("a delay of nothing", {**STREAM, "maxTriggerDelay": "1m"}, "MISSING", ("maxTriggerDelay", "Set minOffsetsPerTrigger")),
     *(
         Bad(f"{name} in a batch", {**BATCH, name: value}, "UNSUPPORTED", (name, "batch", "spark.readStream"), False)
         for name, value in (
@@ -320,21 +320,21 @@ BAD_SOURCE = [
         "two starts",
         {**starting("latest"), "startingTimestamp": "0"},
         "CONFLICT",
-        ("startingTimestamp", "startingOffsets", "drop one"),
+        ("startingTimestamp", "startingOffsets", "Drop one"),
     ),
-    Bad("a start and a rule", {**starting("latest"), "consumeFromWhere": "last"}, "CONFLICT", ("consumeFromWhere", "drop one")),
+    Bad("a start and a rule", {**starting("latest"), "consumeFromWhere": "last"}, "CONFLICT", ("consumeFromWhere", "Drop one")),
     Bad("broadcasting and committed", {**ALONE, "startingOffsets": "committed"}, "CONFLICT", ("startingOffsets", "earliest")),
     Bad(
         "a batch from no group",
         {**BATCH, "startingOffsets": "committed"},
         "MISSING",
-        ("startingOffsets", "set consumerGroup"),
+        ("startingOffsets", "Set consumerGroup"),
         False,
     ),
-    Bad("a batch from the end", {**BATCH, "startingOffsets": "latest"}, "CONFLICT", ("startingOffsets", "use earliest"), False),
-    Bad("a batch from last", {**BATCH, "consumeFromWhere": "last"}, "CONFLICT", ("consumeFromWhere", "use earliest"), False),
-    Bad("a stream that ends", {**STREAM, "endingOffsets": "latest"}, "UNSUPPORTED", ("endingOffsets", "use spark.read")),
-    Bad("a stream that ends in time", {**STREAM, "endingTimestamp": "0"}, "UNSUPPORTED", ("endingTimestamp", "use spark.read")),
+    Bad("a batch from the end", {**BATCH, "startingOffsets": "latest"}, "CONFLICT", ("startingOffsets", "Use earliest"), False),
+    Bad("a batch from last", {**BATCH, "consumeFromWhere": "last"}, "CONFLICT", ("consumeFromWhere", "Use earliest"), False),
+    Bad("a stream that ends", {**STREAM, "endingOffsets": "latest"}, "UNSUPPORTED", ("endingOffsets", "Use spark.read")),
+    Bad("a stream that ends in time", {**STREAM, "endingTimestamp": "0"}, "UNSUPPORTED", ("endingTimestamp", "Use spark.read")),
     Bad(
         "an unknown end",
         {**BATCH, "endingOffsets": "earliest"},
@@ -353,14 +353,14 @@ BAD_SOURCE = [
         "two ends",
         {**BATCH, "endingOffsets": "latest", "endingTimestamp": "0"},
         "CONFLICT",
-        ("endingOffsets", "endingTimestamp", "drop one"),
+        ("endingOffsets", "endingTimestamp", "Drop one"),
         False,
     ),
     Bad(
         "a time backwards",
         {**BATCH, "startingTimestamp": "2", "endingTimestamp": "1"},
         "CONFLICT",
-        ("startingTimestamp", "endingTimestamp", "exchange"),
+        ("startingTimestamp", "endingTimestamp", "Exchange"),
         False,
     ),
     Bad(
@@ -371,7 +371,7 @@ BAD_SOURCE = [
             "endingOffsets": '{"orders": {"embedded": {"0": 6}}}',
         },
         "CONFLICT",
-        ("startingOffsets", "orders/embedded/0 at 7", "endingOffsets at 6", "lower it"),
+        ("startingOffsets", "orders/embedded/0 at 7", "endingOffsets at 6", "Lower it"),
         False,
     ),
     Bad(
@@ -391,7 +391,7 @@ BAD_SOURCE = [
         "a rule with no time",
         {**STREAM, "consumeFromWhere": "timestamp"},
         "MISSING",
-        ("consumeFromWhere", "set consumeTimestamp"),
+        ("consumeFromWhere", "Set consumeTimestamp"),
     ),
     Bad(
         "a time with no rule",
@@ -405,7 +405,7 @@ BAD_SOURCE = [
         "JSON of a foreign topic",
         starting('{"x": {"embedded": {"0": 1}}}'),
         "CONFLICT",
-        ("startingOffsets", "'x'", "topic", "drop"),
+        ("startingOffsets", "'x'", "topic", "Drop"),
     ),
     Bad("JSON of a foreign broker", starting('{"orders": {"broker-a": {"0": 1}}}'), "INVALID", ("'broker-a'", "is embedded")),
     Bad(
@@ -418,30 +418,33 @@ BAD_SOURCE = [
         "JSON that the pattern has not",
         {**without(starting('{"orders2": {"embedded": {"0": 1}}}'), "topic"), "topicPattern": "orders"},
         "CONFLICT",
-        ("startingOffsets", "'orders2'", "topicPattern", "drop"),
+        ("startingOffsets", "'orders2'", "topicPattern", "Drop"),
     ),
 ]
 
 BAD_SINK = [
-    Bad("a misspelt name", {**SINK, "shardKey": "id"}, "UNKNOWN", ("'shardKey'", "did you mean shardingKey?")),
-    Bad("an option of the reader", {**SINK, "consumergroup": "b"}, "UNKNOWN", ("consumerGroup", "of the reader", "move it")),
+    Bad("a misspelt name", {**SINK, "shardKey": "id"}, "UNKNOWN", ("'shardKey'", "Did you mean shardingKey?")),
+    Bad("an option of the reader", {**SINK, "consumergroup": "b"}, "UNKNOWN", ("consumerGroup", "of the reader", "Move it")),
     Bad("a pattern to write to", {**SINK, "topicPattern": "b"}, "UNKNOWN", ("topicPattern", "of the reader")),
     Bad("properties to write", {**SINK, "includeProperties": "true"}, "UNKNOWN", ("includeProperties", "of the reader")),
     Bad("a secret key", {**SINK, "secretKey": SECRET}, "CONFLICT", ("secretKey", "RocketMQ", "namesrvAddr")),
     Bad(
-        "conflicts held back", {**SINK_CLUSTER, "onKeyConflict": "error"}, "UNSUPPORTED", ("onKeyConflict", "too late", "warn")
+        "conflicts held back",
+        {**SINK_CLUSTER, "onKeyConflict": "error"},
+        "UNSUPPORTED",
+        ("onKeyConflict", "as soon as they are sent", "warn"),
     ),
     Bad("a sink's group without a cluster", {**SINK, "sinkGroup": "billing-out"}, "CONFLICT", ("sinkGroup", "namesrvAddr")),
     Bad(
         "delays without a cluster", {**SINK, "delayedRows": "unordered"}, "CONFLICT", ("delayedRows", "embedded", "namesrvAddr")
     ),
     Bad("compression of a cluster", {**SINK_CLUSTER, "compression": "lz4"}, "CONFLICT", ("compression", "embedded")),
-    Bad("a tag for all", {**SINK, "tags": "a"}, "UNSUPPORTED", ("tags", "chooses what is read", "column tags")),
-    Bad("a filter for the writer", {**SINK, "filterSql": "a"}, "UNSUPPORTED", ("filterSql", "chooses what is read")),
+    Bad("a tag for all", {**SINK, "tags": "a"}, "UNSUPPORTED", ("tags", "selects the messages to read", "column tags")),
+    Bad("a filter for the writer", {**SINK, "filterSql": "a"}, "UNSUPPORTED", ("filterSql", "selects the messages to read")),
     Bad("Kafka's servers", {**SINK, "kafka.bootstrap.servers": "h"}, "UNSUPPORTED", ("kafka.bootstrap.servers", "path")),
     Bad("partitions", {**SINK, "numPartitions": "8"}, "UNSUPPORTED", ("numPartitions", "topicQueueNums")),
     Bad("a cluster without a port", {**without(SINK, "path"), "namesrvAddr": "h"}, "INVALID", ("namesrvAddr", "host:port")),
-    Bad("two brokers", {**SINK, "namesrvAddr": "h"}, "CONFLICT", ("path", "namesrvAddr", "drop one")),
+    Bad("two brokers", {**SINK, "namesrvAddr": "h"}, "CONFLICT", ("path", "namesrvAddr", "Drop one")),
     Bad("a bucket", {**SINK, "path": "gs://b"}, "UNSUPPORTED", ("path", "gs:", "local directory")),
     Bad("two topics", {**SINK, "topic": "a,b"}, "INVALID", ("topic", "'a,b'", "write a column topic")),
     Bad("dead letters", {**SINK, "topic": "%DLQ%g"}, "TOPIC.RESERVED", ("option topic", "'%DLQ%g'", "Choose a name")),
@@ -451,7 +454,7 @@ BAD_SINK = [
         "a type of no keys",
         {**SINK, "shardingKey": "none", "shardingKeyType": "long"},
         "CONFLICT",
-        ("shardingKeyType", "shardingKey=none", "drop one"),
+        ("shardingKeyType", "shardingKey=none", "Drop one"),
     ),
     Bad(
         "a remainder of no keys",
@@ -464,7 +467,7 @@ BAD_SINK = [
         "a remainder of text",
         {**SINK, "messageQueueSelector": "mod", "shardingKeyType": "text"},
         "CONFLICT",
-        ("messageQueueSelector=mod", "shardingKeyType=text", "use long, or hash"),
+        ("messageQueueSelector=mod", "shardingKeyType=text", "Use long, or hash"),
     ),
     Bad(
         "a selector unknown",
@@ -488,13 +491,13 @@ BAD_SINK = [
         "rooms of the embedded broker",
         {**SINK, "messageQueueSelector": "machineRoom", "machineRooms": "a"},
         "UNSUPPORTED",
-        ("messageQueueSelector=machineRoom", "room@name", "embedded", "use hash"),
+        ("messageQueueSelector=machineRoom", "room@name", "embedded", "Use hash"),
     ),
     Bad(
         "no rooms",
         {**SINK_CLUSTER, "messageQueueSelector": "MachineRoom"},
         "MISSING",
-        ("messageQueueSelector=machineRoom", "set machineRooms"),
+        ("messageQueueSelector=machineRoom", "Set machineRooms"),
     ),
     Bad(
         "rooms that are not looked at",
@@ -540,8 +543,8 @@ BAD_SINK = [
     Bad("a bad conflict", {**SINK, "onKeyConflict": "fail"}, "INVALID", ("onKeyConflict", "'fail'", "error, warn, ignore")),
     Bad("a bad replay", {**SINK, "onReplayDiffers": "warn"}, "INVALID", ("onReplayDiffers", "'warn'", "error, skip")),
     Bad("a bad compression", {**SINK, "compression": "zstd"}, "INVALID", ("compression", "'zstd'", "none, lz4")),
-    Bad("an app alone", {**SINK, "txnAppId": "a"}, "MISSING", ("txnAppId", "txnVersion", "set both"), False),
-    Bad("a version alone", {**SINK, "txnVersion": "1"}, "MISSING", ("txnVersion", "txnAppId", "set both"), None),
+    Bad("an app alone", {**SINK, "txnAppId": "a"}, "MISSING", ("txnAppId", "txnVersion", "Set both"), False),
+    Bad("a version alone", {**SINK, "txnVersion": "1"}, "MISSING", ("txnVersion", "txnAppId", "Set both"), None),
     Bad(
         "a negative version",
         {**SINK, "txnAppId": "a", "txnVersion": "-1"},
@@ -635,9 +638,9 @@ def test_good_offsets_keep_their_queues_and_special_numbers() -> None:
 @pytest.mark.parametrize("name", ["location", "user", "header", "bootstrap.servers", "timestamp_ntz", "x" * 40])
 @pytest.mark.parametrize("parse", [SourceOptions.parse, SinkOptions.parse])
 def test_nothing_is_proposed_that_does_not_resemble_what_was_typed(parse: Callable[..., object], name: str) -> None:
-    with pytest.raises(OptionError, match="its options are") as caught:
+    with pytest.raises(OptionError, match="Its options are") as caught:
         parse({**BATCH, name: "1"}, streaming=None)
-    assert "did you mean" not in str(caught.value)
+    assert "Did you mean" not in str(caught.value)
 
 
 #: What Spark 4.3 hands over for CREATE TABLE t USING orderedmq OPTIONS (path '/data/omq', topic 'orders', tags 'A') COMMENT 'all'
@@ -661,7 +664,7 @@ def test_a_tables_own_properties_are_passed_over() -> None:
 
 
 def test_a_tables_misspelt_option_is_refused_all_the_same() -> None:
-    with pytest.raises(OptionError, match="'topics' is unknown.*did you mean topic") as caught:
+    with pytest.raises(OptionError, match="'topics' is unknown.*Did you mean topic") as caught:
         SourceOptions.parse({**TABLE, "topics": "a", "option.topics": "a"}, streaming=None)
     assert caught.value.sub == "UNKNOWN"
     # Without a table there is nothing to pass over.
@@ -671,7 +674,7 @@ def test_a_tables_misspelt_option_is_refused_all_the_same() -> None:
 
 @pytest.mark.parametrize("parse", [SourceOptions.parse, SinkOptions.parse])
 def test_no_option_at_all_says_how_a_table_is_read(parse: Callable[..., object]) -> None:
-    with pytest.raises(OptionError, match=r"set path .*WITH \(path = .*CREATE TEMPORARY VIEW") as caught:
+    with pytest.raises(OptionError, match=r"Set path .*WITH \(path = .*CREATE TEMPORARY VIEW") as caught:
         parse({}, streaming=False)
     assert caught.value.sub == "MISSING"
 

@@ -84,10 +84,10 @@ def test_without_anything_the_store_is_in_the_working_directory() -> None:
     ("shell", "says"),
     [
         (Shell(profile="none"), r"config\.toml has no profile 'none', only prod, keys, laptop"),
-        (Shell(profile="wrong"), r"profile wrong in .*config\.toml has 'topic', which does not say how to connect"),
+        (Shell(profile="wrong"), r"profile wrong in .*config\.toml has 'topic', which is not an option of the connection"),
         (
             Shell(profile="number"),
-            r"profile number in .* has a value that is neither a text nor true or false; write namesrvAddr =",
+            r"profile number in .* has a value that is neither a text nor true or false. Write namesrvAddr =",
         ),
         (Shell(options=["useTLS"]), "Give NAME=VALUE"),
         (
