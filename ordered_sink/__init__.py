@@ -1,4 +1,4 @@
-"""The sink: Spark's writers over a broker. ``writer`` runs in executors, ``commit`` on the driver; the rules are in orderedmq."""
+"""The sink: Spark's writers for a broker. ``writer`` runs in executors, ``commit`` on the driver; the logic below them is in orderedmq."""
 
 from ordered_sink.route import route
 

@@ -1,4 +1,4 @@
-"""Maps columns of the written rows to parts of a message, and checks them while the query is planned."""
+"""Maps the columns of written rows to the parts of a message, and checks the columns while the query is planned."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from orderedmq.options.sink import NO_KEY, SinkOptions
 from orderedmq.routing.sharding_key import GivenKeyType, KeyType
 from orderedmq.rows.delays import DELAY_COLUMNS, LEVEL, delays_nothing
 
-#: Columns of the source's rows that only a broker can set. The sink accepts and ignores them.
+#: Columns that a source returns and only a broker can set. The sink accepts and ignores them.
 BROKER_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name not in (*PRODUCER_COLUMNS, "topic", "queue_id"))
 _TEXT: Final = ("tags", "keys", "topic")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Columns of the input by role. ``key`` None: rows without a sharding key; ``topic`` None: the option names it.
+    """The input columns by their role. ``key`` None: rows have no sharding key. ``topic`` None: the option topic names the topic.
 
-    ``key_type``: the type as which keys are hashed. ``delays``: the columns of delayed rows (`rows.delays`).
+    ``key_type``: how keys are hashed. ``delays``: the columns that delay rows (`rows.delays`).
     """
 
     key: str | None
@@ -33,12 +33,12 @@ class Plan:
 
 
 def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
-    """Return the columns by role. Raises SchemaError MISSING_COLUMN, UNKNOWN_COLUMN or WRONG_TYPE; for delays, OptionError."""
+    """Return the columns by role. Raises SchemaError MISSING_COLUMN, UNKNOWN_COLUMN or WRONG_TYPE; the OptionErrors of `_delays`."""
     names = set(schema.names)
     if "body" not in names:
         raise SchemaError(
             SchemaCondition.MISSING_COLUMN,
-            f"the rows have no column 'body' (binary or string), only {', '.join(schema.names) or 'none'}; for example "
+            f"the rows have no column 'body' (binary or string), only {', '.join(schema.names) or 'none'}. Make one, for example with "
             "select(to_json(struct('*')).alias('body'))",
         )
     _require(schema, "body", (BinaryType, StringType))
@@ -57,11 +57,15 @@ def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
     kind: KeyType = "text" if key is None else key_type(schema, key, options.sharding_key_type, options.selector)
     if options.topic is None and "topic" not in names:
         raise SchemaError(
-            SchemaCondition.MISSING_COLUMN, "no topic to write to: set option topic, or give the rows a column 'topic' (string)"
+            SchemaCondition.MISSING_COLUMN,
+            "the topic to write to is not known. Set option topic, or give the rows a column 'topic' (string)",
         )
     if options.selector == "queueId":
         if "queue_id" not in names:
-            raise SchemaError(SchemaCondition.MISSING_COLUMN, "messageQueueSelector=queueId needs a column 'queue_id' (int)")
+            raise SchemaError(
+                SchemaCondition.MISSING_COLUMN,
+                "messageQueueSelector=queueId needs a column 'queue_id' (int)",
+            )
         _require(schema, "queue_id", (IntegralType,))
     delays = _delays(schema, options, key)
     known = {*PRODUCER_COLUMNS, *delays, "topic", "queue_id", *BROKER_COLUMNS, *([key] if key else [])}
@@ -75,17 +79,17 @@ def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
         if name not in known | order:
             raise SchemaError(
                 SchemaCondition.UNKNOWN_COLUMN,
-                f"column {name!r} is not part of a message: drop it, put it into body or properties, or name it in shardingKey or orderBy",
+                f"column {name!r} is not part of a message. Drop it, put it into body or properties, or name it in shardingKey or orderBy",
             )
     return Plan(key, "topic" if options.topic is None else None, kind, delays)
 
 
 def _delays(schema: StructType, options: SinkOptions, key: str | None) -> tuple[str, ...]:
-    """Return the columns of delayed rows. Raises OptionError UNSUPPORTED, SchemaError WRONG_TYPE, OptionError CONFLICT."""
+    """Return the columns that delay rows. Raises OptionError UNSUPPORTED or CONFLICT, SchemaError WRONG_TYPE."""
     order = {column.name for column in options.order_by}
     found = tuple(name for name in DELAY_COLUMNS if name in schema.names)
     if not options.endpoint.capabilities.delays:
-        # Such a column may order the rows.
+        # A column of this name is allowed if it only orders the rows.
         for name in found:
             if name not in order:
                 raise delays_nothing(f"column {name!r}")
@@ -96,21 +100,21 @@ def _delays(schema: StructType, options: SinkOptions, key: str | None) -> tuple[
         what = f"the sharding key {key!r}" if key is not None else "orderBy"
         raise OptionError(
             OptionCondition.CONFLICT,
-            f"column {found[0]!r} delays rows, and {what} orders them: a delayed message comes when it is due, whatever was sent before or "
-            f"behind it, and may come twice; set delayedRows=unordered if that is meant (rows where the column is null keep their order), or "
-            f"set shardingKey={NO_KEY}, without orderBy",
+            f"column {found[0]!r} delays rows, and {what} orders them, but a delayed message is delivered when it is due, whatever was sent "
+            f"before or after it, and may be delivered twice. Set delayedRows=unordered to accept this (rows where the column is null keep "
+            f"their order), or set shardingKey={NO_KEY}, without orderBy",
         )
     return found
 
 
 def _key(schema: StructType, options: SinkOptions) -> str | None:
-    """Return the column of the sharding key; None for rows without one. Raises SchemaError MISSING_COLUMN or UNKNOWN_COLUMN."""
+    """Return the column of the sharding key; None if rows have no key. Raises SchemaError MISSING_COLUMN or UNKNOWN_COLUMN."""
     name, has = options.sharding_key, ", ".join(schema.names)
     if name is None:
         if NO_KEY in schema.names:
             raise SchemaError(
                 SchemaCondition.UNKNOWN_COLUMN,
-                f"shardingKey={NO_KEY} means that the rows have no key, but they have a column {NO_KEY!r}: drop it, or give it another name",
+                f"shardingKey={NO_KEY} means that the rows have no key, but they have a column {NO_KEY!r}. Drop it, or give it another name",
             )
         return None
     if name in schema.names:
@@ -122,14 +126,14 @@ def _key(schema: StructType, options: SinkOptions) -> str | None:
     if options.needs_key:
         raise SchemaError(
             SchemaCondition.MISSING_COLUMN,
-            f"the rows have no column {name!r}, only {has}, and rows without a key have no order: name the key's column in option shardingKey, "
+            f"the rows have no column {name!r}, only {has}, and rows without a key have no order. Name the key's column in option shardingKey, "
             f"or set shardingKey={NO_KEY} if they need no order",
         )
     return None
 
 
 def key_type(schema: StructType, key: str, given: GivenKeyType, selector: str) -> KeyType:
-    """Return the type as which a column's keys are hashed. Raises SchemaError WRONG_TYPE."""
+    """Return how a column's keys are hashed. Raises SchemaError WRONG_TYPE."""
     _require(schema, key, (StringType, BinaryType, IntegralType))
     column = schema[key].dataType
     kind: KeyType
@@ -142,7 +146,7 @@ def key_type(schema: StructType, key: str, given: GivenKeyType, selector: str) -
     if kind == "text" and selector == "mod":
         raise SchemaError(
             SchemaCondition.WRONG_TYPE,
-            f"messageQueueSelector=mod needs keys that are whole numbers, but column {key!r} is {column.simpleString()}; cast it to bigint, or "
+            f"messageQueueSelector=mod needs keys that are whole numbers, but column {key!r} is {column.simpleString()}. Cast it to bigint, or "
             "set shardingKeyType=long",
         )
     return kind
@@ -153,5 +157,5 @@ def _require(schema: StructType, name: str, kinds: tuple[type[DataType], ...]) -
     if not isinstance(kind, kinds):
         wanted = " or ".join(sorted({k.__name__.removesuffix("Type").lower() for k in kinds}))
         raise SchemaError(
-            SchemaCondition.WRONG_TYPE, f"column {name!r} must be {wanted}, but it is {kind.simpleString()}; cast it first"
+            SchemaCondition.WRONG_TYPE, f"column {name!r} must be {wanted}, but it is {kind.simpleString()}. Cast it first"
         )

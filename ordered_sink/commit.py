@@ -1,7 +1,7 @@
-"""The writers that Spark plans with. At the end of a batch they publish or discard it, on the driver.
+"""The writers that Spark calls on the driver. At the end of a batch they publish or discard the batch.
 
-With Capabilities.atomic_publish, the rows become visible together, or disappear without a trace. Otherwise readers see them as
-soon as the tasks send them, and they stay.
+With Capabilities.atomic_publish, the rows become visible together, or are deleted before anybody sees them. Otherwise readers see rows
+as soon as the tasks send them, and the rows cannot be deleted.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ log = logging.getLogger("orderedmq")
 
 
 class _Planned:
-    """The checked options and columns, the store's identity, and the job's name. Both writers share this class.
+    """The checked options and columns, the store's identity, and the job's name. Both writers use this class.
 
-    Tasks refuse a store with another identity, such as another machine's. Spark makes one writer for all tasks of a job, and
-    another for each job that writes the same batch again.
+    Tasks refuse a store with another identity, for example a store on another machine. Spark makes one writer for all tasks of a job, and
+    another writer for each job that writes the same batch again.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool) -> None:
         if overwrite:
             raise SinkError(
                 SinkCondition.MODE,
-                "a queue cannot be overwritten: use outputMode('append') in a stream, mode('append') in a batch; complete mode would send "
-                "every row again in each batch",
+                "a queue cannot be overwritten, and complete mode would send every row again in each batch. Use outputMode('append') in a "
+                "stream, mode('append') in a batch",
             )
         self.options = SinkOptions.parse(options, streaming=streaming)
         self.plan: Plan = plan_columns(schema, self.options)
         self.streaming = streaming
-        # A user's function is loaded here once, so that a mistake shows before any task starts.
+        # Load a user's selector function here, so that a mistake is reported before any task starts.
         selector(self.options.selector, 0)
         with reach(self.options.endpoint) as broker:
             try:
                 self.identity = self._prepare(broker)
             except RocketMQError as error:
-                # A Proxy that checks accounts refuses even routes, and names one right.
+                # A Proxy that checks accounts refuses even the request for routes and names only one right, so report all rights here.
                 if error.denied and self.options.topic is not None:
                     identified = streaming or self.options.txn_app_id is not None
                     broker.outbox.require_rights(self.options.topic, self.options.sink_group, identified=identified)
@@ -60,7 +60,7 @@ class _Planned:
         self.job = uuid.uuid4().hex
 
     def _prepare(self, broker: Broker) -> str:
-        """Check what the broker can do, make the topic if it is missing and may be made, and return the broker's identity."""
+        """Check the broker's abilities, create the topic if it is missing and the options allow that, and return the broker's identity."""
         if self.plan.delays:
             broker.outbox.require_delays(self.plan.delays, self.options.topic)
         if self.options.trace_topic is not None:
@@ -82,7 +82,7 @@ class _Planned:
         return write(rows, self.options, self.plan, self.identity, self.job, streaming=self.streaming)
 
     def publish(self, messages: Sequence[WriterCommitMessage | None]) -> Published | None:
-        """Publish the batch and return what became visible; None if no task sent a message."""
+        """Publish the batch. Return what became visible, or None if no task sent a commit message."""
         written = [message for message in messages if isinstance(message, Written)]
         if not written:
             return None
@@ -92,45 +92,48 @@ class _Planned:
             return broker.outbox.publish(
                 written[0].batch,
                 [message.receipt for message in written],
-                # A batch write inside foreachBatch is one of several outputs: the offsets move at the end of the batch.
+                # A batch write in foreachBatch may be one of several outputs, so the offsets move only at the end of the micro-batch.
                 move_offsets=self.streaming,
                 skip_differing_replay=self.options.on_replay_differs == "skip",
             )
 
     def discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Delete what the tasks have staged, as far as that is possible. Raise nothing, or Spark would not show why the batch failed."""
+        """Delete the rows that the tasks have staged, if possible. It raises nothing, because Spark must show why the batch failed."""
         receipts = [message.receipt for message in messages if isinstance(message, Written)]
         if receipts:
             try:
                 with reach(self.options.endpoint, identity=self.identity, seen_here=True) as broker:
                     broker.outbox.discard(receipts)
             except OrderedMQError as error:
-                log.warning("the rows of an aborted batch could not be deleted now, and are deleted later: %s", error)
+                log.warning("the rows of an aborted batch could not be deleted now, but will be deleted later: %s", error)
 
     def _check_keys(self, written: Sequence[Written]) -> None:
         if self.options.on_key_conflict == "ignore":
             return
-        # Two attempts of one task have the same keys. The first one counts, as it does for the broker.
+        # Two attempts of one task have the same keys. The first attempt counts, as it does for the broker.
         tasks = {message.receipt.partition: message.keys for message in reversed(written)}
         conflicts = count_shared(list(tasks.values()))
         if not conflicts:
             return
-        why = (
-            f"{conflicts} sharding keys occur in more than one task of the batch, so their messages have no defined order: route the rows "
-            "first (ordered_sink.route(df, order_by=...))"
-        )
+        why = f"{conflicts} sharding keys occur in more than one task of the batch, so their messages have no defined order"
         if self.options.on_key_conflict == "error":
-            # This is true because the options accept "error" only where publishing is atomic.
-            what = "or set onKeyConflict=warn or ignore if order within a batch does not matter; no row of the batch became visible"
-            raise SinkError(SinkCondition.KEY_CONFLICT, f"{why}, {what}")
+            # No row is visible yet, because the options accept "error" only if publishing is atomic.
+            what = (
+                "No row of the batch became visible. Route the rows first (ordered_sink.route(df, order_by=...)), or set "
+                "onKeyConflict=warn or ignore if order within a batch does not matter"
+            )
+            raise SinkError(SinkCondition.KEY_CONFLICT, f"{why}. {what}")
         atomic = self.options.endpoint.capabilities.atomic_publish
-        rows = "they are published all the same" if atomic else "they were sent before this could be known"
-        what = f"or set onKeyConflict=ignore if order within a batch does not matter; {rows}"
-        log.warning("%s", SinkError(SinkCondition.KEY_CONFLICT, f"{why}, {what}"))
+        rows = "They are published nevertheless" if atomic else "They were sent before this could be known"
+        what = (
+            f"{rows}. Route the rows first (ordered_sink.route(df, order_by=...)), or set onKeyConflict=ignore if order within a batch does "
+            "not matter"
+        )
+        log.warning("%s", SinkError(SinkCondition.KEY_CONFLICT, f"{why}. {what}"))
 
     def _warn(self, written: Sequence[Written]) -> None:
-        """Warn, once per batch, of rows without a key and of rows with several tags."""
-        # Of two attempts of one task, one counts.
+        """Log a warning, once per batch, about rows without a key and rows with several tags."""
+        # If a task had two attempts, only one of them counts.
         tasks = {message.receipt.partition: message for message in written}.values()
         rows, null_keys, tags = (sum(getattr(task, name) for task in tasks) for name in ("rows", "null_keys", "several_tags"))
         if null_keys:
@@ -139,17 +142,20 @@ class _Planned:
                 if self.options.endpoint.capabilities.atomic_publish
                 else "go to queues by their content"
             )
-            what = f"{null_keys} of {rows} rows have no key (column {self.plan.key!r} is null): they {to} and have no order among each other"
+            what = f"{null_keys} of {rows} rows have no key (column {self.plan.key!r} is null): they {to} and have no order among themselves"
             log.warning(
                 "%s",
                 MessageError(
-                    MessageCondition.NULL_KEY, f"{what}; filter them out, or write them separately with shardingKey={NO_KEY}"
+                    MessageCondition.NULL_KEY, f"{what}. Filter them out, or write them separately with shardingKey={NO_KEY}"
                 ),
             )
         if tags:
-            what = f"{tags} of {rows} rows have a comma or || in column 'tags': a message has one tag, and no filter finds this one"
+            what = f"{tags} of {rows} rows have a comma or || in column 'tags': a message has only one tag, and no filter matches such a text"
             log.warning(
-                "%s", MessageError(MessageCondition.SEVERAL_TAGS, f"{what}; write one tag, and more in keys or properties")
+                "%s",
+                MessageError(
+                    MessageCondition.SEVERAL_TAGS, f"{what}. Write one tag, and put further ones into keys or properties"
+                ),
             )
 
 
@@ -172,9 +178,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 @concise_calls
 class BatchWriter(DataSourceArrowWriter):
-    """A batch write, done once per (txnAppId, txnVersion) if these are given.
+    """A batch write. With (txnAppId, txnVersion), rows are written only once for each pair.
 
-    If publishing is atomic, it writes all rows or none.
+    If publishing is atomic, all rows are written or none.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:

@@ -1,4 +1,4 @@
-"""Finds sharding keys that occur in several tasks of a batch, and so have no order, by their 64-bit hashes. Pure."""
+"""Finds sharding keys that occur in several tasks of a batch and therefore have no order, by their 64-bit hashes. Pure."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
 
-#: Hashes to gather before duplicates are removed.
+#: The number of hashes to collect before duplicates are removed.
 _GATHER: Final = 1 << 18
-#: Hashes that are known to be seen: so many fit into a core's cache.
+#: Size of the table of recently seen hashes, which fits into a core's cache.
 _KNOWN: Final = 1 << 16
 
 
 class SeenKeys:
-    """The keys of one task as sorted unique hashes, sent as bytes in its commit message."""
+    """The keys of one task as sorted unique hashes. The task sends them as bytes in its commit message."""
 
     def __init__(self) -> None:
         self._unique: Words = np.empty(0, dtype=np.uint64)
         self._waiting: list[Words] = []
         self._count = 0
-        #: By their last bits, one of the hashes that were added; at first values that have other last bits.
+        #: Index: the last bits of a hash. Value: an added hash with these bits; at first, a value whose last bits differ from the index.
         self._known: Words = np.arange(1, _KNOWN + 1, dtype=np.uint64)
 
     def add(self, hashes: Words) -> None:
-        # Keys repeat, and to look one up is several times as fast as to sort it.
+        # Keys repeat, and a lookup is several times faster than sorting.
         mask = np.uint64(_KNOWN - 1)
         new = _distinct(hashes[self._known[hashes & mask] != hashes])
         self._known[new & mask] = new
@@ -46,7 +46,7 @@ class SeenKeys:
 
 
 def _distinct(hashes: Words) -> Words:
-    """Like np.unique, whose hash table takes 3 times as long for keys that repeat and 12 times for keys that do not."""
+    """Return the sorted unique hashes, as np.unique does. (That takes 3 times as long if keys repeat and 12 times if they do not.)"""
     every = np.sort(hashes)
     return every[np.concatenate(([True], every[1:] != every[:-1]))] if len(every) else every
 
@@ -58,5 +58,5 @@ def count_shared(tasks: Sequence[bytes]) -> int:
         return 0
     every = np.sort(np.concatenate(known))
     same = every[1:] == every[:-1]
-    # A key in three tasks makes two neighbouring pairs but counts once.
+    # A key in three tasks makes two pairs of equal neighbours, but counts once.
     return int(np.count_nonzero(same & ~np.concatenate(([False], same[:-1]))))

@@ -1,4 +1,4 @@
-"""Brings all rows of a queue into one task, in a given order, before they are written."""
+"""Moves all rows of a queue into one task, in a given order, before they are written."""
 
 from __future__ import annotations
 
@@ -36,19 +36,22 @@ def route(
     """Return ``df`` repartitioned so that one task writes each queue, its rows sorted by ``order_by``.
 
     ``order_by``: columns, each with ``asc``, ``desc`` or neither, as in the sink's option orderBy: a list, or a text with
-    commas. It is required because a shuffle leaves no order. ``sharding_key``: the key's column. ``queues``: the target topic's
-    number of queues. Without it, equal keys still come together, but several tasks may write to one queue. ``buffer_size``:
-    size of the rows that a task may hold in memory to sort them, such as ``512k`` or ``1g``. ``sharding_key_type``,
-    ``message_queue_selector``: as the sink's options. Works on streaming and batch DataFrames; the columns stay as they are.
+    commas. It is required because a shuffle destroys the order of rows. ``sharding_key``: the key's column. ``queues``: the
+    target topic's number of queues. Without it, equal keys are still in one task, but several tasks may write to one queue.
+    ``buffer_size``: maximum size of the rows that a task holds in memory to sort them, such as ``512k`` or ``1g``.
+    ``sharding_key_type`` and ``message_queue_selector`` are those of the sink's options. Works with streaming and batch
+    DataFrames; the columns do not change.
 
-    Raises OptionError INVALID, SchemaError MISSING_COLUMN and WRONG_TYPE at once, SinkError ORDER_BUFFER_FULL and MessageError
+    Raises OptionError INVALID, SchemaError MISSING_COLUMN or WRONG_TYPE immediately; SinkError ORDER_BUFFER_FULL or MessageError
     BAD_KEY when the query runs.
     """
     text = order_by if isinstance(order_by, str) else ", ".join(order_by)
     columns = SinkOptions.parse_order_by(text)
     for name in (sharding_key, *(column.name for column in columns)):
         if name not in df.columns:
-            raise SchemaError(SchemaCondition.MISSING_COLUMN, f"route: no column {name!r}, only {', '.join(df.columns)}")
+            raise SchemaError(
+                SchemaCondition.MISSING_COLUMN, f"route: the rows have no column {name!r}, only {', '.join(df.columns)}"
+            )
     if queues is not None and queues < 1:
         raise OptionError(OptionCondition.INVALID, f"route: queues={queues} is not a number of queues")
     if sharding_key_type not in KEY_TYPES:
@@ -73,7 +76,7 @@ def route(
 def _queue_of(queues: int, keying: Keying) -> Callable[..., Any]:
     @arrow_udf(returnType=IntegerType())  # type: ignore[call-overload, untyped-decorator, unused-ignore]
     def queue_of(keys: pa.Array) -> pa.Array:
-        # The sink's own rule. A row without a key goes to the first task, where the sink spreads it.
+        # The sink chooses queues by the same rule. A row without a key goes to the first task, where the sink spreads such rows over queues.
         return pa.array(keying.queues_of(keys, queues, "a batch that route moves").astype("int32"))
 
     return queue_of  # type: ignore[no-any-return, unused-ignore]
@@ -81,7 +84,7 @@ def _queue_of(queues: int, keying: Keying) -> Callable[..., Any]:
 
 def _sorter(columns: Sequence[SortColumn], limit: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     full = (
-        f"route holds a task's rows in memory to sort them, and they take more than buffer_size={limit} bytes: raise it, or "
+        f"route holds a task's rows in memory to sort them, but they take more than buffer_size={limit} bytes. Raise it, or "
         "write smaller batches (maxOffsetsPerTrigger)"
     )
 

@@ -1,4 +1,4 @@
-"""Sorts all rows of one task, which it holds in memory up to a limit."""
+"""Sorts all rows of one task in memory, up to a limit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from orderedmq.options.sink import SortColumn
 def sorted_rows(
     batches: Iterator[pa.RecordBatch], columns: Sequence[SortColumn], limit: int, full: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all rows as one batch, sorted by ``columns``; nothing if there are no rows.
+    """Yield all rows as one batch, sorted by ``columns``; yield nothing if there are no rows.
 
-    Raises SinkError ORDER_BUFFER_FULL with the text ``full`` if they take more than ``limit`` bytes.
+    Raises SinkError ORDER_BUFFER_FULL with the message ``full`` if the rows take more than ``limit`` bytes.
     """
     held: list[pa.RecordBatch] = []
     size = 0
@@ -30,7 +30,7 @@ def sorted_rows(
             raise SinkError(SinkCondition.ORDER_BUFFER_FULL, full)
     if held:
         whole = held[0] if len(held) == 1 else pa.concat_batches(held)
-        # Each copy is released before the next one is made: the caller makes another one of what it gets.
+        # Release each copy before the next one is made, because the caller also copies the result.
         held.clear()
         keys = [(column.name, "descending" if column.descending else "ascending") for column in columns]
         ordered = whole.take(pc.sort_indices(whole, sort_keys=keys))

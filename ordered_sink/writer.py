@@ -1,7 +1,7 @@
-"""One writing task: the selector chooses a queue for each row, and the broker gets the rows in order.
+"""A writing task: the selector chooses a queue for each row, and the broker gets the rows in order.
 
-Rules: rows keep their order, or get the order of ``orderBy``, which needs all rows of the task in memory (up to a limit). About
-16 MiB of rows are gathered before they are routed, so that a queue's share is a chunk of good size.
+Rules: rows keep their order, or get the order of ``orderBy``, which needs all rows of the task in memory (up to a limit). The task
+collects about 16 MiB of rows before it routes them, so that each queue gets a chunk of efficient size.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GATHER_ROWS: Final = 131072
 class Written(WriterCommitMessage):
     """A task's message to the commit: its batch, its receipt, and its keys as sorted 64-bit hashes.
 
-    Of its ``rows`` rows, ``null_keys`` have no key and ``several_tags`` have more than one tag: the commit warns of these.
+    Of the task's ``rows`` rows, ``null_keys`` have no key and ``several_tags`` have more than one tag. The commit logs a warning about these.
     """
 
     batch: SinkBatch
@@ -59,7 +59,7 @@ class Written(WriterCommitMessage):
 
 
 def sink_batch(options: SinkOptions, run: SourceRun | None, job: str = "", *, streaming: bool) -> SinkBatch:
-    """Return the identity under which rows are published once: (query, batch), the user's transaction, or none."""
+    """Return the identity of a batch, which is published only once: (query, batch), the user's transaction, or no identity."""
     sink_id, batch_id = None, 0
     if options.txn_app_id is not None and options.txn_version is not None:
         sink_id, batch_id = sink_of(options.txn_app_id), options.txn_version
@@ -72,7 +72,7 @@ def sink_batch(options: SinkOptions, run: SourceRun | None, job: str = "", *, st
 def write(
     rows: Iterator[pa.RecordBatch], options: SinkOptions, plan: Plan, identity: str, job: str = "", *, streaming: bool
 ) -> Written:
-    """Stage all rows of one attempt of one task. Capabilities tells whether readers see them before the commit.
+    """Stage all rows of one attempt of one task. Capabilities.atomic_publish says whether readers see them only after the commit.
 
     ``job``: see `SinkBatch`.
     """
@@ -90,8 +90,8 @@ def write(
             task.route(gathered)
         if task.malformed:
             log.warning(
-                "%d rows of partition %d of batch %d have a tag, key or property that is not UTF-8: it is written with U+FFFD in the place of "
-                "each malformed byte sequence, as Java writes it; encode such bytes (hex, base64) before they are written",
+                "%d rows of partition %d of batch %d have a tag, key or property that is not UTF-8: each malformed byte sequence is replaced "
+                "by U+FFFD, as in Java. Encode such bytes (hex, base64) before they are written",
                 task.malformed,
                 context.partitionId(),
                 batch.batch_id,
@@ -105,11 +105,11 @@ def write(
 
 
 def _gather_rows(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterator[pa.RecordBatch]:
-    """Yield batches of good size, in row order; with orderBy, one sorted batch of all rows."""
+    """Yield the rows in order, in batches of about `GATHER_BYTES`; with orderBy, yield one sorted batch of all rows."""
     if options.order_by:
         full = (
-            f"orderBy holds a task's rows in memory, and they take more than orderBufferSize={options.order_buffer_size} bytes: "
-            "raise it, write smaller batches (maxOffsetsPerTrigger), or spread the rows over more tasks"
+            f"orderBy holds a task's rows in memory, but they take more than orderBufferSize={options.order_buffer_size} bytes. "
+            "Raise it, write smaller batches (maxOffsetsPerTrigger), or spread the rows over more tasks"
         )
         yield from sorted_rows(rows, options.order_by, options.order_buffer_size, full)
         return
@@ -129,7 +129,7 @@ def _gather_rows(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterat
 
 
 class _Task:
-    """The state of one writing task: known topics, selector, keys seen, and counts of rows."""
+    """The state of a writing task: known topics, the selector, the keys seen, and counts of rows."""
 
     def __init__(self, broker: Broker, staging: Staging, options: SinkOptions, plan: Plan, partition: int, seed: int) -> None:
         self._broker = broker
@@ -138,11 +138,11 @@ class _Task:
         self._plan = plan
         self._partition = partition
         self.rows = self.null_keys = self.several_tags = 0
-        # Without atomic publishing, sent rows stay: a retry with its rows in another order must choose the same queues.
+        # Without atomic publishing, sent rows stay, so a retry that gets its rows in another order must choose the same queues.
         self._selector = selector(options.selector, seed, by_content=not broker.capabilities.atomic_publish)
         self._queues: dict[str, list[MessageQueue]] = {}
         self.seen = SeenKeys()
-        #: Number of rows with a text that is not UTF-8.
+        #: Number of rows that contain a text that is not UTF-8.
         self.malformed = 0
 
     def route(self, rows: pa.RecordBatch) -> None:
@@ -158,7 +158,7 @@ class _Task:
         if self._options.needs_key and keys is not None:
             self.null_keys += keys.keys.null_count
         if "queue_id" in rows.schema.names:
-            # The selector needs this column; staged rows do not have it.
+            # The selector needs this column. It is removed before the rows are staged.
             messages = messages.append_column("queue_id", rows.column("queue_id"))
         for name, column in delayed.items():
             messages = messages.append_column(name, column)
@@ -171,7 +171,7 @@ class _Task:
             row = self.rows - rows.num_rows + int(pc.index(column.is_null(), True).as_py())
             raise MessageError(
                 MessageCondition.NULL_TOPIC,
-                f"row {row} of partition {self._partition} has no topic; fill the column or set option topic",
+                f"row {row} of partition {self._partition} has no topic. Fill the column or set option topic",
             )
         for topic in pc.unique(column):
             mask = pc.equal(column, topic)
@@ -186,7 +186,7 @@ class _Task:
         if keys is not None and self._options.on_key_conflict != "ignore":
             hashes = _ordered(keys.hash64, keys.valid, messages)
             if self._plan.topic is not None:
-                # The same key in another topic is another key.
+                # Equal keys in different topics are different keys.
                 hashes = hashes ^ key_hash64(pa.array([topic]))[0]
             self.seen.add(hashes)
         messages = messages.select([name for name in (*PRODUCER_COLUMNS, *DELAY_COLUMNS) if name in messages.schema.names])
@@ -203,7 +203,7 @@ class _Task:
             begin += int(counts[number])
 
     def _keys(self, rows: pa.RecordBatch, where: str, odd: set[int]) -> HashedKeys | None:
-        """Return the rows' hashed keys; None without a key column. Adds to ``odd`` the rows whose key is not UTF-8."""
+        """Return the rows' hashed keys; None without a key column. Rows whose key is not UTF-8 are added to ``odd``."""
         if self._plan.key is None:
             return None
         column = rows.column(rows.schema.get_field_index(self._plan.key))
@@ -213,7 +213,7 @@ class _Task:
         return hashed_keys(column, self._plan.key_type, where, self.rows)
 
     def _messages(self, rows: pa.RecordBatch, keys: HashedKeys | None) -> pa.RecordBatch:
-        """Return the producer's columns. The sharding key is stored as ``sharding_key``, whatever column it came from."""
+        """Return the producer's columns of the rows. The key's column is named ``sharding_key``, whatever its name was."""
         names, arrays = [], []
         for name in PRODUCER_COLUMNS:
             at = rows.schema.get_field_index(name)
@@ -233,7 +233,7 @@ class _Task:
 
 
 def _ordered(hashes: npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None, messages: pa.RecordBatch) -> npt.NDArray[Any]:
-    """Return the hashes of the rows that have a key and an order, which delayed rows have not."""
+    """Return the hashes of the rows that have a key and are not delayed, because delayed rows have no order."""
     kept = np.ones(len(hashes), dtype=bool) if valid is None else valid
     for name in DELAY_COLUMNS:
         if name in messages.schema.names:
@@ -244,8 +244,8 @@ def _ordered(hashes: npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None, mess
 def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[MessageQueue]:
     """Return the queues that rows go to. A missing topic is created if the options give its number of queues.
 
-    Raises TopicError MISSING; QUEUE_COUNT, since another number of queues would silently map keys to other queues;
-    NO_SUCH_QUEUE for a read-only topic or a machine room without queues.
+    Raises TopicError MISSING; QUEUE_COUNT if the topic's number of queues differs from the option, because keys would then go to other
+    queues; NO_SUCH_QUEUE for a read-only topic or a machine room without queues.
     """
     wanted = options.topic_queue_nums
     try:
@@ -262,12 +262,12 @@ def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[Mess
     if wanted is not None and len(queues) != wanted:
         raise TopicError(
             TopicCondition.QUEUE_COUNT,
-            f"topic {topic!r} has {len(queues)} queues, but option topicQueueNums says {wanted}: with another number, keys go to other queues; "
-            "correct the option (over RocketMQ: or wait for the broker that is away)",
+            f"topic {topic!r} has {len(queues)} queues, but option topicQueueNums says {wanted}: with another number, keys go to other queues. "
+            "Correct the option, or over RocketMQ wait for the broker that is away",
         )
     if not queues:
         raise TopicError(
             TopicCondition.NO_SUCH_QUEUE,
-            f"topic {topic!r} has no queue that accepts messages: the topic or its brokers are read-only; set their permission to 6",
+            f"topic {topic!r} has no queue that accepts messages: the topic or its brokers are read-only. Set their permission to 6",
         )
     return queues_in(topic, queues, options.machine_rooms) if options.machine_rooms else queues

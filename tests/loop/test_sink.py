@@ -46,7 +46,7 @@ BAD: list[tuple[str, pa.RecordBatch, dict[str, str], str, str]] = [
             one(sharding_key=null(kind)),
             OUT,
             "ORDEREDMQ_SCHEMA.WRONG_TYPE",
-            f"'sharding_key' must be binary or integral or string, but it is {name}; cast it first",
+            f"'sharding_key' must be binary or integral or string, but it is {name}. Cast it first",
         )
         for name, kind in (
             ("boolean", pa.bool_()),

@@ -192,7 +192,7 @@ def test_a_key_in_two_tasks_is_warned_of_in_words_that_are_true_of_rows_that_are
     with caplog.at_level(logging.WARNING, "orderedmq"):
         BatchWriter(options, schema, False).commit(list(messages))
     assert "1 sharding keys occur in more than one task" in caplog.text
-    assert "they were sent before this could be known" in caplog.text
+    assert "They were sent before this could be known" in caplog.text
     assert "onKeyConflict=warn" not in caplog.text
     assert counts(broker, "conflicts") == [2]
     with pytest.raises(OptionError, match="onKeyConflict=error is not supported"):

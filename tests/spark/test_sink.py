@@ -91,7 +91,7 @@ def test_null_keys_and_tags_that_are_lists_are_warned_of_once_a_batch_with_their
     assert null_keys.startswith(
         "[ORDEREDMQ_MESSAGE.NULL_KEY] 10 of 100 rows have no key (column 'key' is null): they go to the queues in turn"
     )
-    assert null_keys.endswith("filter them out, or write them separately with shardingKey=none")
+    assert null_keys.endswith("Filter them out, or write them separately with shardingKey=none")
     assert several_tags.startswith("[ORDEREDMQ_MESSAGE.SEVERAL_TAGS] 50 of 100 rows have a comma or || in column 'tags'")
     assert sum(map(len, rig.bodies("out").values())) == 100
     # There is no warning if the selector ignores the key, or if every row has one.
@@ -101,7 +101,7 @@ def test_null_keys_and_tags_that_are_lists_are_warned_of_once_a_batch_with_their
 
 def test_a_key_in_two_tasks_is_refused_and_nothing_is_visible(rig: Rig) -> None:
     rig.topic("out", 2)
-    with pytest.raises(PySparkException, match=r"ORDEREDMQ_SINK.KEY_CONFLICT.*7 sharding keys.*no row of the batch"):
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_SINK.KEY_CONFLICT.*7 sharding keys.*No row of the batch"):
         save(rig, events(rig).drop("id").repartition(2), topic="out")
     assert sum(map(len, rig.bodies("out").values())) == 0
     numbers = rig.spark.range(100).selectExpr("id % 7 as sharding_key", "'x' body")
