@@ -544,8 +544,8 @@ def _check_text(placed: Sequence[tuple[MessageQueue, DeadLetter]], targets: Mapp
             raise OptionError(
                 OptionCondition.MISSING,
                 f"dead letter {letter.offset} came from queue {origin}, which its key {key!r} chooses as a number, but as text the key chooses "
-                f"{queue}. Say how the producer's keys choose their queues: give {how}, or --sharding-key-type text if the topic had another "
-                "number of queues then",
+                f"{queue}. Say with {how} how the producer's keys choose their queues, or give --sharding-key-type text if the topic had "
+                "another number of queues then",
             )
 
 
