@@ -1,7 +1,7 @@
 """The writers that Spark calls on the driver. At the end of a batch they publish or discard the batch.
 
-With Capabilities.atomic_publish, the rows become visible together, or are deleted before anybody sees them. Otherwise readers see rows
-as soon as the tasks send them, and the rows cannot be deleted.
+With Capabilities.atomic_publish, the rows become visible together, or are deleted before anybody sees them. Otherwise readers see
+rows as soon as the tasks send them, and the rows cannot be deleted.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ log = logging.getLogger("orderedmq")
 class _Planned:
     """The checked options and columns, the store's identity, and the job's name. Both writers use this class.
 
-    Tasks refuse a store with another identity, for example a store on another machine. Spark makes one writer for all tasks of a job, and
-    another writer for each job that writes the same batch again.
+    Tasks refuse a store with another identity, for example a store on another machine. Spark makes one writer for all tasks of a
+    job, and another writer for each job that writes the same batch again.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool) -> None:

@@ -76,7 +76,7 @@ def route(
 def _queue_of(queues: int, keying: Keying) -> Callable[..., Any]:
     @arrow_udf(returnType=IntegerType())  # type: ignore[call-overload, untyped-decorator, unused-ignore]
     def queue_of(keys: pa.Array) -> pa.Array:
-        # The sink chooses queues by the same rule. A row without a key goes to the first task, where the sink spreads such rows over queues.
+        # This is the sink's rule. A row without a key goes to the first task, where the sink spreads such rows over queues.
         return pa.array(keying.queues_of(keys, queues, "a batch that route moves").astype("int32"))
 
     return queue_of  # type: ignore[no-any-return, unused-ignore]

@@ -1,7 +1,7 @@
 """A writing task: the selector chooses a queue for each row, and the broker gets the rows in order.
 
-Rules: rows keep their order, or get the order of ``orderBy``, which needs all rows of the task in memory (up to a limit). The task
-collects about 16 MiB of rows before it routes them, so that each queue gets a chunk of efficient size.
+Rules: rows keep their order, or get the order of ``orderBy``, which needs all rows of the task in memory (up to a limit). The
+task collects about 16 MiB of rows before it routes them, so that each queue gets a chunk of efficient size.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ GATHER_ROWS: Final = 131072
 class Written(WriterCommitMessage):
     """A task's message to the commit: its batch, its receipt, and its keys as sorted 64-bit hashes.
 
-    Of the task's ``rows`` rows, ``null_keys`` have no key and ``several_tags`` have more than one tag. The commit logs a warning about these.
+    Of the task's ``rows`` rows, ``null_keys`` have no key and ``several_tags`` have more than one tag. The commit logs a warning
+    about these.
     """
 
     batch: SinkBatch
@@ -244,8 +245,8 @@ def _ordered(hashes: npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None, mess
 def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[MessageQueue]:
     """Return the queues that rows go to. A missing topic is created if the options give its number of queues.
 
-    Raises TopicError MISSING; QUEUE_COUNT if the topic's number of queues differs from the option, because keys would then go to other
-    queues; NO_SUCH_QUEUE for a read-only topic or a machine room without queues.
+    Raises TopicError MISSING; QUEUE_COUNT if the topic's number of queues differs from the option, because keys would then go to
+    other queues; NO_SUCH_QUEUE for a read-only topic or a machine room without queues.
     """
     wanted = options.topic_queue_nums
     try:

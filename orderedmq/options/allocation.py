@@ -1,7 +1,7 @@
 """The reader's options that assign a group's queues to one query or divide them among several.
 
-Rules: as in declared.py. An option that the chosen assignment or strategy does not use is refused instead of ignored, because a user
-who sets it expects an effect.
+Rules: as in declared.py. An option that the chosen assignment or strategy does not use is refused instead of ignored, because a
+user who sets it expects an effect.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EXAMPLE: Final = '{"orders": {"embedded": [0, 1]}}'
 
 
 def parse_assignment(given: Given, model: str, streaming: bool | None) -> Assignment:
-    """Return the option assignment. Raises OptionError for a wrong value, and for shared in broadcasting or in a batch (not ``streaming``)."""
+    """Return the option assignment. Raises OptionError, also for shared in broadcasting or in a batch (``streaming`` is False)."""
     assignment = given.value("assignment", choice(_ASSIGNMENTS))
     if assignment == "shared" and model == "broadcasting":
         raise conflict(

@@ -1,9 +1,9 @@
 """The declaration of all options, and the part of parsing that the reader and the writer share.
 
-Rules: options are checked as text, before any side effect. Names are case-insensitive (Spark passes them in lower case) and shown in
-camelCase. An error is one line with the option, the wrong value and the remedy. The value of an unknown option is never shown, because
-it may be a secret. Spark builds one DataSource object for reading and writing, so its constructor only stores the mapping;
-``SourceOptions.parse`` or ``SinkOptions.parse`` runs when Spark asks for a reader or a writer.
+Rules: options are checked as text, before any side effect. Names are case-insensitive (Spark passes them in lower case) and shown
+in camelCase. An error is one line with the option, the wrong value and the remedy. The value of an unknown option is never shown,
+because it may be a secret. Spark builds one DataSource object for reading and writing, so its constructor only stores the
+mapping; ``SourceOptions.parse`` or ``SinkOptions.parse`` runs when Spark asks for a reader or a writer.
 """
 
 from __future__ import annotations
@@ -323,8 +323,8 @@ def option_table(kind: Role | Literal["broker"]) -> tuple[OptionRow, ...]:
 class Given:
     """The options that a user gave to one role, under their canonical names.
 
-    Raises OptionError MISSING if there are no options, UNKNOWN, UNSUPPORTED, CONFLICT (a name given twice, or path with namesrvAddr),
-    or INVALID (a value is not a string).
+    Raises OptionError MISSING if there are no options, UNKNOWN, UNSUPPORTED, CONFLICT (a name given twice, or path with
+    namesrvAddr), or INVALID (a value is not a string).
     """
 
     def __init__(self, options: Mapping[str, str], role: Role) -> None:

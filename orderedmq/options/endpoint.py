@@ -46,7 +46,8 @@ def to_environment(options: Mapping[str, str]) -> dict[str, str]:
 def layered(*layers: Mapping[str, str]) -> dict[str, str]:
     """Return the merged options of several layers; earlier layers have precedence.
 
-    An address and an account are each taken as a whole from one layer, so that one account's key is never combined with another's secret.
+    An address and an account are each taken as a whole from one layer, so that one account's key is never combined with another's
+    secret.
     """
     found: dict[str, str] = {}
     for layer in layers:

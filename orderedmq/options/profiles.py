@@ -32,8 +32,8 @@ def profiles_file() -> Path:
 def read_profile(name: str) -> dict[str, str]:
     """Return the options of a profile as texts, with their names in camelCase.
 
-    Raises OptionError MISSING if the file or the profile does not exist; INVALID if other users may read the file, if it is not TOML, or
-    if the profile contains anything except broker options. Errors show no value, because it may be a secret.
+    Raises OptionError MISSING if the file or the profile does not exist; INVALID if other users may read the file, if it is not
+    TOML, or if the profile contains anything except broker options. Errors show no value, because it may be a secret.
     """
     file = profiles_file()
     try:

@@ -66,11 +66,11 @@ class SortColumn(NamedTuple):
 class SinkOptions:
     """The checked options of a writer. Sizes in bytes.
 
-    ``topic`` None: rows need the column topic. ``sharding_key`` is a column's name; None: rows have no key. The column must exist if
-    ``sharding_key_explicit`` or ``needs_key`` is true. ``selector`` is ``hash``, ``mod``, ``random``, ``queueId``, ``machineRoom`` or
-    ``module:function``; only ``machineRoom`` has ``machine_rooms``. ``topic_queue_nums`` None: a missing topic is an error.
-    ``sink_group`` None: the broker chooses its name. ``trace_topic`` None: no message trace.
-    ``txn_app_id`` and ``txn_version`` are both None or both set.
+    ``topic`` None: rows need the column topic. ``sharding_key`` is a column's name; None: rows have no key. The column must exist
+    if ``sharding_key_explicit`` or ``needs_key`` is true. ``selector`` is ``hash``, ``mod``, ``random``, ``queueId``,
+    ``machineRoom`` or ``module:function``; only ``machineRoom`` has ``machine_rooms``. ``topic_queue_nums`` None: a missing topic
+    is an error. ``sink_group`` None: the broker chooses its name. ``trace_topic`` None: no message trace. ``txn_app_id`` and
+    ``txn_version`` are both None or both set.
     """
 
     endpoint: Endpoint

@@ -1,7 +1,8 @@
 """The reader's options.
 
-Rules: as in declared.py. Checks that differ between a stream and a batch are made when it is known which of them Spark runs.
-This module does not ask a broker. The reader checks later whether topics and queues exist and whether offsets name every queue.
+Rules: as in declared.py. Checks that differ between a stream and a batch are made only once it is known which of the two Spark
+runs. This module does not ask a broker. The reader checks later whether topics and queues exist and whether offsets name every
+queue.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ _ADMISSION: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTrigger
 class StartingOffsets:
     """Where a query without a checkpoint begins.
 
-    Only the kind ``json`` has ``offsets`` (next offset per queue, EARLIEST or LATEST). Only the kind ``timestamp`` has ``timestamp``
-    (µs since 1970). ``explicit``: the user set startingOffsets or startingTimestamp, which reset the group.
+    Only the kind ``json`` has ``offsets`` (next offset per queue, EARLIEST or LATEST). Only the kind ``timestamp`` has
+    ``timestamp`` (µs since 1970). ``explicit``: the user set startingOffsets or startingTimestamp, which reset the group.
     """
 
     kind: StartKind
@@ -98,9 +99,9 @@ class SourceOptions:
     """The checked options of a reader. Durations are in seconds, times in µs since 1970, sizes in bytes. A limit of None means no limit.
 
     Exactly one of ``topics`` (in the given order, without duplicates) and ``topic_pattern`` is set. ``consumer_group`` is None in
-    broadcasting and in a batch without a group. ``allocation``: how the members of a shared group divide its queues. ``matching`` None:
-    all messages. ``consume_from``: where a group begins that has never committed. ``parking_lot``: maximum messages in a queue's parking
-    lot, None without a lot. ``retry_topic``: whether the group's retry topic is also read.
+    broadcasting and in a batch without a group. ``allocation``: how the members of a shared group divide its queues. ``matching``
+    None: all messages. ``consume_from``: where a group begins that has never committed. ``parking_lot``: maximum messages in a
+    queue's parking lot, None without a lot. ``retry_topic``: whether the group's retry topic is also read.
     """
 
     endpoint: Endpoint

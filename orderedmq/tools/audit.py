@@ -4,12 +4,13 @@ A history is a sequence of rows. A row has a key, an identity (by default its bo
 identities are compared by 64-bit hashes, and identities only within a key: among 10 million rows of one key, two different
 identities have the same hash with a probability of 3 in a million.
 
-The order of a key: the first occurrences of identities must have the same order in ACTUAL as in EXPECTED. A row that comes after a row
-that should follow it is out of order. An identity that occurs n times in EXPECTED is matched n times; further occurrences in ACTUAL
-are duplicated.
+The order of a key: the first occurrences of identities must have the same order in ACTUAL as in EXPECTED. A row that comes after
+a row that should follow it is out of order. An identity that occurs n times in EXPECTED is matched n times; further occurrences
+in ACTUAL are duplicated.
 
-Memory is bounded: rows are divided by key into buckets, which are compared one by one. A bucket has at most about two million rows of
-both sides, in temporary files of 36 bytes a row. (It is larger if one key has more rows, or if both sides have more than 512 million.)
+Memory is bounded: rows are divided by key into buckets, which are compared one by one. A bucket has at most about two million
+rows of both sides, in temporary files of 36 bytes a row. (It is larger if one key has more rows, or if both sides have more than
+512 million.)
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BUCKET_ROWS: Final = 2_000_000
 MAX_BUCKETS: Final = 256
 #: The key hash of rows without a key, which have no order.
 NO_KEY: Final = np.uint64(0)
-#: at: the row's number on its side. A side's rows are sorted by order, and by at if order is equal. lane: the row's queue.
+#: ``at``: the row's number on its side. A side's rows are sorted by ``order``, then by ``at``. ``lane``: the row's queue.
 ROW: Final = np.dtype([("key", "<u8"), ("id", "<u8"), ("at", "<i8"), ("order", "<i8"), ("lane", "<i4")])
 Rows = npt.NDArray[Any]
 
@@ -103,9 +104,9 @@ class Finding(NamedTuple):
 class Audit:
     """The findings, counted in messages.
 
-    lost: in EXPECTED but not in ACTUAL. lost_at_end: lost messages after which ACTUAL has no later message of their key, as while a
-    pipeline is still running. gaps: runs of other lost or moved messages. duplicated: more often in ACTUAL than in EXPECTED. moved:
-    in ACTUAL under another key. extra: in ACTUAL but not in EXPECTED. out_of_order: after a message that should follow it.
+    lost: in EXPECTED but not in ACTUAL. lost_at_end: lost messages after which ACTUAL has no later message of their key, as while
+    a pipeline is still running. gaps: runs of other lost or moved messages. duplicated: more often in ACTUAL than in EXPECTED.
+    moved: in ACTUAL under another key. extra: in ACTUAL but not in EXPECTED. out_of_order: after a message that should follow it.
     keys_affected: keys with any of these differences.
     """
 
@@ -299,7 +300,7 @@ class _Found:
 
 
 def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s, Bools, Bools]:
-    """Return for each row of ACTUAL its partner in EXPECTED (-1: none), whether its identity is in EXPECTED, and whether it is duplicated."""
+    """Return for each row of ACTUAL: its partner in EXPECTED (-1: none), whether EXPECTED has its identity, whether it is duplicated."""
     count = len(expected.key)
     key = np.concatenate((expected.key, actual.key))
     identity = np.concatenate((expected.id, actual.id))

@@ -29,7 +29,7 @@ from orderedmq.tools.json_field import BadJson
 PULL_ROWS: Final = 65536
 PULL_BYTES: Final = 16 * 1024 * 1024
 _COMPARED: Final = ("sharding_key", "body")
-#: Identities longer than this many bytes are hashed one by one, which is faster per byte and makes the cost per call negligible.
+#: Identities longer than this many bytes are hashed one by one: that is faster per byte, and the cost per call is then negligible.
 _LONG: Final = 512
 _SHOWN: Final = 80
 
@@ -256,7 +256,7 @@ def _rows(keys: pa.Array, ids: pa.Array, at: int, lane: int) -> Rows:
 
 
 def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: int) -> pa.Array:
-    """Return the identity in each body: the field, or the whole body if ``field`` is None. Raises OptionError INVALID that names the row."""
+    """Return the identity in each body: the field, or the whole body if ``field`` is None. Raises OptionError INVALID."""
     ids, why = bodies, "there is no value"
     if field is not None:
         try:

@@ -1,9 +1,10 @@
 """Browses messages: of one queue from an offset on, or of many queues in the order of arrival, either of one key or of all.
 
-Rules: browsing changes no offset and needs no group. A search over queues advances evenly in time, because it always reads next from the
-queue that is least far. So its results are complete up to the time to which all queues were read, and a search that stops there can
-resume there. Messages of one queue stay in order: a message counts as stored no earlier than the messages before it, even where a RocketMQ
-broker's clock went back. (A search that resumes near such a place uses a binary search by time, which may miss messages.)
+Rules: browsing changes no offset and needs no group. A search over queues advances evenly in time, because the next pull always
+reads the queue that was read least far. So its results are complete up to the time to which all queues were read, and a search
+that stops there can resume there. Messages of one queue stay in order: a message counts as stored no earlier than the messages
+before it, even where a RocketMQ broker's clock went back. (A search that resumes near such a place uses a binary search by time,
+which may miss messages.)
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Row = dict[str, Any]
 
 
 class Arrival(NamedTuple):
-    """A message's position in the order of arrival. ``stored`` in µs since 1970."""
+    """A message's position in the order of arrival. ``stored`` is in µs since 1970."""
 
     stored: int
     queue: MessageQueue
@@ -83,8 +84,8 @@ def search(
 ) -> Found:
     """Return up to ``most`` messages of these queues in the order of their arrival, of one sharding key or of all (None).
 
-    ``since``: a time in µs since 1970, or the `Found.next` of an earlier search. ``go_on`` is called between two pulls: when it returns
-    False, the search ends with the results that are complete so far.
+    ``since``: a time in µs since 1970, or the `Found.next` of an earlier search. ``go_on`` is called between two pulls: when it
+    returns False, the search ends with the results that are complete so far.
     """
     bounds = log.bounds(list(queues))
     # Without a key every row is a result, so a small pull is enough.

@@ -1,16 +1,17 @@
 """Reads the dead letters in %DLQ%<group>, and replays them, which means to send them again.
 
 Rules: a replay is a consumer of the dead-letter queues, in the group REPLAY_GROUP of the same broker. It holds the queues' locks,
-appends a piece of the letters to their topics and then records that they were sent. A replay of all letters commits its offset; a
-replay of selected letters settles them individually. So no later replay sends these letters again, and two replays cannot run at the
-same time. If a replay dies between the append and the record, the next one sends that piece again: letters are sent at least once.
+appends one piece of the letters to their topics and then records that they were sent. A replay of all letters commits its offset;
+a replay of selected letters settles them individually. So no later replay sends these letters again, and two replays cannot run
+at the same time. If a replay dies between the append and the record, the next one sends that piece again: letters are sent at
+least once.
 
-The embedded broker has one queue for the letters of a group. Each RocketMQ broker has a separate queue with separate offsets, and a letter
-is stored at the broker whose message was given up. So a letter's offset identifies it only together with its broker.
+The embedded broker has one queue for the letters of a group. Each RocketMQ broker has a separate queue with separate offsets, and
+a letter is stored at the broker whose message was given up. So a letter's offset identifies it only together with its broker.
 
 A replay sends the original message, without the properties of its failure, to the queue that its sharding key chooses now. The
-message counts how often it was replayed (`rows.dead_letters.REPLAYS`). If this count has reached `LetterFilter.max_replays`, the letter
-is in quarantine: a replay of all letters skips it, and only a replay that asks for letters in quarantine sends it.
+message counts how often it was replayed (`rows.dead_letters.REPLAYS`). If this count has reached `LetterFilter.max_replays`, the
+letter is in quarantine: a replay of all letters skips it, and only a replay that asks for letters in quarantine sends it.
 
 Letters have their keys as text. If a key's number, but not its text, chooses the queue that the letter came from, the producer
 did not choose the queue by the text. A replay is then refused until the user says how keys choose queues.
@@ -66,8 +67,8 @@ _COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "prop
 class DeadLetter:
     """A message in a queue of %DLQ%<group>.
 
-    ``offset`` and ``stored`` (µs since 1970) refer to the dead-letter queue. ``replays``: how often replays of the group's letters have
-    sent the message. A field is None if the letter does not contain this information.
+    ``offset`` and ``stored`` (µs since 1970) refer to the dead-letter queue. ``replays``: how often replays of the group's
+    letters have sent the message. A field is None if the letter does not contain this information.
     """
 
     queue: MessageQueue
@@ -107,9 +108,9 @@ class DeadLetter:
 class LetterFilter:
     """Selects dead letters of a group: those that meet all conditions. A condition that is empty or None selects every letter.
 
-    ``keys``: the sharding key is one of these. ``error``: the letter's error contains this text (case-sensitive). ``since``: the letter was
-    stored at this time or later (µs since 1970). ``offsets``: its offset is one of these, at one broker. ``quarantined``: whether it is in
-    quarantine. ``at_broker``: it is stored at this broker.
+    ``keys``: the sharding key is one of these. ``error``: the letter's error contains this text (case-sensitive). ``since``: the
+    letter was stored at this time or later (µs since 1970). ``offsets``: its offset is one of these, at one broker.
+    ``quarantined``: whether it is in quarantine. ``at_broker``: it is stored at this broker.
     """
 
     keys: frozenset[str] = frozenset()
@@ -173,8 +174,8 @@ class Replayed:
 def letter_queues(broker: Broker, group: str, chosen: LetterFilter = LetterFilter()) -> list[MessageQueue]:
     """Return the queues that may contain the chosen dead letters; an empty list if the group never had a letter.
 
-    Raises GroupError BAD_NAME or MISSING; OptionError INVALID if the broker that ``chosen`` names has no letters of the group, MISSING if
-    letters are chosen by their offsets and several brokers have letters.
+    Raises GroupError BAD_NAME or MISSING; OptionError INVALID if the broker that ``chosen`` names has no letters of the group,
+    MISSING if letters are chosen by their offsets and several brokers have letters.
     """
     check_group(group)
     try:
@@ -308,10 +309,11 @@ def replay(
 ) -> None:
     """Send the letters of ``queues`` that ``chosen`` selects and that were not replayed yet, at most ``limit`` letters.
 
-    ``queues`` come from `letter_queues`. Letters chosen by offset are sent even if they were replayed before. ``done`` counts the letters
-    sent; ``progress`` gets the number sent and the number to send. Before anything is sent, the topic and queue of every letter are
-    determined. ``keying`` None: the key's text chooses the queue. Raises OffsetError, TopicError, MessageError BAD_KEY; OptionError MISSING
-    if a letter's queue was chosen by a number, or if a letter chosen by offset is in quarantine; LockError HELD_BY_OTHER or LOST.
+    ``queues`` come from `letter_queues`. Letters chosen by offset are sent even if they were replayed before. ``done`` counts the
+    letters sent; ``progress`` gets the number sent and the number to send. Before anything is sent, the topic and queue of every
+    letter are determined. ``keying`` None: the key's text chooses the queue. Raises OffsetError, TopicError, MessageError
+    BAD_KEY; OptionError MISSING if a letter's queue was chosen by a number, or if a letter chosen by offset is in quarantine;
+    LockError HELD_BY_OTHER or LOST.
     """
     if to_topic is not None:
         check_topic(to_topic, writing=True)
@@ -346,9 +348,9 @@ def replay_dead_letters(
 ) -> Replayed:
     """Send dead letters of ``group`` again, as ``orderedmq dlq replay`` does; return how many were sent, and to which topics.
 
-    ``chosen`` selects the letters; by default all that were not replayed yet and are not in quarantine. ``limit`` is the maximum number of
-    letters to send. ``to_topic`` is the topic to send them to (default: the topic that each came from). ``progress`` gets the number of
-    letters sent so far and the number to send. Raises the errors of `letter_queues` and `replay`.
+    ``chosen`` selects the letters; by default all that were not replayed yet and are not in quarantine. ``limit`` is the maximum
+    number of letters to send. ``to_topic`` is the topic to send them to (default: the topic that each came from). ``progress``
+    gets the number of letters sent so far and the number to send. Raises the errors of `letter_queues` and `replay`.
     """
     queues, done = letter_queues(broker, group, chosen), Replayed()
     if queues:

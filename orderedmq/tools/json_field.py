@@ -30,8 +30,8 @@ class BadJson(ValueError):
 def values(objects: pa.Array, path: str) -> pa.Array:
     """Return the text of a field of each object (binary or string): strings unchanged, other values as JSON.
 
-    The text is null if the field is missing or null. A dot in ``path`` separates the names of nested fields, unless the first object
-    has a field with exactly that name. Raises BadJson.
+    The text is null if the field is missing or null. A dot in ``path`` separates the names of nested fields, unless the first
+    object has a field with exactly that name. Raises BadJson.
     """
     if not len(objects):
         return pa.array([], pa.string())

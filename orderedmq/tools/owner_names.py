@@ -1,7 +1,7 @@
 """Short, distinct names of owners and members. Pure.
 
-A client id is unique and therefore long: a query's 32 digits, its host, its process and a random number. For each client, a table shows
-the shortest name that no other client in the table has. JSON output has the whole id.
+A client id is unique and therefore long: a query's 32 digits, its host, its process and a random number. For each client, a table
+shows the shortest name that no other client in the table has. JSON output has the whole id.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parked messages of a group: finds its parking lots, lists their content, and gives orders to their owners.
+"""The parked messages of a group: finds its parking lots, lists their content, and gives orders (retry, hold, drop) to their owners.
 
 Rules: `parking.rules`. A lot is read from the group's offset in it to its end, as its owner reads it. The command never moves or
 deletes a parked message: it appends orders to the lot, which the owner carries out.
@@ -48,7 +48,7 @@ class LotReader:
                 found = dict(self._read(group, parked))
                 break
             except DataLossError:
-                # The owner may have moved the group's offset after it was read here, and the broker may have deleted the messages before it.
+                # The owner may have moved the group's offset since it was read, and the broker may have deleted the messages before it.
                 if attempt == _TRIES - 1:
                     raise
         self._lots = {place: lot for place, lot in self._lots.items() if place[0] != group or place[1] in found}
@@ -92,8 +92,8 @@ class LotReader:
 class ParkedKey:
     """A key with parked messages. A message that has no key (``key`` None) or was parked by itself counts as a separate key.
 
-    ``offset`` and ``ticket`` belong to its first message. ``dropped``: the number of messages that an order has dropped and the owner has
-    not removed yet. ``messages``: the number of other messages, or of all if all were dropped.
+    ``offset`` and ``ticket`` belong to its first message. ``dropped``: the number of messages that an order has dropped and the
+    owner has not removed yet. ``messages``: the number of other messages, or of all if all were dropped.
     """
 
     queue: MessageQueue
@@ -166,8 +166,9 @@ def chosen(
 ) -> list[ParkedKey]:
     """Return the parked keys that an order names, without dropped ones.
 
-    ``offsets`` are the offsets of messages without a key. Raises OptionError CONFLICT or MISSING; GroupError NOT_PARKED; TopicError
-    AMBIGUOUS if a key is parked from several topics, or if messages without a key are parked from this offset of several queues.
+    ``offsets`` are the offsets of messages without a key. Raises OptionError CONFLICT or MISSING; GroupError NOT_PARKED;
+    TopicError AMBIGUOUS if a key is parked from several topics, or if messages without a key are parked from this offset of
+    several queues.
     """
     if everything == bool(keys or offsets):
         raise OptionError(

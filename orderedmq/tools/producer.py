@@ -40,10 +40,10 @@ class Producer:
         """``log`` is the log of a connection: ``connect(...).log``, or ``connect(...).traced().log`` for RocketMQ's message trace.
 
         ``sharding_key_type`` ("auto", "text", "int" or "long"), ``selector`` ("hash" or "mod") and ``delayed_rows`` ("error" or
-        "unordered") are the sink's options shardingKeyType, messageQueueSelector and delayedRows. ``trace_context``: each send is an
-        OpenTelemetry span, and its context is added to the properties of messages without a context (`orderedmq.trace_context`). Raises
-        TopicError MISSING, or RESERVED for a topic that belongs to a consumer group; OptionError MISSING without the package
-        opentelemetry-api.
+        "unordered") are the sink's options shardingKeyType, messageQueueSelector and delayedRows. ``trace_context``: each send is
+        an OpenTelemetry span, and its context is added to the properties of messages without a context
+        (`orderedmq.trace_context`). Raises TopicError MISSING, or RESERVED for a topic that belongs to a consumer group;
+        OptionError MISSING without the package opentelemetry-api.
         """
         if trace_context:
             require("Producer(trace_context=True)")
@@ -63,14 +63,15 @@ class Producer:
 
         Columns: ``body`` (binary or string, required), ``sharding_key`` (string or whole number; null: no key), ``tags`` and
         ``keys`` (strings), ``properties`` (a map of strings), and over RocketMQ ``delay_time_level`` (a whole number) or
-        ``deliver_timestamp`` (a timestamp with a time zone) for messages that are delivered later, as in the sink. Other
-        columns are ignored. The arguments ``delay_time_level`` and ``deliver_timestamp`` replace columns that have the same value in each row.
+        ``deliver_timestamp`` (a timestamp with a time zone) for messages that are delivered later, as in the sink. Other columns
+        are ignored. The arguments ``delay_time_level`` and ``deliver_timestamp`` replace columns that have the same value in each
+        row.
 
-        Many rows per call are cheaper: on the embedded broker a call is one transaction, over RocketMQ one or more requests per queue.
-        All rows are checked before any is sent. Delayed rows are sent first, one by one, without order and at least once. Raises
-        SchemaError; MessageError; OptionError CONFLICT for a delayed row with a key (unless ``delayed_rows`` is "unordered"), UNSUPPORTED
-        if the broker cannot delay messages; and the errors of `Log.append`. After an error no row is stored on the embedded broker; over
-        RocketMQ the error says how many rows of which queues were stored.
+        Many rows per call are cheaper: on the embedded broker a call is one transaction, over RocketMQ one or more requests per
+        queue. All rows are checked before any is sent. Delayed rows are sent first, one by one, without order and at least once.
+        Raises SchemaError; MessageError; OptionError CONFLICT for a delayed row with a key (unless ``delayed_rows`` is
+        "unordered"), UNSUPPORTED if the broker cannot delay messages; and the errors of `Log.append`. After an error no row is
+        stored on the embedded broker; over RocketMQ the error says how many rows of which queues were stored.
         """
         rows = self._with_columns(rows, {LEVEL: delay_time_level, TIME: deliver_timestamp})
         if self._trace_context and rows.num_rows:

@@ -1,7 +1,7 @@
 """Formats values for people: numbers, sizes, times, message bodies, and texts whose invisible characters are made visible.
 
-Rule: a text from outside (a body, key, tag, property, error or name) passes through `escaped` before it is sent to a terminal or a web
-page, and through `shortened` before it becomes a cell of a table.
+Rule: a text from outside (a body, key, tag, property, error or name) passes through `escaped` before it is sent to a terminal or
+a web page, and through `shortened` before it becomes a cell of a table.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ _LAST: Final = LAST_MS * 1000 + 999
 class Target:
     """A parsed ``--to``.
 
-    ``timestamp`` (µs since 1970) belongs to the kind ``timestamp``. ``offsets`` belongs to ``json`` and may contain EARLIEST or LATEST.
+    ``timestamp`` (µs since 1970) belongs to the kind ``timestamp``. ``offsets`` belongs to ``json`` and may contain EARLIEST or
+    LATEST.
     """
 
     kind: Literal["earliest", "latest", "timestamp", "json"]
@@ -86,10 +87,10 @@ def copy_offsets(
 ) -> Sought:
     """Set the offsets of ``group`` to those that ``source`` has now, in ``topics`` or in all of its topics. ``group`` need not exist.
 
-    Offsets of ``group`` in other queues stay. ``source`` may be running and is not changed. ``force``, ``parked`` and ``dry_run`` are those
-    of `seek`. Messages that are parked in ``source`` are below its offsets, so ``group`` does not get them; ``leave_parked`` accepts
-    this. Raises OptionError CONFLICT if both are the same group, MISSING if ``source`` has no offsets in a topic; GroupError PARKED if
-    ``source`` has parked messages and ``leave_parked`` is false; and the errors of `seek`.
+    Offsets of ``group`` in other queues stay. ``source`` may be running and is not changed. ``force``, ``parked`` and ``dry_run``
+    are those of `seek`. Messages that are parked in ``source`` are below its offsets, so ``group`` does not get them;
+    ``leave_parked`` accepts this. Raises OptionError CONFLICT if both are the same group, MISSING if ``source`` has no offsets in
+    a topic; GroupError PARKED if ``source`` has parked messages and ``leave_parked`` is false; and the errors of `seek`.
     """
     check_group(group)
     if source == group:
@@ -141,8 +142,8 @@ def queues_to_seek(
 ) -> list[MessageQueue]:
     """Return the queues that JSON names; else all queues of ``topics``; else all queues of the topics in which the group has offsets.
 
-    The last case leaves out the group's parking lots. ``new``: see `seek`. Raises GroupError MISSING; TopicError MISSING, NO_SUCH_QUEUE,
-    or RESERVED for a parking lot; OptionError CONFLICT or MISSING.
+    The last case leaves out the group's parking lots. ``new``: see `seek`. Raises GroupError MISSING; TopicError MISSING,
+    NO_SUCH_QUEUE, or RESERVED for a parking lot; OptionError CONFLICT or MISSING.
     """
     known = {} if new and target.offsets is not None else broker.admin.group_offsets(group)
     if target.offsets is not None:

@@ -1,9 +1,9 @@
 """Finds out when the first unprocessed message of each queue was stored, which shows groups' lag as a time.
 
-Rules: a broker reports this time only with the message, so each look requests at most `MOST` messages. A known message is requested
-again only after `AGAIN` seconds, because its topic may have been recreated. The queues that were requested longest ago come first. A queue
-whose offset has moved keeps the time of its former message until its turn. The new message was stored later, so the lag may look
-greater than it is, but never smaller.
+Rules: a broker reports this time only with the message, so each look requests at most `MOST` messages. A known message is
+requested again only after `AGAIN` seconds, because its topic may have been recreated. The queues that were requested longest ago
+come first. A queue whose offset has moved keeps the time of its former message until its turn. The new message was stored later,
+so the lag may look greater than it is, but never smaller.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def make_app(broker: Broker, address: str, rules: Rules, say: Callable[[str], No
 def _status(error: OrderedMQError) -> HTTPStatus:
     if error.retriable:
         return HTTPStatus.SERVICE_UNAVAILABLE
-    # A URL may contain any text. A text that is not a valid name cannot name anything that exists.
+    # A URL may contain any text. If it is not a valid name, nothing of this name exists.
     if error.sub in (TopicCondition.BAD_NAME, GroupCondition.BAD_NAME):
         return HTTPStatus.NOT_FOUND
     return _STATUS[kind_of(error)]

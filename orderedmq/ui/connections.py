@@ -1,13 +1,13 @@
 """Limits on connections, so that a client without a login cannot keep others from the page.
 
-Rules: a connection *waits* from its start, and from the end of each answer, until the head of its next request is complete, even if
-some bytes of that head have come. A connection is closed when it has waited for too long, and when its client does not read what is
-sent to it. The number of connections is limited for each address and for all addresses together. At the first limit, a new
-connection replaces the connection of its address that has waited longest. At the second limit, it replaces one of the address with the
-most waiting connections. If none waits, the new connection is refused.
+Rules: a connection *waits* from its start, and from the end of each answer, until the head of its next request is complete, even
+if some bytes of that head have arrived. A connection is closed when it has waited for too long, and when its client does not read
+what is sent to it. The number of connections is limited for each address and for all addresses together. At the first limit, a
+new connection replaces the connection of its address that has waited longest. At the second limit, it replaces one of the address
+with the most waiting connections. If none waits, the new connection is refused.
 
-So silent connections cannot keep anybody out, whatever addresses they use. All users of a proxy share its address; at worst the proxy
-has to open a new connection for its next request.
+So silent connections cannot keep anybody out, whatever addresses they use. All users of a proxy share its address; at worst the
+proxy has to open a new connection for its next request.
 """
 
 from __future__ import annotations

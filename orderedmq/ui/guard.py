@@ -1,12 +1,12 @@
 """The checks that every request has to pass, and the headers that every answer gets.
 
-Rules: without a token the Host header must name this machine. Otherwise a page of another site could reach this server under the other
-site's name (DNS rebinding). With a token, every request except those for the login and its style needs the cookie that the login sets. A
-request that changes something must come from a page of this server: its Origin is this host, and its form contains our mark. URLs never
-contain a secret.
+Rules: without a token the Host header must name this machine. Otherwise a page of another site could reach this server under the
+other site's name (DNS rebinding). With a token, every request except those for the login and its style needs the cookie that the
+login sets. A request that changes something must come from a page of this server: its Origin is this host, and its form contains
+the mark, a random value of this process. URLs never contain a secret.
 
-A scraper of the metrics has a separate token, which it sends as ``Authorization: Bearer`` and which opens only the metrics. They name
-groups, topics and queries, but show no messages, and more people can read Prometheus's configuration than may see messages.
+A scraper of the metrics has a separate token, which it sends as ``Authorization: Bearer`` and which opens only the metrics. They
+name groups, topics and queries, but show no messages, and more people can read Prometheus's configuration than may see messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STATIC: Final = "/static/"
 LIVE: Final = "/live/"
 #: The path that Prometheus scrapes.
 METRICS_PATH: Final = "/metrics"
-#: The name of the hidden form field with our mark.
+#: The name of the hidden form field with the mark.
 MARK: Final = "mark"
 _COOKIE: Final = "orderedmq-ui"
 #: Maximum size of a form in bytes, enough for a seek of many thousand queues.
@@ -157,8 +157,8 @@ def _place(origin: str) -> str:
 
 
 def _from_our_page(headers: Headers, host: str) -> bool:
-    """Whether the browser says that a request comes from a page of this host. Other clients do not send these headers and pass this
-    check, but they also need the mark."""
+    """Whether the browser says that a request comes from a page of this host. Other clients do not send these headers and pass
+    this check, but they also need the mark."""
     origin = headers.get("origin")
     if origin is not None:
         # The scheme is not compared, because a proxy in front of this server may add TLS.
@@ -198,7 +198,7 @@ async def read_form(request: Request) -> FormFields:
 
 
 async def read_change(request: Request, rules: Rules) -> FormFields:
-    """Return the form of a request that changes something. Raises HTTPException 403 if changes are not allowed, or for a foreign form."""
+    """Return the form of a request that changes something. Raises HTTPException 403 for a foreign form or without --allow-changes."""
     if not rules.allow_changes:
         raise HTTPException(403, "this page is read-only. Start orderedmq ui with --allow-changes to change something here")
     form = await read_form(request)

@@ -1,8 +1,9 @@
 """The metrics of a broker for Prometheus: their names and meanings, and the samples made from one look. Pure.
 
 Rules: metrics of groups begin with ``orderedmq_group_`` and have a label ``group``. The metrics of running queries, which
-`ordered_source.LagListener` exports, have a label ``query`` and other names, because a query's view differs from the broker's. A label
-takes few different values in a cluster, so client ids, keys and addresses are not labels. An unknown value has no sample, instead of 0.
+`ordered_source.LagListener` exports, have a label ``query`` and other names, because a query's view differs from the broker's. A
+label takes few different values in a cluster, so client ids, keys and addresses are not labels. An unknown value has no sample:
+it is never 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Metrics for Prometheus at one URL. All scrapers share a look at the broker, and the exporter keeps running if the broker goes away.
 
 Rules: a scrape reads one look, which is rendered at most once. The scrape waits at most `PATIENCE` seconds for the look, because
-Prometheus gives up after 10; a slower look runs to its end, and a later scrape gets its result. If the last look failed or is older than
-`STALE` seconds, groups have no samples and ``orderedmq_up`` is 0, because old values would look like an idle broker.
+Prometheus gives up after 10; a slower look runs to its end, and a later scrape gets its result. If the last look failed or is
+older than `STALE` seconds, groups have no samples and ``orderedmq_up`` is 0, because old values would look like an idle broker.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Looked:
-    """The outcome of a look. ``when``: when it was last confirmed, in monotonic seconds. ``found``: None if the look failed."""
+    """The outcome of a look. ``when``: when it was last known to be valid, in monotonic seconds. ``found`` None: it failed."""
 
     when: float
     seconds: float
@@ -75,8 +75,8 @@ class Looked:
 class BrokerCollector(Collector):
     """Collects the metrics of a broker for a registry of prometheus-client.
 
-    ``watches`` returns the broker's watches. ``lost`` is called after an error that a retry on the same connection cannot repair. ``say``
-    gets a line when the broker cannot be reached, and when it can be reached again.
+    ``watches`` returns the broker's watches. ``lost`` is called after an error that a retry on the same connection cannot repair.
+    ``say`` gets a line when the broker cannot be reached, and when it can be reached again.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class BrokerCollector(Collector):
         self._counted: OrderedMQError | None = None
 
     def latest(self) -> Looked | None:
-        """Return the last look. A new look is made first if it is due and ends in time. None if the last one is older than `STALE` seconds."""
+        """Return the last look, after a new one if that is due and ends in time; None if it is older than `STALE` seconds."""
         with self._guard:
             if self._looking is None or not self._looking.is_alive():
                 self._looking = threading.Thread(target=self._look, name="orderedmq-metrics", daemon=True)

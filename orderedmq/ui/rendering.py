@@ -52,8 +52,8 @@ def environment(shared: Mapping[str, Any]) -> Environment:
 def _finalize(value: Any) -> Any:
     """Return the text that a template prints for a value. Every text passes here, so no page contains control characters.
 
-    Markup is built from texts that passed here. A value that a form must send back unchanged is encoded first, because escaping would
-    change it: see the filter ``quoted`` and `pages.identity`.
+    Markup is built from texts that passed here. A value that a form must send back unchanged is encoded first, because escaping
+    would change it: see the filter ``quoted`` and `pages.identity`.
     """
     return value if isinstance(value, Markup | int | float) else escaped(str(value))
 

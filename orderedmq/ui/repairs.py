@@ -66,7 +66,7 @@ class Repairs:
     # -- dead letters
 
     def letters(self, request: Request) -> Response:
-        """Show dead letters, the newest page first, because users come for the newest. With conditions, show matches from the oldest on."""
+        """Show dead letters, the newest page first, because users come for these. With conditions, show matches from the oldest on."""
         group, broker = request.path_params["group"], self._site.broker
         given: Mapping[str, str] = request.query_params
         chosen = _filter(given)

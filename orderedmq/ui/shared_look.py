@@ -1,9 +1,10 @@
 """One look at a broker that all watchers share: its result is kept until the next look is due.
 
-Rules: a look happens only when its result is requested. One thread looks at a time. Other threads wait up to `PATIENCE` seconds for it,
-then get the previous result. The next look is due at least `LEAST` seconds after the start of the last one, after a pause at least as long
-as the last one took, and late enough that looks use at most `SHARE` of a core. The CPU cost of a look is the smaller of the last two,
-because the first look also loads modules. If the broker reports that nothing has changed, the next look waits up to `UNCHANGED` seconds.
+Rules: a look happens only when its result is requested. One thread looks at a time. Other threads wait up to `PATIENCE` seconds
+for it, then get the previous result. The next look is due at least `LEAST` seconds after the start of the last one, after a pause
+at least as long as the last one took, and late enough that looks use at most `SHARE` of a core. The CPU cost of a look is the
+smaller of the last two, because the first look also loads modules. If the broker reports that nothing has changed, the next look
+waits up to `UNCHANGED` seconds.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ SHARE: Final = 1 / 75
 class SharedLook(Generic[T]):
     """Calls ``look`` when its result is requested and a new look is due.
 
-    ``change`` returns a number that differs after any change, or None if the broker has none. ``clock`` returns the monotonic time,
-    ``cpu`` the CPU time that this thread has used, both in seconds.
+    ``change`` returns a number that differs after any change, or None if the broker cannot report changes. ``clock`` returns the
+    monotonic time, ``cpu`` the CPU time that this thread has used, both in seconds.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class SharedLook(Generic[T]):
         self.asked = 0.0
 
     def get(self) -> T:
-        """Return the result of the last look, or of a new look if one is due. Raises the look's OrderedMQError until the next look is due."""
+        """Return the result of the last look, or of a new one if it is due. Raises the look's OrderedMQError until the next is due."""
         self.asked = self._clock()
         nothing = self._found is None and self._failed is None
         if self._is_due() and self._looking.acquire(timeout=-1 if nothing else PATIENCE):

@@ -46,7 +46,7 @@ class QueueNow:
 
 @dataclass(frozen=True)
 class GroupNow:
-    """A group as of one look at ``when`` (seconds since 1970). ``letters`` None: the account may not see them."""
+    """A group as of one look at ``when`` (seconds since 1970). ``letters`` None: the account may not read dead letters."""
 
     name: str
     when: float
@@ -132,7 +132,7 @@ class GroupWatch:
         self.lags = LagHistory()
 
     def look(self) -> GroupNow:
-        """Raises GroupError MISSING."""
+        """Return the current state of the group. Raises GroupError MISSING."""
         lots = self._lots.look(self._group)
         found = group_queues(self._broker, self._group, lots)
         members = self._broker.admin.members(self._group)
@@ -165,8 +165,8 @@ class ParkedNow:
 class BrokerNow:
     """All groups except the group that replays dead letters, as of one look at ``when`` (seconds since 1970).
 
-    ``stored``: when the first unprocessed message of each queue was stored, where it is known. ``kept_for``: the retention time of each
-    topic in seconds, where it is known. ``refused``: the errors of the groups that could not be read and are left out.
+    ``stored``: when the first unprocessed message of each queue was stored, where it is known. ``kept_for``: the retention time
+    of each topic in seconds, where it is known. ``refused``: the errors of the groups that could not be read and are left out.
     """
 
     when: float
@@ -190,11 +190,11 @@ class Watches:
         self._groups: dict[str, GroupWatch] = {}
 
     def groups(self) -> SharedLook[list[GroupNow]]:
-        """All groups except the group that replays dead letters: each group's own count of dead letters shows what is left to replay."""
+        """Return a look at all groups, without the group that replays dead letters: the groups' counts of dead letters show its lag."""
         return self._shared("groups", "", self._look_at_groups)
 
     def group(self, name: str) -> tuple[SharedLook[GroupNow], LagHistory]:
-        """One group, and the history of its lag. Raises GroupError BAD_NAME."""
+        """Return a look at one group, and the history of its lag. Raises GroupError BAD_NAME."""
         check_group(name)
         with self._guard:
             watch = self._groups.get(name) or GroupWatch(self._broker, name)
@@ -203,11 +203,11 @@ class Watches:
         return look, watch.lags
 
     def everything(self) -> SharedLook[BrokerNow]:
-        """The exported state of all groups. It uses the watch of each group's page, so scrapers and viewers share one look."""
+        """Return a look at all groups for the metrics. It uses the watch of each group's page, so scrapers and viewers share one look."""
         return self._shared("everything", "", self._look_at_everything)
 
     def parked(self, group: str) -> SharedLook[ParkedNow]:
-        """The parked keys of a group. Raises GroupError BAD_NAME."""
+        """Return a look at the parked keys of a group. Raises GroupError BAD_NAME."""
         check_group(group)
         return self._shared("parked", group, lambda: ParkedNow(time.time(), parked_keys(self._broker, group)))
 
@@ -215,7 +215,7 @@ class Watches:
         return self._shared("topics", "", self._look_at_topics)
 
     def topic(self, name: str) -> SharedLook[tuple[float, TopicInfo, list[QueueInfo]]]:
-        """One topic, and when it was looked at."""
+        """Return a look at one topic: its time, the topic and the topic's queues."""
 
         def look() -> tuple[float, TopicInfo, list[QueueInfo]]:
             return time.time(), self._broker.log.topic(name), self._broker.admin.describe_topic(name)
