@@ -109,7 +109,7 @@ def test_the_embedded_broker_refuses_the_columns_by_name() -> None:
     [("delay_time_level", StringType()), ("deliver_timestamp", LongType()), ("deliver_timestamp", TimestampNTZType())],
 )
 def test_a_delay_of_another_type_is_refused(column: tuple[str, Any]) -> None:
-    with pytest.raises(SchemaError, match=rf"WRONG_TYPE.*{column[0]}.*cast"):
+    with pytest.raises(SchemaError, match=rf"WRONG_TYPE.*{column[0]}.*Cast"):
         plan(column, shardingKey="none")
 
 
