@@ -16,7 +16,7 @@ from shop import Look, Turn
 from orderedmq.broker import LockInfo
 from orderedmq.ownership.lock import LOCK_LIFE
 
-#: Okabe and Ito's colours, which colour-blind people can tell apart, and the text colour that is easier to read on each.
+#: Okabe and Ito's colours, which colour-blind people can tell apart, and a text colour that is easy to read on each.
 PALETTE = {
     "#0072B2": "white",
     "#E69F00": "black",
@@ -75,7 +75,7 @@ def lanes(messages: pa.Table, length: int) -> Figure:
 
 
 def paths(messages: pa.Table, orders: Sequence[str]) -> Figure:
-    """Draw the events of ``orders`` in their queues, with messages of other orders in grey. ``messages`` has tags as well."""
+    """Draw the events of ``orders`` in their queues, with messages of other orders in grey. ``messages`` also has tags."""
     rows = messages.to_pylist()
     figure, axes = _figure(0.75 * len(orders) + 1.2)
     names, first, last = [], [], []
@@ -114,7 +114,7 @@ def paths(messages: pa.Table, orders: Sequence[str]) -> Figure:
 
 
 def lag(waiting: Sequence[Mapping[int, int]]) -> Figure:
-    """Draw the lag of each queue after each micro-batch: ``waiting[batch][queue]``. Marks where new messages arrived."""
+    """Draw the lag of each queue after each micro-batch, ``waiting[batch][queue]``, and mark where new messages arrived."""
     queues = sorted(waiting[0])
     figure, panels = plt.subplots(1, len(queues), figsize=(10, 2.7), sharey=True, layout="constrained")
     batches = range(len(waiting))
@@ -144,7 +144,7 @@ def lag(waiting: Sequence[Mapping[int, int]]) -> Figure:
 
 
 def locks(looks: Mapping[str, Sequence[LockInfo]]) -> Figure:
-    """Draw the locks of a group at several moments: ``looks[title]``. A bar is a lock's remaining life without renewal."""
+    """Draw the locks of a group at several moments: ``looks[title]``. A bar is the life that a lock has left if it is not renewed."""
     longest = max(len(look) for look in looks.values())
     figure, panels = plt.subplots(
         1, len(looks), figsize=(10, 0.5 * longest + 1.3), sharex=True, sharey=True, layout="constrained", squeeze=False
@@ -167,7 +167,7 @@ def locks(looks: Mapping[str, Sequence[LockInfo]]) -> Figure:
 def group(looks: Mapping[str, Look]) -> Figure:
     """Draw a group at several moments: ``looks[title]``.
 
-    A bar is a queue's next offset, its colour the owner; titles list members.
+    A bar shows a queue's next offset, its colour the owner. A line under the title lists the members.
     """
     queues = list(next(iter(looks.values())).offsets)
     longest = max(offset for look in looks.values() for offset in look.offsets.values())
@@ -196,9 +196,9 @@ def group(looks: Mapping[str, Look]) -> Figure:
 
 
 def turns(turns: Sequence[Turn], moments: Mapping[str, float]) -> Figure:
-    """Draw the turns of owners over time, with first and last offset.
+    """Draw the turns of owners over time, with the first and last offset of each. A notch is a micro-batch.
 
-    Notches: micro-batches; ``moments[name]``: s since 1970.
+    ``moments[name]`` is a time in seconds since 1970.
     """
     queues = sorted({turn.queue for turn in turns})
     start = min(at.timestamp() for turn in turns for at in turn.done)
@@ -232,7 +232,7 @@ def turns(turns: Sequence[Turn], moments: Mapping[str, float]) -> Figure:
 
 
 def hand_over(messages: pa.Table, taken: Sequence[Turn], around: int) -> Figure:
-    """Draw the last messages of each queue before a turn and the first ones in it. Strong: orders that are on both sides.
+    """Draw the last messages of each queue before a turn and the first ones in it. Strong colours: orders on both sides.
 
     ``messages`` has queue_id, queue_offset, sharding_key and owner, sorted by queue and offset.
     """
@@ -300,9 +300,9 @@ def calls(diary: Sequence[Mapping[str, Any]], given_up: Sequence[str]) -> Figure
 def keys(
     diaries: Mapping[str, Sequence[Mapping[str, Any]]], orders: Sequence[str], parked: Mapping[str, Sequence[str]]
 ) -> Figure:
-    """Draw the calls with events of ``orders``, a lane for each; ``diaries[title]`` are drawn side by side, on one scale.
+    """Draw the calls with events of ``orders``, in a lane for each order, with ``diaries[title]`` side by side on one scale.
 
-    A diary has at (seconds since 1970), order, step and answer. ``parked[order]`` are the steps that wait once its last call failed.
+    A diary has at (seconds since 1970), order, step and answer. ``parked[order]`` has the steps that wait after the last failed call.
     """
     figure, panels = plt.subplots(
         1, len(diaries), figsize=(10, 0.42 * len(orders) + 1.3), sharex=True, sharey=True, layout="constrained", squeeze=False
@@ -339,7 +339,7 @@ def keys(
 
 
 def outage(counts: Sequence[Mapping[str, float]], moments: Mapping[str, float]) -> Figure:
-    """Draw how many messages were sent, accepted and parked over time, with the time from ``moments`` down to up shaded.
+    """Draw how many messages were sent, accepted and parked over time. The time from ``moments["down"]`` to ``moments["up"]`` is shaded.
 
     ``counts`` have at (seconds since 1970), sent, accepted and parked.
     """
@@ -367,7 +367,7 @@ def outage(counts: Sequence[Mapping[str, float]], moments: Mapping[str, float]) 
 
 
 def batches(found: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the offsets that each micro-batch has written to each queue, with its number in the middle.
+    """Draw the offsets that each micro-batch has written to each queue, with the batch's number in the middle.
 
     ``found`` has a row for each queue_id and batch, with the first offset, ``min(queue_offset)``, and the number of messages, ``count(1)``.
     """
@@ -389,7 +389,7 @@ def batches(found: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def second_chance(messages: pa.Table, order: str, refused: int, again: int) -> Figure:
-    """Draw the queue of ``order``, whose message at offset ``refused`` was a dead letter, sent again to offset ``again``.
+    """Draw the queue of ``order``, whose message at offset ``refused`` became a dead letter and was sent again to offset ``again``.
 
     ``messages`` has queue_id, queue_offset, sharding_key and tags, sorted by offset.
     """
@@ -421,7 +421,7 @@ def second_chance(messages: pa.Table, order: str, refused: int, again: int) -> F
 
 def _figure(height: float) -> tuple[Figure, Axes]:
     figure, axes = plt.subplots(figsize=(10, height), layout="constrained")
-    # Closed, so that a figure is shown only once, where a cell returns it.
+    # Close the figure, so that it is shown only once: where a cell returns it.
     plt.close(figure)
     return figure, axes
 
@@ -442,7 +442,7 @@ def _whole_numbers(most: int = 9) -> MaxNLocator:
 
 
 def _lane_names(axes: Axes, names: Sequence[str]) -> None:
-    """Order lanes from top to bottom, with names instead of an axis."""
+    """Order lanes from top to bottom, and show their names instead of an axis."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)

@@ -31,9 +31,9 @@ OPENING = datetime(2024, 5, 6, 8, tzinfo=UTC)
 
 
 def order_events(orders: int, seed: int) -> pa.Table:
-    """Return the events of ``orders`` orders by time: each order's steps in order, many orders at once.
+    """Return the events of ``orders`` orders, sorted by time. The orders overlap; each has its steps in order.
 
-    Same seed, same events.
+    The same seed gives the same events.
     """
     chance = random.Random(seed)
     happened = []
@@ -51,7 +51,7 @@ def order_events(orders: int, seed: int) -> pa.Table:
 
 
 def with_a_date_of_its_own(events: pa.Table, order: str, step: str) -> pa.Table:
-    """Return ``events``, where the one of ``order`` and ``step`` has a date in another format, such as 06.05.2024 08:10."""
+    """Return ``events``, but with the date of the event ``step`` of ``order`` in another format, such as 06.05.2024 08:10."""
     rows = events.to_pylist()
     for row in rows:
         if (row["sharding_key"], row["tags"]) == (order, step):
@@ -81,7 +81,7 @@ def local_spark(folder: Path, threads: int = 2) -> SparkSession:
 
 @contextlib.contextmanager
 def _error_output_to(file: Path) -> Iterator[None]:
-    """Send the standard error of processes that are started meanwhile to ``file``, for as long as they live."""
+    """Send the standard error of processes that are started in this context to ``file``, as long as they run."""
     ours = os.dup(2)
     theirs = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(theirs, 2)
@@ -94,7 +94,7 @@ def _error_output_to(file: Path) -> Iterator[None]:
 
 
 def what_orderedmq_said(error: PySparkException, names: Mapping[str, str] | None = None) -> str:
-    """Return orderedmq's line of a Spark error, with owners by ``names`` or shortened, without machine and process."""
+    """Return orderedmq's line of a Spark error without machine and process; owners are replaced by ``names`` or shortened."""
     lines = [line.strip() for line in str(error).splitlines() if "[ORDEREDMQ_" in line]
     line = lines[0][lines[0].index("[ORDEREDMQ_") :]
     line = re.sub(r" \(\w+@[^)]*\)", "", line)
@@ -102,7 +102,7 @@ def what_orderedmq_said(error: PySparkException, names: Mapping[str, str] | None
 
 
 def next_of(offset: str) -> dict[int, int]:
-    """Return the next offset of each queue of a topic, by its number, from an offset in Spark's progress report."""
+    """Return the next offset by queue number of a topic's queues, from an offset in Spark's progress report."""
     brokers = (broker for topic in json.loads(offset)["next"].values() for broker in topic.values())
     return {int(queue): following for queues in brokers for queue, following in queues.items()}
 
@@ -117,7 +117,7 @@ def local_cluster(folder: Path) -> Cluster:
 def owner_of(query: StreamingQuery) -> str:
     """Return the owner of a query's locks.
 
-    Waits for its first progress report; raises the error of a query that fails before.
+    Waits for the query's first progress report. Raises the query's error if it fails before that.
     """
     wait_until(lambda: not query.isActive or (query.lastProgress and query.lastProgress.sources[0].endOffset))
     if error := query.exception():
@@ -135,7 +135,7 @@ class Look:
 
 
 def look(broker: Broker, group: str, names: Mapping[str, str]) -> Look:
-    """Return the group as it is now, with queries by ``names``."""
+    """Return the present state of the group. ``names`` has the names of queries by their owner."""
     queues = group_queues(broker, group)
     return Look(
         members=sorted(names[seen.member.owner] for seen in broker.admin.members(group)),
@@ -146,7 +146,7 @@ def look(broker: Broker, group: str, names: Mapping[str, str]) -> Look:
 
 @dataclass
 class Turn:
-    """One owner's turn with a queue: the offsets from ``begin`` to ``end`` (exclusive), and when each micro-batch was done."""
+    """One owner's turn with a queue: the offsets from ``begin`` to ``end`` (exclusive), and when each micro-batch was stored."""
 
     queue: int
     owner: str
@@ -156,7 +156,7 @@ class Turn:
 
 
 def turns(messages: pa.Table) -> list[Turn]:
-    """Return the turns of owners with queues.
+    """Return which owner had which queue, turn by turn.
 
     ``messages`` has queue_id, queue_offset, owner and store_timestamp, sorted by queue and offset.
     """

@@ -1,16 +1,16 @@
-"""The messages of a topic as a streaming table, and those of paid orders as messages of another topic."""
+"""Makes the messages of a topic a streaming table, and copies those of paid orders to another topic."""
 
 from pathlib import Path
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 
-# An absolute path. Over RocketMQ: {"namesrvAddr": "host:9876"}.
+# The path must be absolute. Over RocketMQ: {"namesrvAddr": "host:9876"}.
 BROKER = {"path": str(Path(__file__).resolve().parents[1] / "data" / "omq")}
 
 
 def messages(group: str) -> DataFrame:
-    """Return the topic's messages as a stream. Each flow is a query of its own, so each has its own consumer group."""
+    """Return the topic's messages as a stream. Each flow is a separate query, so each needs its own consumer group."""
     options = {**BROKER, "topic": "orders", "consumerGroup": group, "startingOffsets": "earliest"}
     return SparkSession.active().readStream.format("orderedmq").options(**options).load()
 
