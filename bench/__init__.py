@@ -1,1 +1,1 @@
-"""What ``make bench`` measures; no tests."""
+"""The measurements of ``make bench``; no tests."""

@@ -1,4 +1,4 @@
-"""Rows to measure with: bodies of 100 random bytes, and the demo's flights."""
+"""The rows of the measurements: bodies of 100 random bytes, and the demo's flights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from orderedmq.demo import flights
 from orderedmq.model import MessageQueue
 
 BODY_BYTES: Final = 100
-#: Distinct sharding keys of one part, 8 bytes each.
+#: Number of distinct sharding keys in one part, of 8 bytes each.
 KEYS: Final = 10_000
 
 
 def messages(rows: int, part: int = 0) -> pa.RecordBatch:
-    """Random bodies, which no codec makes smaller, and keys that no other part has."""
+    """Return random bodies, which no codec makes smaller, with keys that no other part has."""
     random = np.random.default_rng(part)
     ends = np.arange(0, BODY_BYTES * (rows + 1), BODY_BYTES, dtype=np.int32)
     body = pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(random.bytes(BODY_BYTES * rows))])
@@ -29,14 +29,14 @@ def messages(rows: int, part: int = 0) -> pa.RecordBatch:
 
 
 def demo_messages(rows: int) -> pa.RecordBatch:
-    """The demo's events, over again until there are ``rows``."""
+    """Return the demo's events, repeated until there are ``rows``."""
     found = flights.events(rows).select(["sharding_key", "body"])
     whole = pa.Table.from_batches([found] * -(-rows // found.num_rows)).slice(0, rows)
     return whole.combine_chunks().to_batches()[0]
 
 
 def write_files(folder: Path, rows: pa.RecordBatch, files: int) -> None:
-    """``rows`` as Parquet files whose keys differ: no key is in two tasks."""
+    """Write ``rows`` as Parquet files without common keys, so that no key is in two tasks."""
     folder.mkdir(parents=True)
     step = -(-rows.num_rows // files)
     for number in range(files):
@@ -47,7 +47,7 @@ def write_files(folder: Path, rows: pa.RecordBatch, files: int) -> None:
 
 
 def fill(broker: Broker, topic: str, queues: int, rows: int, step: int = 65536) -> None:
-    """A topic with ``rows`` messages, the same number in each queue, in chunks of full size, which no codec makes smaller."""
+    """Create a topic with ``rows`` messages, equally many in each queue, in uncompressed chunks of full size."""
     broker.admin.create_topic(topic, queues, compression="none")
     for queue in broker.log.queues(topic):
         made = messages(step, queue.queue_id)
@@ -58,7 +58,7 @@ def fill(broker: Broker, topic: str, queues: int, rows: int, step: int = 65536) 
 
 
 def append_small(broker: Broker, queue: MessageQueue, batches: int, rows: int) -> None:
-    """What ``batches`` micro-batches of ``rows`` rows leave in a queue, through staging and publish."""
+    """Stage and publish ``batches`` micro-batches of ``rows`` rows in a queue."""
     made = messages(rows)
     for number in range(batches):
         batch = SinkBatch("bench", number)

@@ -1,4 +1,4 @@
-"""What the exporter takes of a core for a group of many queues that are all behind and all move, on both brokers."""
+"""Measures which share of a core the exporter uses for a group of many queues that all have lag and all move, on both brokers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ QUEUES: Final = 1000
 AIM: Final = 2.0
 #: Seconds between two scrapes.
 INTERVAL: Final = 15.0
-#: Messages in each queue: no queue is at its end before the measurement ends.
+#: Messages in each queue: so many that no queue is at its end before the measurement ends.
 MESSAGES: Final = 300
-#: A query that owns all queues and commits one message more of each every second.
+#: A query that owns all queues and commits one more message of each every second.
 AT_WORK: Final = """
 import json, sys, time, orderedmq
 from orderedmq.ownership.membership import Subscription
@@ -85,11 +85,11 @@ def _fill(to_connect: dict[str, Any]) -> None:
 
 
 def _share(to_connect: dict[str, Any], to_command: list[str], scrapes: int) -> tuple[float, float]:
-    """Return the percentage of a core that the exporter takes, and the seconds from one look to the next."""
+    """Return the percentage of a core that the exporter uses, and the seconds from one look to the next."""
     command = [sys.executable, "-m", "orderedmq", "exporter", "--port", "0", "--json", *to_command]
     with started([sys.executable, "-c", AT_WORK, json.dumps(to_connect)]), started(command) as (process, line):
         url = json.loads(line)["url"]
-        # Modules are loaded once, and the first look asks for all messages.
+        # Not measured: loading the modules, and the first look, which asks for the first message of every queue.
         for _ in range(2):
             _scrape(url)
             time.sleep(INTERVAL)
@@ -103,7 +103,7 @@ def _share(to_connect: dict[str, Any], to_command: list[str], scrapes: int) -> t
 
 
 def _scrape(url: str) -> str:
-    """Scrape, and return when the look was made that the answer shows."""
+    """Scrape, and return the line with the time of the look that the answer shows."""
     with urllib.request.urlopen(url, timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     assert sum(line.startswith("orderedmq_group_lag_messages{") for line in lines) == QUEUES

@@ -1,8 +1,9 @@
-"""What the bench measures, line by line, and the runs that are kept: their ranges, and the tables that documents quote.
+"""The figures of the bench, the runs that are kept, and the tables that documents quote of them.
 
-``docs/bench-results.json`` has the newest runs: when each was, how busy the machine was before it, and its figures. A document has
-a table between the comments ``<!-- bench: CASE ... -->`` and ``<!-- end of bench -->``; that of Kafka's cases says who is ahead. A
-figure of several runs is quoted as the range of their medians. No Spark, no brokers: tests hold documents to the runs.
+``docs/bench-results.json`` has the newest runs: the date of each, how busy the machine was before it, and its figures. A document has
+a table between the comments ``<!-- bench: CASE ... -->`` and ``<!-- end of bench -->``; the table of Kafka's cases says who is ahead. A
+figure of several runs is quoted as the range of their medians. This module needs neither Spark nor brokers, because tests use it to
+compare documents with the runs.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ RESULTS: Final = ROOT / "docs" / "bench-results.json"
 PAGE: Final = ROOT / "docs" / "performance.md"
 AGAINST_KAFKA: Final = ROOT / "docs" / "guides" / "against-kafka.md"
 README: Final = ROOT / "README.md"
-#: How many runs of a case, the newest, documents quote. A run of which nothing is quoted any more is not kept.
+#: Documents quote this many runs of a case, the newest ones. A run that no document quotes any more is not kept.
 QUOTED: Final = 3
 
 _TABLE: Final = re.compile(r"(?<=<!-- bench: )([^\n]*)( -->\n).*?(?=<!-- end of bench -->)", re.DOTALL)
-#: Cases that compare with another product, with default settings and tuned.
+#: The prefix of cases that compare with another product, with default settings and tuned.
 VERSUS: Final = "kafka-"
-#: Stands where a table has no run yet.
+#: The text instead of a table that has no run yet.
 _NO_RUN: Final = "No run is kept yet."
 #: The README's figure is the first of this case.
 _README_CASE: Final = "rocketmq-source"
@@ -34,10 +35,10 @@ _README: Final = re.compile(r"(?<=the same queues, locks and offsets; ).*?(?= Ro
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table. ``ratio`` is judged: at least ``target``, or at most if ``low``; without a target it is shown only.
+    """One line of the table. ``ratio`` has to be at least ``target``, or at most with ``low``. Without a target it is only shown.
 
-    ``ours_default`` and ``peer_default``: with default settings, where ``ours`` and ``peer`` are tuned. Then ``ratio`` is that of
-    the better ones.
+    ``ours_default`` and ``peer_default`` are measured with default settings; ``ours`` and ``peer`` are tuned then, and ``ratio`` compares
+    the better value of each side.
     """
 
     case: str
@@ -60,9 +61,9 @@ class Figure:
 
 @dataclass
 class Run:
-    """One run: its date (UTC, to the minute), the load average and the share of the cores in use before it, figures by case.
+    """One run: its date (UTC, to the minute), the load average and the share of the cores in use before it, and its figures by case.
 
-    ``software``: the releases that were measured beside this project. What was not measured is None.
+    ``software`` names the releases of other products that were measured for comparison. A value that was not measured is None.
     """
 
     date: str
@@ -88,7 +89,7 @@ def _run(cases: Mapping[str, Iterable[Mapping[str, Any]]], **rest: Any) -> Run:
 
 
 def keep(run: Run, path: Path = RESULTS) -> None:
-    """Add a run, instead of one of the same date, and drop those of which nothing is quoted any more."""
+    """Add a run, which replaces a run of the same date, and drop the runs that are not quoted any more."""
     runs = [*(one for one in read_runs(path) if one.date != run.date), run]
     cases = {case for one in runs for case in one.cases}
     used = {one.date for case in cases for one in quoted(runs, case)}
@@ -103,7 +104,7 @@ def _number(value: float) -> str:
 
 
 def spread(values: Sequence[float | None], text: Callable[[float], str] = _number) -> str:
-    """Return the lowest and the highest value, "1.2 to 1.4", or the only one; nothing if a value is missing."""
+    """Return the lowest and the highest value, "1.2 to 1.4", or the only value; an empty text if a value is missing."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return ""
@@ -121,7 +122,7 @@ def quoted(runs: Sequence[Run], case: str) -> list[Run]:
 
 
 def by_line(runs: Sequence[Run], case: str) -> list[list[Figure]]:
-    """Return what the quoted runs of a case have, line by line, as the newest one has them."""
+    """Return the figures of a case's quoted runs, by line; the newest run decides which lines there are."""
     found = quoted(runs, case)
     if not found:
         return []
@@ -129,7 +130,7 @@ def by_line(runs: Sequence[Run], case: str) -> list[list[Figure]]:
 
 
 def table(runs: Sequence[Run], cases: Collection[str], title: Callable[[str], str] = str) -> str:
-    """Return the range of each figure with a peer, as a Markdown table, and when the runs were; or that there is no run."""
+    """Return a Markdown table with the range of each figure that has a ratio, and the dates of the runs; or say that there is no run."""
     if not any(quoted(runs, case) for case in cases):
         return _NO_RUN
     lines = ["| case | ours / peer | ratio | aim |", "|---|---|---|---|"]
@@ -148,7 +149,7 @@ def table(runs: Sequence[Run], cases: Collection[str], title: Callable[[str], st
 
 
 def versus(runs: Sequence[Run], cases: Iterable[str]) -> str:
-    """Return the ranges of cases that compare with another product, who is ahead, and when the runs were, as Markdown."""
+    """Return as Markdown the ranges of cases that compare with another product, who is ahead, and the dates of the runs."""
     lines = [
         "| case | Kafka, default | Kafka, tuned | orderedmq, default | orderedmq, tuned | ahead |",
         "|---|---|---|---|---|---|",
@@ -163,7 +164,7 @@ def versus(runs: Sequence[Run], cases: Iterable[str]) -> str:
             cells = [f"{last.case}: {last.what}, {last.unit}"]
             for tuned, default in (("peer", "peer_default"), ("ours", "ours_default")):
                 values = [spread([getattr(one, name) for one in figures]) for name in (default, tuned)]
-                # The same way twice: there was nothing to tune.
+                # Equal values mean that there was nothing to tune.
                 cells += values if values[0] != values[1] else [values[0], ""]
             lines.append(f"| {' | '.join([*cells, _ahead(figures)])} |")
         used.update(dict.fromkeys(run.note for run in quoted(runs, case)))
@@ -178,7 +179,7 @@ def versus(runs: Sequence[Run], cases: Iterable[str]) -> str:
 
 
 def _ahead(figures: Sequence[Figure]) -> str:
-    """Return who is better by how much in all of the runs, "orderedmq 1.8 to 1.9 times", or that it differs."""
+    """Return who is better in all of the runs and by how much, "orderedmq 1.8 to 1.9 times", or "neither"."""
     if any(one.ratio is None for one in figures):
         return ""
     gains = [1 / one.ratio if one.low else one.ratio for one in figures if one.ratio]
@@ -224,7 +225,7 @@ HEAD: Final = ("case", "what", "ours", "peer", "unit", "ratio", "target", "met")
 
 
 def _both(tuned: float | None, default: float | None) -> str:
-    """A value, and in brackets what default settings give."""
+    """Return a value, followed by the value with default settings in brackets."""
     return " ".join(filter(None, ("" if tuned is None else _number(tuned), "" if default is None else f"({_number(default)})")))
 
 

@@ -1,4 +1,4 @@
-"""How much of a large store a batch read with pushed filters reads, in chunks: a count, not a time."""
+"""Counts the chunks of a large store that a batch read with pushed filters reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def figures(bench: Bench) -> list[Figure]:
         first, *_ = broker.log.queues("t")
 
         def moments(begin: int) -> tuple[datetime, datetime]:
-            """When the message at an offset of the first queue was stored, and one five appends later: each append has one time."""
+            """Return the times of the first queue's message at an offset and of the message five appends later. An append has one time."""
             since, until = (
                 broker.log.pull(first, offset, 1, 1, ("store_timestamp",)).column(0)[0].as_py()
                 for offset in (begin, begin + 5 * CHUNK)
@@ -41,7 +41,7 @@ def figures(bench: Bench) -> list[Figure]:
             return since, until
 
         each = rows // QUEUES
-        # Each way reads another part: a connection keeps the chunk that was read last.
+        # Each way reads another part, because a connection caches the chunk that was read last.
         parts = [moments(each * tenth // 10) for tenth in (3, 5, 7)]
     times: list[list[Filter]] = [
         [ds.GreaterThanOrEqual(("store_timestamp",), since), ds.LessThan(("store_timestamp",), until)] for since, until in parts
@@ -76,7 +76,7 @@ def _filtered(path: Any, filters: list[Filter]) -> BatchReader:
 
 
 def _chunks_read(reader: BatchReader) -> int:
-    """Plan a read and read all its partitions. Return how many chunks were read, each counted once: for the search or the rows."""
+    """Plan a read and read all its partitions. Return how many different chunks were read, for the search or for the rows."""
     seen: set[tuple[MessageQueue, int]] = set()
     verify = chunk_codec.verify
 

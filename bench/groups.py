@@ -1,4 +1,4 @@
-"""Consumer groups: sharing against owning everything, how soon queues change hands, and the orderly listener against mapInArrow."""
+"""Consumer groups: a shared query against an exclusive one, how soon queues change hands, and the orderly listener against mapInArrow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CORES: Final = 2
 
 
 def shared(bench: Bench) -> list[Figure]:
-    """One query of a group that may be shared against one that owns all queues by right."""
+    """Compare the only query of a shared group with an exclusive query."""
     path = filled(bench)
     found = interleaved(
         bench.rounds,
@@ -44,7 +44,7 @@ def shared(bench: Bench) -> list[Figure]:
 
 
 def hand_over(bench: Bench) -> list[Figure]:
-    """Two idle queries; how many triggers after one has stopped the other owns every queue."""
+    """Measure for two idle queries how soon after one stops, or starts, every queue has its owner."""
     path = bench.fresh("store")
     seen: dict[str, list[float]] = {"stops": [], "comes": []}
     with orderedmq.connect(path) as broker:
@@ -71,7 +71,7 @@ def hand_over(bench: Bench) -> list[Figure]:
         until([HANDED])
         for _ in range(1 if bench.quick else 5):
             goes = start()
-            # Its processes start first.
+            # Not measured: the start of its processes.
             while not any(member.age < 1 for member in broker.admin.members("bench")[1:]):
                 time.sleep(0.005)
             seen["comes"].append(until([HANDED // 2, HANDED // 2]))
@@ -105,7 +105,7 @@ def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def listener(bench: Bench) -> list[Figure]:
-    """Messages per second and core through a listener that does nothing, and through a mapInArrow that counts rows."""
+    """Measure messages per second and core through a listener that does nothing, and through a mapInArrow that counts rows."""
     path = bench.fresh("store")
     rows = bench.rows // 4
     with orderedmq.connect(path) as broker:

@@ -1,7 +1,7 @@
-"""RocketMQ's Java client beside us: one small Java program (java/Peers.java), run from its source.
+"""Measures RocketMQ's Java client for comparison, with a small Java program (java/Peers.java) that is run from its source.
 
-That needs a JDK. Where Java has no compiler, what was recorded on another machine stands in (two cores, RocketMQ 5.3.3, bodies of 100
-bytes with keys, tags and a sharding key, 4 queues), and the figures say so.
+That needs a JDK. If Java has no compiler, the peers' speeds are values that were recorded on another machine (two cores, RocketMQ 5.3.3,
+bodies of 100 bytes with keys, tags and a sharding key, 4 queues), and the figures say so.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from orderedmq.java import ensure_java
 from orderedmq.rocketmq.local.jars import fetch_jars
 
 SOURCE: Final = Path(__file__).parent / "java" / "Peers.java"
-#: Thousand messages a second by way, where they cannot be measured.
+#: Thousand messages a second by way, used if they cannot be measured.
 RECORDED: Final[Mapping[str, float]] = {"pull": 142.0, "push": 155.0, "batch": 352.0, "ordered": 12.0}
 
 
 class JavaPeers:
-    """A JVM that stays warm from one measurement to the next. A context manager."""
+    """A context manager with a JVM that stays warm from one measurement to the next."""
 
     def __init__(self, namesrv: str, home: Path) -> None:
         java = str(ensure_java())
@@ -30,15 +30,15 @@ class JavaPeers:
         self._process: subprocess.Popen[str] | None = None
         if not self.measured:
             return
-        # It logs to its home. It ends with its standard input, however this process ends.
+        # The program logs to its home. It ends when its standard input is closed, however this process ends.
         command = [java, "-Xmx1g", f"-Duser.home={home}", "-cp", f"{fetch_jars()}/*", str(SOURCE), namesrv]
         with open(home / "peers.log", "w") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
 
     def speed(self, way: str, topic: str, count: int, batch: int = 32) -> dict[str, float]:
-        """Thousand messages a second: ``pull`` and ``push`` read the first ``count`` messages, ``batch`` and ``ordered`` send ``count``.
+        """Return thousand messages a second. ``pull`` and ``push`` read the first ``count`` messages, ``batch`` and ``ordered`` send them.
 
-        ``batch``: messages of one pull, and of one call of a listener.
+        The argument ``batch`` is the number of messages in one pull, and in one call of a listener.
         """
         if self._process is None:
             return {"speed": RECORDED[way]}
@@ -46,7 +46,7 @@ class JavaPeers:
         assert self._process.stdout is not None
         self._process.stdin.write(f"{way} {topic} {count} {batch}\n")
         self._process.stdin.flush()
-        # The client may print a line of its own.
+        # The client itself may print other lines.
         for line in self._process.stdout:
             try:
                 return {"speed": count / float(line) / 1000}

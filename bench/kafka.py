@@ -1,8 +1,8 @@
-"""Spark's Kafka source and sink over a real Kafka on this machine, beside ours on the embedded broker, in one session.
+"""Compares Spark's Kafka source and sink over a real Kafka on this machine with ours on the embedded broker, in one session.
 
-Rows of 100 bytes with a key, in 4 partitions or queues. Each side runs with default settings and tuned, in turn. The figures of
-both compare the better of the two. Kafka's sink is acknowledged as Kafka is run: by the system's cache, not by the disk; ours has
-written to the disk. ``flush.messages=1`` makes Kafka write to the disk at each append: one case has that.
+The rows have 100 bytes and a key, in 4 partitions or queues. Each side runs with default settings and tuned, in turn, and the better
+result of each side is compared. Kafka acknowledges the sink's rows, as Kafka is usually run, when they are in the system's cache; our
+sink waits until they are on the disk. With ``flush.messages=1``, which one case has, Kafka also writes to the disk at each append.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bench.kafka_rig import PLAIN, QUEUES, TUNED, TUNED_READ, TUNED_WRITE, Rig, 
 from bench.measure import Bench, disk_speed, interleaved
 from bench.throughput import COLUMNS, KEYED
 
-#: The same five columns of Kafka's.
+#: The columns of Kafka's source that correspond to our five.
 _KAFKA_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
-#: What is measured of a run over many rows: its name, what it is called, its unit, whether less is better.
+#: The measures of a run over many rows: key, label, unit, and whether less is better.
 THROUGHPUT: Final = (
     ("micro-batch", "inside the micro-batch", "M rows/s", False),
     ("whole query", "the whole query, start included", "M rows/s", False),
@@ -37,7 +37,7 @@ Ways = Mapping[str, Callable[[], dict[str, float]]]
 
 
 def rounds(bench: Bench) -> int:
-    """Three rounds: a run takes some twelve minutes."""
+    """Return the number of rounds, which is small because a run takes some twelve minutes."""
     return 1 if bench.quick else 3
 
 
@@ -50,7 +50,7 @@ def figures(
     peer: str = "Kafka tuned",
     plain: bool = True,
 ) -> list[Figure]:
-    """Compare two ways, and with ``plain`` both sides' default settings, if these were measured: the better of each side counts."""
+    """Compare the better result of each side: tuned or, with ``plain`` and if it was measured, with default settings."""
     out = []
     for measure, what, unit, low in measures:
         mine, other = found[ours][measure], found[peer][measure]
@@ -58,7 +58,7 @@ def figures(
         best = min if low else max
         left = best(mine, mine if mine_plain is None else mine_plain)
         right = best(other, other if other_plain is None else other_plain)
-        # The CPU of one process says nothing alone.
+        # The CPU of a single process is no basis for a comparison.
         alone = measure in ("JVM", "Python", "Kafka")
         out.append(Figure(case, what, mine, unit, other, None if alone else left / right, None, low, mine_plain, other_plain))
     return out
@@ -88,7 +88,7 @@ def _drained(made: Rig, rows: Callable[[], DataFrame], sink: str, **options: str
 
 
 def write(bench: Bench) -> list[Figure]:
-    """A new store or topic for each run."""
+    """Measure writing into a new store or topic in each run."""
     made = rig(bench)
 
     def rows() -> DataFrame:
@@ -136,7 +136,7 @@ def _flushed(case: str, found: Mapping[str, Mapping[str, float]]) -> list[Figure
 
 
 def copy(bench: Bench) -> list[Figure]:
-    """From one topic to another of the same store or server."""
+    """Measure copying from one topic to another of the same store or server."""
     made = rig(bench)
 
     def ours(source: str, schema: str | None, compression: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The Kafka that its cases share, the embedded store beside it, and what is in both."""
+"""The Kafka server and the embedded store that Kafka's cases share, and the rows in both."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from bench.process_cpu import ProcessCpu
 from orderedmq.errors import JavaError, ServersError
 
 QUEUES: Final = 4
-#: What both sides are filled with, each row in the queue or partition that it names.
+#: Columns of the rows in both sides. Each row names its queue or partition.
 _PLACED: Final = "queue_id int, sharding_key string, body binary"
-#: Topics of both sides, with the same rows: written with default settings, and with tuned ones.
+#: Topics with the same rows on both sides: one is written with default settings, one with tuned settings.
 PLAIN: Final = "plain"
 TUNED: Final = "tuned"
 
@@ -38,7 +38,7 @@ TUNED_WRITE: Final = {
     "kafka.batch.size": str(512 << 10),
     "kafka.buffer.memory": str(128 << 20),
 }
-#: Options that make small ones faster.
+#: Options that make small micro-batches faster.
 TUNED_SMALL: Final = {"kafka.fetch.max.wait.ms": "10"}
 
 
@@ -57,7 +57,7 @@ class Rig:
     # --- Kafka
 
     def create(self, partitions: int = QUEUES, *, flush: bool = False, name: str | None = None) -> str:
-        """Create a Kafka topic and return its name. ``flush``: each append is written to the disk before it is acknowledged."""
+        """Create a Kafka topic and return its name. With ``flush``, each append is written to the disk before it is acknowledged."""
         name = name or self.bench.fresh("topic").name
         java = self._jvm.java.util
         settings = java.HashMap()
@@ -76,7 +76,7 @@ class Rig:
         return reader.options(subscribe=topic, startingOffsets="earliest", **options).load()
 
     def to_kafka(self, topic: str, options: Mapping[str, str]) -> dict[str, str]:
-        """Options of Spark's Kafka sink. It waits for acknowledgements by all replicas in sync, of which there is one."""
+        """Return options of Spark's Kafka sink. It waits for acknowledgements by all replicas in sync; there is one replica."""
         return {"kafka.bootstrap.servers": self.server.address, "kafka.acks": "all", "topic": topic, **options}
 
     def send(self, topic: str, partition: int) -> None:
@@ -95,7 +95,7 @@ class Rig:
         return sender
 
     def _records(self, topic: str, partition: int) -> list[Any]:
-        """Made once for a topic: to make them costs more than to send them."""
+        """Return ten records, made once for each partition, because making them costs more than sending them."""
         if (topic, partition) not in self._made:
             record = self._jvm.org.apache.kafka.clients.producer.ProducerRecord
             self._made[topic, partition] = [
@@ -115,7 +115,7 @@ class Rig:
     # --- both
 
     def fill(self) -> None:
-        """Write the same rows to the topics of both sides, by the sinks themselves."""
+        """Write the same rows to the topics of both sides, through both sinks."""
         for name, options, compression in ((PLAIN, {}, "lz4"), (TUNED, TUNED_WRITE, "none")):
             self.create(name=name)
             with orderedmq.connect(self.store) as broker:
@@ -125,18 +125,18 @@ class Rig:
             self.bench.drain(given, "kafka", self.rows, **self.to_kafka(name, options))
             target = {"path": str(self.store), "topic": name, "messageQueueSelector": "queueId"}
             self.bench.drain(rows, "orderedmq", self.rows, **target)
-        # What Kafka left to the system is not to be written while something is measured.
+        # Write the system's cache to the disk now, so that it does not do so during a measurement.
         os.sync()
 
     def measured(self, rows: int, call: Callable[[], Mapping[str, float]]) -> dict[str, float]:
-        """Return what ``call`` returns, and the CPU that it took: µs a row, by process and together."""
+        """Return the result of ``call``, with its CPU time in µs a row, by process and together."""
         before = self.cpu.now()
         found = dict(call())
         return {**found, **{name: seconds / rows * 1e6 for name, seconds in self.cpu.since(before).items()}}
 
 
 def rig(bench: Bench) -> Rig:
-    """Made for the first case, ended with the bench. Raises Skipped where the jars cannot be had."""
+    """Return the rig, which the first case creates and the bench ends. Raises Skipped if the jars cannot be fetched."""
     if "kafka" not in bench.shared:
         try:
             release, jars = fetch_connector()
@@ -158,6 +158,6 @@ def rig(bench: Bench) -> Rig:
         bench.shared["kafka"] = made
     found: Rig | Skipped = bench.shared["kafka"]
     if isinstance(found, Skipped):
-        # To ask again for jars that are not to be had takes long.
+        # Fail immediately, because trying again to fetch missing jars takes long.
         raise found
     return found

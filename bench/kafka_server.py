@@ -1,6 +1,7 @@
-"""A Kafka on this machine: one process, broker and controller, whose jars come by Spark's own resolver.
+"""A Kafka server on this machine: one process is broker and controller. Spark's own resolver fetches its jars.
 
-It listens on loopback alone and has Kafka's defaults, but for what one server needs and for how soon a deleted topic's files go.
+The server listens only on loopback. It has Kafka's defaults, except for settings that a single server needs and for how soon the files of a
+deleted topic are removed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from orderedmq.rocketmq.local.probe import HOST, find_free_port
 from orderedmq.rocketmq.local.servers import Server
 
 VERSION: Final = "4.3.1"
-#: Releases of Spark's connector that run on the pinned Spark, beside its own: not every repository has each release.
+#: Other releases of Spark's connector that run on the pinned Spark, because not every repository has its own release.
 EARLIER_CONNECTORS: Final = ("4.2.0",)
-#: The jars of Spark that Kafka needs, too: the resolver leaves out Scala, and Kafka's own package has no log4j.
+#: Jars of Spark that Kafka also needs: the resolver leaves out Scala, and Kafka's own package has no log4j.
 _FROM_SPARK: Final = ("scala-library-2.13", "log4j-api-2", "log4j-core-2", "log4j-slf4j2-impl-2", "slf4j-api-2")
-#: Of Kafka's own start script.
+#: JVM options from Kafka's own start script.
 _JVM: Final = (
     *("-Xms1g", "-Xmx1g", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35"),
     *("-XX:+ExplicitGCInvokesConcurrent", "-XX:MaxInlineLevel=15", "-Djava.awt.headless=true"),
@@ -32,7 +33,7 @@ _JVM: Final = (
 #: Sixteen bytes in base64.
 _CLUSTER_ID: Final = "b3JkZXJlZG1xLWJlbmNoIQ"
 _FORMAT_TIMEOUT: Final = 120.0
-#: What it prints when it serves.
+#: The line in the server's output that says that it is ready.
 _STARTED: Final = "Kafka Server started"
 _LOG4J: Final = """\
 status = error
@@ -48,12 +49,12 @@ logger.started.level = info
 
 
 def fetch_connector() -> tuple[str, list[Path]]:
-    """Return the release and the jars of Spark's Kafka connector: of Spark's own release, or where that is nowhere, of one before.
+    """Return the release and the jars of Spark's Kafka connector: of Spark's own release, or of an earlier one if that is not available.
 
     Raises ServersError NO_JARS, and JavaError MISSING or TOO_OLD.
     """
     releases = connector_releases(pyspark.__version__)
-    # What was fetched once is not asked for again: a repository that lacked a release is slow to say so.
+    # Prefer a release that was fetched before, because a repository that lacks a release takes long to answer.
     for release in releases:
         if (cache_folder() / _connector_folder(release)).is_dir():
             return release, _connector_jars(release)
@@ -67,7 +68,7 @@ def fetch_connector() -> tuple[str, list[Path]]:
 
 
 def connector_releases(spark: str, earlier: Sequence[str] = EARLIER_CONNECTORS) -> list[str]:
-    """Return the releases of the connector to try for a release of Spark, the best one first."""
+    """Return the releases of the connector to try for a release of Spark, best first."""
     return [spark, *(release for release in earlier if release != spark)]
 
 
@@ -82,7 +83,7 @@ def _connector_jars(release: str) -> list[Path]:
 
 
 class KafkaServer(Server):
-    """Broker and controller in one process. ``home`` has its configuration, its data and its output (``out.log``)."""
+    """Broker and controller in one process. ``home`` has its configuration, data and output (``out.log``)."""
 
     product = "Kafka"
     main = "kafka.Kafka"
@@ -113,7 +114,7 @@ class KafkaServer(Server):
         return [*java[:1], *_JVM, *java[1:], self.main, *configuration]
 
     def _format(self, command: Sequence[str]) -> None:
-        """Write the files by which a server knows that the folder is its own."""
+        """Write the files by which a server recognises its data folder."""
         done = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT, cwd=self.home)
         if done.returncode:
             said = " ".join((done.stderr or done.stdout).split())
@@ -135,7 +136,7 @@ class KafkaServer(Server):
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
             "log.dirs": self.home / "data",
-            # There is one server.
+            # No replicas, because there is one server.
             "offsets.topic.replication.factor": 1,
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,

@@ -1,6 +1,7 @@
-"""Small micro-batches, starts and restarts over Kafka and over the embedded broker: how long one waits, and what it costs.
+"""Measures the time and the CPU of small micro-batches, starts and restarts over Kafka and over the embedded broker.
 
-Ten rows at a time. Spark's connector runs with default settings and with those for small batches; for ours there is nothing to set.
+A micro-batch has ten rows. Spark's connector runs with default settings and with settings for small batches, which our source does not
+have.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bench.kafka_rig import QUEUES, TUNED_SMALL, Rig, rig
 from bench.latency import ROWS, producing, ticking
 from bench.measure import Bench, interleaved, median
 
-#: Ours has one way, which is that of the default settings.
+#: Our only way, with default settings.
 _OURS: Final = "ours"
 _PEER: Final = "Kafka tuned"
 #: Seconds for a query's first micro-batch, on a busy machine.
@@ -30,7 +31,7 @@ _TIMEOUT: Final = 120.0
 
 
 def _batches(query: StreamingQuery) -> list[Mapping[str, int]]:
-    """The times of the micro-batches so far that had rows, in ms by phase."""
+    """Return the times of the micro-batches with rows so far, in ms by phase. Raises RuntimeError if the query failed."""
     error = query.exception()
     if error is not None:
         raise RuntimeError(str(error))
@@ -38,7 +39,7 @@ def _batches(query: StreamingQuery) -> list[Mapping[str, int]]:
 
 
 def _wait(query: StreamingQuery, count: int, step: float) -> list[Mapping[str, int]]:
-    """Wait until ``count`` micro-batches had rows."""
+    """Wait until ``count`` micro-batches had rows, and return their times. Raises TimeoutError."""
     deadline = time.monotonic() + _TIMEOUT
     while len(seen := _batches(query)) < count:
         if time.monotonic() > deadline:
@@ -51,7 +52,7 @@ def _wait(query: StreamingQuery, count: int, step: float) -> list[Mapping[str, i
 
 
 def small_batches(bench: Bench) -> list[Figure]:
-    """Ten rows each half second, so that the query waits in between, and each tenth, so that it does not."""
+    """Send ten rows every 0.5 s, so that the query waits in between, and every 0.1 s, so that it does not wait."""
     made = rig(bench)
     out = []
     for pace, every, batches in (("20 rows/s", 0.5, 8), ("100 rows/s", 0.1, 20)):
@@ -103,7 +104,7 @@ def _kafka_small(made: Rig, every: float, count: int, to_sink: bool, options: Ma
 
 
 def _steady(made: Rig, query: StreamingQuery, count: int) -> dict[str, float]:
-    """Return the median of a micro-batch in ms, and the CPU of one, after three that start workers."""
+    """Return the median time and the mean CPU of a micro-batch in ms, after three micro-batches that start workers."""
     try:
         first = len(_wait(query, 3, 0.1))
         before = made.cpu.now()
@@ -119,7 +120,7 @@ def _steady(made: Rig, query: StreamingQuery, count: int) -> dict[str, float]:
 
 
 def start(bench: Bench) -> list[Figure]:
-    """A new query over a topic of 40 rows: until its first micro-batch is done, and with availableNow until it has ended."""
+    """Measure a new query over 40 rows until its first micro-batch is done, and with availableNow until it has ended."""
     made = rig(bench)
     ways: Ways = {name: partial(_started, made, side) for name, side in _sides(made).items()}
     measures = [
@@ -131,7 +132,7 @@ def start(bench: Bench) -> list[Figure]:
 
 
 def restart(bench: Bench) -> list[Figure]:
-    """A query that resumes from its checkpoint after a stop, with ten new rows."""
+    """Measure a query that resumes from its checkpoint after a stop, with ten new rows."""
     made = rig(bench)
     ways: Ways = {name: partial(_restarted, made, side) for name, side in _sides(made).items()}
     measures = [
@@ -142,14 +143,14 @@ def restart(bench: Bench) -> list[Figure]:
 
 
 class _Side(NamedTuple):
-    """What makes a stream of a new query, and what sends ten rows to its topic."""
+    """Functions of one side: the stream of a new query, and sending ten rows to its topic."""
 
     rows: Callable[[], DataFrame]
     send: Callable[[], object]
 
 
 def _sides(made: Rig) -> dict[str, _Side]:
-    """A topic of 40 rows on each side, in 4 queues or partitions."""
+    """Create a topic of 40 rows on each side, in 4 queues or partitions."""
     bench = made.bench
     path = bench.fresh("few")
     connect = partial(orderedmq.connect, path)
@@ -186,7 +187,7 @@ def _restarted(made: Rig, side: _Side) -> dict[str, float]:
 
 
 def _first(made: Rig, rows: DataFrame, checkpoint: Path) -> dict[str, float]:
-    """Run a query until it has done a micro-batch, and return how long that took and its CPU, in ms."""
+    """Run a query until its first micro-batch is done, and return the time and the CPU until then, in ms."""
     before, begin = made.cpu.now(), time.perf_counter()
     query = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
     try:

@@ -1,4 +1,4 @@
-"""Order per key: what keys at once gain, what the engine costs, what one poisoned key and a full parking lot cost the others."""
+"""Order per key: the gain of parallel keys, and the costs of the engine, of one poisoned key and of a full parking lot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA: Final = (
     "store_timestamp timestamp, lock_token string, "
     "ticket struct<place: long, attempts: int, puts: int, due: long, error: string>"
 )
-#: What a call waits, in seconds: a payment, a database.
+#: Seconds that a call waits, as for a payment or a database.
 WAIT: Final = 0.01
 POISON: Final = "poison"
 LOT: Final = 10_000
@@ -38,7 +38,7 @@ HOUR_MS: Final = 3_600_000
 
 
 def _fill(broker: Broker, topic: str, rows: int, keys: int) -> None:
-    """A topic with ``rows`` messages of ``keys`` keys, each in one queue, in turn."""
+    """Create a topic with ``rows`` messages. Its ``keys`` keys are divided among the queues, and a queue's keys take turns."""
     broker.admin.create_topic(topic, QUEUES)
     for number, queue in enumerate(broker.log.queues(topic)):
         names = [f"key-{number}-{key % (keys // QUEUES):05d}" for key in range(rows // QUEUES)]
@@ -64,14 +64,14 @@ def _accepts(messages: Sequence[Any], context: ConsumeOrderlyContext) -> Consume
 def _through(
     bench: Bench, path: Path, topic: str, rows: int, listener: Any, order: OrderPerQueue | OrderPerKey
 ) -> dict[str, float]:
-    """Messages a second through a listener, inside the micro-batch."""
+    """Return messages a second through a listener, inside the micro-batch."""
     option = {"parkingLot": "true"} if isinstance(order, OrderPerKey) else {}
     heard = bench.source(SCHEMA, path, topic, **option).transform(consume_orderly, listener, order)
     return {"rate": 1e6 * bench.drain(heard, "noop", rows)["micro-batch"]}
 
 
 def waiting(bench: Bench) -> list[Figure]:
-    """A listener that waits 10 ms, in threads and async, 1,000 keys in 4 queues."""
+    """Measure a listener that waits 10 ms, in threads and async, with 1,000 keys in 4 queues."""
     path = bench.fresh("store")
     few, many, most = (400, 6_400, 20_000) if bench.quick else (1_200, 19_200, 120_000)
     with orderedmq.connect(path) as broker:
@@ -96,7 +96,7 @@ def waiting(bench: Bench) -> list[Figure]:
 
 
 def engine(bench: Bench) -> list[Figure]:
-    """A listener that does nothing: batches of 32 of 64 keys, and calls of one message of 1,000 keys in 16 threads."""
+    """Measure a listener that does nothing: with 64 keys in batches of 32, and with 1,000 keys in calls of one message in 16 threads."""
     path = bench.fresh("store")
     rows = bench.rows // 40
     with orderedmq.connect(path) as broker:
@@ -111,7 +111,7 @@ def engine(bench: Bench) -> list[Figure]:
         },
     )
     mine, peer = (found[name]["rate"] / 1000 for name in ("key", "queue"))
-    # Two cores run two tasks at once.
+    # Two cores run two tasks at the same time.
     each = found["threads"]["rate"] / 2000
     return [
         Figure("order per key", "a listener that does nothing, batches of 32, against order per queue", mine, "k messages/s", peer,
@@ -121,7 +121,7 @@ def engine(bench: Bench) -> list[Figure]:
 
 
 class _Clocked:
-    """Fails for the poisoned key; writes down how long the others waited, in seconds from append to call."""
+    """Fails for the poisoned key, and records how long other messages waited, in seconds from append to call."""
 
     folder: str
 
@@ -139,7 +139,7 @@ class _Clocked:
 
 @contextlib.contextmanager
 def _traffic(path: Path, every: float, keys: Callable[[int], list[str]]) -> Iterator[None]:
-    """Append a chunk to the only queue of topic t each ``every`` seconds."""
+    """Append a chunk to the only queue of topic t every ``every`` seconds."""
     stop = threading.Event()
 
     def produce() -> None:
@@ -162,7 +162,7 @@ def _traffic(path: Path, every: float, keys: Callable[[int], list[str]]) -> Iter
 
 
 def poisoned(bench: Bench) -> list[Figure]:
-    """One poisoned key of 1,000: the wait of the others, and the micro-batch once the key is parked."""
+    """Measure with one poisoned key of 1,000: how long other keys wait, and the micro-batch once the key is parked."""
 
     def run(first: str) -> dict[str, float]:
         path, waits = bench.fresh("store"), bench.fresh("waits")
@@ -175,7 +175,7 @@ def poisoned(bench: Bench) -> list[Figure]:
             broker.admin.create_topic("t", 1)
 
         def keys(turn: int) -> list[str]:
-            # Each key comes once in 100 turns of 10; the first of them is the poisoned one.
+            # Each key has one message in 100 turns of 10 messages. The first key is the poisoned one.
             return [first if (turn * 10 + one) % 1000 == 0 else f"key-{(turn * 10 + one) % 1000}" for one in range(10)]
 
         order = OrderPerKey(concurrency=8, in_batch_attempts=2, suspend_current_queue_time_millis=10)
@@ -183,7 +183,7 @@ def poisoned(bench: Bench) -> list[Figure]:
         with _traffic(path, 0.1, keys):
             took = bench.paced(heard, "noop", 20 if bench.quick else 120)["triggerExecution"]
         seen = [float(line) for file in waits.iterdir() for line in file.read_text().split()]
-        # The first messages wait for Spark's workers to start.
+        # Leave out the first messages, which wait for Spark's workers to start.
         return {"p99": float(np.percentile(seen[len(seen) // 4 :], 99)), "batch": took}
 
     found = interleaved(bench.rounds, {"poison": partial(run, POISON), "none": partial(run, "key-0")}, warm=False)
@@ -197,7 +197,7 @@ def poisoned(bench: Bench) -> list[Figure]:
 
 
 def lot(bench: Bench) -> list[Figure]:
-    """What 10,000 parked messages cost a micro-batch that touches none of them."""
+    """Measure what 10,000 parked messages cost a micro-batch that touches none of them."""
 
     def run(parked: int) -> dict[str, float]:
         path = bench.fresh("store")
@@ -220,7 +220,7 @@ def lot(bench: Bench) -> list[Figure]:
 
 
 def _park(broker: Broker, group: str, queue: MessageQueue, count: int) -> None:
-    """Park ``count`` messages of 5 keys, due in an hour, and bring the group to the end of the queue."""
+    """Park ``count`` messages of 5 keys, due in an hour, and move the group's offset to the end of the queue."""
     names = [f"parked-{one % 5}" for one in range(count)]
     broker.log.append({queue: pa.record_batch({"body": pa.array([b"x" * 100] * count, pa.binary()), "sharding_key": names})})
     client = broker.groups.join("bench")

@@ -23,13 +23,13 @@ from orderedmq.broker import Broker
 ROWS = 10
 
 
-#: A label, our sink, the null peer's, our sink's options.
+#: A label, our sink, the null peer's sink, and our sink's options.
 Way: TypeAlias = tuple[str, str, str, dict[str, str]]
 
 
 @contextlib.contextmanager
 def ticking(call: Callable[[], object], every: float) -> Iterator[None]:
-    """Call ``call`` each ``every`` seconds, in a thread."""
+    """Call ``call`` every ``every`` seconds, in a thread."""
     stop = threading.Event()
 
     def tick() -> None:
@@ -47,7 +47,7 @@ def ticking(call: Callable[[], object], every: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def producing(connect: Callable[[], Broker], topic: str, every: float) -> Iterator[None]:
-    """Ten rows into the only queue of a topic, each ``every`` seconds."""
+    """Append ten rows to the only queue of a topic every ``every`` seconds."""
     made = data.messages(ROWS)
     with connect() as broker:
         (queue,) = broker.log.queues(topic)
@@ -89,7 +89,7 @@ def against_null(
     batches: int,
     target: float,
 ) -> list[Figure]:
-    """Micro-batches of ten rows. The producer runs beside the null source, too: it uses the machine."""
+    """Compare micro-batches of ten rows with the null peers. The producer also runs with the null source, because it uses the machine."""
     out = []
     for label, sink, null_sink, options in ways:
         null = partial(bench.null_source, COLUMNS, ROWS, 1, every)
@@ -116,7 +116,7 @@ def _paced(bench: Bench, rows: Callable[[], DataFrame], sink: str, batches: int,
 
 
 def idle(bench: Bench) -> list[Figure]:
-    """CPU seconds per second of a query with the default trigger whose source has nothing new."""
+    """Measure CPU seconds per second of a query with the default trigger whose source has nothing new."""
     path = _store(bench)
     with orderedmq.connect(path) as broker:
         broker.log.append({broker.log.queues("t")[0]: data.messages(ROWS)})

@@ -22,7 +22,7 @@ from orderedmq.java import ensure_java
 
 
 class Skipped(Exception):
-    """A case that cannot be measured on this machine, and why."""
+    """Raised with the reason why a case cannot be measured on this machine."""
 
 
 def median(values: list[float]) -> float:
@@ -32,7 +32,7 @@ def median(values: list[float]) -> float:
 def interleaved(
     rounds: int, ways: Mapping[str, Callable[[], Mapping[str, float]]], *, warm: bool = True
 ) -> dict[str, dict[str, float]]:
-    """Run the ways in turn, ``rounds`` times, with ``warm`` after a round that does not count; medians per way and measure."""
+    """Run the ways in turn, ``rounds`` times, and return medians per way and measure. With ``warm``, a round before does not count."""
     seen: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
     for turn in range(0 if warm else 1, rounds + 1):
         for name, run in ways.items():
@@ -43,7 +43,7 @@ def interleaved(
 
 
 class Bench:
-    """What every case gets: how large, how often, a folder of its own, Spark."""
+    """What every case gets: the size and number of its runs, a folder, and Spark."""
 
     def __init__(self, folder: Path, *, quick: bool) -> None:
         self.folder = folder
@@ -51,20 +51,20 @@ class Bench:
         self.rounds = 2 if quick else 5
         self.rows = 400_000 if quick else 4_000_000
         self._number = 0
-        #: Jars that the session has on its class path, and what the cases measured that is not this project's.
+        #: Jars on the session's class path, and the names of other products that the cases measured.
         self._jars: list[Path] = []
         self.software: str | None = None
-        #: What cases make for each other, by name; and what is to be closed at the end, the last one first.
+        #: Objects that cases share, by name; and objects to close at the end, in reverse order.
         self.shared: dict[str, Any] = {}
         self.closing = contextlib.ExitStack()
 
     def fresh(self, name: str) -> Path:
-        """A path that nobody has used."""
+        """Return a path that no case has used."""
         self._number += 1
         return self.folder / f"{name}-{self._number}"
 
     def add_jars(self, jars: Sequence[Path]) -> None:
-        """Have the session load ``jars``, which has to be asked for before the session is used."""
+        """Add jars to the session. Call this before the first use of the session."""
         assert "spark" not in self.__dict__, "the session runs without these jars"
         self._jars += jars
 
@@ -83,7 +83,7 @@ class Bench:
     @cached_property
     def spark(self) -> SparkSession:
         ensure_java()
-        # The JVM hands its environment on to the workers, which import the peers by name.
+        # The workers inherit the JVM's environment and import the peers by name.
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -111,7 +111,7 @@ class Bench:
         return reader.options(rows=str(rows), queues=str(queues), every=str(every), most=str(most)).load()
 
     def source(self, schema: str | None, path: Path, topic: str, **options: Any) -> DataFrame:
-        """Stream a topic of a store, for a group of its own. Without a schema it has all columns."""
+        """Return a stream of a store's topic, for a new group. Without a schema it has all columns."""
         self._number += 1
         reader = self.spark.readStream.format("orderedmq")
         if schema is not None:
@@ -123,9 +123,9 @@ class Bench:
         return (writer.trigger(availableNow=True) if available_now else writer).start()
 
     def drain(self, rows: DataFrame, sink: str, expected: int, **options: Any) -> dict[str, float]:
-        """Million rows a second of one run with availableNow: inside its micro-batches, of all but the first, and of the whole query.
+        """Return million rows a second of a run with availableNow: in all micro-batches, the first, the later ones, and of the whole query.
 
-        The first micro-batch of a query starts and imports what the later ones find there.
+        The first micro-batch is slower, because it starts workers and imports modules.
         """
         begin = time.perf_counter()
         query = self.start(rows, sink, available_now=True, **options)
@@ -138,7 +138,7 @@ class Bench:
         return {**found, "later": _speed(later)} if later else found
 
     def paced(self, rows: DataFrame, sink: str, batches: int, **options: Any) -> dict[str, float]:
-        """Milliseconds per phase of micro-batches that have rows, of a query with the default trigger."""
+        """Return milliseconds per phase of micro-batches that have rows, of a query with the default trigger."""
         query = self.start(rows, sink, **options)
         try:
             while True:
@@ -150,7 +150,7 @@ class Bench:
                     break
         finally:
             query.stop()
-        # The first batches start workers.
+        # Leave out the first batches, which start workers.
         return {
             phase: median([float(one.get(phase, 0)) for one in seen[3:]])
             for phase in ("triggerExecution", "addBatch", "latestOffset", "queryPlanning", "walCommit", "commitOffsets")
@@ -158,13 +158,13 @@ class Bench:
 
 
 def _speed(batches: Sequence[tuple[int, int]]) -> float:
-    """Million rows a second of micro-batches: rows, and microseconds."""
+    """Return million rows a second of micro-batches, which are given as (rows, microseconds)."""
     rows, micros = map(sum, zip(*batches))
     return rows / micros
 
 
 def status(field: str, pid: int | str = "self") -> int:
-    """A line of a process's status, in KiB."""
+    """Return a value from a process's status, in KiB. Raises OSError if the status does not have it."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1])
@@ -172,7 +172,7 @@ def status(field: str, pid: int | str = "self") -> int:
 
 
 def disk_speed(folder: Path) -> float:
-    """MB/s of synchronous writes of 8 MiB, the size of the store's transactions."""
+    """Return MB/s of synchronous writes of 8 MiB, the size of the store's transactions."""
     block = os.urandom(8 << 20)
     path = folder / "disk"
     times = []

@@ -1,4 +1,4 @@
-"""A task of the source without Spark: it reads a whole queue and keeps none of it, for measurements of memory."""
+"""A task of the source without Spark: it reads a whole queue and keeps no rows, for measurements of memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHUNK = 16_384
 
 
 def whole_queue(broker: Broker, endpoint: Endpoint, topic: str, rows: int) -> QueuePartition:
-    """The partition of a topic's only queue, which has ``rows`` messages."""
+    """Return the partition of a topic's only queue, which has ``rows`` messages."""
     (queue,) = broker.log.queues(topic)
     incarnation = broker.log.topic(topic).incarnation
     return QueuePartition(endpoint, broker.identity, queue, 0, rows, None, incarnation, True, CHUNK, streaming=False)

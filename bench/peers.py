@@ -1,4 +1,4 @@
-"""The ceilings: a source that yields ready-made rows and a sink that drops them, through the same Spark interfaces as ours."""
+"""The ceilings: a source that yields ready-made rows and a sink that drops rows, through the same Spark interfaces as ours."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class _Span(InputPartition):
 
 
 class NullSource(DataSource):
-    """Options: ``rows`` in all, in ``queues`` partitions; or, with ``every`` (seconds), ``rows`` more in each interval.
+    """Yields ``rows`` rows in ``queues`` partitions, or with ``every`` (seconds) ``rows`` more in each interval.
 
-    ``most``: rows of a micro-batch at most; 0 for no limit.
+    The option ``most`` limits the rows of a micro-batch; 0 means no limit.
     """
 
     @classmethod
@@ -65,7 +65,7 @@ class _NullReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """The rows are known."""
+        """Do nothing, because the rows are known."""
 
     def initialOffset(self) -> dict[str, Any]:
         return {}
@@ -111,7 +111,7 @@ def _ready(queue: int, rows: int, schema: pa.Schema) -> pa.RecordBatch:
 
 
 class NullSink(DataSource):
-    """Takes Arrow batches and forgets them."""
+    """Takes Arrow batches and drops them."""
 
     @classmethod
     def name(cls) -> str:

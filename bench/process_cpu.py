@@ -1,7 +1,7 @@
-"""CPU seconds by kind of process: Spark's JVM, Python, and servers beside them.
+"""Measures CPU seconds by kind of process: Spark's JVM, Python, and servers.
 
-PySpark's daemons do not wait for the workers that end, so the system forgets what these have used. A thread looks often and
-remembers it: of a process that ends, what it used since the last look is missing.
+PySpark's daemons do not wait for workers that end, so the system does not keep the CPU time of these. Therefore a thread often reads the
+times of all processes. The time that a process uses between the last reading and its end is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 import psutil
 
-#: Seconds between two looks.
+#: Seconds between two readings.
 _STEP: Final = 0.2
 JVM: Final = "JVM"
 PYTHON: Final = "Python"
@@ -22,14 +22,14 @@ TOGETHER: Final = "together"
 
 
 class ProcessCpu:
-    """What this process and those below it have used, by name. ``servers``: the names of servers among them, by pid.
+    """The CPU time of this process and its descendants, by name. ``servers``: the names of servers among them, by pid.
 
-    A Java that is no server is Spark's, everything else is Python.
+    A Java process that is no server is Spark's JVM. All other processes count as Python.
     """
 
     def __init__(self, servers: Mapping[int, str]) -> None:
         self._servers = servers
-        #: Name and seconds of each process that was seen, by its pid and when it began: a pid may come again.
+        #: Name and seconds of each process that was seen, by its pid and start time, because a pid may be used again.
         self._seen: dict[tuple[int, float], tuple[str, float]] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -47,7 +47,7 @@ class ProcessCpu:
     def now(self) -> dict[str, float]:
         """Return the CPU seconds so far by name."""
         self._look()
-        # The looking itself is not part of what is measured.
+        # Subtract the time of the readings themselves.
         out = dict.fromkeys((JVM, PYTHON, *self._servers.values()), 0.0)
         out[PYTHON] = time.process_time() - self._looking
         with self._lock:
@@ -56,7 +56,7 @@ class ProcessCpu:
         return out
 
     def since(self, before: Mapping[str, float]) -> dict[str, float]:
-        """Return the CPU seconds since ``before`` by name, and together."""
+        """Return the CPU seconds since ``before``, by name and together."""
         used = {name: seconds - before[name] for name, seconds in self.now().items()}
         return {**used, TOGETHER: sum(used.values())}
 

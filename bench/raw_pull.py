@@ -1,6 +1,6 @@
-"""The least that a puller can do: ready-made requests, many in one write, answers counted in one receive buffer, nothing decoded.
+"""A puller that does the least possible: it writes many ready-made requests at once, counts answers in one buffer, and decodes nothing.
 
-It shares no code with the client except the bytes of a request, and it is no client: any answer but the expected one ends it.
+Only the bytes of a request come from the client's code. Any unexpected answer ends the puller.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 
-#: Messages of one pull, as many as a broker returns by default, and messages in flight.
+#: Messages in one pull (the most that a broker returns by default), and messages in flight.
 STEP: Final = 32
 FLIGHT: Final = 4096
 _BUFFER: Final = 4 << 20
@@ -25,7 +25,7 @@ _FOUND: Final = re.compile(rb'\{"code":0,')
 
 
 def raw_pull(address: str, queue: MessageQueue, count: int, step: int = STEP) -> None:
-    """Pull the first ``count`` messages of a queue, ``step`` at a time. A broker has to return that many."""
+    """Pull the first ``count`` messages of a queue, ``step`` at a time. The broker must return that many."""
     host, _, port = address.rpartition(":")
     template = PullTemplate(queue, "TOOLS_CONSUMER")
     requests = [template.render(at // step, at, min(step, count - at)) for at in range(0, count, step)]
@@ -57,10 +57,10 @@ def raw_pull(address: str, queue: MessageQueue, count: int, step: int = STEP) ->
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """The CPU seconds that processes have used."""
+    """Return the CPU seconds that processes have used."""
     ticks = 0
     for pid in pids:
-        # The name, in brackets, may have spaces.
+        # Skip the name, in brackets, because it may have spaces.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")

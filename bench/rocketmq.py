@@ -1,8 +1,8 @@
-"""A real RocketMQ of two brokers on this machine, against a raw loop that decodes nothing and against RocketMQ's Java client.
+"""Measures over a real RocketMQ of two brokers on this machine, against a raw loop that decodes nothing and against RocketMQ's Java client.
 
-Bodies of 100 bytes with tags, keys and a sharding key, in 4 queues, brokers with their default limits. One cluster serves all cases; what
-is read is sent once, by our own append. Cases with "mixed messages" read messages of which no two are alike; cases with a raised limit
-have the brokers return 1,024 messages of a pull instead of 32, to Java's clients, too.
+Messages have bodies of 100 bytes, tags, keys and a sharding key, in 4 queues; brokers have their default limits. All cases share one
+cluster, and the messages that they read are sent once, by our own append. Cases with "mixed messages" read messages that all differ. In
+cases with a raised limit, the brokers return 1,024 messages per pull instead of 32, also to Java's clients.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rows.pull_settings import PullSettings
 
 MANY: Final = 64
-#: Micro-batches of a query that writes.
+#: Number of micro-batches of a query that writes.
 BATCHES: Final = 3
-#: Messages of a raw pull under a raised limit: with these, an answer is below 256 KiB.
+#: Messages in a raw pull under a raised limit: so many that an answer stays below 256 KiB.
 RAISED_STEP: Final = 512
 
 
@@ -65,7 +65,7 @@ def pulled(log: Log, queues: list[MessageQueue], count: int) -> dict[str, float]
 
 
 def _timed(call: Callable[[], None], rows: int) -> dict[str, float]:
-    """Thousand rows a second of wall time, and microseconds of this process's CPU per row, which other programs disturb less."""
+    """Return thousand rows a second of wall time, and this process's CPU in µs per row, which other programs disturb less."""
     begin, began = time.perf_counter(), time.process_time()
     call()
     return {
@@ -85,7 +85,7 @@ def pull_mixed(bench: Bench) -> list[Figure]:
 
 
 def pull_verified(bench: Bench) -> list[Figure]:
-    """What the option verifyBodyCrc costs, by the size of bodies."""
+    """Measure the cost of the option verifyBodyCrc, by the size of bodies."""
     made, figures = rig(bench), []
     for size, share in ((100, 1), (1_000, 4), (10_000, 40)):
         topic, each = f"sized-{size}", made.rows // share // QUEUES
@@ -113,7 +113,7 @@ def pull_raised(bench: Bench) -> list[Figure]:
 
 
 def _with_java(made: Rig) -> Rig:
-    """Raises Skipped where only recorded speeds of Java's clients are known: those of the default limit."""
+    """Return ``made``. Raises Skipped without a Java compiler, because speeds are recorded only for the default limit."""
     if not made.java.measured:
         raise Skipped("this Java has no compiler, so Java's clients cannot be measured under a raised limit")
     return made
@@ -128,7 +128,7 @@ def _pull(
     step: int = STEP,
     batch: int = STEP,
 ) -> list[Figure]:
-    """In this process, without Spark: pulled and decoded into RecordBatches of all columns."""
+    """Pull messages and decode them into RecordBatches of all columns, in this process without Spark."""
     queues = made.broker.log.queues(topic)
     each, java = made.rows // QUEUES, made.rows // 2
     found = interleaved(
@@ -177,7 +177,7 @@ def source_raised(bench: Bench) -> list[Figure]:
 
 
 def _source(bench: Bench, made: Rig, case: str, aim: float | None, batch: int = STEP) -> list[Figure]:
-    # A queue that it comes to late keeps Java from the last messages for a while: half of them is steady.
+    # Java's clients read half of the messages: they wait for the last messages of a queue that they begin late.
     java = made.rows // 2
     found = interleaved(
         bench.rounds,
@@ -205,7 +205,7 @@ def _source(bench: Bench, made: Rig, case: str, aim: float | None, batch: int = 
 
 
 def proxy(bench: Bench) -> list[Figure]:
-    """A RocketMQ Proxy before the same brokers, against the brokers directly."""
+    """Compare reading through a RocketMQ Proxy in front of the same brokers with reading from the brokers directly."""
     made = rig(bench)
     server = bench.closing.enter_context(proxy_before(bench.fresh("proxy"), made.cluster))
     with orderedmq.connect(namesrv_addr=server.address) as broker:
@@ -241,7 +241,7 @@ def proxy(bench: Bench) -> list[Figure]:
 
 
 def _read(bench: Bench, address: str, rows: int) -> dict[str, float]:
-    """A batch read of the whole topic, in thousand rows a second."""
+    """Return thousand rows a second of a batch read of the whole topic."""
     begin = time.perf_counter()
     read = bench.spark.read.format("orderedmq").schema(COLUMNS).options(namesrvAddr=address, topic="bench").load()
     read.write.format("noop").mode("overwrite").save()
@@ -252,7 +252,7 @@ def _read(bench: Bench, address: str, rows: int) -> dict[str, float]:
 
 
 def sink(bench: Bench) -> list[Figure]:
-    """Micro-batches of a query that runs, and the first one, over brokers that have served for a while."""
+    """Measure the first micro-batch of a query and the later ones, over brokers that are warm."""
     made = rig(bench)
     rows = 100_000 if bench.quick else 1_000_000
     cold = warm(made, "sent")
@@ -262,7 +262,7 @@ def sink(bench: Bench) -> list[Figure]:
         return bench.drain(_given(bench, every, rows), "orderedmq", every, namesrvAddr=made.address, topic="sent")
 
     def dropped() -> dict[str, float]:
-        """The CPU of a row for a sink that drops it, in µs: what more rows take, so without the query's start."""
+        """Return the CPU in µs per row of a sink that drops rows, without the query's start: the cost of additional rows."""
         used = [
             _spark_cpu(made, partial(bench.drain, _given(bench, count), "null_sink", count)) for count in (rows // 10, rows)
         ]
@@ -307,13 +307,13 @@ def sink(bench: Bench) -> list[Figure]:
 
 
 def _given(bench: Bench, rows: int, most: int = 0) -> DataFrame:
-    """Rows with a tag, a key and a sharding key, at most ``most`` in a micro-batch; 0: all in one."""
+    """Return rows with a tag, a key and a sharding key, at most ``most`` in a micro-batch; with 0, all in one."""
     source = bench.null_source(KEYED, rows, QUEUES, most=most)
     return source.selectExpr("*", "'created' AS tags", "sharding_key AS keys")
 
 
 def trace(bench: Bench) -> list[Figure]:
-    """The sink with RocketMQ's message trace, as fast as it can, against the sink without it."""
+    """Compare the sink at full speed with RocketMQ's message trace and without it."""
     made = rig(bench)
     rows, topic = 100_000 if bench.quick else 400_000, bench.fresh("traces").name
     made.broker.admin.create_topic(topic, QUEUES)
@@ -328,7 +328,7 @@ def trace(bench: Bench) -> list[Figure]:
         def run() -> None:
             sent = {"namesrvAddr": made.address, "topic": "sent", **options}
             found.update(bench.drain(_given(bench, rows), "orderedmq", rows, **sent))
-            # Traces are sent beside the query, and after it.
+            # Wait for all traces, which are sent during the query and after it.
             last = None
             while last != (last := ends()):
                 time.sleep(1.0)
@@ -351,7 +351,7 @@ def trace(bench: Bench) -> list[Figure]:
 
 
 def _count_traces(broker: Broker, queue: MessageQueue, at: int, end: int) -> int:
-    """How many traces the messages of a range have: a control character ends each of them."""
+    """Return how many traces the messages of a range have. A control character ends each trace."""
     count = 0
     while at < end:
         bodies = broker.log.pull(queue, at, min(CHUNK, end - at), 1 << 40, ("body",)).column(0).to_pylist()
@@ -361,7 +361,7 @@ def _count_traces(broker: Broker, queue: MessageQueue, at: int, end: int) -> int
 
 
 def _spark_cpu(made: Rig, run: Callable[[], object]) -> float:
-    """The CPU seconds that Spark's JVM and Python's processes use in a run, without the servers."""
+    """Return the CPU seconds that Spark's JVM and Python's processes use in a run, without the servers."""
     with ProcessCpu({server.pid: "servers" for server in made.cluster.servers}) as cpu:
         before = cpu.now()
         run()
@@ -394,7 +394,7 @@ def micro_batch(bench: Bench) -> list[Figure]:
 
 
 def many_queues(bench: Bench) -> list[Figure]:
-    """The reader's driver side in this process, 64 queues over two brokers, one new message in each of some."""
+    """Measure the reader's driver side in this process: 64 queues on two brokers, of which one has a new message."""
     made = rig(bench)
     topic = bench.fresh("wide").name
     made.broker.admin.create_topic(topic, MANY)
@@ -412,7 +412,7 @@ def many_queues(bench: Bench) -> list[Figure]:
         for number in range(10 if bench.quick else 60):
             made.broker.log.append({queues[number % MANY]: one})
             for what in times:
-                # As far apart as triggers that have something to do.
+                # Leave as much time between two calls as between busy triggers.
                 time.sleep(0.1)
                 begin, began, theirs = time.perf_counter(), time.process_time(), made.brokers_cpu()
                 end = reader.latestOffset(start, ReadAllAvailable())
@@ -434,7 +434,7 @@ def many_queues(bench: Bench) -> list[Figure]:
 
 
 def memory(bench: Bench) -> list[Figure]:
-    """Peak RSS of a process that reads one queue as an executor's worker does."""
+    """Measure the peak RSS of a process that reads one queue as an executor's worker does."""
     made = rig(bench)
     large, small = (500_000, 50_000) if bench.quick else (5_000_000, 500_000)
     topic = bench.fresh("backlog").name
@@ -455,7 +455,7 @@ def memory(bench: Bench) -> list[Figure]:
 
 
 def read_all(address: str, topic: str, rows: int) -> None:
-    """In a process of its own: read a queue and print the peak of RSS, in KiB."""
+    """Read a queue and print the peak of RSS, in KiB. Runs in a separate process."""
     with orderedmq.connect(namesrv_addr=address) as broker:
         partition = whole_queue(broker, Endpoint(namesrv_addr=address), topic, rows)
     read_away(partition)

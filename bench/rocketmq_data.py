@@ -1,4 +1,4 @@
-"""What is read from a RocketMQ: messages that are alike, and messages of which no two are."""
+"""The messages that are read from a RocketMQ: similar ones, and ones that all differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 
 def messages(count: int) -> pa.RecordBatch:
-    """Messages alike but for their numbers: bodies of 100 bytes, a tag, a key, a sharding key."""
+    """Return messages that differ only in their numbers, with bodies of 100 bytes, a tag, a key and a sharding key."""
     return pa.record_batch(
         {
             "body": pa.array([b"%0100d" % number for number in range(count)], pa.binary()),
@@ -20,14 +20,14 @@ def messages(count: int) -> pa.RecordBatch:
 
 
 def sized_messages(size: int, count: int) -> pa.RecordBatch:
-    """As `messages`, with random bodies of ``size`` bytes."""
+    """Return messages as `messages` does, but with random bodies of ``size`` bytes."""
     data = random.Random(7).randbytes(size + count)
     bodies = pa.array([data[number : number + size] for number in range(count)], pa.binary())
     return messages(count).set_column(0, "body", bodies)
 
 
 def mixed_messages(count: int) -> pa.RecordBatch:
-    """Messages of which no two are alike: bodies of 20 to 2,000 bytes, tags and keys of many lengths or none, own properties."""
+    """Return messages that all differ: bodies of 20 to 2,000 bytes, tags and keys of many lengths or none, user properties."""
     draw = random.Random(7)
     tags = ["created", "paid", "shipped", "cancelled", "returned-by-customer", "eu", "refund"]
     body = draw.randbytes(4000)

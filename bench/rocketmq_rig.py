@@ -1,4 +1,4 @@
-"""The RocketMQ of two brokers on this machine that all its cases share, what is read from it, and what its brokers' CPU costs."""
+"""The RocketMQ of two brokers on this machine that all its cases share, its messages, and the CPU time of its brokers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from orderedmq.rocketmq.net.client import Client
 from tests.rocketmq.rocketmq_proxy import ProxyServer
 
 QUEUES: Final = 4
-#: Messages of one request to append.
+#: Messages in one append.
 STEP: Final = 100_000
-#: What `raised` sets maxTransferCountOnMessageInMemory to, and the brokers' default.
+#: The value of maxTransferCountOnMessageInMemory in `raised`, and the brokers' default.
 RAISED: Final = 1024
 _DEFAULT: Final = 32
 _UPDATE_BROKER_CONFIG: Final = 25
-#: Rows of a small batch, how many of them, and tasks of each, after which a broker no longer compiles what it does for a sink.
+#: Rows in a small batch, number of batches, and tasks in each. After these, a broker's JVM has compiled its code for a sink.
 WARM_ROWS: Final = 16_000
 _WARM: Final = 40
 _TASKS: Final = 4
@@ -39,7 +39,7 @@ _TASKS: Final = 4
 
 @dataclass
 class Rig:
-    """The cluster, with topics ``bench`` and ``mixed`` of ``rows`` messages in 4 queues. ``sent`` is for what is written."""
+    """The cluster, with topics ``bench`` and ``mixed`` of ``rows`` messages in 4 queues. Cases write to the topic ``sent``."""
 
     cluster: Cluster
     broker: Broker
@@ -56,23 +56,23 @@ class Rig:
         return "" if self.java.measured else " (recorded: this Java has no compiler)"
 
     def brokers_cpu(self) -> float:
-        """CPU seconds that the brokers have used."""
+        """Return the CPU seconds that the brokers have used so far."""
         return cpu_seconds(server.pid for server in self.cluster.brokers)
 
     def with_brokers(self, rows: int, call: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """What ``call`` returns, and the microseconds of the brokers' CPU per row."""
+        """Return the result of ``call``, with the brokers' CPU in µs per row."""
         began = self.brokers_cpu()
         return {**call(), "broker": (self.brokers_cpu() - began) / rows * 1e6}
 
     def brokers_cpu_of(self, call: Callable[[], None]) -> float:
-        """CPU seconds that the brokers use meanwhile."""
+        """Return the CPU seconds that the brokers use during ``call``."""
         began = self.brokers_cpu()
         call()
         return self.brokers_cpu() - began
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """Have the brokers return up to 1,024 messages, or 256 KiB, of a pull."""
+        """Make the brokers return up to 1,024 messages, or 256 KiB, per pull."""
         self._set_limit(RAISED)
         try:
             yield
@@ -86,7 +86,7 @@ class Rig:
 
 
 def rig(bench: Bench) -> Rig:
-    """Made for the first case, ended with the bench. Raises Skipped where the jars cannot be had."""
+    """Return the rig, which the first case creates and the bench ends. Raises Skipped if the jars cannot be fetched."""
     if "rocketmq" not in bench.shared:
         folder = bench.fresh("rocketmq")
         folder.mkdir()
@@ -114,9 +114,9 @@ def rig(bench: Bench) -> Rig:
 
 @contextlib.contextmanager
 def proxy_before(folder: Path, cluster: Cluster) -> Iterator[ProxyServer]:
-    """Start a Proxy before the cluster. Raises Skipped where its jars cannot be had."""
+    """Start a Proxy in front of the cluster. Raises Skipped if its jars cannot be fetched."""
     folder.mkdir()
-    # With TLS, its gRPC at the same port would need OpenSSL, which its jars lack.
+    # Without TLS, because the Proxy's gRPC on the same port would then need OpenSSL, which its jars lack.
     server = ProxyServer(folder, cluster, {}, jvm=("-Dtls.server.mode=disabled",))
     try:
         server.start()
@@ -139,7 +139,7 @@ def fill(broker: Broker, topic: str, each: int, make: Callable[[int], pa.RecordB
 
 
 def warm(made: Rig, topic: str) -> list[float]:
-    """Write small batches with identity, as a sink does, until the brokers' JVMs have compiled what they do for one.
+    """Write small batches with identity, as a sink does, until the brokers' JVMs have compiled their code for a sink.
 
     Returns the brokers' CPU seconds of each batch.
     """

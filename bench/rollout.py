@@ -1,4 +1,4 @@
-"""What it costs the next owner that a query stops: at a boundary, and by ``query.stop()`` in the middle of a micro-batch."""
+"""Measures how long the next owner waits after a query stops: at a boundary, and by ``query.stop()`` in the middle of a micro-batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.rocketmq_rig import rig
 from ordered_source import stop_at_boundary
 from orderedmq.broker import Broker
 
-#: Seconds between two triggers, and those that the task of a queue takes. Two cores work on the four queues of each query.
+#: Seconds between two triggers, and seconds that the task of a queue takes. Two cores work on the four queues of each query.
 TRIGGER: Final = 0.5
 WORK: Final = 0.25
 QUEUES: Final = 8
@@ -43,7 +43,7 @@ def _figures(bench: Bench, broker: Broker, endpoint: dict[str, str], case: str) 
     queues = broker.log.queues(topic)
 
     def start() -> tuple[StreamingQuery, Path]:
-        """A query, and the folder in which each of its tasks makes a file when it begins."""
+        """Start a query, and return it with the folder in which each of its tasks makes a file when it begins."""
         began = bench.fresh("began")
         began.mkdir()
 
@@ -67,7 +67,7 @@ def _figures(bench: Bench, broker: Broker, endpoint: dict[str, str], case: str) 
             time.sleep(0.02)
 
     def taken(stop: Callable[[StreamingQuery], Any]) -> float:
-        """Seconds from when one of two queries is told to stop, while its tasks run, until the other one owns all queues."""
+        """Stop one of two queries while its tasks run, and return the seconds until the other query owns all queues."""
         (stays, _), (goes, began) = start(), start()
         until_owners(2)
         before = len(list(began.iterdir()))

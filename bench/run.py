@@ -1,7 +1,7 @@
-"""Entry of ``make bench``: runs the cases, prints figures and targets, and keeps the run in docs/bench-results.json.
+"""The program of ``make bench``: runs the cases, prints figures and targets, and keeps the run in docs/bench-results.json.
 
-After a run, the tables of docs/performance.md and the README's figure are those of the kept runs. ``--report`` prints the range of
-each figure over the kept runs and measures nothing.
+After each case, it writes the figures of the kept runs into the documents. ``--report`` prints the range of each figure over the kept
+runs and measures nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bench.figures import QUOTED, VERSUS, Figure, Run, keep, read_runs, shown, t
 from bench.measure import Bench, Skipped
 
 CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
-    # The first ones: the session needs Kafka's jars from its start.
+    # Kafka's cases come first, because the session needs Kafka's jars from its start.
     "kafka-read": kafka.read,
     "kafka-write": kafka.write,
     "kafka-copy": kafka.copy,
@@ -75,21 +75,23 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "rocketmq-rollout": rollout.rocketmq,
     "rocketmq-queues": rocketmq.many_queues,
     "rocketmq-memory": rocketmq.memory,
-    # These change a setting of the brokers.
+    # The last cases change a setting of the brokers.
     "rocketmq-pull-raised": rocketmq.pull_raised,
     "rocketmq-source-raised": rocketmq.source_raised,
 }
-#: Seconds in which it is measured how busy the machine is before a run.
+#: Seconds of measuring how busy the machine is before a run.
 _LOOK: Final = 3.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description="Measure source, sink and store against their ceilings.")
-    parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, the figures mean little")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, to check that the bench works; the figures mean little"
+    )
     parser.add_argument("--only", action="append", default=[], choices=list(CASES), help="run this case (may be repeated)")
     parser.add_argument("--rocketmq", action="store_true", help="run all cases over RocketMQ")
-    parser.add_argument("--kafka", action="store_true", help="run all cases beside Kafka, which no run without it has")
-    parser.add_argument("--report", action="store_true", help="print the ranges over the kept runs, measure nothing")
+    parser.add_argument("--kafka", action="store_true", help="run all comparisons with Kafka, which are left out by default")
+    parser.add_argument("--report", action="store_true", help="print the ranges over the kept runs and measure nothing")
     asked = parser.parse_args()
     if asked.report:
         runs, beside = read_runs(), [name for name in CASES if name.startswith(VERSUS)]
@@ -98,7 +100,7 @@ def main() -> None:
         return
     families = [family for family in ("kafka", "rocketmq") if getattr(asked, family)]
     chosen = [name for name in CASES if name in asked.only or name.partition("-")[0] in families]
-    # The session of Kafka's cases has Kafka's jars, so the others run without them unless both are asked for.
+    # Without options, Kafka's cases are left out, because the session would have Kafka's jars in the other cases.
     chosen = chosen or [name for name in CASES if not name.startswith(VERSUS)]
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     run = Run(date, round(os.getloadavg()[0], 2), round(psutil.cpu_percent(_LOOK) / 100, 3))
@@ -114,7 +116,7 @@ def main() -> None:
 
 
 def _measure(bench: Bench, run: Run, name: str) -> None:
-    """Run one case, and keep what the run has by now."""
+    """Run one case, and keep the figures that the run has so far."""
     begin = time.perf_counter()
     try:
         figures = CASES[name](bench)

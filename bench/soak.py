@@ -1,9 +1,9 @@
-"""Entry of ``make soak``: whether memory, files, threads and readers stay flat over many micro-batches.
+"""The program of ``make soak``: measures whether memory, files, threads and readers stay flat over many micro-batches.
 
-By default, the processes of a query run without Spark's JVM (`soak_loop`): a micro-batch takes some milliseconds. With ``--spark``
-they run in a Spark application, which also shows its JVM and takes a hundred times as long; several kinds are then parallel queries
-of one application. Each sample is a line of JSON in the output file, so a run that was stopped early is still of use. ``--keep``
-writes what a run has shown to docs/soak-results.json and docs/performance.md.
+By default, the processes of a query run without Spark's JVM (`soak_loop`), and a micro-batch takes some milliseconds. With ``--spark``
+they run in a Spark application, whose JVM is then also measured. That takes a hundred times as long, and all kinds are parallel queries
+of one application. Each sample is a line of JSON in the output file, so a run that was stopped early is still useful. ``--keep`` writes
+the results of a run to docs/soak-results.json and docs/performance.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from orderedmq.broker import Broker
 
 
 class _Way(Protocol):
-    """How queries run."""
+    """A way to run the queries."""
 
     def start(self, kind: str, path: Path, broker: Broker) -> None: ...
     def trigger(self, kind: str) -> None: ...
@@ -86,7 +86,7 @@ def _run(kinds: Sequence[str], asked: argparse.Namespace) -> None:
         brokers: dict[str, Broker] = {}
         for kind in kinds:
             brokers[kind] = closing.enter_context(orderedmq.connect(folder / kind))
-            # A sample may come some micro-batches late.
+            # More messages than micro-batches, because a sample may be some micro-batches late.
             soak_kinds.prepare(brokers[kind], kind, asked.batches + 2 * asked.every)
         closing.callback(way.close)
         for kind in kinds:
@@ -95,7 +95,7 @@ def _run(kinds: Sequence[str], asked: argparse.Namespace) -> None:
 
 
 def _watch(way: _Way, folder: Path, brokers: dict[str, Broker], asked: argparse.Namespace, out: Any) -> None:
-    """Sample each kind every so many micro-batches until it has had enough of them."""
+    """Sample each kind every ``asked.every`` micro-batches, until it has had ``asked.batches`` of them."""
     following = dict.fromkeys(brokers, 0)
     begun, number = time.monotonic(), 0
     while following:
@@ -110,7 +110,7 @@ def _watch(way: _Way, folder: Path, brokers: dict[str, Broker], asked: argparse.
             if done < following[kind] and not ended:
                 continue
             head = {"kind": kind, "batches": done, "at": round(time.time(), 1)}
-            # Collecting the JVM's garbage takes part of a second.
+            # Not at every sample, because collecting the JVM's garbage takes part of a second.
             found = way.sample(kind, collect=ended or done % (5 * asked.every) < asked.every)
             line = {**head, **found, **store(brokers[kind], folder / kind)}
             out.write(json.dumps(line) + "\n")
@@ -123,12 +123,14 @@ def _watch(way: _Way, folder: Path, brokers: dict[str, Broker], asked: argparse.
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"by default all: {', '.join(soak_kinds.KINDS)}")
-    parser.add_argument("--spark", action="store_true", help="in a Spark application")
+    parser.add_argument(
+        "kinds", nargs="*", metavar="KIND", help=f"kinds of queries (default: all of {', '.join(soak_kinds.KINDS)})"
+    )
+    parser.add_argument("--spark", action="store_true", help="run the queries in a Spark application")
     parser.add_argument("--batches", type=int, default=20_000, help="micro-batches of each query")
     parser.add_argument("--every", type=int, default=100, help="micro-batches between two samples")
-    parser.add_argument("--minutes", type=float, help="end after this time, whatever was reached")
-    parser.add_argument("--folder", help="where stores and checkpoints are made; one in memory makes micro-batches shorter")
+    parser.add_argument("--minutes", type=float, help="end after this time, even with fewer micro-batches")
+    parser.add_argument("--folder", help="the folder of stores and checkpoints; a folder in memory makes micro-batches shorter")
     parser.add_argument("--out", type=Path, default=Path("build/soak.jsonl"), help="the file that samples are appended to")
     parser.add_argument("--keep", action="store_true", help="write the results and the page from the output file")
     asked = parser.parse_args()

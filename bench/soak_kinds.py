@@ -1,4 +1,4 @@
-"""The kinds of queries that `soak` runs, and the store of each: every micro-batch takes one message."""
+"""The kinds of queries that `soak` runs, and the store of each. Every micro-batch has one message."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bench.key_order import _park
 from ordered_source import OrderPerKey, OrderPerQueue
 from orderedmq.broker import Broker
 
-#: The kinds, and how many queries each of them is.
+#: The kinds, and the number of queries of each.
 KINDS: Final = {"source": 1, "sink": 1, "listener-queue": 1, "listener-key": 1, "parking": 1, "shared": 2, "idle": 1}
 #: Messages that are parked, due in an hour, while the listener with order per key runs.
 PARKED: Final = 3_000
-#: Messages that kind "parking" parks, one in each micro-batch, before its other messages come.
+#: Messages that the kind "parking" parks, one in each micro-batch, before it gets its other messages.
 POISONED: Final = 3_000
 #: Body of a message for which the listener fails.
 POISON: Final = b"poison"
@@ -33,12 +33,12 @@ def prepare(broker: Broker, kind: str, messages: int) -> None:
     count = 1 if kind == "idle" else messages
     poisoned = min(POISONED, count) if kind == "parking" else 0
     bodies = [POISON] * poisoned + [b"x" * 100] * (count - poisoned)
-    # A poisoned message has a key that no other message has, or the other one would be parked behind it.
+    # No other message has the key of a poisoned message, because it would be parked as well.
     keys = [f"poisoned-{number}" if number < poisoned else f"key-{number % 100}" for number in range(count)]
     for queue in broker.log.queues("t"):
         broker.log.append({queue: pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys})})
     if kind == "listener-key":
-        # The lot is that of a second queue, which has nothing else.
+        # The parked messages belong to a second queue, which has no other messages.
         broker.admin.add_queues("t", 2)
         _park(broker, GROUP, broker.log.queues("t")[1], PARKED)
 
@@ -69,5 +69,5 @@ def order(kind: str) -> OrderPerQueue | OrderPerKey | None:
 
 
 def disturb(broker: Broker, number: int) -> None:
-    """Change the store of an idle query without anything for it to read, or it would look at the store's change number alone."""
+    """Change the store of an idle query without adding messages. Otherwise the query would only read the store's change number."""
     broker.admin.seek("other", {broker.log.queues("t")[0]: number % 2})

@@ -1,9 +1,9 @@
 """Spark's micro-batch loop without Spark: the processes of a query in Python, called as Spark's JVM calls them.
 
-`SourceRunner` is PySpark's own source runner, a process that gets Spark's messages over a socket. `Tasks` is a process that runs
-what Python workers run: it reads partitions, calls a listener, writes and commits. A micro-batch takes a few milliseconds, where
-Spark needs a hundred, so that a run over many of them shows what this project's processes keep. Run as a program, this module is
-the process of `Tasks`.
+`SourceRunner` is PySpark's own source runner, a process that gets Spark's messages over a socket. `Tasks` is a process that runs the
+code of Python workers: it reads partitions, calls a listener, writes and commits. A micro-batch takes a few milliseconds instead of
+Spark's hundred, so a run can have many of them and shows whether this project's processes leak. Run as a program, this module is the
+process of `Tasks`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _SINK_SCHEMA: Final = StructType([StructField("sharding_key", StringType()), Str
 
 
 class SourceRunner:
-    """The source runner of one query. ``folder``: where Spark would put files for it."""
+    """The source runner of one query. ``folder``: the place of files that Spark gives to it."""
 
     def __init__(self, options: Mapping[str, str], folder: Path) -> None:
-        # Not in ``folder``, because its path can be longer than that of a socket may be (107 characters on Linux).
+        # Not in ``folder``, because its path can be too long for a socket (107 characters on Linux).
         with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as server:
             address = f"{place}/socket"
             server.bind(address)
@@ -56,7 +56,7 @@ class SourceRunner:
         self.pid = self._int()
         schema = planned_schema(dict(options))
         assert isinstance(schema, StructType)
-        # Python's release, a folder for added files and their number, the source, its schema, and rows of an Arrow batch.
+        # The release of Python, the folder of added files and their number, the source, its schema, and the rows of an Arrow batch.
         self._text(f"{sys.version_info.major}.{sys.version_info.minor}")
         self._text(str(folder))
         self._number(0)
@@ -88,7 +88,7 @@ class SourceRunner:
         self._answered()
 
     def close(self) -> None:
-        """End it as Spark does, by SIGTERM; it writes a last answer, which nobody reads."""
+        """End the runner as Spark does, by SIGTERM. Its last answer is not read."""
         self._process.terminate()
         self._process.wait()
         self._file.close()
@@ -148,7 +148,7 @@ class Tasks:
         self.pid = self._process.pid
 
     def run(self, batch: int, parts: Sequence[bytes]) -> int:
-        """Run the tasks of a batch. Return how many rows came out. Raises RuntimeError if the process has ended."""
+        """Run the tasks of a batch. Return the number of their rows. Raises RuntimeError if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         pickle.dump((batch, parts), self._process.stdin)
@@ -167,7 +167,7 @@ class Tasks:
 
 
 class Query:
-    """One query: its runner (a sink has none, because its rows come from Spark), its tasks, and its offsets."""
+    """One query: its runner (except for a sink, whose rows come from Spark), its tasks, and its offsets."""
 
     def __init__(self, kind: str, options: Mapping[str, str], folder: Path) -> None:
         self.runner = None if kind == "sink" else SourceRunner(options, folder)
@@ -209,7 +209,7 @@ class Query:
 
 
 class _Context:
-    """Stands in for Spark's TaskContext."""
+    """Replaces Spark's TaskContext."""
 
     def __init__(self, batch: int) -> None:
         self._properties = {QUERY: f"soak-{os.getpid()}", BATCH: str(batch), RUN: "run"}
@@ -222,7 +222,7 @@ class _Context:
 
 
 class _Frame:
-    """Stands in for a DataFrame: gives the function that a listener's tasks run."""
+    """Replaces a DataFrame: ``mapInArrow`` returns the function that a listener's tasks run."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = columns
@@ -260,7 +260,7 @@ def _work(kind: str, options: dict[str, str]) -> None:
             writer.commit([writer.write(iter([row]))], batch)
             count = 1
         for part in parts:
-            # As a worker does: the reader comes pickled with each task.
+            # Make the reader for each partition, because a worker gets it pickled with each task.
             rows: Iterator[pa.RecordBatch] = StreamReader(options, schema).read(pickle.loads(part))
             count += sum(one.num_rows for one in (rows if consume is None else consume(rows)))
         sys.stdout.buffer.write(count.to_bytes(8, "big"))

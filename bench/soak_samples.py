@@ -1,7 +1,7 @@
-"""What `soak` records of processes and stores, what is kept of it, and the table of docs/performance.md. Knows no Spark.
+"""The samples that `soak` takes of processes and stores, the results that are kept, and their table in docs/performance.md.
 
-docs/soak-results.json has of each kind the first sample after the warm-up, the last one, and the largest value of each figure between
-them. The page has the table between the comments ``<!-- soak -->`` and ``<!-- end of soak -->``.
+docs/soak-results.json has for each kind the first sample after the warm-up, the last one, and the largest value of each figure from one
+to the other. The page has the table between the comments ``<!-- soak -->`` and ``<!-- end of soak -->``. This module does not need Spark.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from orderedmq.broker import Broker
 
 MIB: Final = 1024 * 1024
 RESULTS: Final = ROOT / "docs" / "soak-results.json"
-#: Micro-batches after which a figure is to be flat.
+#: Micro-batches after which a figure should be flat.
 WARM_UP: Final = 2_000
-#: The figures that the table has: what it calls them, and where a sample has them.
+#: The table's figures: their labels, and their places in a sample.
 FIGURES: Final = {
     "runner, MiB": ("runner", "rss"),
     "workers, MiB": ("workers", "rss"),
@@ -37,7 +37,7 @@ _TABLE: Final = re.compile(r"(?<=<!-- soak -->\n).*?(?=<!-- end of soak -->)", r
 
 
 def memory(pids: Iterable[int]) -> dict[str, Any]:
-    """Return what processes have, in MiB: resident memory, and of it the anonymous part, without the mapped pages of a store."""
+    """Return totals of processes: resident memory and its anonymous part (without the mapped pages of a store) in MiB, files, threads."""
     found: dict[str, Any] = {"processes": 0, "rss": 0.0, "anonymous": 0.0, "files": 0, "threads": 0}
     for pid in pids:
         place = Path("/proc") / str(pid)
@@ -53,14 +53,14 @@ def memory(pids: Iterable[int]) -> dict[str, Any]:
 
 
 def store(broker: Broker, folder: Path) -> dict[str, Any]:
-    """Return the size of a store's file and of its pages that are in use, both in MiB, and how many readers it has."""
+    """Return the size of a store's file and of its used pages, both in MiB, and the number of its readers."""
     opened: Any = broker
     environment = opened._open(False)
     env, handles = environment._environment()
     with env.begin() as txn:
         trees = [env.stat(), *(txn.stat(handle) for handle in handles.values())]
     used = sum(one["branch_pages"] + one["leaf_pages"] + one["overflow_pages"] for one in trees)
-    # A head, and a line for each reader: its process, thread and transaction.
+    # After a headline, there is a line per reader with its process, thread and transaction.
     readers = [line.split() for line in env.readers().splitlines()[1:]]
     return {
         "store": {
@@ -76,7 +76,7 @@ def store(broker: Broker, folder: Path) -> dict[str, Any]:
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """Return the samples of a file; a line that was cut off is left out."""
+    """Return the samples of a file, without a line that was cut off."""
     found = []
     for line in path.read_text().splitlines():
         with contextlib.suppress(json.JSONDecodeError):
@@ -85,7 +85,7 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
 
 
 def summaries(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is kept of each kind that ran longer than the warm-up: of several runs of it, the one that began last."""
+    """Return the result of each kind that ran longer than the warm-up. If a kind ran several times, the last run counts."""
     runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for sample in samples:
         of_kind = runs.setdefault((sample["way"], sample["kind"]), [])
@@ -97,7 +97,7 @@ def summaries(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         warm = [sample for sample in run if sample["batches"] >= WARM_UP]
         if len(warm) < 2:
             continue
-        # A figure that costs much is in some samples only.
+        # An expensive figure is only in some samples.
         values = {name: [value for one in warm if (value := _value(one, place)) is not None] for name, place in FIGURES.items()}
         out.append(
             {
@@ -123,7 +123,7 @@ def _value(sample: Mapping[str, Any], place: Sequence[str]) -> float | None:
 
 
 def keep(samples: Sequence[Mapping[str, Any]], path: Path = RESULTS) -> None:
-    """Keep these runs instead of earlier ones of the same kinds."""
+    """Keep these runs. They replace earlier runs of the same kinds."""
     new = summaries(samples)
     done = {(one["kind"], one["way"]) for one in new}
     old = [one for one in read_results(path) if (one["kind"], one["way"]) not in done]
@@ -139,7 +139,7 @@ def read_results(path: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the kept runs as a Markdown table, and when they were. A cell has the value after the warm-up and the last one."""
+    """Return the kept runs as a Markdown table with their dates. A cell has the value after the warm-up and the last value."""
     names = [name for name in FIGURES if any(name in run["figures"] for run in runs)]
     lines = [f"| kind | micro-batches | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
     for run in runs:

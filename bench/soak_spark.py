@@ -1,4 +1,4 @@
-"""The queries of `soak` in a Spark application."""
+"""Runs the queries of `soak` in a Spark application."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORKER: Final = "pyspark.worker"
 #: Seconds between two looks at a query that starts.
 _LOOK: Final = 0.25
 
-#: A small heap of a JVM that collects in one thread and keeps nothing of what has ended: what then grows is not a cache of Spark.
+#: A small heap, garbage collection in one thread, and no history of ended jobs, so that memory that grows is not a cache of Spark.
 _SETTINGS: Final = {
     "spark.driver.memory": "512m",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK",
@@ -42,13 +42,13 @@ _SETTINGS: Final = {
     "spark.ui.retainedJobs": "1",
     "spark.ui.retainedStages": "1",
     "spark.ui.retainedTasks": "1",
-    # Files without checksums: half of the files of a checkpoint. Spark starts a process for the permissions of each.
+    # Without checksum files, which are half of a checkpoint's files, because Spark starts a process to set the permissions of each file.
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
 }
 
 
 class _Idle(StreamingQueryListener):
-    """Counts the triggers that found nothing to read, by query."""
+    """Counts, by query, the triggers that found no new messages."""
 
     def __init__(self) -> None:
         self.seen: dict[str, int] = {}
@@ -68,7 +68,7 @@ class _Idle(StreamingQueryListener):
 
 
 class Application:
-    """A Spark application, and the queries of one kind or of several."""
+    """A Spark application with the queries of one or several kinds."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -92,16 +92,16 @@ class Application:
         for number in range(soak_kinds.KINDS[kind]):
             self._queries[kind].append(self._begun(kind, number, path))
             print(f"{kind}: query {number} runs", file=sys.stderr, flush=True)
-        # The runners of a kind are those that came with its queries.
+        # The runners of a kind are those that started with its queries.
         self._runners[kind] = sorted(set(_by_module().get(_RUNNER, ())) - before)
 
     def trigger(self, kind: str) -> None:
-        """Wait a little: Spark's queries run by themselves."""
+        """Wait a little, because Spark's queries run by themselves."""
         del kind
         time.sleep(0.005 if list(self._queries) == ["idle"] else _LOOK)
 
     def done(self, kind: str) -> int:
-        """Return how many micro-batches, or idle triggers, each query of a kind has had at least. Raises if one failed."""
+        """Return the lowest number of micro-batches, or idle triggers, among a kind's queries. Raises RuntimeError if one failed."""
         counts = []
         for query in self._queries[kind]:
             error = query.exception()
@@ -110,20 +110,20 @@ class Application:
             if kind == "idle":
                 counts.append(self._idle.seen.get(query.id, 0))
             else:
-                # The whole progress would be parsed from JSON.
+                # From the JVM's object, because PySpark would parse the whole progress from JSON.
                 progress = query._jsq.lastProgress()
                 counts.append(0 if progress is None else int(progress.batchId()) + 1)
         return min(counts)
 
     def sample(self, kind: str, *, collect: bool) -> dict[str, Any]:
-        """Return what the processes have; ``collect``: with the JVM's heap, of which the garbage is collected first."""
+        """Return the memory of the processes; with ``collect``, also the JVM's heap after a garbage collection."""
         modules = _by_module()
         others = (pid for name, pids in modules.items() if name not in (_JVM, _RUNNER, _WORKER) for pid in pids)
         found: dict[str, Any] = {
             "way": "Spark",
             "together": sum(self.done(one) for one in self._queries if one != "idle"),
             "runner": memory(self._runners[kind]),
-            # Spark gives a task to any worker that is free: they are those of all kinds of the application.
+            # The workers of all kinds, because Spark gives a task to any free worker.
             "workers": memory(modules.get(_WORKER, ())),
             "others": memory(others),
             "jvm": memory(modules.get(_JVM, ())),
@@ -144,7 +144,7 @@ class Application:
         self._spark.stop()
 
     def _begun(self, kind: str, number: int, path: Path) -> StreamingQuery:
-        """Start a query and wait for its first micro-batch. Spark gives a source runner 10 s to start: too few on a busy machine."""
+        """Start a query and wait for its first micro-batch. Try again if its source runner needs more than Spark's 10 s to start."""
         while True:
             query = self._query(kind, number, path)
             while query.isActive:

@@ -1,4 +1,4 @@
-"""How soon a query starts in a new program, and the demo's first batch: with ``orderedmq.tuned`` and without, in turn."""
+"""Measures how soon a query starts in a new program, and the demo's first batch, with ``orderedmq.tuned`` and without it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from orderedmq.demo.play import Demo
 
 CASE: Final = "start"
 ROWS: Final = 10_000
-#: Aimed at: seconds until the demo's first batch is committed.
+#: The target: seconds until the demo's first batch is committed.
 DEMO_AIM: Final = 10.0
-#: What start_program measures, in words, and its unit.
+#: The measures of start_program, with their labels and units.
 _LABELS: Final = {
     "session": ("a new program, until its session is there", "s"),
     "first query": ("a new program, until its first query is done", "s"),
@@ -31,12 +31,12 @@ _LABELS: Final = {
     "outside, first query": ("its first query, outside the micro-batch", "s"),
     "outside, later query": ("a later query, outside the micro-batch", "s"),
 }
-#: Variables that would take part in the comparison.
+#: Variables of the environment that would change the comparison.
 _SETTINGS: Final = ("SPARK_HOME", "SPARK_SUBMIT_OPTS", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 
 
 def figures(bench: Bench) -> list[Figure]:
-    """Seconds from the start of a program, and of the demo's job. The archive of Spark's classes is made before, if it is not there."""
+    """Measure seconds from the start of a program, and of the demo's job. First make the archive of Spark's classes if it is missing."""
     subprocess.run(
         [sys.executable, "-m", "orderedmq", "spark", "prepare"], env=_environment(), check=True, stdout=subprocess.DEVNULL
     )

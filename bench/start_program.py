@@ -1,10 +1,10 @@
-"""A program of a user's, from its first line: a session of Spark, a query from the source to the sink, and another one.
+"""A typical program of a user: it starts a Spark session, runs a query from the source to the sink, and then another query.
 
     python -m bench.start_program FOLDER tuned|quick|plain BEGAN
 
-FOLDER has the store with the topics "in" and "out". "quick" is "tuned" with options of Java's for a program of seconds. BEGAN is the
-monotonic clock when the program was started. It prints one line of JSON: seconds since then until the session was there and until the
-first batch was committed, the CPU seconds of all its processes by then, and the seconds that each query spent outside its
+FOLDER has the store with the topics "in" and "out". "quick" is "tuned" with Java's options for short programs. BEGAN is the value of the
+monotonic clock when the program was started. The program prints one line of JSON: the seconds from BEGAN until the session was ready and
+until the first query was done, the CPU seconds of all its processes until then, and the seconds that each query spent outside its
 micro-batches.
 """
 
@@ -57,7 +57,7 @@ def main(folder: str, start: str, began: str) -> None:
 
 
 def cpu() -> float:
-    """CPU seconds so far of this process and of those below it that are there."""
+    """Return the CPU seconds so far of this process and its running descendants."""
     seconds = time.process_time()
     for process in psutil.Process().children(recursive=True):
         try:

@@ -1,4 +1,4 @@
-"""The embedded store and the reader's driver side without Spark around them."""
+"""Measures the embedded store and the reader's driver side without Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUEUES_OF_WRITERS = 4
 
 
 def _one_row_each(broker: Broker, queues: list[MessageQueue], number: int) -> None:
-    """One message into every queue, in one transaction."""
+    """Publish one message in every queue, in one transaction."""
     made = data.messages(1)
     batch = SinkBatch("bench", number)
     staging = broker.outbox.open(batch, 0)
@@ -59,7 +59,7 @@ def many_queues(bench: Bench) -> list[Figure]:
         queues = broker.log.queues("t")
         reader = StreamReader({"path": str(path), "topic": "t", "consumerGroup": "g"}, full_schema(False))
         try:
-            # The first row of each queue is there before the query.
+            # Each queue has a row before the query begins.
             _one_row_each(broker, queues, 0)
             start = reader.initialOffset()
             for number in range(rounds + 1):
@@ -70,7 +70,7 @@ def many_queues(bench: Bench) -> list[Figure]:
                 _one_row_each(broker, queues, number + 1)
             start = reader.latestOffset(start, ReadAllAvailable())
             for number in range(rounds):
-                # Another group's commit: the store has changed, the queues have not.
+                # A change of another group: the store has changed, but the queues have not.
                 broker.admin.seek("other", {queues[0]: number})
                 timed("nothing new, another change", reader.latestOffset, start, ReadAllAvailable())
                 timed("nothing new, no change", reader.latestOffset, start, ReadAllAvailable())
@@ -87,7 +87,7 @@ def many_queues(bench: Bench) -> list[Figure]:
 
 
 def size(bench: Bench) -> list[Figure]:
-    """Open, seek and read a little: a large store against a small one."""
+    """Compare opening, seeking and reading a few rows in a large store and a small one."""
     large, small = (500_000, 10_000) if bench.quick else (10_000_000, 10_000)
     stores = {}
     for rows in (large, small):
@@ -105,7 +105,7 @@ def size(bench: Bench) -> list[Figure]:
             assert stamps.last_timestamp is not None
             seek, by_time = [], []
             for turn in range(50):
-                # The store keeps the chunk that was read last in these columns.
+                # Other columns each time, because the store caches the chunk that was read last, with its columns.
                 columns = ("body", "queue_offset") if turn % 2 else ("body",)
                 offset = random.randrange(rows)
                 before = time.perf_counter()
@@ -143,7 +143,7 @@ def size(bench: Bench) -> list[Figure]:
 
 
 def writers(bench: Bench) -> list[Figure]:
-    """Measure one `Producer.send` against one sync of the disk, and eight writing processes against two, while a lock is renewed."""
+    """Compare `Producer.send` with a sync of the disk, and eight writing processes with two, while a lock is renewed."""
     path = bench.fresh("writers")
     sends = 50 if bench.quick else 300
     total = 800_000 if bench.quick else 5_760_000
@@ -210,7 +210,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _stage(path: Path, number: int, rows: int, start: Barrier, ends: Any) -> None:
-    """In a process of its own: write rows as a task does, publish nothing, and say when the receipt was there."""
+    """Write rows as a task does, publish nothing, and report when the receipt is ready. Runs in a separate process."""
     made = data.messages(65536, number)
     with orderedmq.connect(path) as broker:
         queues = broker.log.queues("t")
@@ -219,7 +219,7 @@ def _stage(path: Path, number: int, rows: int, start: Barrier, ends: Any) -> Non
         for step in range(0, rows, made.num_rows):
             staging.add(queues[step // made.num_rows % len(queues)], made.slice(0, min(made.num_rows, rows - step)))
         receipt = staging.receipt()
-        # The clock is the machine's.
+        # All processes of the machine share this clock.
         ends.put(time.perf_counter())
         broker.outbox.discard([receipt])
 
@@ -257,7 +257,7 @@ def small_batches(bench: Bench) -> list[Figure]:
 
 
 def memory(bench: Bench) -> list[Figure]:
-    """Peak RSS of a process that reads one queue as an executor's worker does."""
+    """Measure the peak RSS of a process that reads one queue as an executor's worker does."""
     large, small = (500_000, 50_000) if bench.quick else (5_000_000, 500_000)
     peaks: dict[int, dict[str, float]] = {}
     for rows in (small, large):
@@ -280,7 +280,7 @@ def memory(bench: Bench) -> list[Figure]:
 
 
 def read_all(path: str, rows: int) -> None:
-    """In a process of its own: read a queue and print RSS before, its peak, and the pages of files at the end, in KiB."""
+    """Read a queue in a separate process, and print its RSS before, its peak, and the pages of files at the end, in KiB."""
     with orderedmq.connect(path) as broker:
         partition = whole_queue(broker, Endpoint(path), "t", rows)
     before = status("VmRSS")

@@ -1,4 +1,4 @@
-"""Rows per second of source and sink in Spark against the null peers."""
+"""Compares the rows per second of source and sink in Spark with the null peers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _figures(
     ours: str = "ours",
     peer: str = "null",
 ) -> list[Figure]:
-    """The micro-batch is judged; the whole query has a second of Spark's own."""
+    """Return the figures of two ways. Only the micro-batch has a target, because the whole query includes a second of Spark's own."""
     out = []
     for measure in ("micro-batch", "whole query"):
         mine, other = found[ours][measure], found[peer][measure]
@@ -42,7 +42,7 @@ def _figures(
 
 
 def filled(bench: Bench) -> Path:
-    """A store with the rows of all cases, made once."""
+    """Return a store with the rows of all cases, which is made once."""
     path = bench.folder / "source"
     if not path.exists():
         with orderedmq.connect(path) as broker:

@@ -1,4 +1,4 @@
-"""What the web page takes of a core beside a group of many queues that is at work: its server's CPU, which viewers share."""
+"""Measures which share of a core the web page's server uses while a group of many queues is at work and viewers look at it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def figures(bench: Bench) -> list[Figure]:
 
 
 def _share(path: Path, page: str, viewers: int, seconds: float) -> float:
-    """Return the percentage of a core that the server takes while these look at a page as its script does."""
+    """Return the percentage of a core that the server uses while ``viewers`` fetch a page as its script does."""
     command = [sys.executable, "-m", "orderedmq", "ui", "--no-open", "--port", "0", "--path", str(path), "--json"]
     with started(command) as (process, line):
         port = int(json.loads(line)["url"].rstrip("/").rpartition(":")[2])
@@ -72,7 +72,7 @@ def _share(path: Path, page: str, viewers: int, seconds: float) -> float:
         looking = [threading.Thread(target=_look, args=(port, page, stop), daemon=True) for _ in range(viewers)]
         for one in looking:
             one.start()
-        # Modules are loaded and templates compiled once.
+        # Not measured: loading the modules and compiling the templates.
         time.sleep(5)
         server = psutil.Process(process.pid)
         before, begun = server.cpu_times(), time.monotonic()
@@ -99,7 +99,7 @@ def _look(port: int, page: str, stop: threading.Event) -> None:
 
 @contextmanager
 def started(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a program, and yield it with the first line that it says, until which it is waited for."""
+    """Start a program, wait for its first line of output, and yield both."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

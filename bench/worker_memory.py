@@ -1,7 +1,7 @@
-"""Peak memory of the Python workers of an executor, from which docs/guides/deploying.md has its rule for spark.executor.memoryOverhead.
+"""Measures the peak memory of an executor's Python workers.
 
-Each query has another session, so that its workers are new. The peak is the system's (VmHWM). It does not depend on how
-busy the machine is.
+The rule for spark.executor.memoryOverhead in docs/guides/deploying.md is based on it. Each query has a new session, so that its
+workers are new. The system reports the peak (VmHWM), which does not depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from bench.rocketmq_rig import QUEUES, fill, rig
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerKey, consume_orderly
 from orderedmq.broker import Broker
 
-#: Bodies, and how many messages a queue has of them: a task has more than what it may hold at once.
+#: Bytes of bodies, and how many such messages a queue has: more than a task holds in memory.
 _SMALL: Final = 100
 _LARGE: Final = 10_000
 _EACH: Final = {_SMALL: 300_000, _LARGE: 20_000}
-#: Messages of a queue for a listener, which takes longer for each.
+#: The same for a listener, which needs more time per message.
 _HEARD: Final = {_SMALL: 30_000, _LARGE: 8_000}
-#: Cores of the bench's executor: as many tasks run at once.
+#: Cores of the bench's executor, and so the number of parallel tasks.
 _CORES: Final = 2
-#: How the command of an executor's workers ends. The first process of it starts the others; the driver's have another module.
+#: The end of the command of an executor's workers. The first such process starts the others. The driver's workers have another module.
 _WORKER: Final = ["pyspark.daemon", "pyspark.worker"]
 #: Seconds that a call of the async listener awaits.
 _AWAITED: Final = 0.01
@@ -39,7 +39,7 @@ _AWAITED: Final = 0.01
 
 def figures(bench: Bench) -> list[Figure]:
     found = list(_of_store(bench))
-    # Without RocketMQ's jars, the others are kept.
+    # Without RocketMQ's jars, return only the figures of the store.
     with contextlib.suppress(Skipped):
         found.append(_of_cluster(bench))
     return found
@@ -58,7 +58,7 @@ def _of_store(bench: Bench) -> Iterator[Figure]:
 
     def copy(size: int, **options: Any) -> None:
         target = {"path": path, "topic": bench.fresh("out").name, "topicQueueNums": QUEUES, "compression": "none", **options}
-        # All queues have the same keys.
+        # Without an error, because all queues have the same keys.
         target["onKeyConflict"] = "warn"
         _finish(bench, read("all", size), "orderedmq", **target)
 
@@ -89,7 +89,7 @@ def _of_cluster(bench: Bench) -> Figure:
 def _make_topics(bench: Bench, broker: Broker, size: int) -> None:
     for topic, counts in (("all", _EACH), ("heard", _HEARD)):
         name = f"{topic}-{size}"
-        # RocketMQ's brokers do not compress. Bodies that have parts in common would take less memory.
+        # RocketMQ's brokers do not compress, and compressed bodies with common parts would need less memory.
         if broker.capabilities.atomic_publish:
             broker.admin.create_topic(name, QUEUES, compression="none")
         else:
@@ -102,14 +102,14 @@ def _finish(bench: Bench, rows: DataFrame, sink: str, **options: Any) -> None:
 
 
 def _figure(bench: Bench, what: str, run: Callable[[int], None]) -> Figure:
-    """The workers of one task together, with large bodies against small ones."""
+    """Return the memory of one task's workers together, with large bodies against small ones."""
     (workers, large), (_, small) = (_peaks(bench, partial(run, size)) for size in (_LARGE, _SMALL))
     text = f"{what}: {workers:.0f} workers a task, bodies of {_LARGE:,} against {_SMALL} bytes"
     return Figure("worker memory", text, large, "MB", small, large / small)
 
 
 def _sorted(bench: Bench, run: Callable[[], None]) -> Figure:
-    """The workers of one task, against the rows that it sorts."""
+    """Return the memory of one task's workers, against the rows that the task sorts."""
     rows = _EACH[_LARGE] // (10 if bench.quick else 1) * _LARGE / 1e6
     workers, peak = _peaks(bench, run)
     text = f"source → sink with orderBy: {workers:.0f} workers a task, against the rows that a task sorts"
@@ -128,7 +128,7 @@ def _peaks(bench: Bench, run: Callable[[], None]) -> tuple[float, float]:
 def _workers() -> list[psutil.Process]:
     below = list[psutil.Process]()
     for process in psutil.Process().children(recursive=True):
-        # Spark's planners end meanwhile.
+        # Spark's planning processes may end during the loop.
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.cmdline()[-2:] == _WORKER:
                 below.append(process)

@@ -19,8 +19,8 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
- * What RocketMQ's own client does, as users of it would write it. For each line of standard input, "WAY TOPIC COUNT BATCH", a line of standard
- * output: how many seconds COUNT messages took, from the first one on (a consumer's start takes seconds of its own).
+ * Measures RocketMQ's own client, used as its users do. For each line of standard input, "WAY TOPIC COUNT BATCH", it prints a line with the
+ * seconds that COUNT messages took, counted from the first message (because a consumer's start also takes seconds).
  */
 public class Peers {
     private static final int BODY = 100;
@@ -66,7 +66,7 @@ public class Peers {
         return (System.nanoTime() - begin) / 1e9;
     }
 
-    /** Messages of a queue that a consumer holds: the default of 1000, or room for ten pulls, so that large ones do not make it wait. */
+    /** Messages of a queue that a consumer may hold: the default of 1000, or ten pulls, so that it does not wait if a pull is large. */
     private static int cached(int batch) {
         return Math.max(1000, 10 * batch);
     }
@@ -193,7 +193,7 @@ public class Peers {
         void run() throws Exception;
     }
 
-    /** A broker that has too much to do says so, and a user sends again. */
+    /** Sends again if the broker answers that it is busy. */
     private static void patiently(Send send) throws Exception {
         while (true) {
             try {
