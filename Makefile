@@ -1,5 +1,5 @@
-# Everything runs from .venv, which `make setup` creates; nothing needs to be activated.
-# PYTHON=/path/to/python3.12 chooses the interpreter of .venv; ARGS="-k name" is passed to pytest; SEEDS=100000 to simulate.
+# All targets use .venv, which `make setup` creates; you need not activate it.
+# PYTHON=/path/to/python3.12 chooses the interpreter of .venv. ARGS="-k name" is passed to pytest, SEEDS=100000 to the simulation.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,18 +8,18 @@ PREPARED := $(VENV)/.spark-prepared
 DOCS := $(VENV)/.docs
 DIST := $(VENV)/.dist
 COMPILED := $(VENV)/.compiled
-# Where Debian's package of Prometheus is unpacked for a moment.
+# A temporary folder for Debian's package of Prometheus.
 PROMETHEUS := $(VENV)/prometheus
-# What `make check` runs: nothing here starts Spark, a server or the command.
+# The tests of `make check`. None of them starts Spark, a server or the command.
 LIGHT := tests/unit tests/contract tests/loop tests/sim/test_simulation.py
 # Three processes run the tests, whole scopes at a time (tests/conftest.py), since tests often wait for a broker, a lock or the
 # start of a JVM. ARGS="-n0" runs all in one process.
 SIDE_BY_SIDE := -n 3 --no-loadscope-reorder
-# Spark comes as source: pip builds a wheel of it and unpacks it again. Most of that time went into compressing its jars.
+# PySpark is distributed as source, so pip builds a wheel of it and unpacks it again. Without compression that is much faster.
 UNCOMPRESSED := $(VENV)/uncompressed.cfg
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-# With this variable set, each of the hundreds of Python processes that tests start would compile pandas, Spark and this project anew.
+# With this variable set, each of the hundreds of Python processes that tests start would compile pandas, Spark and this project again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -51,36 +51,36 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 	@echo "setup: done"
 
-# Without it Spark starts later, and nothing else is different.
+# If this step fails, Spark only starts later.
 $(PREPARED): $(STAMP)
 	@echo "setup: letting Spark start sooner, once"
 	@$(BIN)/orderedmq spark prepare || true
 	@touch $@
 
-demo: $(PREPARED) ## play a year of flights through ordered queues, kill the job half-way, resume, audit
+demo: $(PREPARED) ## send a year of flights through ordered queues, kill the job half-way, resume, audit
 	@$(BIN)/orderedmq demo
 
 rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 9999" is passed to it
 	@$(BIN)/orderedmq rocketmq up $(ARGS)
 
-# Once, in one process: otherwise each of the processes below would compile pandas, Spark and the tests for itself, at the same time.
-# If the tests cannot be collected, the run itself says why.
+# Compile once in one process. Otherwise the test processes would all compile pandas, Spark and the tests at the same time.
+# Errors are ignored here, because the test run itself reports them.
 $(COMPILED): $(STAMP)
 	@echo "test: compiling the tests and what they import"
 	@$(BIN)/python -m pytest --collect-only -qq $(LIGHT) > /dev/null 2>&1 || true
 	@touch $@
 
-check: $(STAMP) ## lint, types and the tests that start no Spark, no server and no command
+check: $(STAMP) ## run lint, mypy and the tests that start no Spark, server or command
 	@$(MAKE) --no-print-directory -j 2 lint check-tests
 
-# Property tests run few examples here; `make test` runs more, and `make test-all` the most.
+# Property tests run few examples here, more in `make test`, and most in `make test-all`.
 .PHONY: check-tests
 check-tests: $(COMPILED)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --hypothesis-profile quick --seeds 100 -q -m "not spark and not rocketmq" $(LIGHT) $(ARGS)
 
-# Debian's packages. Where they cannot be had, the tests that need them are skipped, but not in CI. Of Prometheus only the program promtool
-# is taken, into .venv: the package would start a server.
-tools: ## install Chromium with its driver, strace and promtool, which tests need, if they are missing and apt-get can
+# Debian's packages. If they cannot be installed, the tests that need them are skipped, except in CI. Only the program promtool of Prometheus
+# is copied into .venv, because installing the package would start a server.
+tools: ## install missing tools of the tests with apt-get: Chromium with its driver, strace, promtool
 	@missing=; \
 	command -v chromedriver >/dev/null || missing="chromium chromium-driver"; \
 	command -v strace >/dev/null || missing="$$missing strace"; \
@@ -100,20 +100,20 @@ tools: ## install Chromium with its driver, strace and promtool, which tests nee
 	fi; \
 	rm -rf $(PROMETHEUS)
 
-budget: $(STAMP) ## hold the CPU time of test modules to what the last `make test` needed, or to RUNS="CLONE/.pytest_cache/v/cpu ..."
+budget: $(STAMP) ## set the budgets of test modules to the CPU time of the last `make test`, or of RUNS="CLONE/.pytest_cache/v/cpu ..."
 	@$(BIN)/python -m tests.budget $(RUNS)
 
-# What tests need besides .venv.
+# Everything that tests need in addition to .venv.
 .PHONY: ready
 ready: $(COMPILED) $(PREPARED)
 
 test: ready tools ## run the tests and print the time of each folder; ARGS="-k name" runs only those
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-all: ready tools ## run the long tier as well: whole environments, every release of RocketMQ, damage to each used field of a store
+test-all: ready tools ## also run the long tier: whole environments, every release of RocketMQ, damage to each used field of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nightly $(ARGS)
 
-lint: $(STAMP) ## ruff, strict mypy, and expressions that make a reader stop
+lint: $(STAMP) ## run ruff and strict mypy, and check the wording of texts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -128,7 +128,7 @@ $(DOCS): $(STAMP)
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[docs]'
 	@touch $@
 
-dist: $(DIST) ## build a release into dist, the wheel from the sdist, and check both as an index does
+dist: $(DIST) ## build a release into dist (the wheel from the sdist) and check both as a package index does
 	@rm -rf dist
 	@$(BIN)/python -m build --no-isolation
 	@$(BIN)/python -m twine check --strict dist/*
@@ -138,33 +138,33 @@ $(DIST): $(STAMP)
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dist]'
 	@touch $@
 
-reference: $(STAMP) ## write what docs/reference has of the code: options, conditions, the command's help
+reference: $(STAMP) ## write the generated parts of docs/reference, and the diagrams
 	@$(BIN)/python docs/generate.py && $(BIN)/python docs/diagrams.py
 
-demo-svg: $(PREPARED) ## record the demo as docs/demo.svg, the picture in the README
+demo-svg: $(PREPARED) ## record the demo as docs/demo.svg, a picture in the README
 	@$(BIN)/python docs/record_demo.py
 
 ui-picture: $(STAMP) tools ## take docs/ui.png, the picture of the web page in the README
 	@$(BIN)/python docs/picture_ui.py
 
-simulate: $(STAMP) ## run queries of a group through simulated faults; SEEDS=100000 says how many seeds
+simulate: $(STAMP) ## run queries of a group with simulated faults; SEEDS=100000 sets the number of seeds
 	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),10000)
 
 bench: $(STAMP) ## measure source, sink and broker against their ceilings
 	@$(BIN)/python -m bench.run
 
-bench-rocketmq: $(STAMP) ## measure what runs over RocketMQ; RUNS=3 says how many times
+bench-rocketmq: $(STAMP) ## measure source, sink and broker over RocketMQ; RUNS=3 measures three times
 	@for run in $$(seq $(or $(RUNS),1)); do $(BIN)/python -m bench.run --rocketmq || exit 1; done
 
-bench-kafka: $(STAMP) ## measure Spark's Kafka connector beside source and sink; RUNS=3 says how many times
+bench-kafka: $(STAMP) ## compare source and sink with Spark's Kafka connector; RUNS=3 measures three times
 	@for run in $$(seq $(or $(RUNS),1)); do $(BIN)/python -m bench.run --kafka || exit 1; done
 
-soak: $(STAMP) ## run 20,000 micro-batches of each kind and keep what memory did; ARGS="--spark" in Spark, which takes hours
+soak: $(STAMP) ## run 20,000 micro-batches of each kind and keep their memory use; ARGS="--spark" runs them in Spark, for hours
 	@$(BIN)/python -m bench.soak --keep $(ARGS)
 
-bench-report: $(STAMP) ## print the ranges of the kept runs of all three
+bench-report: $(STAMP) ## print the ranges of the kept runs of these benchmarks
 	@$(BIN)/python -m bench.run --report
 
-clean: ## remove .venv and all that tools leave behind
+clean: ## remove .venv and all files that tools create
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse metastore_db derby.log artifacts
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,11 +1,11 @@
 """Makes the parts of pages that come from the code: options, conditions, the command's help.
 
-``python docs/generate.py`` writes them into the pages, between the lines ``<!-- generated: NAME ARGUMENTS -->`` and
-``<!-- end of generated -->``: what the function of that name in `MAKERS` returns. They are committed, so that the reference can be read in
-the repository, and a test compares them.
+``python docs/generate.py`` writes these parts into the pages, between the lines ``<!-- generated: NAME ARGUMENTS -->`` and
+``<!-- end of generated -->``. The function with that name in `MAKERS` returns the text. The parts are committed, so that the reference
+can be read in the repository, and a test compares them with the code.
 
-MkDocs loads this module as a hook (``hooks`` in mkdocs.yml), for what only the site has: a line ``<!-- include: FILE -->`` becomes a
-document of the repository's root. This module imports nothing of MkDocs, so that tests use it without.
+MkDocs loads this module as a hook (``hooks`` in mkdocs.yml). In the site only, a document of the repository's root replaces a line
+``<!-- include: FILE -->``. This module does not import MkDocs, so that tests can use it without MkDocs.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ PACKAGES: Final = ("orderedmq", "ordered_source", "ordered_sink")
 
 _PART: Final = re.compile(r"(<!-- generated: (\w+)((?: \S+)*) -->\n).*?(?=<!-- end of generated -->)", re.DOTALL)
 _INCLUDE: Final = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
-#: A row of a table in which a bar stands for itself.
+#: A row of a table with an escaped bar.
 _PIPE: Final = re.compile(r"^\|.*\\\|.*$", re.MULTILINE)
 #: A message of each condition, from a test (tests/shown_errors.py).
 EXAMPLES: Final = ROOT / "docs" / "reference" / "examples.json"
-#: Options of every command: they stand once, at the top of the page.
+#: Options of every command, which the page has once, at its top.
 _SHARED: Final = ("path", "as_json", "namesrv", "namespace", "profile", "options")
-#: What stands for a value in a table of options, where the option has no word of its own.
+#: The word for an option's value in a table, by its type, if the option does not name its value.
 _WORDS: Final[Mapping[Any, str]] = {int: "NUMBER", float: "NUMBER", Path: "FILE"}
-#: Where documents at the root of the repository are in the site.
+#: The pages of the site that have the documents of the repository's root.
 _PLACES: Final = {
     "README.md": "index.md",
     "ARCHITECTURE.md": "internals.md",
@@ -49,17 +49,17 @@ _PLACES: Final = {
 
 
 def fill(markdown: str) -> str:
-    """Return a page with its generated parts made again. Raises KeyError for a part without a maker."""
+    """Return a page with its generated parts written again. Raises KeyError for a part without a maker."""
     return _PART.sub(lambda found: f"{found[1]}\n{MAKERS[found[2]](*found[3].split())}\n\n", markdown)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return a page that MkDocs has just read as the site shows it."""
+    """Return the page that the site shows for a page that MkDocs has read."""
     return _PIPE.sub(_piped, _INCLUDE.sub(lambda found: include(found[1]), markdown))
 
 
 def _piped(row: re.Match[str]) -> str:
-    """Return a table row with its bars as entities: MkDocs would show the backslash that GitHub needs before a bar in code."""
+    """Return a table row with its bars as entities, because MkDocs would show the backslash that GitHub needs before a bar in code."""
     return re.sub(
         r"`([^`]*\\\|[^`]*)`",
         lambda code: f"<code>{html.escape(code[1], quote=False).replace(chr(92) + '|', '&#124;')}</code>",
@@ -101,14 +101,14 @@ class Condition:
 
 @dataclass(frozen=True)
 class _Factory:
-    """A function that returns an error made from its arguments."""
+    """A function that makes an error from its arguments and returns it."""
 
     conditions: Collection[str]
     parameters: tuple[str, ...]
     message: str
 
     def called(self, call: ast.Call, names: Mapping[str, object]) -> str | None:
-        """Return the message of a call, None if no argument of it is a text in the code."""
+        """Return the message of a call, or None if none of its arguments is a text in the code."""
         given: dict[str, ast.expr] = dict(zip(self.parameters, call.args))
         given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         texts = {name: _text(value, names) for name, value in given.items() if isinstance(value, ast.Constant | ast.JoinedStr)}
@@ -175,7 +175,7 @@ def families() -> list[tuple[str, str, list[Condition]]]:
                     found[raised_name].messages.append(_message(node, names))
             elif name in factories and (told_by_call := factories[name].called(node, names)) is not None:
                 for raised_name in factories[name].conditions:
-                    # What the factory says by itself says less than one of its calls.
+                    # The message of a call says more than the factory's own message, so it replaces that.
                     said = [one for one in found[raised_name].messages if one not in generic[name]]
                     found[raised_name].messages = [*said, told_by_call]
     for condition in found.values():
@@ -190,7 +190,7 @@ def families() -> list[tuple[str, str, list[Condition]]]:
 
 def _classes() -> dict[str, type[OrderedMQError]]:
     for module in ("orderedmq.demo.play", "orderedmq.testing.problems"):
-        import_module(module)  # has an error of its own
+        import_module(module)  # defines a class of errors
     found: dict[str, type[OrderedMQError]] = {}
     waiting = [OrderedMQError]
     while waiting:
@@ -202,7 +202,7 @@ def _classes() -> dict[str, type[OrderedMQError]]:
 
 
 def _sources() -> Iterator[tuple[str, ast.Module]]:
-    """Yield the modules of the packages with their syntax trees, those of the command last."""
+    """Yield the modules of the packages with their syntax trees, with the modules of the command last."""
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     for file in sorted(files, key=lambda file: "cli" in file.parts):
         yield ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), ast.parse(file.read_text())
@@ -215,7 +215,7 @@ def _names(module: str) -> Mapping[str, object]:
 def _locals(tree: ast.Module) -> Mapping[ast.Call, Mapping[str, object]]:
     """Return, for each call in a function, the local names that the function binds to a text exactly once."""
     found: dict[ast.Call, Mapping[str, object]] = {}
-    # An inner function comes after the one around it.
+    # ast.walk visits an inner function after the function around it, so its names win.
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue
@@ -244,7 +244,7 @@ def _name(sub: object) -> str:
 
 
 def _raised(call: ast.Call, classes: Mapping[str, type[OrderedMQError]], known: Collection[str]) -> list[str]:
-    """Return the conditions that a call of an error's class names; none if the call gets them from a variable."""
+    """Return the conditions that a call of an error's class names, or an empty list if they are in a variable."""
     if not call.args:
         return []
     words = [str(node.value) for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)]
@@ -288,7 +288,7 @@ def _spoken(name: str) -> str:
 
 
 def _told(messages: list[str]) -> list[str]:
-    """Return messages without repeats, and without those that have variable parts only if others have words."""
+    """Return messages without repeats. Messages that consist of variable parts are left out if other messages have words."""
     unique = list(dict.fromkeys(" ".join(message.split()) for message in messages))
     saying = [message for message in unique if len(re.findall(r"\w\w+", re.sub("\0[^\0]*\0", "", message))) >= 2]
     return saying or unique
@@ -361,7 +361,7 @@ def _table(params: list[Any]) -> list[str]:
 
 
 def _value(one: Any) -> str:
-    """Return the kind of value that an option takes, as the table shows it."""
+    """Return the word for an option's value, as the table shows it."""
     annotation = getattr(getattr(one, "type_descriptor", None), "annotation", None)
     if get_origin(annotation) is Literal:
         return "|".join(map(str, get_args(annotation)))
@@ -383,7 +383,7 @@ def _prose(text: str | None) -> str:
 
 
 def include(name: str) -> str:
-    """Return a document of the repository's root without its title, with links that lead to pages of the site."""
+    """Return a document of the repository's root without its title and with links to pages of the site."""
     text = (ROOT / name).read_text()
     body = re.sub(r"\A# .*\n", "", text)
     body = body.replace("](docs/", "](")
@@ -403,7 +403,7 @@ def promise_names() -> list[str]:
 
 
 def held() -> dict[str, list[str]]:
-    """Return the tests that are marked to hold each promise: ``@pytest.mark.holds("one owner")``."""
+    """Return the tests of each promise, which have marks like ``@pytest.mark.holds("one owner")``."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         if "mark.holds(" not in (text := path.read_text()):

@@ -1,8 +1,8 @@
 """Takes the picture of the web page in the README: ``make ui-picture`` writes docs/ui.png.
 
-It sends real flights through eight queues, which two members of a group consume, one of them too slowly. A message fails for good,
-a key is parked, and at the end one member is killed and the other takes its queues over. The picture is what Chromium shows then.
-``--seconds`` says how long they are at work.
+It sends real flights to eight queues. Two members of a group consume them, one of them too slowly. One message becomes a dead letter and
+a key is parked. At the end one member is killed, and the other takes over its queues. The picture is what Chromium then shows.
+``--seconds`` sets how long the members work.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from orderedmq.demo.flights import events
 PICTURE: Final = Path(__file__).resolve().parent / "ui.png"
 GROUP: Final = "turnaround"
 QUEUES: Final = 8
-#: Flights a second, and how many a member of each name consumes in a second.
+#: Flights sent per second, and flights that each member consumes per second.
 SENT: Final = 400
 TAKEN: Final = {"turnaround-1": 190, "turnaround-2": 330}
 SIZE: Final = (1180, 1080)
 
-#: A member: its name, its first and last queue, its messages per second, after how many seconds it takes other queues, too.
+#: A member. Arguments after the store: its name, its first and last queue, messages per second, and seconds until it takes all queues.
 MEMBER: Final = """
 import sys, time, orderedmq
 import pyarrow as pa
@@ -73,7 +73,7 @@ with orderedmq.connect(path) as broker:
 
 
 def take(folder: Path, seconds: float, out: Path) -> None:
-    """Fill a store, let members work, and write the picture."""
+    """Fill a store, run the members, and write the picture."""
     store = folder / "omq"
     with orderedmq.connect(store) as broker:
         broker.admin.create_topic("flights", QUEUES, retention_seconds=7 * 86400)
@@ -97,7 +97,7 @@ def take(folder: Path, seconds: float, out: Path) -> None:
             driver = _chromium(folder)
             try:
                 driver.get(f"{url}groups/{GROUP}")
-                # The script has begun.
+                # Wait until the page's script runs.
                 while driver.execute_script("return document.getElementById('state').textContent") != "live":
                     time.sleep(0.1)
                 out.write_bytes(driver.get_screenshot_as_png())
@@ -112,7 +112,7 @@ def take(folder: Path, seconds: float, out: Path) -> None:
 
 
 def _send(producer: orderedmq.Producer, flights: pa.RecordBatch, seconds: float, url: str) -> None:
-    """Send flights for a while, in waves, as real traffic comes, and look at the page, because only looks make history."""
+    """Send flights for a while, in waves like real traffic, and look at the page, because its history consists of looks."""
     begun, sent = time.monotonic(), 0
     while (now := time.monotonic() - begun) < seconds:
         wave = 1.0 + 0.5 * (int(now / 20) % 2)
@@ -138,10 +138,10 @@ def _chromium(folder: Path) -> Chrome:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=300, help="how long members are at work (default: 300)")
-    parser.add_argument("--out", type=Path, default=PICTURE, help=f"the picture (default: {PICTURE.name})")
+    parser.add_argument("--seconds", type=float, default=300, help="how long the members work (default: 300)")
+    parser.add_argument("--out", type=Path, default=PICTURE, help=f"file of the picture (default: {PICTURE.name})")
     given = parser.parse_args()
-    # Not a random name: the picture shows it.
+    # Not a random name, because the picture shows it.
     folder = Path(tempfile.gettempdir()) / "orderedmq-demo"
     folder.mkdir()
     try:

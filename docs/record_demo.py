@@ -1,6 +1,6 @@
 """Records the demo as a picture of a terminal: ``make demo-svg`` writes docs/demo.svg, which the README shows.
 
-It plays the real demo and shows its output unchanged, losses included. ``--events`` plays fewer events.
+It runs the real demo and shows its output unchanged, even if messages were lost. ``--events`` limits the number of events.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.text import Text
 
 PICTURE: Final = Path(__file__).resolve().parent / "demo.svg"
 WIDTH: Final = 112
-#: The demo's folder in the picture. With its random name, each recording would differ from the one before.
+#: The demo's folder in the picture, instead of its random name, which would make each recording different.
 FOLDER: Final = "/tmp/orderedmq-demo"
 STYLES: Final = (
     (r"^  (produced|resumed|audited)\b", "bold green"),
@@ -38,7 +38,7 @@ def play(events: int | None) -> str:
     command = [sys.executable, "-m", "orderedmq", "demo", "--no-json", "--path", folder]
     command += [] if events is None else ["--events", str(events)]
     try:
-        # Progress bars go to standard error, which is not a terminal here, so none are drawn.
+        # There are no progress bars, because standard error is not a terminal here.
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -57,14 +57,14 @@ def picture(said: str) -> str:
             text.highlight_regex(pattern, style)
         console.print(text)
     svg = console.export_svg(title="orderedmq", unique_id="demo")
-    # A reader of the page fetches no fonts from another site.
+    # Without these, a reader of the page would fetch fonts from another site.
     return re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, help="number of events to play (default: all of the year)")
-    parser.add_argument("--out", type=Path, default=PICTURE, help=f"the picture (default: {PICTURE.name})")
+    parser.add_argument("--out", type=Path, default=PICTURE, help=f"file of the picture (default: {PICTURE.name})")
     given = parser.parse_args()
     given.out.write_text(picture(play(given.events)))
     sys.stdout.write(f"{given.out}\n")
