@@ -21,7 +21,7 @@ from orderedmq.errors import JavaError, ServersError
 from orderedmq.rocketmq.local.servers import Cluster
 
 QUEUES: Final = 1000
-#: Percent of a core.
+#: The target, in percent of a core.
 AIM: Final = 2.0
 #: Seconds between two scrapes.
 INTERVAL: Final = 15.0

@@ -33,7 +33,7 @@ def figures(bench: Bench) -> list[Figure]:
         first, *_ = broker.log.queues("t")
 
         def moments(begin: int) -> tuple[datetime, datetime]:
-            """Return the times of the first queue's message at an offset and of the message five appends later. An append has one time."""
+            """Return when the first queue's messages at ``begin`` and five appends later were stored. An append has one time."""
             since, until = (
                 broker.log.pull(first, offset, 1, 1, ("store_timestamp",)).column(0)[0].as_py()
                 for offset in (begin, begin + 5 * CHUNK)

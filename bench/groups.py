@@ -20,7 +20,7 @@ from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPer
 #: Seconds between two triggers of the queries that hand queues over.
 TRIGGER: Final = 0.5
 HANDED: Final = 8
-#: Messages that a listener gets at once.
+#: Messages in one call of the listener.
 BATCH: Final = 32
 #: Cores of the bench's Spark.
 CORES: Final = 2

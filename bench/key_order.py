@@ -38,7 +38,7 @@ HOUR_MS: Final = 3_600_000
 
 
 def _fill(broker: Broker, topic: str, rows: int, keys: int) -> None:
-    """Create a topic with ``rows`` messages. Its ``keys`` keys are divided among the queues, and a queue's keys take turns."""
+    """Create a topic with ``rows`` messages of ``keys`` keys. Each queue has an equal share of the keys, which take turns."""
     broker.admin.create_topic(topic, QUEUES)
     for number, queue in enumerate(broker.log.queues(topic)):
         names = [f"key-{number}-{key % (keys // QUEUES):05d}" for key in range(rows // QUEUES)]

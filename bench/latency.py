@@ -1,4 +1,4 @@
-"""Small micro-batches and idle queries."""
+"""Measures small micro-batches and idle queries."""
 
 from __future__ import annotations
 

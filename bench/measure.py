@@ -32,7 +32,7 @@ def median(values: list[float]) -> float:
 def interleaved(
     rounds: int, ways: Mapping[str, Callable[[], Mapping[str, float]]], *, warm: bool = True
 ) -> dict[str, dict[str, float]]:
-    """Run the ways in turn, ``rounds`` times, and return medians per way and measure. With ``warm``, a round before does not count."""
+    """Run the ways in turn, ``rounds`` times, and return medians per way and measure. ``warm`` adds a first round that does not count."""
     seen: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
     for turn in range(0 if warm else 1, rounds + 1):
         for name, run in ways.items():

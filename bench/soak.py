@@ -72,7 +72,7 @@ class _Processes:
 
 
 def _run(kinds: Sequence[str], asked: argparse.Namespace) -> None:
-    """Run the queries of these kinds side by side."""
+    """Run the queries of these kinds at the same time."""
     folder = Path(tempfile.mkdtemp(prefix="orderedmq-soak-", dir=asked.folder))
     way: _Way
     if asked.spark:

@@ -60,7 +60,7 @@ def store(broker: Broker, folder: Path) -> dict[str, Any]:
     with env.begin() as txn:
         trees = [env.stat(), *(txn.stat(handle) for handle in handles.values())]
     used = sum(one["branch_pages"] + one["leaf_pages"] + one["overflow_pages"] for one in trees)
-    # After a headline, there is a line per reader with its process, thread and transaction.
+    # After a head line, there is a line per reader with its process, thread and transaction.
     readers = [line.split() for line in env.readers().splitlines()[1:]]
     return {
         "store": {

@@ -84,7 +84,7 @@ def _demo(bench: Bench) -> list[Figure]:
 
 
 def _first_batch(bench: Bench, start: str, events: int | None) -> dict[str, float]:
-    """Play the demo up to the kill."""
+    """Run the demo until its job is killed, and return the seconds until the first batch."""
     folder = bench.fresh("demo")
     try:
         demo = Demo(folder, events, tuned=start == "tuned")

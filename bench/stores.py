@@ -280,7 +280,7 @@ def memory(bench: Bench) -> list[Figure]:
 
 
 def read_all(path: str, rows: int) -> None:
-    """Read a queue in a separate process, and print its RSS before, its peak, and the pages of files at the end, in KiB."""
+    """Read a queue, and print RSS before, its peak, and the pages of files at the end, in KiB. Runs in a separate process."""
     with orderedmq.connect(path) as broker:
         partition = whole_queue(broker, Endpoint(path), "t", rows)
     before = status("VmRSS")

@@ -20,7 +20,7 @@ from bench.figures import Figure
 from bench.measure import Bench
 
 QUEUES: Final = 1000
-#: Percent of a core.
+#: The target, in percent of a core.
 AIM: Final = 2.0
 #: A query that owns all queues: every 50 ms it appends to one queue and commits 20.
 AT_WORK: Final = """
