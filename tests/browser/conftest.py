@@ -1,6 +1,6 @@
-"""A real Chromium, headless, for the tests of the web page. It starts once, and what it asks for is recorded.
+"""A real headless Chromium for the tests of the web page. Each module starts one, and its requests are recorded.
 
-Where there is no Chromium with its driver, the tests are skipped and say so, but not in CI. ``make tools`` installs both.
+The tests are skipped with a message when Chromium or its driver is missing; in CI they fail instead. ``make tools`` installs both.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS: Final = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1280,900", "--lang=en",
-    # What the browser itself asks for, whatever its pages are (the time, a start page), goes to a port where nobody listens.
+    # The browser's own requests (time, start page) go to a port where no server listens, so that they cannot leave the machine.
     "--proxy-server=http://127.0.0.1:9",
 )  # fmt: skip
 
 
 class Browser:
-    """``requests``: the addresses that pages have asked for so far."""
+    """A running browser. ``requests``: the addresses that its pages have requested so far."""
 
     def __init__(self, folder: Path) -> None:
         options = ChromeOptions()
@@ -41,7 +41,7 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def command(self, name: str, **parameters: Any) -> Any:
-        """Send a command of the DevTools protocol."""
+        """Send a DevTools protocol command."""
         return self.driver.execute_cdp_cmd(name, parameters)
 
     def note_requests(self) -> list[str]:
@@ -52,7 +52,7 @@ class Browser:
         return self.requests
 
     def complaints(self) -> list[str]:
-        """What the console has to say since the last time: errors of scripts, what the content security policy has blocked."""
+        """Return the console's errors since the last call: script errors and requests blocked by the content security policy."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Browser:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if not any(map(shutil.which, _BROWSERS)) or not shutil.which("chromedriver"):
-        why = "no Chromium with its driver on this machine: make tools installs both from Debian's archive, or install them yourself"
+        why = "Chromium or its driver is missing on this machine: run make tools (it uses Debian's archive), or install them yourself"
         if os.environ.get("CI") == "true":
             pytest.fail(why)
         pytest.skip(why)

@@ -1,4 +1,4 @@
-"""The web page in a real Chromium: hand-overs as they happen, a replay by keyboard, a refusal, narrow and dark, nothing from outside."""
+"""The web page in a real Chromium: live hand-overs, a replay by keyboard, refusals, narrow and dark screens, no outside requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.browser.conftest import Browser
 from tests.ui_site import GROUP, Served, Shop, rows, served
 from tests.waits import until
 
-#: A member of the group that takes all queues as soon as it can, says so, and renews its locks every 5 s until it is killed.
+#: A member of the group that locks all queues as soon as it can, prints its client id then, and renews its locks every 5 s until killed.
 MEMBER: Final = """
 import sys, time, orderedmq
 from orderedmq.ownership.lock import LockToken
@@ -37,12 +37,12 @@ with orderedmq.connect(sys.argv[1]) as broker:
             told = True
         time.sleep(5 if told else 0.05)
 """
-#: The pages, with all that the shop has.
+#: Pages that together show everything in the test shop.
 PAGES: Final = (
     "/", f"/groups/{GROUP}", f"/groups/{GROUP}/parked", f"/groups/{GROUP}/dead", f"/groups/{GROUP}/seek?to=latest&parked=keep&force=yes",
     "/topics", "/topics/orders", "/topics/orders/messages?key=x", "/topics/orders/message?queue=0&offset=6", "/groups/none",
 )  # fmt: skip
-#: The least contrast of each text that is visible with what is behind it (WCAG 2.2, 1.4.3), and the text.
+#: The lowest contrast between a visible text and its background (WCAG 2.2, 1.4.3), and that text.
 CONTRAST: Final = """
 const parse = text => { const n = text.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n; };
 const light = ([r, g, b]) => [r, g, b].map(c => { c /= 255; return c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4; })
@@ -64,7 +64,7 @@ return worst;
 """
 
 
-#: How many queues the page says an owner has.
+#: JavaScript that counts the queues whose owner, as shown on the page, contains the argument.
 OWNED: Final = (
     "return [...document.querySelectorAll('td.owner')].filter(cell => cell.textContent.includes(arguments[0])).length"
 )
@@ -116,12 +116,12 @@ def press(browser: Browser, *keys: str) -> None:
 
 
 def tab_to(browser: Browser, condition: str) -> None:
-    """Press Tab until the focused element ``e`` fulfils a condition of JavaScript."""
+    """Press Tab until the focused element ``e`` fulfils a JavaScript condition."""
     for _ in range(80):
         if browser.run(f"const e = document.activeElement; return {condition}"):
             return
         press(browser, Keys.TAB)
-    raise AssertionError(f"Tab does not come to {condition}")
+    raise AssertionError(f"Tab never reaches an element with {condition}")
 
 
 @pytest.mark.nightly
@@ -150,7 +150,7 @@ def test_a_replay_goes_through_by_keyboard_alone(browser: Browser, shop: Shop, s
     press(browser, Keys.TAB)
     assert browser.run("return document.activeElement.textContent") == "Skip to the content"
     assert browser.run("return document.activeElement.getBoundingClientRect().left >= 0"), (
-        "the skip link is seen when it has the focus"
+        "the skip link must be visible when it has the focus"
     )
     press(browser, Keys.ENTER)
     tab_to(browser, "e.textContent === 'billing' && e.closest('#dead-billing') !== null")
@@ -168,10 +168,10 @@ def test_a_replay_goes_through_by_keyboard_alone(browser: Browser, shop: Shop, s
 
 @pytest.mark.holds("web page guarded")
 def test_a_change_without_permission_is_refused(browser: Browser, shop: Shop) -> None:
-    """Not only are there no buttons: a form that is sent nevertheless changes nothing."""
+    """The page has no buttons for changes, and a form that is sent anyway changes nothing."""
     with served(shop.broker) as site:
         browser.driver.get(f"{site.url}/groups/{GROUP}/dead")
-        # The form that chooses letters asks for another page.
+        # The form that selects letters only loads another page, so it does not use POST.
         assert browser.driver.find_elements(By.CSS_SELECTOR, "form[method=post i]") == []
         before = shop.broker.log.change()
         browser.run(
@@ -189,12 +189,12 @@ def test_a_change_without_permission_is_refused(browser: Browser, shop: Shop) ->
 
 
 def wait_for_member(shop: Shop, name: str) -> None:
-    """Wait until a member has joined: it asks for the queues again and again, and is refused."""
+    """Wait until a member has joined. It repeatedly asks for the locks, which are refused."""
     until(lambda: name in [one.member.owner for one in shop.broker.admin.members(GROUP)])
 
 
 def wait_for_owner(browser: Browser, name: str) -> float:
-    """Wait until the page says that a member has all queues, and return how many seconds that took."""
+    """Wait until the page shows a member as the owner of all queues. Return the seconds that this took."""
     begun = time.monotonic()
     until(lambda: browser.run(OWNED, name) == 4, "all queues have their new owner", 30)
     return time.monotonic() - begun
@@ -220,9 +220,9 @@ def test_a_hand_over_is_seen_within_two_seconds_and_locks_count_down(browser: Br
         said(owner)
         browser.driver.get(f"{site.url}/groups/{GROUP}")
         shown(browser, "query-a 4 orders shared")
-        # What has the focus keeps it through every refresh.
+        # The focused element must keep the focus through every refresh.
         tab_to(browser, "e.textContent === 'orders/2'")
-        # A busy machine may delay any one hand-over, so the quickest of three counts.
+        # A busy machine may delay a single hand-over, so the fastest of three counts.
         for name in ("query-b", "query-c", "query-d"):
             successor = members.enter_context(member(shop.store, name))
             wait_for_member(shop, name)
@@ -247,7 +247,7 @@ def test_no_request_leaves_the_machine_and_nothing_is_blocked(browser: Browser, 
             until(lambda: browser.run("return document.getElementById('state').textContent") == "live")
     found = browser.note_requests()
     assert len(found) > 30
-    # The browser's own pages are chrome: addresses.
+    # The browser's own pages have chrome: addresses.
     assert {urlsplit(url).hostname for url in found if not url.startswith(("data:", "chrome:", "chrome-untrusted:"))} == {
         "127.0.0.1"
     }

@@ -1,4 +1,4 @@
-"""Accounts of a cluster with access control, with the rights that the table in docs/guides/rocketmq.md gives them."""
+"""Accounts of a cluster with access control, with the rights that the table in docs/guides/rocketmq.md lists."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.waits import soon
 ROOT = Path(__file__).parents[2]
 _UPDATE_ACL_CONFIG, _DELETE_ACL_CONFIG, _CREATE_USER, _DELETE_USER, _CREATE_ACL = 50, 51, 3001, 3003, 3006
 
-#: Keys must have more than six characters.
+#: Access keys and secrets must have more than six characters.
 ADMIN = Credentials("administrator", "secret-of-admin")
 
 _AUTH = "org.apache.rocketmq.auth."
-#: Settings of a broker that lets nobody in without a signature.
+#: Settings of a broker that refuses unsigned requests.
 _SECOND: dict[str, object] = {
     "authenticationEnabled": True,
     "authenticationProvider": f"{_AUTH}authentication.provider.DefaultAuthenticationProvider",
@@ -35,10 +35,10 @@ _SECOND: dict[str, object] = {
     "innerClientAuthenticationCredentials": f'{{"accessKey":"{ADMIN.access_key}","secretKey":"{ADMIN.secret_key}"}}',
 }
 PROPERTIES: dict[str, dict[str, object]] = {"4.9.7": {"aclEnable": True}, "5.3.3": _SECOND, "5.4.0": _SECOND, "5.5.0": _SECOND}
-#: Settings of a Proxy before such brokers.
+#: Settings of a Proxy in front of such brokers.
 BEHIND_PROXY: dict[str, object] = {
     **{name: value for name, value in _SECOND.items() if name != "initAuthenticationUser"},
-    # It asks the brokers in its own name, and passes requests on in it.
+    # The Proxy asks the brokers under its own account and forwards clients' requests under it.
     "enableAclRpcHookForClusterMode": True,
     "authenticationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthenticationMetadataProvider",
     "authorizationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthorizationMetadataProvider",
@@ -59,16 +59,16 @@ class Right(NamedTuple):
 
     @property
     def pattern(self) -> str:
-        """How an error names it, as a regular expression."""
+        """Return a regular expression for the form in which an error names this right."""
         if self.resource == "admin":
-            # What comes before needs less.
+            # The earlier requests of a command need only SUB, so the error may name that right instead.
             return r"admin: true|(topic|group)Perms \S+=SUB"
         if self.resource.startswith("default"):
             return rf"{self.resource[7].lower()}{self.resource[8:]}s \S+={self.action}"
         name = re.escape(self.resource).replace(r"\*", r"\S+")
         if " " in self.resource:
             return f"{name}={self.action}"
-        # Where another action does as well, both are named.
+        # If another action would also be enough, the error names both.
         return rf"{name} (\w+ \(or )?{self.action}\b"
 
     @property
@@ -77,7 +77,7 @@ class Right(NamedTuple):
 
     @property
     def among(self) -> str:
-        """How an error names it that has several actions of its resource, as a regular expression."""
+        """Return a regular expression for this right in an error that names several actions of its resource."""
         if " " in self.resource or ":" not in self.resource:
             return self.pattern.replace("=", r"=(\w+\|)?")
         name = re.escape(self.resource).replace(r"\*", r"\S+")
@@ -85,7 +85,7 @@ class Right(NamedTuple):
 
 
 def rights(version: str, *rows: str, **names: str) -> list[Right]:
-    """What the table of rights gives in the rows that begin so, with other ``names`` for those of the table."""
+    """Return the rights from the table rows that begin with ``rows``. ``names`` maps names in the table to those to use instead."""
     found = [right for row in rows for right in _rights(row, version)]
     for name, other in names.items():
         found = [Right(resource.replace(name, other), action) for resource, action in found]
@@ -104,7 +104,7 @@ def _rights(who: str, version: str) -> list[Right]:
 
 
 class Accounts:
-    """Makes accounts at a cluster's broker."""
+    """Creates accounts at a cluster's broker."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -115,7 +115,7 @@ class Accounts:
         self._client.close()
 
     def make(self, given: Sequence[Right]) -> Credentials:
-        """An account that may do this and nothing else."""
+        """Return a new account that has exactly these rights."""
         number = next(self._numbers)
         made = Credentials(f"account-{number}", f"never-shown-{number}")
         for code, ext, body in _second(made, given) if self.cluster.version.startswith("5") else _first(made, given):
@@ -123,7 +123,7 @@ class Accounts:
         return made
 
     def end(self, account: Credentials) -> None:
-        """Let nobody in with this account any more, as when a temporary one expires."""
+        """Delete the account, so that its requests are refused, as when a temporary account expires."""
         if self.cluster.version.startswith("5"):
             self._ask(_DELETE_USER, account, {"username": account.access_key})
         else:

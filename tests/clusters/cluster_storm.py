@@ -1,8 +1,8 @@
-"""A storm over a replicated cluster with two queries, a producer and a neighbour in Java.
+"""A storm of faults over a replicated cluster with two queries, a producer and a Java consumer (the neighbour).
 
 An exclusive query writes each message of ``in`` to ``out`` once. A query with an orderly listener shares a group with an orderly
-consumer in Java. All of them reach the cluster through proxies. Faults come one after the other, drawn by a seed; a query that
-failed is started again, as its user would. In the end all is mended, everything comes through, and judges look at every message.
+consumer in Java. All of them reach the cluster through proxies. Faults follow one another in an order drawn from a seed. A query
+that failed is started again, as its user would do. Finally the cluster is repaired, the queries drain, and every message is checked.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ IN, OUT, FILLER = "storm-in", "storm-out", "storm-filler"
 GROUP, SHARED = "storm-sink", "storm-shared"
 QUEUES: Final = 3
 KEYS: Final = 40
-#: Messages that are sent in a row, and seconds between two such rows.
+#: Messages sent without a pause, and the seconds of pause after them.
 ROW: Final = 20
 PAUSE: Final = 0.1
-#: Seconds after which a fault ends by itself, where it lasts.
+#: Seconds after which a lasting fault ends by itself.
 LASTS: Final = 10.0
-#: Seconds in which everything has to come through when all is mended: a lock's life, a nameserver's reports, two restarts.
+#: Seconds in which the queries must drain after the repair: the life of a lock, the brokers' reports to nameservers, two restarts.
 DRAIN: Final = 300.0
-#: More than the files with settings and offsets, and less than a file of messages.
+#: Maximum size of a file on a full disk: larger than the files with settings and offsets, smaller than a file of messages.
 NO_ROOM: Final = 256 << 10
-#: Seconds before the first fault: they show that repeats come from faults.
+#: Seconds before the first fault. Repeats in this time are an error, because no fault has caused them.
 CALM: Final = 10.0
 
 End = Callable[[], None]
 
 
 class Storm:
-    """Used in ``with``; see the module."""
+    """The storm, as a context manager; see the module."""
 
     def __init__(self, cluster: ReplicatedCluster, folder: Folder, patch: pytest.MonkeyPatch, seed: int) -> None:
         self.cluster, self.folder, self.seed = cluster, folder, seed
@@ -102,7 +102,7 @@ class Storm:
     # -- the load -----------------------------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        """Ordered sends, a key's to its queue; one that fails may have been stored all the same."""
+        """Send ordered messages, each key to its queue. A message whose send fails may still have been stored."""
         producer: Producer = self._producing.producer(self.network.address, sendMsgTimeout=3000)
         number = 0
         while not self._calm.is_set():
@@ -119,7 +119,7 @@ class Storm:
             self._calm.wait(PAUSE)
 
     def _peers(self, name: str) -> Peers:
-        """A JVM of its own, which can be killed."""
+        """Start a separate JVM, which can be killed."""
         home = self.folder / name
         home.mkdir()
         return Peers(home)
@@ -129,7 +129,7 @@ class Storm:
         self._neighbours.append(consumer)
 
     def _begin_driver(self) -> None:
-        """Start a driver with both queries, beside all else: it takes some seconds."""
+        """Start a driver with both queries in the background, because that takes some seconds."""
 
         def begin() -> None:
             self._driver = Driver(self.folder / f"driver-{time.monotonic_ns()}")
@@ -160,7 +160,7 @@ class Storm:
             self.failures.append(f"start of {name}: {_last(str(refused))}")
 
     def _tend(self) -> None:
-        """Start queries that failed again."""
+        """Restart the queries that failed."""
         assert self._driver is not None
         for name, started in list(self._queries.items()):
             if started:
@@ -172,7 +172,7 @@ class Storm:
             self._start_query(name)
 
     def tend(self) -> None:
-        """What users and administrators do all the time: start again what failed, and see that brokers report."""
+        """Do what users and administrators do all the time: restart queries that failed, and make restarted brokers report."""
         self._booting = [broker for broker in self._booting if broker.running and not broker.ready()]
         if self._starting is not None:
             if not self._starting.done():
@@ -182,7 +182,7 @@ class Storm:
         if not self._paused:
             self._tend()
 
-    # -- faults: each begins, and returns how it ends -------------------------------------------------------------------------------
+    # -- faults: each method causes one and returns a function that ends it ----------------------------------------------------------
 
     def _restart_later(self, server: Any) -> End:
         server.kill()
@@ -224,7 +224,7 @@ class Storm:
         return _nothing
 
     def queries_paused(self) -> End:
-        """SIGSTOP of the JVM, the source runners and the workers."""
+        """Pause the JVM, the source runners and the workers with SIGSTOP."""
         driver = self._driver
         if self._starting is not None or driver is None:
             return _nothing
@@ -238,14 +238,14 @@ class Storm:
         return end
 
     def neighbour_killed(self) -> End:
-        """It is replaced at once."""
+        """Kill the Java consumer and replace it immediately."""
         self._java.close()
         self._java = self._peers(f"java-{len(self._neighbours)}")
         self._neighbour()
         return _nothing
 
     def neighbour_left(self) -> End:
-        """In order; another one comes later."""
+        """Stop the Java consumer in an orderly way. Another one starts when the fault ends."""
         self._neighbours[-1].stop()
         return self._neighbour
 
@@ -257,7 +257,7 @@ class Storm:
         return _nothing
 
     def connections_half_open(self) -> End:
-        """Those to a broker and a nameserver, and for some seconds new ones, too."""
+        """Stall the connections to one broker and one nameserver, including new ones during the first seconds."""
         spoilt = [self.draw.choice(self.network.brokers), self.draw.choice(self.network.namesrvs)]
         for proxy in spoilt:
             proxy.default = Path(up=Way(hold_after=0), down=Way(hold_after=0))
@@ -268,21 +268,21 @@ class Storm:
         return _nothing
 
     def disk_full(self) -> End:
-        """A master gets no larger files, and messages that nobody reads use up what it has."""
+        """Limit the size of a master's files, and send it messages that nobody reads until it refuses one."""
         master = self.draw.choice(self.cluster.masters)
         resource.prlimit(master.pid, resource.RLIMIT_FSIZE, (NO_ROOM, resource.RLIM_INFINITY))
         taken = self.cluster.fill(master, FILLER)
-        assert taken is not None, f"{master.name} takes messages though it gets no larger files"
-        print(f"       {master.name} took {taken} messages more, then it refused", flush=True)
+        assert taken is not None, f"{master.name} accepts messages although its files cannot grow"
+        print(f"       {master.name} accepted {taken} more messages, then refused", flush=True)
 
         def end() -> None:
-            # RocketMQ makes no file after one has failed until it is started again.
+            # After RocketMQ has failed to create a file, it creates no other one until it is restarted.
             self._restart_later(master)()
 
         return end
 
     def queues_changed(self) -> End:
-        """Two more queues at a master, of which half get no new messages any more later."""
+        """Add two queues at a master. Some queues stop accepting new messages when the fault ends."""
         master = self.draw.choice(self.cluster.masters)
         self.cluster.set_queues(master, IN, QUEUES + 2, QUEUES + 2)
         return lambda: self.cluster.set_queues(master, IN, QUEUES + 2, QUEUES - 1)
@@ -300,13 +300,13 @@ class Storm:
     # -- the run ------------------------------------------------------------------------------------------------------------------
 
     def plan(self, count: int) -> Iterator[Callable[[Storm], End]]:
-        """Each kind as often as any other, give or take one."""
+        """Yield faults in random order, such that the counts of any two kinds differ by one at most."""
         while count > 0:
             yield from self.draw.sample(self.FAULTS, len(self.FAULTS))[:count]
             count -= len(self.FAULTS)
 
     def run(self, seconds: float, every: float) -> None:
-        """Wait until all is at work, then cause a fault every ``every`` seconds for so long."""
+        """Wait until both queries process messages, then cause a fault every ``every`` seconds, for ``seconds``."""
         self.wait(lambda: self._count(OUT) > 0 and bool(event_log.read(self.calls)), "messages come through")
         self._pass_time(time.monotonic() + CALM)
         began = time.monotonic()
@@ -339,7 +339,7 @@ class Storm:
             raise AssertionError(f"{error}; failures: {self.failures[-5:]}") from error
 
     def settle(self) -> Counter[str]:
-        """Mend all, let everything come through, and judge. Return what was counted."""
+        """Heal the cluster, let the queries drain, then check the result. Return the counts."""
         for server in self.cluster.servers:
             server.resume()
             if not server.running:
@@ -391,10 +391,10 @@ class Storm:
         return sum(at.max_offset for at in self.broker.log.bounds(self.broker.log.queues(topic)).values())
 
     def _judge_group(self, history: list[dict[str, Any]]) -> tuple[Verdict, Counter[str]]:
-        """The verdict, and what was handled again before the first fault.
+        """Return the verdict, and the messages that were handled again before the first fault.
 
-        A Java consumer that has to give a queue away while its listener is at work does not commit what that call handled, and the next
-        owner gets it again (ConsumeMessageOrderlyService.processConsumeResult): that is no fault.
+        A Java consumer that must release a queue while its listener is running does not commit what that call handled. The next
+        owner receives these messages again (ConsumeMessageOrderlyService.processConsumeResult), which is not an error.
         """
         queues: dict[str, list[str]] = {}
         for event in history:
@@ -416,10 +416,10 @@ class Storm:
 
 
 def _nothing() -> None:
-    """It is over."""
+    """End a fault that has already ended."""
 
 
 def _last(text: str) -> str:
-    """The line of a failure that says what happened."""
+    """Return the line of a failure that says what happened."""
     lines = [line for line in text.splitlines() if "ORDEREDMQ" in line] or text.splitlines() or [""]
     return lines[-1][:400]

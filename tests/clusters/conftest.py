@@ -1,10 +1,10 @@
-"""Real RocketMQ servers, each used by a single module, which starts and stops them. Modules share no servers, so each module is a scope."""
+"""Tests with real RocketMQ servers. Each module starts and stops its own servers, so each module is a scope."""
 
 from __future__ import annotations
 
 import pytest
 
-#: Seconds. A first fetch of jars is part of the first test's time.
+#: Seconds. The first test's time may include the download of the jars.
 _TIMEOUT = 900
 
 

@@ -1,4 +1,4 @@
-"""A cluster as it stands in production: two nameservers, two masters, and a replica of each, with proxies before all of them."""
+"""A cluster as in production: two nameservers, two masters and a replica of each, all of them behind proxies."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.proxy import Network
 from tests.waits import until
 
-#: What the masters promise: with SYNC, what is acknowledged is on the disk and, while the replica is there, at the replica.
+#: Roles of the masters. With SYNC, an acknowledged message is on disk and, while the replica runs, also at the replica.
 SYNC: Final = {"brokerRole": "SYNC_MASTER", "flushDiskType": "SYNC_FLUSH"}
 ASYNC: Final = {"brokerRole": "ASYNC_MASTER", "flushDiskType": "ASYNC_FLUSH"}
-#: Small files: a broker without room notices when it needs a new one.
+#: Small message files, so that a broker on a full disk soon needs a new file and notices.
 SMALL: Final = {"mappedFileSizeCommitLog": 4 << 20, "slaveReadEnable": True}
 
 _SEND = 10
@@ -29,7 +29,7 @@ _ROUTE = 105
 
 
 class OrderingNameServer(NameServer):
-    """It hands out topics' order configurations, which name their queues whichever brokers are away."""
+    """A nameserver that returns the order configuration of topics, which names their queues even while brokers are away."""
 
     heap = ("-Xms32m", "-Xmx96m", "-XX:TieredStopAtLevel=1")
 
@@ -44,7 +44,7 @@ class Member(BrokerServer):
     namesrvs: list[OrderingNameServer]
 
     def ready(self) -> bool:
-        """Whether all nameservers that run send clients to it. A start, and this question, make it report."""
+        """Return whether all running nameservers route clients to this broker. Each start and each call make the broker report."""
         for namesrv in self.namesrvs:
             if namesrv.running and not namesrv.broken:
                 self._namesrv = namesrv.address
@@ -54,7 +54,7 @@ class Member(BrokerServer):
 
 
 class ReplicatedCluster:
-    """Started by ``with``. ``address`` names both nameservers; ``network`` has the proxies, in the order masters, replicas."""
+    """A context manager. ``address`` names both nameservers. The proxies in ``network`` are ordered masters first, then replicas."""
 
     def __init__(self, folder: Path, role: Mapping[str, object], *, version: str = DEFAULT_VERSION) -> None:
         self.version = version
@@ -100,10 +100,10 @@ class ReplicatedCluster:
         for server in self.servers:
             server.kill()
 
-    # -- what an administrator does. Servers are asked without the client that is tested ------------------------------------------
+    # -- actions of an administrator, sent to the servers without the client that is tested -------------------------------------------
 
     def topic(self, name: str, queues: int, *, ordered: bool = False) -> None:
-        """Make a topic at both masters, with an order configuration or without."""
+        """Create a topic at both masters, with or without an order configuration."""
         if ordered:
             conf = ";".join(f"{master.name}:{queues}" for master in self.masters)
             for namesrv in self.namesrvs:
@@ -129,18 +129,18 @@ class ReplicatedCluster:
         assert code == 0
 
     def permit(self, master: Member, permission: int) -> None:
-        """6: read and write, 4: read. It reports so at once."""
+        """Set a master's permission: 6 is read and write, 4 is read. The master reports it to the nameservers immediately."""
         code, _ = ask(master.address, _UPDATE_CONFIG, body=b"brokerPermission=%d\n" % permission)
         assert code == 0
 
     def fill(self, master: Member, topic: str, size: int = 256 << 10, most: int = 80) -> int | None:
-        """Send messages that nobody reads until the master refuses one. Return how many it took; None if it refused none."""
+        """Send messages that nobody reads until the master refuses one. Return how many it accepted, or None if it refused none."""
         fields = {"producerGroup": "filler", "topic": topic, "defaultTopic": "TBW102", "defaultTopicQueueNums": "1"}
         fields |= {"queueId": "0", "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": "", "batch": "false"}
         for count in range(most):
             with contextlib.suppress(OSError):
                 code, _ = ask(master.address, _SEND, fields, b"x" * size, timeout=10.0)
-                # Stored, whatever its replica says.
+                # These codes mean that the message is stored, even if the replica does not have it.
                 if code in (0, 10, 11, 12):
                     continue
             return count

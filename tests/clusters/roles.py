@@ -1,4 +1,4 @@
-"""What sources, sinks, listeners and the command do, in the name of an account: as their code does it, without Spark."""
+"""What sources, sinks, listeners and commands do under an account. The same calls as in the product, without Spark."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _numbers = itertools.count()
 
 
 class Through(NamedTuple):
-    """A Proxy, instead of the cluster behind it."""
+    """A Proxy through which the account connects, and the cluster to which the Proxy forwards."""
 
     address: str
     cluster: Cluster
 
 
-#: What an account connects to.
+#: An account connects to either of these.
 Place = Cluster | Through
 
 
 def behind(place: Place) -> Cluster:
-    """The cluster itself, where its administrator works."""
+    """Return the cluster itself, because its administrator does not use the Proxy."""
     return place.cluster if isinstance(place, Through) else place
 
 
 class Refused(Exception):
-    """The command ended with an error: this one."""
+    """The command ended with this error."""
 
 
 def row(body: bytes = b"x") -> pa.RecordBatch:
@@ -59,7 +59,7 @@ def connect(cluster: Place, account: Credentials) -> RocketMQBroker:
 
 
 def source(cluster: Place, account: Credentials, **options: str | None) -> int:
-    """A query's first two batches; how many rows they had."""
+    """Run a query's first two batches. Return how many rows they had."""
     wanted = {
         "namesrvAddr": cluster.address,
         "accessKey": account.access_key,
@@ -82,7 +82,7 @@ def source(cluster: Place, account: Credentials, **options: str | None) -> int:
 
 
 def sink(cluster: Place, account: Credentials, topic: str, group: str | None = None, name: str | None = None) -> str:
-    """A query's first two batches, the first one written twice, and a write without identity. Returns the query."""
+    """Write a query's first two batches, the first one twice, and make a batch write without identity. Return the query's id."""
     name = name or f"query-{next(_numbers)}"
     for number in (0, 0, 1):
         with connect(cluster, account) as broker:
@@ -99,7 +99,7 @@ def sink(cluster: Place, account: Credentials, topic: str, group: str | None = N
 
 
 def write(cluster: Place, account: Credentials, topic: str) -> None:
-    """A batch write without identity."""
+    """Make a batch write without identity."""
     with connect(cluster, account) as broker:
         staging = broker.outbox.open(SinkBatch(None), 0)
         staging.add(broker.log.targets(topic)[0], row())
@@ -110,7 +110,7 @@ def write(cluster: Place, account: Credentials, topic: str) -> None:
 def owner(
     cluster: Place, account: Credentials, group: str, name: str, topic: str = "orders"
 ) -> Iterator[tuple[RocketMQBroker, LockToken]]:
-    """A member of a group that has locked the queue of a topic: its connection and its token."""
+    """Yield the connection and the token of a group member that has locked the queue of a topic."""
     with connect(cluster, account) as broker:
         queue = broker.log.queues(topic)[0]
         me = broker.groups.join(name)
@@ -120,7 +120,7 @@ def owner(
 
 
 def put_aside(cluster: Place, account: Credentials, group: str) -> int:
-    """What a listener's task does with two messages that it cannot process; the second time there is nothing to do."""
+    """Write two dead letters twice, as a listener's task does. The second attempt must find that nothing is left to do."""
     letters = pa.concat_batches([row(), row()])
     put = []
     with owner(cluster, account, group, "listener") as (_, token):
@@ -132,7 +132,7 @@ def put_aside(cluster: Place, account: Credentials, group: str) -> int:
 
 
 def park(cluster: Place, account: Credentials, group: str, topic: str = "orders") -> None:
-    """What a listener with order per key does: two tasks park the same message, a source reads it and commits."""
+    """Run a listener with order per key: two tasks park the same message, then a source reads and commits it."""
     with owner(cluster, account, group, "listener", topic) as (broker, token):
         for _ in range(2):
             with connect(cluster, account) as task:
@@ -145,21 +145,21 @@ def park(cluster: Place, account: Credentials, group: str, topic: str = "orders"
 
 
 def send_back(cluster: Place, account: Credentials, group: str) -> None:
-    """What a source that reads the retry topic does, and a listener that sends a message back. It comes in two hours."""
+    """Read the retry topic with a source, and send a message back as a listener does. The message is due in two hours."""
     source(cluster, account, consumerGroup=group, retryTopic="true")
     with owner(cluster, account, group, "listener") as (_, token), connect(cluster, account) as task:
         assert task.groups.send_back(token, [(0, 18)], 16) == 1
 
 
 def hold(cluster: Place, admin: Credentials, group: str) -> None:
-    """Park a message that is never due."""
+    """Park a message on hold, so that it is never due."""
     with owner(cluster, admin, group, "listener") as (broker, token):
         assert broker.groups.park(token, [Put(token.queue, 0, Ticket(0, 1, 1, HELD))]) == [True]
         broker.groups.commit({token: 1})
 
 
 def make_lots(cluster: Place, account: Credentials, group: str) -> None:
-    """What the first task does that parks a message, besides."""
+    """Create the parking lots, as the first task that parks a message also does."""
     with connect(cluster, account) as broker:
         [queue] = broker.log.queues("orders")
         lots = parked_topic(group, queue.topic)
@@ -167,7 +167,7 @@ def make_lots(cluster: Place, account: Credentials, group: str) -> None:
 
 
 def command(cluster: Place, account: Credentials, *arguments: str, given: str | None = None) -> str:
-    """What it prints. Raises Refused."""
+    """Return the command's output. Raises Refused if it fails."""
     variables = {"ORDEREDMQ_ACCESS_KEY": account.access_key, "ORDEREDMQ_SECRET_KEY": account.secret_key}
     done = CliRunner().invoke(app, ["--namesrv", cluster.address, *arguments], input=given, env=variables)
     if done.exit_code:
@@ -176,12 +176,12 @@ def command(cluster: Place, account: Credentials, *arguments: str, given: str | 
 
 
 def held(cluster: Place, admin: Credentials, group: str, account: Credentials, *arguments: str) -> str:
-    """A command while a query has the group's queue."""
+    """Run a command while a query holds the group's queue."""
     with owner(behind(cluster), admin, group, "holder"):
         return command(cluster, account, *arguments)
 
 
 def commit(cluster: Place, admin: Credentials, group: str) -> None:
-    """Make a group with an offset."""
+    """Create a group with an offset."""
     with owner(cluster, admin, group, "earlier") as (broker, token):
         broker.groups.commit({token: 0})

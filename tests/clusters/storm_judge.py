@@ -1,4 +1,4 @@
-"""Judges what the members of a group handled during a storm: nothing lost, nothing out of order, and who repeated what. Pure."""
+"""Check what the members of a group handled during a storm: nothing lost, nothing out of order, and who repeated which messages. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Handled(NamedTuple):
-    """A member handled a message. ``at``: ns of the machine's monotonic clock; ``by``: the kind of member."""
+    """A member handled a message. ``at``: time on the machine's monotonic clock, in ns; ``by``: the kind of member."""
 
     at: int
     by: str
@@ -17,7 +17,7 @@ class Handled(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """A producer was told that its message stands there."""
+    """A message that the broker acknowledged to the producer, with its queue and offset."""
 
     queue: str
     offset: int
@@ -25,9 +25,9 @@ class Acknowledged(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """``lost``: acknowledged, and not in its place. ``unhandled``: in a queue, and no member handled it. ``skipped``: handled for the
-    first time before an earlier message of its queue was. ``repeats``: how often a message was handled again, by whom first and by
-    whom again. ``first``: how many messages each kind of member handled first."""
+    """``lost``: acknowledged messages that are not at their offset. ``unhandled``: messages in a queue that no member handled.
+    ``skipped``: messages whose first handling was out of order in their queue. ``repeats``: how often a message was handled again,
+    by the members who handled it first and again. ``first``: how many messages each kind of member handled first."""
 
     lost: list[Acknowledged]
     unhandled: list[tuple[str, int]]
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 
 
 def judge(queues: Mapping[str, Sequence[str]], acknowledged: Iterable[Acknowledged], handled: Iterable[Handled]) -> Verdict:
-    """``queues``: the bodies of each queue from offset 0 on, as they are in the end."""
+    """Return the verdict. ``queues`` has the bodies of each queue from offset 0 on, at the end of the storm."""
     lost = [one for one in acknowledged if one.body not in queues.get(one.queue, ())[one.offset : one.offset + 1]]
     first: dict[tuple[str, int], str] = {}
     reached: dict[str, int] = defaultdict(int)

@@ -1,6 +1,6 @@
-"""Access control of real brokers, 1.0 (4.9.7) and 2.0 (5.3.3): signed requests are let in, others get an error that says what is missing.
+"""Real brokers with ACL 1.0 (4.9.7) or 2.0 (5.x): signed requests are accepted, others get an error that says what is missing.
 
-Long because the table of rights belongs to it, and because a cluster with access control starts once for all of this.
+The module is long because it also tests the documented table of rights, and because all tests share one slow cluster start.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "guarded" in metafunc.fixturenames:
-        # ACL 1.0 and 2.0.
+        # The versions cover ACL 1.0 and 2.0.
         versions = list(PROPERTIES) if metafunc.config.getoption("nightly") else [DEFAULT_VERSION]
-        # Before 5.0 there is no Proxy.
+        # Releases before 5.0 have no Proxy.
         versions = [version for version in versions if version.startswith("5") or "proxied" not in metafunc.fixturenames]
         metafunc.parametrize("guarded", versions, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
 def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster that lets nobody in without a signature, with a topic."""
+    """A cluster that refuses unsigned requests, with a topic."""
     folder: Path = tmp_path_factory.mktemp("guarded")
     with jars_required():
         cluster = Cluster(folder, request.param, properties=PROPERTIES[request.param], jvm=QUICK_SERVER)
@@ -93,7 +93,7 @@ def accounts(guarded: Cluster) -> Iterator[Accounts]:
 
 @pytest.fixture(scope="module")
 def proxied(guarded: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Through]:
-    """A Proxy before it, which checks accounts by what the brokers know of them."""
+    """A Proxy in front of the guarded cluster. It checks accounts against those of the brokers."""
     with jars_required():
         made = ProxyServer(tmp_path_factory.mktemp("proxied"), guarded, BEHIND_PROXY, credentials=ADMIN)
         made.start()
@@ -174,7 +174,7 @@ def ask_route(guarded: Cluster, topic: str) -> bool:
 
 @pytest.mark.timeout(300)
 def test_a_group_under_access_control(guarded: Cluster) -> None:
-    """All that a query does in its group; and who may not is told so."""
+    """An account with all rights can do everything that a query does in its group. With a wrong secret, each request is refused."""
     with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
         queue = broker.log.queues(QUEUE.topic)[0]
         me = broker.groups.join("me")
@@ -204,11 +204,11 @@ def test_a_group_under_access_control(guarded: Cluster) -> None:
             assert "not-the" not in str(caught.value)
 
 
-# --- the table of rights in the documents
+# --- the documented table of rights
 
 
 class Role(NamedTuple):
-    """``rows`` of the table begin so. ``act`` gets a name of its own, which stands for ``name`` in the table's rights."""
+    """``rows``: how the role's rows in the table begin. ``act`` gets a unique name, which replaces ``name`` in the table's rights."""
 
     rows: tuple[str, ...]
     act: Callable[[Place, Credentials, str], object]
@@ -216,7 +216,7 @@ class Role(NamedTuple):
 
 
 def run(*arguments: str, given: str | None = None) -> Callable[[Place, Credentials, str], object]:
-    """A command; NAME among its arguments is the name of its own."""
+    """Return the role of a command. NAME among its arguments is replaced by the unique name."""
     return lambda cluster, account, name: roles.command(
         cluster, account, *(name if one == "NAME" else one for one in arguments), given=given
     )
@@ -241,7 +241,7 @@ def delete_group(cluster: Place, account: Credentials, name: str) -> None:
 
 
 def new_topic(cluster: Place, account: Credentials, name: str) -> None:
-    """What the sink does where it is planned."""
+    """Create a topic as the sink does during planning."""
     options = {"namesrvAddr": cluster.address, "accessKey": account.access_key, "secretKey": account.secret_key}
     BatchWriter(
         {**options, "topic": name, "topicQueueNums": "1"},
@@ -257,7 +257,7 @@ def listen(cluster: Place, account: Credentials, group: str) -> None:
 
 def listen_by_key(cluster: Place, account: Credentials, group: str) -> None:
     roles.make_lots(roles.behind(cluster), ADMIN, group)
-    # A source would move the group's offset past the message.
+    # No source runs here, because it would move the group's offset past the message.
     roles.park(cluster, account, group)
     listen(cluster, account, group)
 
@@ -270,7 +270,7 @@ def topic_with_a_lot(cluster: Place, account: Credentials, name: str) -> None:
 
 
 def with_a_lot(act: Callable[[Place, Credentials, str], object]) -> Callable[[Place, Credentials, str], object]:
-    """A command for the group NAME, which has a parking lot whose messages are decided."""
+    """Return the role of a command for the group NAME, which has a parking lot in which every message is settled."""
 
     def acting(cluster: Place, account: Credentials, name: str) -> object:
         roles.park(cluster, ADMIN, name)
@@ -280,7 +280,7 @@ def with_a_lot(act: Callable[[Place, Credentials, str], object]) -> Callable[[Pl
 
 
 def with_a_held_message(act: Callable[[Place, Credentials, str], object]) -> Callable[[Place, Credentials, str], object]:
-    """A command for the group NAME, which holds a message."""
+    """Return the role of a command for the group NAME, which has a message on hold."""
 
     def acting(cluster: Place, account: Credentials, name: str) -> object:
         roles.hold(cluster, ADMIN, name)
@@ -290,7 +290,7 @@ def with_a_held_message(act: Callable[[Place, Credentials, str], object]) -> Cal
 
 
 def beside(*arguments: str) -> Callable[[Place, Credentials, str], object]:
-    """A command while the group NAME has a member."""
+    """Return the role of a command that runs while the group NAME has a member."""
     return lambda cluster, account, name: roles.held(
         cluster, ADMIN, name, account, *(name if one == "NAME" else one for one in arguments)
     )
@@ -382,7 +382,7 @@ ROLES: dict[str, Role] = {
         ("`dlq list", "`dlq replay"), run("dlq", "replay", "returns", "--offset", "0", "--to-topic", "orders"), "billing"
     ),
 }
-#: Those whose name in the table stands for one that is there.
+#: Roles that use an existing name instead of a unique one.
 FIXED = {
     "source that parked before": "decided",
     "source with a parking lot": "decided",
@@ -392,7 +392,7 @@ FIXED = {
     "dlq list": "returns",
     "dlq replay": "returns",
 }
-#: What 4.9 does not look at (SEND_BATCH_MESSAGE).
+#: Rights that 4.9 does not check, because it ignores them for SEND_BATCH_MESSAGE.
 UNCHECKED = {
     ("4.9.7", who, "PUB")
     for who in ("write", "produce", "produce to a new topic", "dlq replay", "parked hold", "parked retry", "parked drop")
@@ -413,7 +413,7 @@ def test_the_rights_of_the_readme_are_enough_and_without_each_of_them_an_error_n
 
 _AT_PROXY = "through a Proxy that"
 _SOURCE_AT_PROXY = (_AT_PROXY, "source through such a Proxy")
-#: Roles that a Proxy can serve, and the rows of the table with what they need there besides.
+#: Roles that a Proxy can serve, and the table rows with the additional rights that they need there.
 THROUGH_PROXY: dict[str, tuple[str, ...]] = {
     "source": _SOURCE_AT_PROXY,
     "sink with sinkGroup": (_AT_PROXY,),
@@ -442,7 +442,7 @@ def test_the_rights_through_a_proxy_that_checks_accounts(
 def play(
     role: Role, who: str, place: Place, guarded: Cluster, accounts: Accounts, through: tuple[str, ...] | None = None
 ) -> None:
-    """Play a role with all its rights, and without each of them. ``through``: the rows of a Proxy, which takes others for Get."""
+    """Play a role with all its rights, and without each one. ``through``: rows of a Proxy, which accepts other rights instead of Get."""
 
     def own(name: str) -> list[Right]:
         return rights(guarded.version, *role.rows, **({role.name: name} if role.name else {}))
@@ -453,7 +453,7 @@ def play(
     names: list[str] = []
 
     def without(number: int | None) -> tuple[Credentials, str | None]:
-        """Acts under a name of its own, without one of the rights. Returns the account and the error."""
+        """Act under a unique name without one of the rights. Return the account and the error."""
         name = FIXED.get(who) or f"n-{uuid.uuid4().hex[:8]}"
         names.append(name)
         account = accounts.make([right for at, right in enumerate(given(name)) if at != number])
@@ -473,7 +473,7 @@ def play(
 
 
 def refusal(act: Callable[[], object]) -> str | None:
-    """The error, if there is one."""
+    """Return the error, or None if ``act`` succeeds."""
     try:
         act()
     except (RocketMQError, roles.Refused) as error:
@@ -482,9 +482,10 @@ def refusal(act: Callable[[], object]) -> str | None:
 
 
 def remembered(act: Callable[[], tuple[Credentials, str | None]]) -> tuple[Credentials, str | None]:
-    """What ``act`` gives, again where the broker had forgotten an account.
+    """Return the result of ``act``, and retry while the broker does not know the account.
 
-    4.9 reads its file of accounts again when it has changed. If it is just being written it lacks some, until it is read the next time.
+    4.9 rereads its accounts file when the file has changed. If the file is being written at that moment, the broker lacks some
+    accounts until it reads the file again.
     """
     for _ in range(10):
         account, said = act()
@@ -499,7 +500,7 @@ def test_traces_need_a_right_on_their_topic_and_without_it_a_warning_names_it(
     guarded: Cluster, accounts: Accounts, caplog: pytest.LogCaptureFixture
 ) -> None:
     if guarded.version == "4.9.7":
-        return  # It does not look (SEND_BATCH_MESSAGE).
+        return  # 4.9 does not check this right (SEND_BATCH_MESSAGE).
     ask(guarded, ADMIN, admin.create_topic("traces", 1))
     until(lambda: ask_route(guarded, "traces"), "the nameserver knows the topic")
     given = rights(guarded.version, "`produce orders`", "message trace", RMQ_SYS_TRACE_TOPIC="traces")
@@ -522,7 +523,7 @@ def test_traces_need_a_right_on_their_topic_and_without_it_a_warning_names_it(
 def test_an_error_names_all_rights_that_are_missing(guarded: Cluster, accounts: Accounts, who: str) -> None:
     role = ROLES[who]
     every = rights(guarded.version, *role.rows)
-    # None, all of the topic, all of the group.
+    # Give no rights, then all rights on topics, then all rights on groups.
     for given in ([], [right for right in every if right.is_of_topic], [right for right in every if not right.is_of_topic]):
 
         def act(given: Sequence[Right] = given) -> tuple[Credentials, str | None]:
@@ -538,7 +539,7 @@ def test_an_error_names_all_rights_that_are_missing(guarded: Cluster, accounts: 
 
 
 def planned_sink(place: Place, account: Credentials, group: str | None) -> str:
-    """A query that is planned and then writes."""
+    """Plan a query and then let it write. Return its id."""
     options = {"namesrvAddr": place.address, "accessKey": account.access_key, "secretKey": account.secret_key}
     named = {"sinkGroup": group} if group is not None else {}
     columns = StructType().add("body", "string").add("sharding_key", "string")
@@ -566,7 +567,7 @@ def test_an_error_names_all_rights_that_are_missing_at_a_proxy_that_checks_accou
     every = rights(guarded.version, *rows)
     resources = list(dict.fromkeys(right.resource for right in every))
     assert "Topic:SELF_TEST_TOPIC" in resources
-    # None, all of one resource, all but one.
+    # Give no rights, then all rights on one resource, then all rights except those on one resource.
     for given in [set[str](), *({one} for one in resources), *({*resources} - {one} for one in resources)]:
         account = accounts.make([right for right in every if right.resource in given])
         said = refusal(lambda: act(proxied, account))  # noqa: B023 (called at once)
@@ -578,7 +579,7 @@ def test_an_error_names_all_rights_that_are_missing_at_a_proxy_that_checks_accou
 
 
 def left_behind(cluster: Cluster) -> tuple[set[str], dict[str, int]]:
-    """What a broker keeps of groups (settings, offsets, topics of retries), and how many messages these topics have."""
+    """Return the groups and topics that a broker knows (also from offsets and retry topics), and the end offsets of two topics."""
     configured = ask(cluster, ADMIN, admin.groups())
     offsets = ask(cluster, ADMIN, groups.all_consumer_offsets())
     with Client(cluster.address) as client:
@@ -591,7 +592,7 @@ def left_behind(cluster: Cluster) -> tuple[set[str], dict[str, int]]:
 
 @pytest.mark.timeout(300)
 def test_a_sink_that_may_not_do_all_leaves_nothing_behind(guarded: Cluster, accounts: Accounts) -> None:
-    """Each query is another sink, with a group of its own."""
+    """Each query is a different sink with its own group."""
     before = left_behind(guarded)
     reads = [right for right in rights(guarded.version, "source without") if not right.is_of_topic]
     for name, row in ((None, "sink to `invoices`, without"), ("billing-none", "sink to `invoices`, `sinkGroup")):
@@ -613,19 +614,19 @@ def test_a_source_or_listener_that_may_not_do_all_leaves_nothing_behind(guarded:
         with pytest.raises(RocketMQError, match="NO_PERMISSION"):
             roles.source(guarded, account, consumerGroup="billing-none")
     assert left_behind(guarded) == before
-    # Nothing was parked yet, and the lots do not exist.
+    # No message was parked yet, and the lots do not exist.
     with pytest.raises(RocketMQError, match=r"lacks .*%PARKED%billing-none%orders.*\. In all, a source needs"):
         roles.source(guarded, accounts.make(every), consumerGroup="billing-none", parkingLot="true")
     assert left_behind(guarded) == before
     with_lots = rights(guarded.version, "source of", "source with `parkingLot", billing="billing-none")
     roles.source(guarded, accounts.make(with_lots), consumerGroup="billing-none", parkingLot="true")
-    # This one may read, and may not see whether it has put anything aside already.
+    # This account may read, but may not check whether a message already has a dead letter.
     roles.source(guarded, accounts.make(every), consumerGroup="billing-none")
     before = left_behind(guarded)
     with pytest.raises(RocketMQError, match="%DLQ%billing-none"):
         roles.put_aside(guarded, accounts.make(every), "billing-none")
     assert left_behind(guarded) == before
-    # Nor may it park anything.
+    # It may not park a message either.
     with pytest.raises(
         RocketMQError, match=r"lacks .*%PARKED%billing-none%orders.*\. In all, a listener with order per key needs"
     ):
@@ -636,7 +637,7 @@ def test_a_source_or_listener_that_may_not_do_all_leaves_nothing_behind(guarded:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kept", ["orders", "%PARKED%billing%orders"])
 def test_a_deletion_that_is_refused_keeps_what_is_parked(guarded: Cluster, accounts: Accounts, kept: str) -> None:
-    """ACL 1.0 refuses both; with ACL 2.0 the account lacks Delete on the topic, or on its parking lots."""
+    """ACL 1.0 refuses both deletions; with ACL 2.0 the account lacks Delete on the topic or on its parking lots."""
     name = f"n-{uuid.uuid4().hex[:8]}"
     every = rights(guarded.version, "`topic delete orders`", "`topic delete`, of", "`parked list")
     given = [right for right in every if right not in (Right(f"Topic:{kept}", "Delete"), Right("admin", "true"))]
@@ -656,7 +657,7 @@ def test_a_deletion_that_is_refused_keeps_what_is_parked(guarded: Cluster, accou
         assert broker.groups.offsets("billing", [lot]) == {lot: 1}
         if guarded.version.startswith("5") and kept != "orders":
             assert f"topic '{name}' is deleted, but not its parking lots ({lot.topic})" in said
-            # What is parked of a topic that is gone, nobody can process.
+            # No query can process the parked messages of a deleted topic, so the administrator skips them.
             GroupOffsets(broker._checked).write("billing", {lot: 0})
             broker.admin.delete_topic(lot.topic)
             assert lot.topic not in {topic.name for topic in broker.log.topics()}
@@ -664,7 +665,7 @@ def test_a_deletion_that_is_refused_keeps_what_is_parked(guarded: Cluster, accou
 
 @pytest.mark.timeout(300)
 def test_a_group_whose_deletion_is_refused_keeps_what_is_parked(guarded: Cluster, accounts: Accounts) -> None:
-    """ACL 1.0 refuses all of it; with ACL 2.0 the account lacks Delete on the group, and then on its parking lots."""
+    """ACL 1.0 refuses everything; with ACL 2.0 the account lacks Delete on the group, and then on its parking lots."""
     name = f"n-{uuid.uuid4().hex[:8]}"
     every = rights(guarded.version, "`group delete billing`", "`group delete`, of", billing=name)
     lots = f"%PARKED%{name}%orders"
@@ -697,7 +698,7 @@ def test_a_group_whose_deletion_is_refused_keeps_what_is_parked(guarded: Cluster
 def test_queries_of_an_account_that_may_do_what_they_need(
     guarded: Cluster, accounts: Accounts, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """From source to sink, and a listener that puts a message aside; what lacks a right fails with all that it lacks."""
+    """A query from source to sink, and a listener that writes a dead letter. Without a right they fail and name all missing rights."""
     every = rights(guarded.version, "source of", "`consume_orderly`", "sink to `invoices`, `sinkGroup")
 
     def options(account: Credentials) -> dict[str, str]:
@@ -754,7 +755,7 @@ def test_queries_of_an_account_that_may_do_what_they_need(
 def test_an_account_expires_while_queries_run_and_none_of_them_notices(
     guarded: Cluster, accounts: Accounts, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A listener between source and sink: the driver's connections and those of the workers stay open, and are refused."""
+    """A listener runs between source and sink. The connections of driver and workers stay open, but their requests are refused."""
     topics = [f"{name}-{uuid.uuid4().hex[:8]}" for name in ("in", "out")]
     given = rights(
         guarded.version,

@@ -1,8 +1,8 @@
-"""Storms over a replicated cluster: nothing acknowledged is lost, nothing is out of order, repeats are where they are documented.
+"""Storms over a replicated cluster: no acknowledged message is lost, none is out of order, and repeats occur only where documented.
 
     make test-all ARGS="tests/clusters/test_cluster_storm.py -s"
 
-ORDEREDMQ_STORM_SECONDS and ORDEREDMQ_STORM_SEED choose another storm.
+ORDEREDMQ_STORM_SECONDS and ORDEREDMQ_STORM_SEED set the length and the seed of the storm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A query from source to sink through a Proxy that takes TLS and checks accounts, while the Proxy, the broker and the query are killed.
+"""A query from source to sink through a Proxy with TLS and access control, while the Proxy, the broker and the query are killed.
 
 make test-all ARGS="tests/clusters/test_guarded_proxy.py -n0 -s"
 """
@@ -33,16 +33,16 @@ pytestmark = pytest.mark.spark
 
 SOURCE, SINK, GROUP = "orders", "invoices", "billing"
 QUEUES: Final = 2
-#: Messages of a queue that are sent together, and seconds between two such sends.
+#: Messages per queue in each send, and seconds between two sends.
 ROW: Final = 10
 PAUSE: Final = 0.5
-#: Rows that come through between two faults.
+#: Rows that must come through between two faults.
 BETWEEN: Final = 60
 FAULTS: Final = ("proxy", "broker", "proxy", "query", "proxy", "away", "proxy")
 
 
 class Rig:
-    """A cluster that checks accounts, a Proxy before it, and a query through that Proxy in a driver that can be killed."""
+    """A cluster with access control, a Proxy in front of it, and a query through that Proxy in a driver that can be killed."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
@@ -71,7 +71,7 @@ class Rig:
         self.admin.close()
 
     def finish(self) -> None:
-        """Send no more messages."""
+        """Stop the producer."""
         self._enough.set()
         self._producer.join()
 
@@ -79,7 +79,7 @@ class Rig:
         return Driver(self.folder / f"driver-{time.monotonic_ns()}")
 
     def _produce(self) -> None:
-        """Messages of seven keys in each queue. One whose answer was lost may be there all the same: what is in the topic counts."""
+        """Send messages of seven keys to each queue. If an answer is lost, the message may be stored, so only the topic's content counts."""
         number = 0
         while not self._enough.wait(PAUSE):
             numbers = range(number, number + ROW)
@@ -93,7 +93,7 @@ class Rig:
     # -- the query ----------------------------------------------------------------------------------------------------------------
 
     def tend(self) -> None:
-        """Start the query again when it has failed, as its user would."""
+        """Restart the query if it has failed, as its user would do."""
         if self._started:
             state = self.drivers[-1].state()
             if state["active"]:
@@ -113,7 +113,7 @@ class Rig:
 
     def wait(self, condition: Any, what: str, timeout: float = 400.0) -> None:
         def tended() -> Any:
-            assert self._enough.is_set() or self._producer.is_alive(), "the producer has failed"
+            assert self._enough.is_set() or self._producer.is_alive(), "the producer failed"
             self.tend()
             with contextlib.suppress(OrderedMQError):
                 return condition()
@@ -173,7 +173,7 @@ def test_a_killed_proxy_broker_and_query_lose_repeat_and_reorder_nothing_and_err
     history = [*checker.sent(rig.admin, SOURCE), *checker.delivered(rig.admin, SINK)]
     found = checker.judge(history)
     print(rig.count(SOURCE), rig.count(SINK), Counter(FAULTS), len(rig.failures), Counter(one.kind for one in found))
-    # Spark names the cause of a write that failed in its log alone.
+    # If a write failed, Spark names the cause only in its log.
     texts = [*rig.failures, *(driver.errors.read_text() for driver in rig.drivers)]
     assert any("ORDEREDMQ_ROCKETMQ." in text for text in texts)
     for secret in (rig.account.secret_key, ADMIN.secret_key):

@@ -1,4 +1,4 @@
-"""A broker with a replica: where the master says to read from the replica, that is where pulls go, and nothing is missed."""
+"""A broker with a replica: when the master tells clients to read from the replica, pulls go there and no message is missed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ UPDATE_BROKER_CONFIG = 25
 
 @pytest.fixture(scope="module")
 def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, BrokerServer]]:
-    """A master, which has no message in memory if one asks it, and a replica, which knows the topic ``t`` from the beginning.
+    """A master that claims to have no messages in memory, and a replica that knows the topic ``t`` from the beginning.
 
-    It would copy topics from its master a minute after its start.
+    The topic's settings are copied here because the replica would copy them from its master only a minute after its start.
     """
     with jars_required():
         fetch_jars(DEFAULT_VERSION)
@@ -39,7 +39,7 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Clust
     with Cluster(folder, properties=properties, jvm=QUICK_SERVER) as servers:
         with orderedmq.connect(namesrv_addr=servers.address) as broker:
             broker.admin.create_topic("t", 1)
-        # The folder's name is the broker's, and that is the master's.
+        # The folder's name is the broker's name, which a replica shares with its master.
         home = folder / "replica" / servers.broker.name
         (home / "store" / "config").mkdir(parents=True)
         shutil.copy(servers.broker.home / "store" / "config" / "topics.json", home / "store" / "config")
@@ -62,12 +62,12 @@ def network(replicated: tuple[Cluster, BrokerServer]) -> Iterator[Network]:
 
 
 def pulls(network: Network) -> list[int]:
-    """How many were asked of the master and of the replica."""
+    """Return how many pulls the master and the replica received."""
     return [len(proxy.requests(RequestCode.PULL_MESSAGE)) for proxy in network.brokers]
 
 
 class Topic:
-    """Of one queue."""
+    """A topic with one queue."""
 
     def __init__(self, broker: Broker, name: str) -> None:
         self.log = broker.log
@@ -88,22 +88,22 @@ def test_a_pull_goes_to_the_replica_where_the_master_says_so(network: Network) -
     with orderedmq.connect(namesrv_addr=network.address) as broker:
         broker.admin.create_topic("young", 1)
         young = Topic(broker, "young")
-        # The replica does not know the topic yet, and says that there is none.
+        # The replica does not know this topic yet, and answers that it does not exist.
         assert young.read() == young.read() == young.bodies
         assert pulls(network)[1] > 0
         topic = Topic(broker, "t")
         until(lambda: topic.read() == topic.bodies and pulls(network)[1] > 50, "pulls go to the replica")
         before = pulls(network)[1]
         assert topic.read() == topic.bodies
-        # Its answers name the master again, and that one names it.
+        # Each answer of the replica names the master for the next pull, and the master's answer names the replica again.
         assert pulls(network)[1] - before > 50
         network.brokers[1].close()
-        assert topic.read() == topic.bodies, "it is gone, and the master is asked"
+        assert topic.read() == topic.bodies, "after the replica is gone, the master must serve the pulls"
 
 
 @pytest.mark.nightly
 def test_a_replica_that_may_not_be_read_from_costs_a_moment(replicated: tuple[Cluster, BrokerServer], network: Network) -> None:
-    """Its master names it all the same."""
+    """The master names the replica although the replica refuses reads."""
     _, replica = replicated
     ask(replica.address, UPDATE_BROKER_CONFIG, body=b"slaveReadEnable=false\n")
     try:
@@ -122,11 +122,11 @@ def test_a_replica_that_may_not_be_read_from_costs_a_moment(replicated: tuple[Cl
 def test_what_a_killed_master_acknowledged_is_read_from_its_replica_and_there_when_it_is_back(
     replicated: tuple[Cluster, BrokerServer], network: Network
 ) -> None:
-    """With SYNC_MASTER and SYNC_FLUSH. The short version of the storms in test_cluster_storm.py."""
+    """With SYNC_MASTER and SYNC_FLUSH. This is a short version of the storms in test_cluster_storm.py."""
     servers, replica = replicated
     with orderedmq.connect(namesrv_addr=network.address) as broker, Client(servers.address) as client:
         topic = Topic(broker, "t")
-        # A replica that has just started connects to its master some seconds later. Until then the master acknowledges alone.
+        # A new replica connects to its master some seconds after its start. Until then the master acknowledges without it.
         end = max_offset(topic.queue)
         until(lambda: client.call_address(replica.address, end, soon()) == ROWS, "the replica has all messages")
         servers.broker.kill()

@@ -1,4 +1,4 @@
-"""Stores, and queries over them that run in this process (tests/micro_batches.py): the real source and sink without Spark."""
+"""Stores and queries for tests that run in this process (tests/micro_batches.py): the real source and sink, without Spark."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.spark.conftest import StoreRig
 
 @pytest.fixture(autouse=True)
 def workers() -> Iterator[None]:
-    """End the workers after each test, also if it made its tasks itself."""
+    """End the workers after each test, including tests that create their own tasks."""
     yield
     end_workers()
 
 
 class LoopRig(StoreRig):
-    """A store, and queries over it, each with a checkpoint of a name."""
+    """A store and queries over it. Each query has a named checkpoint."""
 
     def __init__(self, broker: Broker, path: str, folder: Path, query: Callable[..., MicroBatchLoop]) -> None:
         super().__init__(broker, path, folder)
@@ -45,23 +45,23 @@ class LoopRig(StoreRig):
         available_now: bool = False,
         **more: Any,
     ) -> MicroBatchLoop:
-        """Start a query. ``source`` and ``sink``: options, to which the store's path is added. ``more``: see `MicroBatchLoop`."""
+        """Start a query. ``source`` and ``sink`` are options; the store's path is added. For ``more`` see `MicroBatchLoop`."""
         given = {"path": self.path, **sink} if isinstance(sink, dict) else sink
         kept = self.checkpoints.setdefault(checkpoint, Checkpoint())
         return self._query({"path": self.path, **source}, given, kept, available_now=available_now, **more)
 
     def copied(self, checkpoint: str = "ck", **options: Any) -> list[int]:
-        """Copy topic in to topic out with availableNow. Return how many rows each batch has read."""
+        """Copy topic ``in`` to topic ``out`` with availableNow. Return how many rows each batch read."""
         source = {"topic": "in", "consumerGroup": "g", **options}
         run = self.start(source, {"topic": "out", "topicQueueNums": 2}, checkpoint, available_now=True)
         return run.process_all_available().rows
 
     def save(self, options: dict[str, str], *tasks: pa.RecordBatch, overwrite: bool = False) -> None:
-        """Write rows as ``df.write`` does, one task for each batch."""
+        """Write rows as ``df.write`` does, with one task per record batch."""
         batch_write(DefaultSource({"path": self.path, **options}), tasks, overwrite=overwrite)
 
     def fails(self, **options: Any) -> str:
-        """Copy topic in to topic out, which must fail. Return the error's text."""
+        """Copy topic ``in`` to topic ``out`` and expect a failure. Return the error's text."""
         with pytest.raises(OrderedMQError) as caught:
             self.copied(**options)
         return str(caught.value)
@@ -75,14 +75,14 @@ def rig(tmp_path: Path, query: Callable[..., MicroBatchLoop]) -> Iterator[LoopRi
 
 
 class LoopWorld(StoreWorld):
-    """A store, and queries over it whose history is judged."""
+    """A store and queries over it whose history is checked."""
 
     def __init__(self, folder: Path, queues: int) -> None:
         super().__init__(folder, queues)
         self.checkpoints: dict[str, Checkpoint] = {}
 
     def start(self, checkpoint: str = "ck", *, available_now: bool = False, **more: Any) -> MicroBatchLoop:
-        """Start a query from topic in to topic out."""
+        """Start a query from topic ``in`` to topic ``out``."""
         spec = self.spec(checkpoint, **more)
         source = {"path": spec["path"], "topic": spec.get("topic", "in"), **spec["source"]}
         if spec["group"] is not None:
@@ -98,7 +98,7 @@ class LoopWorld(StoreWorld):
         self.start(checkpoint, available_now=True, **more).process_all_available()
 
     def fail(self, query: MicroBatchLoop) -> str:
-        """Go on with a query, which must fail. Return the error's text."""
+        """Continue a query and expect a failure. Return the error's text."""
         with pytest.raises(OrderedMQError) as caught:
             query.process_all_available()
         return str(caught.value)
@@ -113,7 +113,7 @@ class LoopWorld(StoreWorld):
 
 
 def _with_origin(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns that a sink gets, with each row's origin in the form that the checker reads."""
+    """Return the columns for the sink, with each row's origin in the format that the checker reads."""
     names = ("topic", "broker_name", "queue_id", "queue_offset")
     places = zip(*(rows.column(name).to_pylist() for name in names), strict=True)
     origins = pa.array([f"{topic}/{broker}/{queue}:{offset}" for topic, broker, queue, offset in places], pa.string())

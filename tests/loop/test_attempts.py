@@ -1,6 +1,6 @@
-"""The sink's tasks and commits in every order that Spark may cause: twin and late attempts, repeated and aborted batches.
+"""The sink's tasks and commits in every order that Spark may cause: duplicate and late attempts, repeated and aborted batches.
 
-Spark never starts two copies of a task on one host, so the tests call ``write`` and ``commit`` as Spark does, in this process.
+Spark never runs two copies of a task on one host, so these tests call ``write`` and ``commit`` themselves, as Spark would.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COLUMNS = ("body", "sharding_key", "keys")
 
 
 class Task:
-    """Stands in for Spark's TaskContext."""
+    """Replaces Spark's TaskContext."""
 
     def __init__(self, run: SourceRun, partition: int) -> None:
         self._properties = {QUERY: run.query_id, BATCH: str(run.batch_id), RUN: run.run_id}
@@ -52,11 +52,11 @@ class Task:
 
 
 class Rig:
-    """A query from ``in`` to ``out``, whose calls a test makes one by one."""
+    """A query from ``in`` to ``out`` whose steps a test calls one by one."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = str(folder / "store")
-        # The rows of an attempt are in a segment, however few there are.
+        # Store the rows of every attempt in a segment file, however few they are.
         monkeypatch.setattr(transaction, "INLINE_BYTES", 0)
         self.broker: Broker = orderedmq.connect(self.path)
         for topic in ("in", "out"):
@@ -71,7 +71,7 @@ class Rig:
         return self.broker.log.queues("in")
 
     def own(self, owner: str = "owner") -> dict[MessageQueue, LockToken]:
-        """Lock the queues for a new process of a query; its process before, if any, must be dead. Return the tokens."""
+        """Lock the queues for a new process of a query and return the tokens. An earlier process of that query must be dead."""
         answers = self.broker.groups.lock("g", self.broker.groups.join(owner), self.source)
         tokens = {queue: answer for queue, answer in answers.items() if isinstance(answer, LockToken)}
         assert len(tokens) == 2
@@ -83,7 +83,7 @@ class Rig:
     def attempt(
         self, run: SourceRun, partition: int, begin: int, end: int, token: LockToken | None = None, **options: str
     ) -> Any:
-        """Run one attempt of a task that reads messages of a queue and writes them. Return its message to the commit."""
+        """Run one attempt of a task that reads messages of a queue and writes them. Return its commit message."""
         self.be(run, partition)
         return self.sink(**options).write(self.rows(partition, begin, end, token))
 
@@ -135,7 +135,7 @@ def test_an_attempt_that_nobody_offers_is_never_visible_and_is_swept(rig: Rig) -
     rig.sink().commit(messages, 0)
     assert staged(rig.path) == 0
     rig.judge(drained=False)
-    # It is offered after all, in a commit of its own.
+    # The failed attempt is offered after all, in a separate commit.
     rig.sink().commit([failed], 0)
     assert rig.count() == 20
     rig.judge(drained=False)
@@ -165,7 +165,7 @@ def test_a_write_that_ends_after_the_abort_is_never_visible(known: tuple[int, ..
     rig.sink().commit([rig.attempt(run(0, "r2"), partition, 0, 20) for partition in (0, 1)], 0)
     assert staged(rig.path) == 0
     rig.judge()
-    # An attempt that the abort did not know is offered late.
+    # An attempt that the abort did not know about is offered late.
     rig.sink().commit([late], 0)
     rig.judge()
 
@@ -236,7 +236,7 @@ def test_a_task_of_an_earlier_run_reads_nothing_once_another_query_has_the_queue
 
 
 def test_a_commit_that_is_refused_for_its_keys_is_aborted_without_a_trace(rig: Rig) -> None:
-    # Two tasks with one key: the second reads the same queue, as task 1 of the same run.
+    # Two tasks write the same key: the second attempt reads the same queue, but is relabelled as partition 1 of the run.
     messages = [rig.attempt(run(0), 0, 0, 10), rig.attempt(run(0), 0, 10, 20)]
     receipt = messages[1].receipt
     messages[1].receipt = replace(receipt, partition=1)
@@ -272,9 +272,9 @@ def test_an_old_checkpoint_that_batches_otherwise_publishes_nothing_twice(rig: R
 
     commit(0, "r1", first=(0, 10), second=(0, 10))
     commit(1, "r1", first=(10, 11), second=(10, 20))
-    # A copy of the checkpoint after batch 0, with a limit of one message: its batch 1 is a part of the published one ...
+    # A copy of the checkpoint after batch 0, with a limit of one message: its batch 1 is part of the published batch 1 ...
     commit(1, "r2", first=(10, 11))
-    # ... and the other part comes in a batch that was never published.
+    # ... and the other part is now in batch 2, which was never published.
     with pytest.raises(SinkError, match=r"REPLAY_DIFFERS.* but batch 1 has already published 10 to 19"):
         commit(2, "r2", second=(10, 11))
     rig.judge(drained=False)

@@ -1,4 +1,4 @@
-"""Where a query continues when its checkpoint or its group's offsets are new, old or deleted, or when queues were added."""
+"""Where a query resumes when its checkpoint or its group's offsets are new, old or deleted, or when queues were added."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_checkpoint_and_group_that_are_both_gone_begin_as_a_new_group_does(world
     world.produce(10)
     world.run()
     assert world.group_at() == at(world, 50)
-    # Messages that arrived before the new group began are not its own.
+    # The new group does not read messages that arrived before it began.
     lost = [{"event": "loss", "queue": str(queue), "begin": 20, "end": 40} for queue in world.queues]
     world.judge(*lost)
 

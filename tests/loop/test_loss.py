@@ -1,4 +1,4 @@
-"""Messages that are lost before they are read: a named error with the range, or, if accepted, a warning with the count."""
+"""Messages lost before they are read: an error that names the range or, if the loss is accepted, a warning with the count."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def trim(world: LoopWorld, before: int) -> None:
 
 
 def fill(world: LoopWorld) -> None:
-    """Produce chunks that retention can delete one by one: they end at 100, 140 and 150."""
+    """Produce three chunks, which end at offsets 100, 140 and 150, so that retention can delete them one by one."""
     for rows in (100, 40, 10):
         world.produce(rows)
 
@@ -41,7 +41,7 @@ def lost(world: LoopWorld, begin: int, end: int) -> list[dict[str, Any]]:
 
 
 def sent_before(world: LoopWorld, end: int) -> list[dict[str, Any]]:
-    """The sends of messages below ``end``, which ``produce`` wrote and retention has deleted since."""
+    """Return send events for messages below ``end``, which ``produce`` wrote and retention has since deleted."""
     return [
         {"event": "send", "queue": str(queue), "offset": place, "key": f"{queue.queue_id}-{place % 7}", "id": f"{queue}:{place}",
          "outcome": "ok"}
@@ -59,7 +59,7 @@ def test_messages_that_age_out_between_planning_and_reading(accept: bool, world:
         text = world.fail(query)
         assert "[ORDEREDMQ_DATA_LOSS.AGED_OUT] messages 0 to 99 (100) of queue in/embedded/" in text
         assert world.count() == 0
-        # The same batch again, with the loss accepted.
+        # Run the same batch again, with the loss accepted.
         query = world.start(source=ACCEPT)
     query.process_all_available().stop()
     assert world.count() == 150
@@ -138,12 +138,12 @@ def test_a_store_that_was_replaced_by_an_older_copy_fails_by_name(world: LoopWor
 
 
 def overtaken(rig: LoopRig) -> None:
-    """A query has copied 10 messages of topic in; retention deletes the 20 that come next; then 5 more come."""
+    """Copy 10 messages of topic ``in``, let retention delete them and the 20 that follow, then add 5 more."""
     rig.topic("in", 1, rows=10)
     rig.copied()
     rig.fill("in", 20, first=10)
     gone = rig.broker.admin.trim("in", {rig.broker.log.queues("in")[0]: 30})
-    assert sum(gone.values()) == 30, "the test needs something to be lost"
+    assert sum(gone.values()) == 30, "the test needs messages that are lost"
     rig.fill("in", 5, first=30)
 
 
@@ -226,7 +226,7 @@ def test_a_group_whose_offsets_are_gone_goes_on_at_the_checkpoint(rig: LoopRig) 
     rig.copied()
     rig.fill("in", 4, first=20)
     store = rig.broker.admin
-    # Delete the group's records, as if it had never existed.
+    # Delete the group's records, as if the group had never existed.
     with store._write() as txn:  # type: ignore[attr-defined]
         for database in ("groups", "locks"):
             for key in [key for key, _ in txn.scan(database)]:

@@ -1,4 +1,4 @@
-"""``consume_orderly`` in a query: statuses, retries and a range's end, as in RocketMQ's orderly listener."""
+"""``consume_orderly`` in a query: statuses, retries and the end of a range, as in RocketMQ's orderly listener."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_none_counts_as_suspend_and_the_batch_is_retried_as_a_whole(rig: LoopRig
     path = str(rig.folder / "heard")
 
     def answer(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus | None:
-        # Counted as in RocketMQ's orderly consumer, also for a message that was stored with a count.
+        # Retries are counted as in RocketMQ's orderly consumer, even for a message that was stored with a count.
         given_back = Path(path).read_text().count("\n") - 1
         assert [message.reconsume_times for message in messages] == [given_back % 3] * 2
         return SUCCESS if given_back > 1 else None

@@ -1,4 +1,4 @@
-"""A query that ends between any two steps of Spark resumes where it was, without loss or repeat."""
+"""A query that ends between any two of Spark's steps resumes where it stopped, without loss or repeats."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_a_query_that_ends_between_two_steps_goes_on_without_loss_or_repeat(
     else:
         query.stop()
     if (point, batch, killed) == ("planned", "first", False):
-        # The offset that names the owner is not in the checkpoint yet. To the next run, the locks belong to another query, which has
-        # stopped with a batch planned.
+        # The offset that names the owner is not in the checkpoint yet. The next run therefore takes the locks for those of another
+        # query, which stopped after planning a batch.
         world.outlast(20, world.held()[0].owner)
     world.produce(10)
-    # A batch that was logged has its end; a batch that was not logged is planned with more messages.
+    # A batch that was logged keeps its end; a batch that was not logged is planned again and includes more messages.
     world.run(source={"maxOffsetsPerTrigger": 25})
     assert world.count() == 60
     world.judge()

@@ -1,4 +1,4 @@
-"""Queries that share a group's queues, step by step: who is refused, and where each one reads on."""
+"""Queries that share a group's queues, step by step: which are refused, and where each one resumes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def start(rig: LoopRig, name: str, **options: Any) -> MicroBatchLoop:
 
 
 def divide(rig: LoopRig, expected: list[int], *queries: MicroBatchLoop) -> None:
-    """Trigger the queries in turn until they have divided the queues like this."""
+    """Trigger the queries in turn until each owns the expected number of queues."""
     until(lambda: all(query.process_all_available() for query in queries) and shares(rig) == expected)
 
 
 def fill(rig: LoopRig, first: int, last: int, *queries: MicroBatchLoop, since: int = 0) -> None:
-    """Add messages, and trigger the queries in turn until all are copied."""
+    """Add messages and trigger the queries in turn until all messages are copied."""
     rig.fill("in", last - first, first=first)
     everything = list(range(since, last))
     until(lambda: all(query.process_all_available() for query in queries) and numbers(rig.bodies("out")) == everything)

@@ -1,4 +1,4 @@
-"""The queues that rows go to, and the rows and options that the sink refuses, in ``df.write`` and in a stream."""
+"""Which queues rows go to, and which rows and options the sink refuses, in ``df.write`` and in a stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUT = {"topic": "out"}
 
 
 def one(body: Any = b"x", sharding_key: Any = "k", **more: Any) -> pa.RecordBatch:
-    """A row with these columns; None: without the column."""
+    """Return one row with these columns. A column whose value is None is left out."""
     given = {"body": body, "sharding_key": sharding_key, **more}
     columns = {name: value for name, value in given.items() if value is not None}
     return pa.record_batch(
@@ -116,7 +116,7 @@ def test_the_row_that_the_bad_ones_vary_is_written(rig: LoopRig, body: Any) -> N
 
 
 def many(count: int, **columns: Callable[[int], Any]) -> pa.RecordBatch:
-    """Rows whose body is their number, with a column for each function of it."""
+    """Return rows whose body is the row number, with a column for each given function of that number."""
     body = pa.array([str(number) for number in range(count)])
     return pa.record_batch({"body": body} | {name: [value(n) for n in range(count)] for name, value in columns.items()})
 
@@ -141,7 +141,7 @@ def test_rows_without_a_key_go_round_if_the_user_says_that_they_have_none(rig: L
     rig.topic("out", 4)
     with pytest.raises(SchemaError, match=r"SCHEMA.MISSING_COLUMN.*'sharding_key', only body.*set shardingKey=none"):
         rig.save(OUT, many(100))
-    # With shardingKey=none rows go round-robin, and a column sharding_key is ignored.
+    # With shardingKey=none rows are distributed round-robin, and a column sharding_key is ignored.
     keyless = {**OUT, "shardingKey": "none"}
     rig.save(keyless, many(100))
     assert {number: len(bodies) for number, bodies in rig.bodies("out").items()} == dict.fromkeys(range(4), 25)

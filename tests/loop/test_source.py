@@ -1,4 +1,4 @@
-"""What a streaming source plans: where reading begins, how much a batch takes, and refused options."""
+"""What a streaming source plans: where reading begins and how much a batch reads. Also the options that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A query that is asked to stop gives its queues back between two micro-batches, with everything committed that Spark has committed."""
+"""A query that is asked to stop releases its queues between two micro-batches, after committing everything that Spark has committed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def queues(rig: LoopRig) -> list[MessageQueue]:
 
 @pytest.fixture
 def request_to(rig: LoopRig) -> Iterator[Any]:
-    """Returns the request to the query of a checkpoint that has logged a batch."""
+    """A function that requests the stop of a checkpoint's query. The checkpoint must have logged a batch."""
     made: list[StopRequest] = []
 
     def request(checkpoint: str = "ck") -> StopRequest:
@@ -57,7 +57,7 @@ def test_the_batch_in_flight_is_finished_and_no_other_is_planned(
     assert len(held(rig)) == 2
     assert query.advance("committed") == "committed"
     assert not request.answered
-    # There are more messages.
+    # There are more messages, but no batch is planned.
     assert query.advance() == "idle"
     assert query.advance() == "idle"
     assert request.answered
@@ -65,11 +65,11 @@ def test_the_batch_in_flight_is_finished_and_no_other_is_planned(
     assert rig.broker.groups.members("g") == []
     assert sum(rig.broker.groups.offsets("g", queues).values()) == sum(query.rows) == 4
     query.stop()
-    # The next owner continues there at once.
+    # The next owner resumes there immediately.
     other = rig.start({**SOURCE, "lockTimeout": "0"}, None, "other", available_now=True)
     other.process_all_available()
     assert sum(other.rows) == 6
-    # And so does the query itself, which has had another owner's offsets in between.
+    # The query itself then resumes after the other owner, whose offsets are newer than its checkpoint.
     rig.fill("in", 3)
     again = start(rig, lockTimeout="0")
     again.advance("idle")

@@ -1,4 +1,4 @@
-"""A store that is replaced, moved or deleted under an idle query: its source fails at the next trigger, with a named error."""
+"""A store is replaced, moved or deleted under an idle query: its source fails at the next trigger, with a named error."""
 
 from __future__ import annotations
 
