@@ -182,7 +182,7 @@ class Storm:
         if not self._paused:
             self._tend()
 
-    # -- faults: each method causes one and returns a function that ends it ----------------------------------------------------------
+    # -- faults: each method causes one and returns a function that ends it -------------------------------------------------------
 
     def _restart_later(self, server: Any) -> End:
         server.kill()

@@ -100,7 +100,7 @@ class ReplicatedCluster:
         for server in self.servers:
             server.kill()
 
-    # -- actions of an administrator, sent to the servers without the client that is tested -------------------------------------------
+    # -- actions of an administrator, sent to the servers without the client that is tested ---------------------------------------
 
     def topic(self, name: str, queues: int, *, ordered: bool = False) -> None:
         """Create a topic at both masters, with or without an order configuration."""

@@ -208,7 +208,7 @@ def test_a_group_under_access_control(guarded: Cluster) -> None:
 
 
 class Role(NamedTuple):
-    """``rows``: how the role's rows in the table begin. ``act`` gets a unique name, which replaces ``name`` in the table's rights."""
+    """``rows``: how the role's rows in the table begin. ``act`` gets a unique name, which replaces ``name`` in the rights."""
 
     rows: tuple[str, ...]
     act: Callable[[Place, Credentials, str], object]
@@ -698,7 +698,7 @@ def test_a_group_whose_deletion_is_refused_keeps_what_is_parked(guarded: Cluster
 def test_queries_of_an_account_that_may_do_what_they_need(
     guarded: Cluster, accounts: Accounts, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A query from source to sink, and a listener that writes a dead letter. Without a right they fail and name all missing rights."""
+    """A query from source to sink, and a listener that writes a dead letter. Their errors name all missing rights."""
     every = rights(guarded.version, "source of", "`consume_orderly`", "sink to `invoices`, `sinkGroup")
 
     def options(account: Credentials) -> dict[str, str]:

@@ -79,7 +79,7 @@ class Rig:
         return Driver(self.folder / f"driver-{time.monotonic_ns()}")
 
     def _produce(self) -> None:
-        """Send messages of seven keys to each queue. If an answer is lost, the message may be stored, so only the topic's content counts."""
+        """Send messages of seven keys to each queue. If an answer is lost, the message may be stored, so the topic's content counts."""
         number = 0
         while not self._enough.wait(PAUSE):
             numbers = range(number, number + ROW)

@@ -1,7 +1,7 @@
 """The brokers that the contract suite tests against the protocols of orderedmq/broker.py.
 
-A new kind of broker needs an entry in KINDS and a Place, which makes connections to one broker and has a clock that tests move
-and a list of the features that it lacks by nature.
+A new kind of broker needs an entry in KINDS and a Place. A Place makes connections to one broker, and has a clock that tests move
+and a list of the features that the broker lacks by nature.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.jars import jars_required
 
 
 class EmbeddedPlace:
-    """A store in a directory, which must be consistent after each test."""
+    """A store in a directory. Closing it checks that the store is consistent."""
 
     def __init__(self, folder: Path) -> None:
         self.lacks: Mapping[str, str] = {}
@@ -48,7 +48,7 @@ class EmbeddedPlace:
         )
 
     def ended(self, client: ClientIdentity, group: str) -> None:
-        """Do nothing: every client sees that the process is dead."""
+        """Do nothing, because every client sees that the process is dead."""
 
     def close(self) -> None:
         for broker in self._connections:
@@ -58,24 +58,24 @@ class EmbeddedPlace:
 
 
 ROOT = Path(__file__).parents[2]
-#: Seconds. The first test's time includes the fetch of the jars and the boot of the servers.
+#: Seconds. The first test's time includes the download of the jars and the start of the servers.
 _SERVERS_TIMEOUT = 900
 _ROCKETMQ = "rocketmq-"
-#: The embedded broker as it is, and with all payloads in segment files, also small ones.
+#: The embedded broker with its default settings, and with all payloads in segment files, however small they are.
 _EMBEDDED, _SEGMENTS = "embedded", "embedded-segments"
 KINDS = (_EMBEDDED, _SEGMENTS, *(_ROCKETMQ + version for version in VERSIONS))
-#: The release of the fast tier is the newest one, because users grow towards it. All of tests/rocketmq runs over an older one.
+#: The fast tier tests the newest release, because users move towards it. Most of tests/rocketmq uses an older one.
 _USUAL = VERSIONS[-1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "needs(*features): skipped for kinds of brokers that lack one of these; see support.needs"
+        "markers", "needs(*features): skipped for kinds of brokers that lack one of these features; see support.needs"
     )
 
 
 def _version(item: pytest.Item) -> str | None:
-    """The version of the servers that a test needs, if it needs any."""
+    """Return the version of the servers that a test needs, or None if it needs none."""
     kind = item.callspec.params.get("kind", "") if hasattr(item, "callspec") else ""
     return kind.removeprefix(_ROCKETMQ) if isinstance(kind, str) and kind.startswith(_ROCKETMQ) else None
 
@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="package", params=KINDS)
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The kind of broker. pytest sorts the tests by it, so that each version's servers boot once and stop after the last of them."""
+    """The kind of broker. pytest sorts the tests by kind, so that each version's servers start once and stop early."""
     if request.param == _EMBEDDED:
         yield request.param
         return
@@ -113,13 +113,13 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def broker_factory(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Place]]:
-    """A function that returns a new, empty place at each call (of a cluster there is only one)."""
+    """A function that returns an empty place. Embedded places are new at each call; over RocketMQ they share the one cluster."""
     made: list[Place] = []
     cannot = {} if kind in (_EMBEDDED, _SEGMENTS) else lacks(kind.removeprefix(_ROCKETMQ))
     for marker in request.node.iter_markers("needs"):
         for feature in marker.args:
             if feature in cannot:
-                pytest.skip(f"{kind} has no {feature}: {cannot[feature]}")
+                pytest.skip(f"{kind} lacks {feature!r}: {cannot[feature]}")
 
     def make() -> Place:
         folder = tmp_path / str(len(made))
@@ -140,7 +140,7 @@ def place(broker_factory: Callable[[], Place]) -> Place:
 
 @pytest.fixture
 def broker(place: Place) -> Broker:
-    """A connection to a place with a topic ``orders`` of three queues."""
+    """A connection to a place with a topic ``orders``, which has three queues."""
     broker = place.connect()
     broker.admin.create_topic("orders", 3)
     return broker
@@ -153,7 +153,7 @@ def clock(place: Place) -> FakeClock:
 
 @pytest.fixture
 def token(broker: Broker) -> LockToken:
-    """The lock of the first queue, which has ten messages, in the group ``g``."""
+    """The lock of group ``g`` on the first queue of ``orders``, which has ten messages."""
     queue = queues_of(broker)[0]
     broker.log.append({queue: rows(range(10))})
     [token] = locked(broker, "g", broker.groups.join("me"), [queue])
@@ -173,7 +173,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def start(place: Place) -> Iterator[Callable[[], tuple[subprocess.Popen, ClientIdentity]]]:
-    """A function that starts a process, which is a member of the group ``g`` and owns all queues."""
+    """A function that starts a process that is a member of group ``g`` and owns all queues of ``orders``."""
     started: list[tuple[subprocess.Popen, ClientIdentity]] = []
 
     def make() -> tuple[subprocess.Popen, ClientIdentity]:

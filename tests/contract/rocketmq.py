@@ -1,8 +1,8 @@
 """RocketMQ for the contract suite: a cluster of each release, emptied before each test, and a clock that tests move.
 
-Brokers have their own clocks. So moving the clock makes the clients' grants older, and unlocks, in the owner's name, a lock
-that was not renewed for its life; other clients cannot tell that from expiry. No test waits for a lock, and no lock expires
-because the machine is slow. tests/rocketmq/test_locks.py tests that locks expire by themselves.
+Brokers use their own clocks. To move the clock, the suite therefore makes the clients' grants older and unlocks, under the owner's
+name, each lock that was not renewed for its lifetime. Other clients cannot tell this from expiry. No test waits for a lock, and no
+lock expires because the machine is slow. tests/rocketmq/test_locks.py tests that locks expire by themselves.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from tests.contract.support import FakeClock
 from tests.quick_spark import QUICK_SERVER
 from tests.waits import soon
 
-#: Features that RocketMQ lacks → the reason; see `support.needs`.
+#: Features that RocketMQ lacks, with the reason; see `support.needs`.
 LACKS: Final = {
-    "clock": "locks and messages have the time of the servers' own clocks, which no test sets or hits to the millisecond",
-    "reboot": "servers keep no boot id: their locks are gone when they restart",
-    "trim": "messages are deleted by age, in whole files of all topics together; no request deletes some of one queue",
+    "clock": "locks and messages get their times from the servers' clocks, which tests can neither set nor meet to the millisecond",
+    "reboot": "servers keep no boot id, and their locks are lost when they restart",
+    "trim": "messages are deleted by age, in whole files that hold all topics; no request deletes messages of one queue",
     "topic settings": "retention and compression are settings of the servers, not of a topic",
-    "chunks": "a queue is not kept in chunks, and no request tells how many bytes it has",
-    "empty recreation": "a topic that was empty, deleted and created again has nothing that tells it from the former one",
-    "empty values": "a message's property cannot be there without a value",
-    "owners": "a broker does not say whose a lock is: nobody knows that its owner is dead, and nobody can take it from who is no member",
-    "epochs": "a lock that was given back, or not confirmed for 30 s, proves nothing: brokers cannot say whether another had it since",
-    "lineage": "brokers do not know who had a lock before: each grant begins a tenure",
-    "linger": "a lock that is not given back lives until its time is over; to its owner it is gone",
-    "membership age": "a member lives for as long as its connection, or 120 s without a heartbeat, not for as long as a lock",
-    "unused groups": "a broker keeps a group that once had a member, and all that is known of a group goes when it is deleted",
+    "chunks": "queues have no chunks, and no request returns a queue's size in bytes",
+    "empty recreation": "if an empty topic is deleted and created again, nothing distinguishes it from the former topic",
+    "empty values": "a message's property must have a value",
+    "owners": "brokers do not report who owns a lock, so a dead owner is not noticed and the lock of a non-member cannot be released",
+    "epochs": "brokers do not report whether another client had a lock that was released, or not confirmed for 30 s",
+    "lineage": "brokers do not record earlier owners, so each grant begins a tenure",
+    "linger": "a lock that is not released lives until its time ends, but its former owner no longer counts it as held",
+    "membership age": "a membership lasts as long as its connection, or 120 s without a heartbeat, not as long as a lock",
+    "unused groups": "a broker lists every group that ever had a member, and forgets everything about a group that is deleted",
     "long groups": "a group's name has 120 characters at most",
-    "sizes": "brokers do not tell how many bytes some messages have: what lies behind the first few is an estimate",
+    "sizes": "brokers do not report the size of messages, so sizes beyond the first few messages are estimates",
 }
 
-#: The same, for single versions.
+#: Features that single versions lack in addition.
 LACKS_OF: Final[Mapping[str, Mapping[str, str]]] = {
-    "4.9.7": {"offsets of topics": "before 5.0 a broker keeps the offsets of a topic that is gone, and takes new ones"}
+    "4.9.7": {"offsets of topics": "before 5.0, a broker keeps the offsets of a deleted topic and accepts new ones"}
 }
 
 
 def lacks(version: str) -> Mapping[str, str]:
-    """Features that a version lacks → the reason."""
+    """Return the features that a version lacks, with the reason."""
     return {**LACKS, **LACKS_OF.get(version, {})}
 
 
 class Granted(HeldLocks):
-    """The grants of a connection's clients, including those that the clients forgot and the broker did not."""
+    """The grants of a connection's clients, including grants that the clients forgot while the broker still has them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Granted(HeldLocks):
 
 @dataclass
 class LockClock(FakeClock):
-    """A clock that moves only the time of a cluster's locks. Servers use their own time, so other times are approximate."""
+    """A clock that moves only the age of a cluster's locks. Servers use their own clocks, so other times are approximate."""
 
     address: str = ""
     granted: list[Granted] = field(default_factory=list, repr=False)
@@ -83,11 +83,11 @@ class LockClock(FakeClock):
             held.confirmed -= seconds
             held.fence_read -= seconds
         self.end(LOCK_LIFE)
-        # Messages written before and after get different times.
+        # Messages written before and after this call must get different times.
         time.sleep(0.002)
 
     def end(self, age: float) -> None:
-        """End the locks that were not renewed for ``age``."""
+        """Unlock every lock that was not renewed for ``age`` seconds."""
         newest: dict[tuple[str, str, MessageQueue], float] = {}
         for held in self._held():
             lock = held.token.group, held.name, held.token.queue
@@ -106,7 +106,7 @@ class LockClock(FakeClock):
 
 
 def _unlock(client: Client, locks: Mapping[tuple[str, str], list[MessageQueue]]) -> None:
-    """Unlock at every broker, in the owners' names."""
+    """Unlock at every broker, under the owners' names."""
     deadline = soon()
     for broker in client.cluster(deadline).brokers.values():
         for (group, name), queues in locks.items():
@@ -114,13 +114,13 @@ def _unlock(client: Client, locks: Mapping[tuple[str, str], list[MessageQueue]])
 
 
 class Servers:
-    """The cluster whose turn it is."""
+    """The cluster of the version that is being tested."""
 
     def __init__(self) -> None:
         self._running: Cluster | None = None
 
     def start(self, folder: Path, version: str) -> None:
-        """Boot a cluster of a version. Raises ServersError if its jars cannot be fetched."""
+        """Start a cluster of a version. Raises ServersError if its jars cannot be downloaded."""
         self._running = Cluster(folder, version, jvm=QUICK_SERVER)
         self._running.start()
 
@@ -137,7 +137,7 @@ servers: Final = Servers()
 
 
 class RocketMQPlace:
-    """A cluster of one version, emptied of users' topics and groups."""
+    """A cluster of one version, which is emptied of users' topics and groups first."""
 
     def __init__(self, version: str) -> None:
         self.lacks: Mapping[str, str] = lacks(version)
@@ -152,7 +152,7 @@ class RocketMQPlace:
         broker = RocketMQBroker(self._cluster.address)
         self._clock.granted.append(Granted())
         broker.groups._held_locks = self._clock.granted[-1]
-        # Tests look at once at what others did, so nothing is cached; tests/rocketmq/test_groups.py tests the cache.
+        # Tests look immediately at changes by other clients, so nothing is cached; tests/rocketmq/test_groups.py tests the cache.
         broker.groups.fence_age = 0.0
         self._connections.append(broker)
         return broker
@@ -173,14 +173,14 @@ class RocketMQPlace:
 
 def _empty(client: Client) -> None:
     """Delete every topic and group except the servers' own."""
-    # The leftovers of a failed test end with the life of a lock.
+    # Allow for locks that a failed test left, which expire after their lifetime.
     deadline = soon(LOCK_LIFE + 30)
     cluster = client.cluster(deadline)
     names = client.topics(deadline)
     topics = {*user_topics(names, cluster), *(name for name in names if name.startswith("%RETRY%"))}
     for broker in cluster.brokers.values():
         master = str(broker.master)
-        # A lock that was left behind outlives its group and its topic.
+        # A lock that was not released outlives its group and its topic.
         queues = [MessageQueue(topic, broker.name, number) for topic in {*topics, "orders"} for number in range(8)]
         for group in {*client.call_address(master, admin_requests.groups(), deadline), "g", "h"}:
             while len(client.call_address(master, group_requests.lock(group, "cleaner", queues), deadline)) < len(queues):

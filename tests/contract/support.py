@@ -1,4 +1,4 @@
-"""Helpers of the contract's tests: queues, rows, and the assertion of a refusal. All are independent of the kind of broker."""
+"""Helpers of the contract's tests: queues, rows, and assertions of refusals. They are independent of the kind of broker."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from orderedmq.ownership.membership import Subscription
 from tests.waits import until
 
 SECOND = 1_000_000
-BIG = 9000  # rows: a chunk of its own, more than merging lets a tail chunk grow to
+BIG = 9000  # rows: enough to stay in a separate chunk, because merging never produces a chunk of this size
 EVERYTHING = 1 << 40
 
 
 @dataclass
 class FakeClock:
-    """A machine's clocks, which tests move. ``seconds`` since boot, ``micros`` since the epoch."""
+    """A machine's clocks, which tests move. ``seconds`` since boot, ``micros`` since the Unix epoch."""
 
     seconds: float = 1000.0
     micros: int = 1_700_000_000_000_000
@@ -51,12 +51,12 @@ class Place(Protocol):
     """One broker, to which a test makes any number of connections."""
 
     clock: FakeClock
-    #: Features that this kind of broker lacks → the reason; see `needs`.
+    #: Features that this kind of broker lacks, with the reason; see `needs`.
     lacks: Mapping[str, str]
 
     def connect(self) -> Broker: ...
     def connecting(self) -> str:
-        """Code with which another process makes a connection ``broker`` whose clock shows this place's current time."""
+        """Return code with which another process opens a connection ``broker`` whose clock shows this place's current time."""
         ...
 
     def ended(self, client: ClientIdentity, group: str) -> None:
@@ -69,9 +69,9 @@ class Place(Protocol):
 
 
 def needs(*features: str) -> pytest.MarkDecorator:
-    """Mark a test that needs these features. It is skipped for kinds of brokers that lack one by nature, with the reason.
+    """Mark a test that needs these features. It is skipped, with the reason, for kinds of brokers that lack one by nature.
 
-    The features are keys of a kind's ``lacks``. For a feature in `Capabilities`, tests ask those instead.
+    The features are keys of a kind's ``lacks``. For a feature in `Capabilities`, tests check the capability instead.
     """
     return pytest.mark.needs(*features)
 
@@ -81,7 +81,7 @@ def queues_of(broker: Broker, topic: str = "orders") -> list[MessageQueue]:
 
 
 def rows(values: Sequence[Any], **columns: Any) -> pa.RecordBatch:
-    """Messages with these bodies (numbers and text become bytes) and columns."""
+    """Return messages with these columns. Bodies that are numbers or text are converted to bytes."""
     bodies = [value if isinstance(value, bytes) else str(value).encode() for value in values]
     arrays: dict[str, pa.Array] = {"body": pa.array(bodies, pa.binary())}
     for name, column in columns.items():
@@ -98,7 +98,7 @@ def pull(
 def read(
     broker: Broker, queue: MessageQueue, offset: int | None = None, columns: tuple[str, ...] = ("queue_offset", "body")
 ) -> list:
-    """All messages from ``offset`` (default: the first that is there), as rows of Python values."""
+    """Return all messages from ``offset`` (default: the first existing one) as rows of Python values."""
     bounds = broker.log.bounds([queue])[queue]
     at = bounds.min_offset if offset is None else offset
     out: list = []
@@ -111,7 +111,7 @@ def read(
 
 
 def users_properties(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without the properties that a broker adds; a row with only those has no properties (None)."""
+    """Return the rows without properties that a broker adds. If a row has no other properties, its properties are None."""
     out = []
     for row in found:
         pairs = [(name, value) for name, value in row["properties"] or () if name not in RESERVED_PROPERTIES]
@@ -125,7 +125,7 @@ def bodies(broker: Broker, queue: MessageQueue, offset: int | None = None) -> li
 
 @contextlib.contextmanager
 def refused(condition: str, *words: object) -> Iterator[None]:
-    """Assert that the body is refused under ``condition``, with a message of one line that has these words."""
+    """Assert that the code in the block is refused under ``condition``, with a message of one line that contains these words."""
     with pytest.raises(OrderedMQError) as caught:
         yield
     assert caught.value.condition == f"ORDEREDMQ_{condition}", str(caught.value)
@@ -135,7 +135,7 @@ def refused(condition: str, *words: object) -> Iterator[None]:
 
 
 def locked(broker: Broker, group: str, client: ClientIdentity, queues: Sequence[MessageQueue]) -> list[LockToken]:
-    """Lock all of these queues, assert that none is refused, and return the tokens in order."""
+    """Lock all of these queues, assert that none is refused, and return the tokens in the order of the queues."""
     out = broker.groups.lock(group, client, queues)
     tokens = [out[queue] for queue in queues]
     assert all(isinstance(one, LockToken) for one in tokens), out
@@ -143,7 +143,7 @@ def locked(broker: Broker, group: str, client: ClientIdentity, queues: Sequence[
 
 
 def state(broker: Broker, topics: Sequence[str]) -> Mapping[str, Any]:
-    """Everything that a reader can see, to assert that a refusal changed nothing."""
+    """Return everything that a reader can see, so that a test can assert that a refusal changed nothing."""
     out: dict[str, Any] = {"topics": broker.log.topics(), "groups": broker.admin.groups()}
     for topic in topics:
         for queue in broker.log.queues(topic):
@@ -179,9 +179,9 @@ def joined(broker: Broker, client: ClientIdentity, group: str = "g") -> int:
 
 
 def gone(broker: Broker, kind: str, client: ClientIdentity, group: str = "g") -> None:
-    """Wait until a killed client is no member: at once in a store, at the end of its connection over RocketMQ."""
+    """Wait until a killed client is no longer a member. A store notices immediately; RocketMQ, when the connection ends."""
     timeout = 60.0 if kind.startswith("rocketmq") else 0.0
-    until(lambda: client.client_id not in ids(broker, group), f"{client.client_id} is no member", timeout)
+    until(lambda: client.client_id not in ids(broker, group), f"{client.client_id} is no longer a member", timeout)
 
 
 def kill(process: subprocess.Popen) -> None:

@@ -1,4 +1,4 @@
-"""The Admin protocol: topics, retention, trimming, names."""
+"""The Admin protocol: topics, retention, trimming and names."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_settings_that_make_no_sense_are_refused(broker: Broker, settings_, word
 
 
 def test_a_type_of_messages_is_made_or_refused(broker: Broker):
-    """An embedded broker has none, and over RocketMQ not every word is one."""
+    """An embedded broker supports no message types, and RocketMQ does not accept every word as a type."""
     with refused("OPTION.UNSUPPORTED" if broker.capabilities.fenced else "OPTION.INVALID", "'t'", "Fifo"):
         broker.admin.create_topic("t", 1, message_type="Fifo")
     assert [topic.name for topic in broker.log.topics()] == ["orders"]
@@ -202,16 +202,16 @@ def test_retention_by_age_deletes_no_sooner_where_the_wall_clock_is_set(broker: 
     assert write_and_look() == 0
     clock.pass_(600)
     clock.micros += hour
-    assert write_and_look() == 0, "ten minutes old"
+    assert write_and_look() == 0, "the first messages are ten minutes old and must stay"
     assert broker.admin.trim("t") == {}
     clock.pass_(600)
     clock.micros -= hour
-    assert write_and_look() == 0, "twenty minutes old"
+    assert write_and_look() == 0, "the first messages are twenty minutes old and must stay"
     clock.micros += 24 * hour
     clock.pass_(601)
-    assert write_and_look() == BIG, "by then the first messages are thirty minutes old"
+    assert write_and_look() == BIG, "the first messages are thirty minutes old and must be deleted"
     clock.pass_(1801)
-    assert broker.admin.trim("t") == {queue: 3 * BIG}, "a step that is longer ago than the retention changes no age"
+    assert broker.admin.trim("t") == {queue: 3 * BIG}, "a clock change longer ago than the retention must not change ages"
     times = [
         row["store_timestamp"] for row in broker.log.pull(queue, 4 * BIG, 10, EVERYTHING, ("store_timestamp",)).to_pylist()
     ]
@@ -244,7 +244,7 @@ def test_a_missing_topic_is_not_altered(broker: Broker):
 
 @needs("topic settings")
 def test_retention_by_size_keeps_at_least_what_it_says_and_not_a_chunk_more(broker: Broker):
-    """Without compression. Messages of the last append are never deleted, however large."""
+    """Without compression, so that sizes are predictable. The last append is never deleted, however large it is."""
     broker.admin.create_topic("t", 1, retention_bytes=300_000, compression="none")
     queue = queues_of(broker, "t")[0]
     for _ in range(10):
@@ -293,7 +293,7 @@ def test_publishing_applies_retention_too(broker: Broker, clock: FakeClock):
 
 def test_how_long_messages_are_kept_is_told_where_it_is_known(place: Place, broker: Broker):
     if "topic settings" in place.lacks:
-        # What the servers do by default.
+        # The servers' default.
         assert broker.admin.kept_for(["orders"]) == {"orders": 72 * 3600}
         return
     broker.admin.create_topic("short", 1, retention_seconds=90.5)

@@ -42,7 +42,7 @@ def test_the_first_dead_letter_makes_its_groups_topic_of_one_queue(broker: Broke
     topic = broker.log.topic("%DLQ%g")
     assert (topic.queues, topic.retention_seconds, topic.retention_bytes) == (1, None, None)
     assert aside(broker) == ["body 3", "body 4"]
-    assert len(bodies(broker, token.queue)) == 10, "what is put aside stays where it was as well"
+    assert len(bodies(broker, token.queue)) == 10, "a message with a dead letter also stays in its queue"
     assert broker.groups.offsets("g", [token.queue]) == {}
 
 
@@ -83,7 +83,7 @@ def test_a_retention_of_the_dead_letters_counts_from_the_next_letter(broker: Bro
     assert broker.groups.dead_letter(token, letters([BIG]), [BIG]) == 1
     [at] = broker.log.bounds(broker.log.queues("%DLQ%g")).values()
     assert at == QueueBounds(BIG, BIG + 1)
-    assert broker.groups.dead_letter(token, letters([0]), [0]) == 0, "it was put aside, and its letter is too old"
+    assert broker.groups.dead_letter(token, letters([0]), [0]) == 0, "message 0 has a letter, although retention deleted it"
 
 
 def test_a_letter_is_known_by_group_queue_and_offset(broker: Broker, token: LockToken):
@@ -98,7 +98,7 @@ def test_a_letter_is_known_by_group_queue_and_offset(broker: Broker, token: Lock
 
 @needs("empty values")
 def test_a_letter_comes_back_with_all_its_columns_and_where_it_is_from(broker: Broker, token: LockToken):
-    """Also with RocketMQ's properties for dead letters, which no other producer may set."""
+    """This includes RocketMQ's properties for dead letters, which no other producer may set."""
     properties = [
         {"own": "x", "REAL_TOPIC": "orders", "REAL_QID": "0", "ORIGIN_MESSAGE_ID": "ABC", "RECONSUME_TIME": "16"},
         {"ORDEREDMQ_ERROR": "ä\u202e " * 100},
@@ -137,7 +137,7 @@ def test_letters_that_are_no_messages_are_refused_whole(broker: Broker, token: L
 @pytest.mark.parametrize("repeat", [False, True])
 def test_a_stale_token_puts_nothing_aside(broker: Broker, clock: FakeClock, token: LockToken, repeat: bool):
     if not broker.capabilities.fenced:
-        pytest.skip("this kind of broker does not fence")
+        pytest.skip("this kind of broker does not check epochs")
     if repeat:
         broker.groups.dead_letter(token, letters([3]), [3])
     clock.pass_(61)
@@ -169,7 +169,7 @@ def test_a_dead_letter_topic_that_is_deleted_takes_what_was_known_with_it(place:
     assert aside(broker) == ["body 3"]
     if "empty recreation" not in place.lacks:
         assert broker.log.topic("%DLQ%g").incarnation != incarnation
-    assert broker.groups.dead_letter(other, letters([3]), [3]) == 0, "that is another group's"
+    assert broker.groups.dead_letter(other, letters([3]), [3]) == 0, "this letter belongs to another group and must stay"
 
 
 @needs("empty recreation")
@@ -189,7 +189,7 @@ def test_a_source_topic_that_is_deleted_takes_what_was_known_of_it_and_leaves_th
 
 
 def told(queue: MessageQueue, offsets: Sequence[int]) -> pa.RecordBatch:
-    """Letters that say where they are from, as those of listeners do."""
+    """Return letters with properties that name their origin, as listeners write them."""
     origins = [
         dead_letter_properties(queue, offset, message_id="", reconsume_times=3, error="bad", properties={})
         for offset in offsets
@@ -203,7 +203,7 @@ def known(broker: Broker, token: LockToken, *spans: tuple[int, int]) -> list[int
 
 @pytest.mark.holds("final dead letter")
 def test_who_repeats_a_range_finds_which_of_its_messages_have_letters(place: Place, broker: Broker, token: LockToken):
-    assert known(broker, token) == [], "nothing has a dead letter yet, and there is no topic"
+    assert known(broker, token) == [], "no message has a dead letter yet, and the topic does not exist"
     broker.groups.dead_letter(token, told(token.queue, [3, 4, 7]), [3, 4, 7])
     for one in (broker, place.connect()):
         assert known(one, token) == [3, 4, 7]
@@ -213,7 +213,7 @@ def test_who_repeats_a_range_finds_which_of_its_messages_have_letters(place: Pla
     other = place.connect()
     assert known(other, token) == [3, 4, 7]
     broker.groups.dead_letter(token, told(token.queue, [5]), [5])
-    assert known(other, token) == [3, 4, 5, 7], "also what came since it looked last"
+    assert known(other, token) == [3, 4, 5, 7], "letters written since the last call must be included"
     assert [topic.name for topic in broker.log.topics()] == ["%DLQ%g", "orders"]
 
 
@@ -236,7 +236,7 @@ def test_letters_of_a_topic_that_was_deleted_are_not_found(broker: Broker, token
 
 @pytest.mark.holds("final dead letter")
 def test_after_a_seek_messages_have_no_letters_and_may_get_others(broker: Broker, token: LockToken):
-    """Who seeks back wants the listener to have them again. The letters stay in their topic."""
+    """A user who seeks back wants the listener to receive the messages again. The letters stay in their topic."""
     first, second = queues_of(broker)[:2]
     [other] = locked(broker, "g", broker.groups.join("other"), [second])
     for one in (token, other):
@@ -244,7 +244,7 @@ def test_after_a_seek_messages_have_no_letters_and_may_get_others(broker: Broker
     broker.groups.unlock([token])
     broker.admin.seek("g", {first: 2}, force=True)
     [token] = locked(broker, "g", broker.groups.join("again"), [first])
-    assert (known(broker, token), known(broker, other)) == ([], [3]), "the other queue was not sought"
+    assert (known(broker, token), known(broker, other)) == ([], [3]), "the seek must not affect the other queue"
     assert broker.groups.dead_letter(token, told(first, [3]), [3]) == 1
     assert known(broker, token) == [3]
     assert broker.groups.dead_letter(token, told(first, [3]), [3]) == 0
@@ -255,7 +255,7 @@ def test_after_a_seek_messages_have_no_letters_and_may_get_others(broker: Broker
 
 @pytest.mark.holds("quarantine")
 def test_a_message_takes_the_count_of_its_replays_through_the_letters_of_listeners(broker: Broker):
-    """Also where the listener does not read properties: they are read from the queue."""
+    """This also works when the listener does not read properties, because they are then read from the queue."""
     broker.admin.create_topic("poison", 1)
     [queue] = queues_of(broker, "poison")
     [token] = locked(broker, "g", broker.groups.join("me"), [queue])
@@ -303,7 +303,7 @@ def test_dead_letters_can_be_consumed_and_their_group_has_dead_letters_too(broke
 
 @needs("long groups")
 def test_a_group_whose_dead_letter_topic_could_not_be_read_is_refused_before_anything_is_made(broker: Broker):
-    """A group's name may be as long as a topic's, and the name of its dead-letter topic has five more characters."""
+    """A group's name may be as long as a topic's, but the name of its dead-letter topic is five characters longer."""
     queue = queues_of(broker)[0]
     me = broker.groups.join("me")
     [fits, long] = [locked(broker, "x" * length, me, [queue])[0] for length in (LONGEST, LONGEST + 1)]

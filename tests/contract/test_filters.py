@@ -1,4 +1,4 @@
-"""The Log protocol with a filter: a pull returns matching rows, and the offset to resume at behind the others."""
+"""The Log protocol with a filter: a pull returns matching rows, and the offset after the last row that it looked at."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ A = Filter(tags=("a",))
 def matching(
     broker: Broker, queue: MessageQueue, begin: int, end: int, wanted: Filter, columns: tuple[str, ...] = ("queue_offset",)
 ) -> list:
-    """All matching rows of [begin, end), in as many pulls as it takes."""
+    """Return all matching rows of [begin, end), in as many pulls as necessary."""
     out: list = []
     at = begin
     while at < end:
@@ -39,12 +39,12 @@ def test_only_rows_with_one_of_the_tags_come_and_the_others_are_passed_by(broker
     broker.log.append({queue: rows(range(9), tags=tags)})
     assert offsets(broker, queue, 0, 9, A) == [0, 3, 8]
     assert offsets(broker, queue, 0, 9, Filter(tags=("a", "b c"))) == [0, 3, 6, 8]
-    assert offsets(broker, queue, 1, 8, A) == [3], "neither before the range nor behind it"
+    assert offsets(broker, queue, 1, 8, A) == [3], "rows before or after the range must not match"
     assert offsets(broker, queue, 0, 9, Filter(tags=("none of them",))) == []
 
 
 def test_tags_whose_java_hashes_are_the_same_are_told_apart(broker: Broker):
-    """Brokers compare hashes, and "Aa" and "BB" have the same."""
+    """Brokers compare hashes of tags, and "Aa" and "BB" have the same hash."""
     queue = queues_of(broker)[0]
     broker.log.append({queue: rows(range(100), tags=["Aa", "BB"] * 50)})
     assert offsets(broker, queue, 0, 100, Filter(tags=("Aa",))) == list(range(0, 100, 2))
@@ -104,7 +104,7 @@ def test_a_topic_that_is_not_there_is_missed_with_a_filter(broker: Broker):
 
 @pytest.mark.parametrize("share", [0.5, 0.02, 0.0])
 def test_many_messages_with_any_share_of_matches(broker: Broker, share: float):
-    """Including runs of about ten thousand messages without a match, and pulls that return less than was asked for."""
+    """This includes runs of about ten thousand messages without a match, and pulls that return fewer rows than requested."""
     queue = queues_of(broker)[0]
     draw = random.Random(int(share * 100))
     tags = ["a" if draw.random() < share or at == 33_000 else draw.choice(["b", None]) for at in range(40_000)]

@@ -87,7 +87,7 @@ def test_a_lock_is_held_at_sixty_seconds_and_taken_over_after(broker: Broker, cl
     clock.pass_(LOCK_LIFE)
     assert isinstance(broker.groups.lock("g", them, [queue])[queue], Refusal)
     clock.pass_(0.001)
-    assert broker.groups.check(token), "nobody took it"
+    assert broker.groups.check(token), "an expired lock is valid until another client takes it"
     locked(broker, "g", them, [queue])
     assert not broker.groups.check(token)
 
@@ -109,7 +109,7 @@ def test_renewals_keep_a_lock_for_as_long_as_they_come(place: Place, broker: Bro
     [token] = locked(broker, "g", broker.groups.join("me"), [queue])
     them = broker.groups.join("them")
     for _ in range(5):
-        # Without epochs at the broker, a holder trusts its lock for 30 s only.
+        # If brokers keep no epochs, a holder trusts its lock for only 30 s.
         clock.pass_(59 if "epochs" not in place.lacks else RENEW_INTERVAL)
         assert broker.groups.renew([token]) == []
         assert isinstance(broker.groups.lock("g", them, [queue])[queue], Refusal)
@@ -134,7 +134,7 @@ def test_a_queue_that_was_given_back_is_free_at_once(broker: Broker):
     broker.groups.unlock([token])
     [other] = locked(broker, "g", broker.groups.join("them"), [queue])
     broker.groups.unlock([token])
-    assert broker.groups.check(other), "a stale token gives nothing back"
+    assert broker.groups.check(other), "a stale token must not release the new owner's lock"
 
 
 @needs("linger")
@@ -276,7 +276,7 @@ def test_an_expired_lock_that_nobody_took_still_commits(broker: Broker, clock: F
 @pytest.mark.holds("one owner")
 def test_a_stale_epoch_moves_nothing_and_neither_does_what_goes_with_it(broker: Broker, clock: FakeClock):
     if not broker.capabilities.fenced:
-        pytest.skip("this kind of broker does not fence")
+        pytest.skip("this kind of broker does not check epochs")
     queues = queues_of(broker)
     for queue in queues:
         broker.log.append({queue: rows(range(9))})
@@ -445,7 +445,7 @@ def test_a_deleted_topic_or_group_takes_with_it_what_was_processed_out_of_turn(b
 
 def test_a_stale_token_settles_nothing(broker: Broker, clock: FakeClock):
     if not broker.capabilities.fenced:
-        pytest.skip("this kind of broker does not fence")
+        pytest.skip("this kind of broker does not check epochs")
     [token] = locked(broker, "g", broker.groups.join("me"), queues_of(broker)[:1])
     broker.admin.seek("g", {token.queue: 0}, force=True)
     with refused("LOCK.LOST", token.queue, "1 of its messages were settled"):

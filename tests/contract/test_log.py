@@ -31,7 +31,7 @@ from tests.contract.support import (
 )
 from tests.examples import examples
 
-#: All examples of a property share one place; each uses its own topic.
+#: All examples of a property-based test share one place; each example uses its own topic.
 SHARED_PLACE = settings(examples(0.5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -411,7 +411,7 @@ BATCHES = st.lists(
 @SHARED_PLACE
 @given(batches=BATCHES, data=st.data())
 def test_any_appends_read_as_a_plain_list_does(place: Place, broker: Broker, clock: FakeClock, batches, data):
-    """Compares bodies, times, pulls, time search and byte counts, also after a trim."""
+    """Compares bodies, times, pulls, time search and byte counts with a list, before and after a trim."""
     name = f"model-{len(broker.log.topics())}"
     broker.admin.create_topic(name, 1)
     queue = queues_of(broker, name)[0]
@@ -466,7 +466,7 @@ def test_advance_of_an_empty_range_stays(broker: Broker):
 
 
 def test_queues_do_not_mix(broker: Broker):
-    """Even if one topic's name begins with another's, or queue numbers have awkward bytes."""
+    """They do not mix even if one topic's name begins with another's, or if the bytes of a queue's number are special."""
     broker.admin.create_topic("orders-1", 300)
     broker.admin.create_topic("order", 1)
     some = [*queues_of(broker), *queues_of(broker, "order"), *[queues_of(broker, "orders-1")[n] for n in (0, 1, 255, 256, 257)]]

@@ -1,4 +1,4 @@
-"""Members of a group: joining, the life of a membership, and the death of a process."""
+"""Members of a group: joining, the duration of a membership, and the death of a process."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_who_leaves_is_gone_at_once_from_all_its_groups(place: Place, broker: Br
     broker.groups.leave(two)
     assert ids(broker) == ids(broker, "h") == []
     if "unused groups" not in place.lacks:
-        assert broker.admin.groups() == [], "nothing is left of them"
+        assert broker.admin.groups() == [], "groups without members must be forgotten"
 
 
 def test_a_heartbeat_that_comes_after_leaving_brings_nobody_back(broker: Broker):
@@ -128,7 +128,7 @@ def test_a_connection_that_was_closed_has_no_members_and_its_clients_can_still_l
 
 
 def test_groups_have_members_of_their_own(broker: Broker):
-    """Even if one group's name begins with the other's."""
+    """They do even if one group's name begins with the other's."""
     one, two = broker.groups.join("one"), broker.groups.join("two")
     beat(broker, one, "g")
     beat(broker, two, "g2")
@@ -244,7 +244,7 @@ def test_the_first_ask_after_a_kill_is_granted(broker: Broker, start):
 @needs("unused groups")
 @pytest.mark.parametrize("how", ["dead", "expired"])
 def test_the_next_heartbeat_sweeps_the_records_of_those_that_are_gone(place: Place, broker: Broker, clock: FakeClock, how: str):
-    """The list of groups shows it: a group is listed while it has a member's record."""
+    """The list of groups shows this, because a group is listed while the store has a member's record."""
     other = place.connect()
     beat(other, other.groups.join("them"))
     if how == "dead":

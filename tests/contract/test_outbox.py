@@ -1,6 +1,6 @@
-"""The Outbox protocol: a batch's rows are there once, in order.
+"""The Outbox protocol: a batch's rows become visible once and in order.
 
-Where the broker publishes atomically, they are also invisible until then, and the publish is bound to the sources' locks.
+Where the broker publishes atomically, the rows are also invisible until the publish, which also checks the locks of the sources.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ WEEK = 7 * 24 * 3600.0
 
 @pytest.fixture
 def atomic(broker: Broker) -> None:
-    """Skips a test that needs a broker with atomic publishes."""
+    """Skip the test if the broker does not publish atomically."""
     if not broker.capabilities.atomic_publish:
-        pytest.skip("rows that this kind of broker has taken can be read at once, and nobody can take them back")
+        pytest.skip("rows that this kind of broker has accepted are visible immediately and cannot be taken back")
 
 
 @pytest.fixture
 def in_segments(kind: str) -> None:
-    """Skips a test of rows that the store has before they are published: few rows travel in the receipt, and nobody can take them away."""
+    """Skip a test that needs staged rows in the store. The embedded broker puts few rows into the receipt instead."""
     if kind == "embedded":
-        pytest.skip("few rows travel in the receipt; the same test runs with segments")
+        pytest.skip("few rows are stored in the receipt; the same test runs with segments")
 
 
 only_atomic = pytest.mark.usefixtures("atomic")
@@ -44,12 +44,12 @@ def staged(broker: Broker, batch: SinkBatch, partition: int, *parts: tuple[Messa
 
 
 def collect(broker: Broker) -> None:
-    """Have what nobody can publish any more deleted now. Otherwise it is done once a minute."""
+    """Delete immediately the rows that can no longer be published. Otherwise this happens once a minute."""
     broker.admin.trim("orders")
 
 
 def numbered(batch: int, run: str = "run", sink: str | None = "sink") -> SinkBatch:
-    """A sink's batch, written by a Spark run."""
+    """Return a sink's batch, written by a run of a Spark query."""
     return SinkBatch(sink, batch, SourceRun("query", batch, run))
 
 
@@ -94,7 +94,7 @@ def test_columns_and_large_batches_survive_staging(broker: Broker):
     while len(got) < count:
         got += broker.log.pull(queue, len(got), 100, 1 << 30, ("body", "tags", "properties")).to_pylist()
     for row in got:
-        # A broker or a sink may add properties of its own.
+        # A broker or a sink may add properties.
         row["properties"] = [pair for pair in row["properties"] if pair[0] not in RESERVED_PROPERTIES]
     assert got == [
         {"body": b"%d" % part * 200_000, "tags": f"t{part}", "properties": [("part", str(part))]} for part in range(count)
@@ -119,7 +119,7 @@ def staged_rows(broker: Broker, queue: MessageQueue, batch: pa.RecordBatch) -> R
 
 def test_an_empty_batch_is_published_too(broker: Broker):
     assert broker.outbox.publish(numbered(0), [staged(broker, numbered(0), 0)]).ranges == {}
-    # Without rows, only a broker that keeps a list of batches recognises the batch.
+    # A batch without rows is recognised only by a broker that keeps a list of batches.
     assert broker.outbox.publish(numbered(0), []).replayed is broker.capabilities.atomic_publish
     staging = broker.outbox.open(numbered(1), 0)
     staging.add(queues_of(broker)[0], rows([]))
@@ -174,8 +174,8 @@ def test_the_same_batch_again_with_other_rows_in_a_queue_is_refused_and_can_be_s
     broker.outbox.publish(numbered(1), [staged(broker, numbered(1), 0, (queue, "x"))])
     receipt = staged(broker, numbered(0), 0, (queue, values))
     if not (broker.capabilities.atomic_publish and len(values) == 2):
-        # A broker with transactions compares sources, or the number of rows if there are none; others compare the rows'
-        # content.
+        # A broker with transactions compares sources, or the number of rows if the batch has no sources. Other brokers compare
+        # the content of the rows.
         with refused("SINK.REPLAY_DIFFERS", "batch 0"):
             broker.outbox.publish(numbered(0), [receipt])
     assert broker.outbox.publish(numbered(0), [receipt], skip_differing_replay=True).replayed
@@ -220,7 +220,7 @@ def version(number: int) -> SinkBatch:
 
 
 def publish(broker: Broker, batch: SinkBatch, *parts: tuple[MessageQueue, object], skip: bool = False) -> bool:
-    """Write a batch, and return whether it had been published before."""
+    """Write a batch. Return whether it had been published before."""
     receipt = staged(broker, batch, 0, *parts)
     return broker.outbox.publish(batch, [receipt], skip_differing_replay=skip).replayed
 
@@ -241,7 +241,7 @@ def test_a_lower_version_that_was_never_written_is_out_of_order_wherever_its_row
         ):
             publish(broker, version(number), *parts, skip=skip)
         assert [bodies(broker, queue) for queue in (first, second, third)] == before
-    # What was written is known, and a greater version is taken.
+    # Versions that were written are recognised, and a greater version is accepted.
     assert publish(broker, version(3), (second, "a"), skip=skip)
     assert publish(broker, version(10), (first, "b"), skip=skip)
     assert not publish(broker, version(11), (third, "c"), skip=skip)
@@ -301,7 +301,7 @@ def test_the_greatest_version_of_all_is_written_and_known_again(broker: Broker):
 @only_segments
 def test_of_two_attempts_of_one_partition_the_first_one_named_counts(broker: Broker, sink: str | None):
     if sink is None and not broker.capabilities.atomic_publish:
-        pytest.skip("without identity, this kind of broker has the rows of both attempts")
+        pytest.skip("for a batch without identity, this kind of broker stores the rows of both attempts")
     queue = queues_of(broker)[0]
     batch = SinkBatch(sink, 0)
     one, two = staged(broker, batch, 0, (queue, "ab")), staged(broker, batch, 0, (queue, "ab"))
@@ -369,7 +369,7 @@ def test_a_zombie_that_ends_after_its_batch_was_aborted_stays_invisible(broker: 
 
 @only_atomic
 def test_a_zombie_that_writes_on_after_its_batch_was_published_leaves_nothing(broker: Broker):
-    """There are enough rows that some are on disk before the publish and others come after it."""
+    """There are enough rows that some are on disk before the publish and others are written after it."""
     queue = queues_of(broker)[0]
     zombie = broker.outbox.open(numbered(0, "first run"), 0)
     for _ in range(12):
@@ -426,7 +426,7 @@ def test_rows_that_are_no_messages_are_refused_when_they_are_added(broker: Broke
 
 @pytest.fixture
 def source(broker: Broker) -> list[MessageQueue]:
-    """Queues of another topic, with ten messages each."""
+    """The queues of another topic, with ten messages each."""
     broker.admin.create_topic("in", 2)
     for queue in queues_of(broker, "in"):
         broker.log.append({queue: rows(range(10))})
@@ -528,7 +528,7 @@ def test_a_replay_whose_first_messages_have_aged_out_is_the_same_batch(broker: B
 @only_atomic
 @pytest.mark.parametrize("other", [{0: (0, 6)}, {0: (5, 9)}, {0: (0, 5), 1: (0, 1)}, {1: (0, 5)}, {0: (0, 3)}], ids=str)
 def test_a_replay_that_read_anything_else_differs(broker: Broker, source, other):
-    """Even if it ends earlier: the next batch would publish the rest again."""
+    """It differs even if it ends earlier, because the next batch would publish the rest again."""
     assert not replayed(broker, "1", {source[0]: (0, 5)}, "abc")
     before = state(broker, ["orders"])
     with refused("SINK.REPLAY_DIFFERS", "batch 0"):
@@ -545,7 +545,7 @@ def test_a_replay_without_its_sources_differs(broker: Broker, source):
 
 @only_atomic
 def test_a_query_may_read_a_queue_twice(broker: Broker, source):
-    """It may if it has no group: a union of two reads of one topic."""
+    """This is allowed without a group, for example in a union of two reads of one topic."""
     for run in ("1", "2"):
         batch = numbered(0, run)
         for ends in ((0, 9), (5, 9), (0, 9)):

@@ -1,4 +1,4 @@
-"""Changes to a group from outside, while a client is a member or holds a lock."""
+"""Changes to a group by an administrator, while a client is a member or holds a lock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.contract.support import (
 
 
 def late_publish(broker: Broker, token: LockToken) -> None:
-    """Publish a row that a task staged after it read under the token."""
+    """Publish a row that a task staged after reading under the token."""
     run = SourceRun("query", 0, "run")
     broker.outbox.register(run, token.queue, span(0, 1), token)
     staging = broker.outbox.open(SinkBatch("sink", 0, run), 0)
@@ -88,7 +88,7 @@ def test_a_living_holder_keeps_all_its_queues_unless_it_is_forced(broker: Broker
     before = state(broker, ["orders"])
     with refused("GROUP.IN_USE", "'g'", token.client_id, token.queue):
         broker.admin.release("g", [dead, token.queue])
-    assert state(broker, ["orders"]) == before, "not even the dead one's was taken"
+    assert state(broker, ["orders"]) == before, "the dead holder's queue must not be released either"
     assert broker.groups.stale([token]) == []
     assert broker.admin.release("g", [free, dead, token.queue], force=True) == [dead, token.queue]
 
@@ -142,7 +142,7 @@ def test_what_is_not_held_is_not_released(place: Place, broker: Broker, token: L
 
 
 def outside(broker: Broker, queue: MessageQueue) -> list[Callable[[], object]]:
-    """The calls that are refused while a group is in use."""
+    """Return the calls that are refused while a group is in use."""
     return [
         lambda: broker.admin.require_unused("g"),
         lambda: broker.admin.delete_group("g"),
@@ -168,7 +168,7 @@ def test_a_group_is_in_use_while_a_member_lives_without_any_lock(broker: Broker,
     assert broker.admin.seek("g", {queue: 0}) == 1
     beat(broker, me)
     assert broker.admin.seek("g", {queue: 0}, force=True) == 2
-    assert ids(broker) == known(me), "it stays a member"
+    assert ids(broker) == known(me), "the client must stay a member"
     broker.groups.leave(me)
     assert broker.admin.seek("g", {queue: 0}) == 3
 
@@ -220,8 +220,8 @@ def test_a_deleted_group_is_forgotten_but_for_its_dead_letters(broker: Broker, t
         broker.admin.delete_group("g")
     assert aside(broker) == ["body 3"]
     [again] = locked(broker, "g", broker.groups.join("me"), [token.queue])
-    assert broker.groups.dead_letter(again, letters([3]), [3]) == 1, "a group of that name starts over"
-    assert beat(broker, me) == known(me), "who lives can go on"
+    assert broker.groups.dead_letter(again, letters([3]), [3]) == 1, "a new group of that name must start without letters"
+    assert beat(broker, me) == known(me), "a living client can become a member again"
 
 
 @needs("unused groups")
@@ -242,14 +242,14 @@ def test_tokens_of_a_deleted_group_stay_fenced_off_also_when_it_is_there_again(b
     stale()
     assert broker.admin.groups() == []
     [again] = locked(broker, "g", broker.groups.join("me"), [token.queue])
-    assert again.tenure == again.epoch > token.epoch, "the lineage is gone too"
+    assert again.tenure == again.epoch > token.epoch, "the tenure must begin again"
     stale()
     assert broker.groups.stale([again]) == []
 
 
 @needs("unused groups")
 def test_the_reset_number_outlives_a_deleted_group(broker: Broker, token: LockToken):
-    """So a checkpoint from before the last seek still recognises the seek."""
+    """A checkpoint from before the last seek can therefore still recognise the seek."""
     broker.groups.unlock([token])
     assert broker.admin.seek("g", {token.queue: 5}) == 1
     broker.admin.delete_group("g")

@@ -1,4 +1,4 @@
-"""The parking lots of a group: what is parked comes back as it was sent, once, in order, and nothing is lost by the way."""
+"""A group's parking lots: parked messages come back once, in order and unchanged, and none is lost in between."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALL = tuple(MESSAGE_SCHEMA.names)
 
 
 def put(source: MessageQueue, at: int, offset: int | None = None, **ticket: Any) -> Put:
-    """``offset``: of the message in its queue, which is ``at`` unless the message is parked again."""
+    """``at`` is the place to copy from; ``offset`` is that of the message, which differs when a parked message is parked again."""
     return Put(source, at, Ticket(at if offset is None else offset, **{"attempts": 1, "puts": 1, "due": 9, **ticket}))
 
 
@@ -43,7 +43,7 @@ def park(broker: Broker, token: LockToken, offsets: Iterable[int]) -> list[bool]
 
 
 def lot_of(broker: Broker, queue: MessageQueue, group: str = "g") -> Lot:
-    """The lot from the group's offset to its end."""
+    """Return the lot from the group's offset to its end."""
     place = parked_queue(group, queue)
     lot = Lot(broker.groups.offsets(group, [place]).get(place, 0))
     end = broker.log.bounds([place])[place].max_offset
@@ -53,7 +53,7 @@ def lot_of(broker: Broker, queue: MessageQueue, group: str = "g") -> Lot:
 
 
 def parked(broker: Broker, queue: MessageQueue, group: str = "g") -> list[dict[str, Any]]:
-    """The messages that lie in the lot, as they come back, each with its ticket."""
+    """Return the messages in the lot as they come back, each with its ticket."""
     lot, out = lot_of(broker, queue, group), list[dict[str, Any]]()
     at = lot.begin
     while at < lot.end:
@@ -65,7 +65,7 @@ def parked(broker: Broker, queue: MessageQueue, group: str = "g") -> list[dict[s
 
 
 def offsets(broker: Broker, queue: MessageQueue, group: str = "g") -> list[int]:
-    """Of the messages that lie in the lot, in its order."""
+    """Return the offsets of the messages in the lot, in its order."""
     return [row["queue_offset"] for row in parked(broker, queue, group)]
 
 
@@ -73,7 +73,7 @@ def everything(broker: Broker) -> Any:
     return state(broker, [topic.name for topic in broker.log.topics()]), broker.log.change()
 
 
-# -- what is parked
+# -- parked messages
 
 
 def test_the_first_parked_message_makes_a_lot_for_each_queue_of_its_topic(broker: Broker, token: LockToken):
@@ -81,7 +81,7 @@ def test_the_first_parked_message_makes_a_lot_for_each_queue_of_its_topic(broker
     topic = broker.log.topic(LOTS)
     assert (topic.queues, topic.retention_seconds, topic.retention_bytes) == (3, None, None)
     assert bodies(broker, parked_queue("g", token.queue)) == ["3"]
-    assert len(bodies(broker, token.queue)) == 10, "what is parked stays where it was as well"
+    assert len(bodies(broker, token.queue)) == 10, "a parked message also stays in its queue"
     assert broker.groups.offsets("g", [token.queue]) == {}
 
 
@@ -215,7 +215,7 @@ def test_a_place_of_a_lot_that_the_groups_offset_has_passed_is_settled_too(broke
     broker.groups.commit({companion(token): 2})
     assert broker.groups.park(token, [put(lot, 0, 3), put(lot, 1, 4), put(lot, 2, 5)]) == [False, False, True]
     assert bodies(broker, lot, 2) == ["5", "5"]
-    assert offsets(broker, token.queue) == [5], "of two copies of a message one counts"
+    assert offsets(broker, token.queue) == [5], "of two copies of a message only one counts"
 
 
 # -- all or none
@@ -241,17 +241,17 @@ def test_a_message_that_retention_has_deleted_keeps_the_others_from_being_parked
     assert everything(broker) == before
 
 
-# -- who may
+# -- who may park
 
 
 @pytest.fixture
 def fenced(broker: Broker) -> None:
     if not broker.capabilities.fenced:
-        pytest.skip("this kind of broker does not fence")
+        pytest.skip("this kind of broker does not check epochs")
 
 
 def hand_over(broker: Broker, clock: FakeClock, token: LockToken) -> LockToken:
-    """The token of another owner, who took the queue when the lock's life was over."""
+    """Return the token of another owner, who took the queue after the lock expired."""
     clock.pass_(61)
     return locked(broker, "g", broker.groups.join("them"), [token.queue])[0]
 
@@ -316,7 +316,7 @@ def test_a_lot_is_handed_over_with_its_queue(broker: Broker, clock: FakeClock, t
 @pytest.mark.parametrize("stale", [False, True])
 def test_a_publish_moves_the_offsets_of_queue_and_lot_or_none(broker: Broker, clock: FakeClock, token: LockToken, stale: bool):
     if not broker.capabilities.atomic_publish:
-        pytest.skip("over this kind of broker a publish moves no offsets in its transaction")
+        pytest.skip("with this kind of broker, a publish does not move offsets in its transaction")
     park(broker, token, [3, 4])
     target, lot = queues_of(broker)[1], companion(token)
     run = SourceRun("query", 1, "run")
@@ -340,7 +340,7 @@ def test_a_publish_moves_the_offsets_of_queue_and_lot_or_none(broker: Broker, cl
 
 
 def test_a_batch_that_is_repeated_after_its_publish_finds_its_part_of_the_lot(broker: Broker, token: LockToken):
-    """The group's offset has moved, Spark has not committed: the same part of the lot is read once more."""
+    """The group's offset has moved, but Spark has not committed, so the same part of the lot is read again."""
     park(broker, token, range(10))
     lot = companion(token)
     for before, offset in ((0, 4), (4, 7), (7, 10)):
@@ -348,7 +348,7 @@ def test_a_batch_that_is_repeated_after_its_publish_finds_its_part_of_the_lot(br
         assert bodies(broker, lot.queue, before) == [str(number) for number in range(before, 10)]
 
 
-# -- orders
+# -- operator commands
 
 
 def test_an_order_is_read_by_the_owner_of_the_queue(broker: Broker, token: LockToken):
@@ -463,7 +463,7 @@ def test_lots_are_deleted_only_when_nothing_is_parked(broker: Broker, token: Loc
 
 @pytest.mark.holds("no silent loss of parked messages")
 def test_a_lot_is_not_written_to_from_outside(broker: Broker, token: LockToken):
-    """What lies there says where it comes from. A message without that would stop the owner."""
+    """Each row of a lot names the message's origin. A row without an origin would stop the owner."""
     park(broker, token, [3])
     lot, before = companion(token).queue, everything(broker)
     with refused("TOPIC.RESERVED", LOTS):
@@ -481,7 +481,7 @@ def test_a_group_with_parked_messages_is_deleted_only_by_force(broker: Broker, t
     [other] = locked(broker, "h", me, [token.queue])
     park(broker, token, [3, 4])
     park(broker, other, [3])
-    # Message 4 is of a batch that did not end.
+    # Message 4 belongs to a batch that did not end.
     broker.groups.commit({token: 4})
     broker.groups.unlock([token])
     before = everything(broker)
@@ -532,7 +532,7 @@ def test_a_seek_says_what_becomes_of_parked_messages(broker: Broker, token: Lock
 def test_after_a_seek_a_message_is_parked_from_its_place_again_and_lies_there_once(
     broker: Broker, token: LockToken, parked: Any
 ):
-    """Message 7 is of a batch that did not end: the group's offset has not passed it."""
+    """Message 7 belongs to a batch that did not end, so the group's offset has not passed it."""
     park(broker, token, [3, 7])
     broker.groups.commit({token: 5})
     broker.groups.unlock([token])

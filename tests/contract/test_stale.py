@@ -1,4 +1,4 @@
-"""Finding stale locks, and requests for locks that others hold."""
+"""Finding stale locks, and requesting locks that other clients hold."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_stale_names_exactly_the_tokens_whose_queue_is_not_theirs(broker: Broker
     assert broker.groups.stale(tokens[::-1]) == [released, sought, back, taken]
     assert broker.log.change() == before
     clock.pass_(1000)
-    assert broker.groups.stale([kept]) == [], "expired, and nobody took it"
+    assert broker.groups.stale([kept]) == [], "an expired lock that no other client took is not stale"
     broker.admin.delete_topic("orders")
     assert broker.groups.stale([kept]) == [kept]
 
