@@ -1,8 +1,8 @@
-"""Real RocketMQ servers and real Java clients for the tests of this folder: of one release, with --nightly of each.
+"""Real RocketMQ servers and Java clients for the tests of this folder. Tests use one release, with --nightly every release.
 
-Each cluster boots when the first test asks for it. Those that few tests need stop after the last of these, and the others after
-the last test of the folder, because an idle broker takes 6 % of a CPU. Where the jars cannot be had, tests are skipped, but not
-in CI. Before each test, servers that another one killed or paused run again.
+Each cluster starts when the first test requests it. A cluster that few tests need stops after the last of them, and the others stop
+after the last test of the folder, because an idle broker takes 6 % of a CPU. If the jars cannot be downloaded, tests are skipped, or
+fail in CI. Before each test, servers that another test killed or paused are started again.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tests.rocketmq.peers import Peers
 from tests.rocketmq.proxy import Network
 from tests.rocketmq.rocketmq_proxy import ProxyServer
 
-#: Of these fixtures each has servers.
+#: The fixtures that start servers.
 _CLUSTERS = ("cluster", "two_brokers", "quick_locks", "aging", "newest", "every_version")
-#: Those that few tests need. These tests come first, and then the cluster goes: an idle broker takes 6 % of a CPU.
+#: Clusters that few tests need. Their tests run first, so that the clusters can stop early: an idle broker takes 6 % of a CPU.
 _SOME = ("quick_locks", "two_brokers", "aging", "newest")
-#: A first fetch of jars is part of the first test's time.
+#: Seconds. The first test's time may include the download of the jars.
 _TIMEOUT = 900
 
 
-#: Of a broker that delivers a message at a time of its own, has the topic of message traces, and finds messages by their keys.
-#: By default it compares the 39 MB of its wheel with the file every second, byte by byte (TimerWheel.flush). With the options of
-#: QUICK_SERVER that takes 20 % of a processor.
+#: Settings of a broker that supports delivery at a chosen time, message traces, and searching messages by their keys. By default it
+#: compares the 39 MB of its time wheel with the file every second, byte by byte (TimerWheel.flush), which takes 20 % of a CPU with
+#: QUICK_SERVER. The longer interval avoids that.
 TIMED = {**TIME_WHEEL, "timerFlushIntervalMs": 10_000, "traceTopicEnable": True, "messageIndexEnable": True}
-#: Of a broker that deletes what it has: small files, and no age that they must reach.
+#: Settings of a broker that deletes messages quickly: small files, and no minimum age.
 AGING = {
     "mappedFileSizeCommitLog": 4 << 20,
     "mappedFileSizeConsumeQueue": 2000,
@@ -51,25 +51,25 @@ AGING = {
 
 
 class Clusters:
-    """All clusters of the run. Each starts when a test asks for it."""
+    """All clusters of the run. Each starts when a test requests it."""
 
     def __init__(self) -> None:
         self._running: list[Cluster] = []
         self._pool = ThreadPoolExecutor(1, "clusters")
         self._usual: Cluster | None = None
-        #: It starts before it is asked for.
+        #: The cluster "aging", which starts before a test requests it.
         self._aging: Future[Cluster] | None = None
         self._folder: Path | None = None
         self._jars: dict[str, ServersError | None] = {}
-        #: How many tests still need each of _SOME.
+        #: How many tests still need each cluster of _SOME.
         self._needed: Counter[str] = Counter()
         self._extra: dict[str, Cluster] = {}
-        #: Before the cluster "newest", and stops with it.
+        #: The Proxy in front of the cluster "newest". It stops with that cluster.
         self._proxy: ProxyServer | None = None
         self._starts = itertools.count()
 
     def jars(self, version: str) -> None:
-        """Fetch them, or find out once that they cannot be had."""
+        """Download the jars of a version. If that failed before, raise the same error again."""
         if version not in self._jars:
             try:
                 fetch_jars(version)
@@ -81,7 +81,7 @@ class Clusters:
             raise failed
 
     def begin(self, items: Sequence[pytest.Item], factory: pytest.TempPathFactory) -> None:
-        """Before the first test: count who needs which of _SOME, and start the one that needs a minute until it does what tests want."""
+        """Count how many tests need each cluster of _SOME, and start "aging", which deletes nothing in its first minute."""
         if self._folder is None:
             self._folder = factory.mktemp("rocketmq")
             self._needed.update(name for item in items for name in _some(item))
@@ -104,14 +104,14 @@ class Clusters:
         return cluster
 
     def extra(self, name: str, **more: Any) -> Cluster:
-        """One of _SOME."""
+        """Return a cluster of _SOME, and start it if necessary."""
         if name not in self._extra:
             started, self._aging = (self._aging, None) if name == "aging" else (None, self._aging)
             self._extra[name] = started.result() if started is not None else self.start(name, **more)
         return self._extra[name]
 
     def proxy(self) -> ProxyServer:
-        """RocketMQ's own Proxy before the newest release, in cluster mode."""
+        """Return RocketMQ's own Proxy in front of the newest release, in cluster mode."""
         if self._proxy is None:
             cluster = self.newest()
             assert self._folder is not None
@@ -126,7 +126,7 @@ class Clusters:
         return self.extra("newest", version=VERSIONS[-1], brokers=2)
 
     def done(self, names: Sequence[str]) -> None:
-        """A test that needed these of _SOME is over."""
+        """Stop the named clusters of _SOME that no remaining test needs."""
         self._needed.subtract(names)
         for name in names:
             if not self._needed[name] and name in self._extra:
@@ -150,7 +150,7 @@ class Clusters:
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         self._stop_proxy()
-        # The fixtures of the package end before `done` is called for its last test.
+        # The fixtures of the package end before `done` is called for the last test.
         self._extra.clear()
         for cluster in list(self._running):
             self.stop(cluster)
@@ -177,7 +177,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """When all fixtures that are over have ended."""
+    """Release the clusters after all fixtures of the test have ended."""
     yield
     _clusters.done(_some(item))
 
@@ -191,12 +191,12 @@ def _some(item: pytest.Item) -> list[str]:
 
 
 def _turn(item: pytest.Item) -> int:
-    """Tests of this folder that need the same of _SOME follow one another; all else stays as it is."""
+    """Return a sort key that brings together tests of this folder that need the same cluster of _SOME."""
     return min((place for place, name in enumerate(_SOME) if name in _some(item)), default=len(_SOME))
 
 
 def _versions(item: pytest.Item) -> list[str]:
-    """Of the session's clusters."""
+    """Return the versions of the session's clusters that a test uses."""
     if "cluster" in getattr(item, "fixturenames", ()):
         return [DEFAULT_VERSION]
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
@@ -210,7 +210,7 @@ def _started(start: Callable[[], Cluster]) -> Cluster:
 
 @pytest.fixture(scope="package", autouse=True)
 def _servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The lives of all clusters of this folder."""
+    """Starts clusters in advance, and stops all of them after the last test of this folder."""
     _clusters.begin(request.session.items, tmp_path_factory)
     yield
     _clusters.close()
@@ -218,7 +218,7 @@ def _servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="package")
 def cluster() -> Cluster:
-    """A nameserver and one broker of the usual version."""
+    """A nameserver and one broker of the default version."""
     return _started(_clusters.usual)
 
 
@@ -236,7 +236,7 @@ def quick_locks() -> Cluster:
 
 @pytest.fixture(scope="module")
 def aging() -> Cluster:
-    """A broker that deletes full files at once, of a few messages. It begins with that a minute after its start."""
+    """A broker that deletes full files, which hold few messages. It begins to do so a minute after its start."""
     return _started(lambda: _clusters.extra("aging", properties=AGING))
 
 
@@ -254,7 +254,7 @@ def direct(newest: Cluster) -> Iterator[Broker]:
 
 @pytest.fixture
 def proxy(newest: Cluster) -> ProxyServer:
-    """RocketMQ's own Proxy before ``newest``; it takes connections with TLS, too."""
+    """RocketMQ's own Proxy in front of ``newest``. It also accepts connections with TLS."""
     with jars_required():
         return _clusters.proxy()
 
@@ -267,7 +267,7 @@ def through(proxy: ProxyServer) -> Iterator[Broker]:
 
 @pytest.fixture(scope="package", params=VERSIONS)
 def every_version(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster of each version in turn; pytest sorts the tests so that each boots once."""
+    """A cluster of each version in turn. pytest sorts the tests so that each cluster starts once."""
     if request.param == DEFAULT_VERSION:
         yield _started(_clusters.usual)
         return
@@ -288,33 +288,33 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
 
 @pytest.fixture
 def timing() -> LockTiming:
-    """Of the outboxes of ``usual``. A module that needs another has a fixture of this name."""
+    """The lock timing of the outboxes of ``usual``. A module that needs another timing overrides this fixture."""
     return LockTiming()
 
 
 @pytest.fixture
 def usual(cluster: Cluster, timing: LockTiming) -> Iterator[World]:
-    """A topic and a sink of the test's own."""
+    """A topic and a sink that belong to the test."""
     with World(cluster, timing) as made:
         yield made
 
 
 @pytest.fixture
 def network(usual: World) -> Iterator[Network]:
-    """A network before the servers of ``usual``, which spoils connections."""
+    """A network of proxies in front of the servers of ``usual``, which can break connections."""
     with Network.before(usual.cluster) as made:
         yield made
 
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heartbeats and renewals have 3 s, for as long as a machine may stand still."""
+    """Allow 60 s instead of 3 s for heartbeats and renewals, because a busy machine may pause for several seconds."""
     for name in ("groups._RENEW_TIMEOUT", "groups._LOCK_TIMEOUT", "membership._BEAT_TIMEOUT", "membership._TIMEOUT"):
         monkeypatch.setattr(f"orderedmq.rocketmq.group.{name}", 60.0)
 
 
 @pytest.fixture(autouse=True)
 def _healed(request: pytest.FixtureRequest) -> None:
-    """No test meets what another one broke."""
+    """Restarts servers that another test killed or paused."""
     if _wants_servers(request.node):
         _clusters.heal()

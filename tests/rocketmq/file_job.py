@@ -1,8 +1,8 @@
-"""A Spark driver of its own that writes a folder of JSON lines to a topic, in as many tasks as it has cores.
+"""A separate Spark driver that writes a folder of JSON lines to a topic, with one task per core.
 
     python -m tests.rocketmq.file_job CORES NAMESERVER TOPIC FOLDER
 
-While the file FOLDER/hold is there, the tasks but the first stop half-way with their rows sent, and make FOLDER/reached.
+While the file FOLDER/hold exists, all tasks except the first create FOLDER/reached and stop half-way, after sending their rows so far.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from pyspark_orderedmq import DefaultSource
 FORMAT = "orderedmq_held"
 #: Makes Spark split files by the number of cores.
 SPLITS: Final = {"spark.sql.files.openCostInBytes": "1"}
-#: Rows after which a task sends.
+#: A task sends after every so many rows.
 STEP = 100
 
 
 class HeldWriter(StreamWriter):
-    """StreamWriter, sending little by little, and stopping where it is told."""
+    """A StreamWriter that sends in small steps and stops half-way while the file "hold" exists."""
 
     folder = ""
 
@@ -56,7 +56,7 @@ class HeldWriter(StreamWriter):
 
 
 class HeldSource(DefaultSource):
-    """The format ``orderedmq`` with that writer."""
+    """The format ``orderedmq`` with a `HeldWriter`."""
 
     @classmethod
     def name(cls) -> str:

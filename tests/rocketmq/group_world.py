@@ -1,4 +1,4 @@
-"""A topic and a group of a test's own, for tests of messages, groups and locks."""
+"""A topic and a group that belong to one test, for tests of messages, groups and locks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.contract.support import ids, locked, rows
 
 
 class World:
-    """A cluster, a topic, and a group that nobody knows yet."""
+    """A cluster, a new topic, and a group that the brokers do not know yet."""
 
     def __init__(self, cluster: Cluster, queues: int = 4, address: str | None = None) -> None:
-        """``address``: of a nameserver's proxy, if the connections are to go through proxies."""
+        """``address``: of a nameserver's proxy, if connections are to go through proxies."""
         self.cluster = cluster
         self._address = address or cluster.address
         self.topic = f"t-{uuid.uuid4().hex[:8]}"

@@ -1,7 +1,7 @@
 """A storm over a shared group with order per key: its broker is killed while queues are being handed over.
 
-A third member joins and leaves (in order, or by kill -9) all the time, and each time the broker is killed once the list of members has
-changed, or a queue. Keys fail at random or always, so the parking lots are handed over as well.
+A third member joins and leaves repeatedly, either in an orderly way or by kill -9. Each time, the broker is killed as soon as the list
+of members or a queue's owner has changed. Keys fail at random or always, so parking lots are also handed over.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tests.faults.key_storm import Storm
 from tests.rocketmq.test_key_storm import World
 from tests.waits import until
 
-#: Seconds from the end of a micro-batch within which a broker that is killed may forget its offsets: it writes them every 5 s, from 10 s
-#: after its start on.
+#: Seconds after the end of a micro-batch in which a killed broker may lose the committed offsets: a broker writes its offsets every 5 s,
+#: but not in the first 10 s after its start.
 FORGETS: Final = 20.0
-#: Messages that the members have before them at least, so that each is at work.
+#: Minimum number of unprocessed messages, so that each member has work.
 AHEAD: Final = 1500
 
 
 class HandOverStorm(Storm):
-    """Two members that stay, and a third one that comes and goes."""
+    """A storm with two permanent members and a third one that joins and leaves."""
 
     world: World
 
@@ -50,7 +50,7 @@ class HandOverStorm(Storm):
         self._pool = ThreadPoolExecutor(1, "third member")
 
     def storm(self, *, messages: int, poison: int, rounds: int, seconds: float) -> Counter[str]:
-        """Kill the broker in ``rounds`` hand-overs, let the queries finish, and judge. Return what was counted."""
+        """Kill the broker in ``rounds`` hand-overs, let the queries finish, then check the result. Return the counts."""
         self.produce(messages, poison)
         deadline = time.monotonic() + seconds
         try:
@@ -58,7 +58,7 @@ class HandOverStorm(Storm):
                 self.begin(member)
             for _ in range(rounds):
                 self._hand_over()
-            self._until(lambda: self._moving is None and self.done(), "everything is decided", deadline - time.monotonic())
+            self._until(lambda: self._moving is None and self.done(), "every message is settled", deadline - time.monotonic())
             for driver in self.drivers[: self.members + self._third]:
                 driver.stop()
         finally:
@@ -100,7 +100,7 @@ class HandOverStorm(Storm):
             try:
                 self.query(self.members)
             except Refused:
-                # It is started again, as its user would.
+                # Start it again, as its user would do.
                 self.query(self.members)
 
         self._moving = self._pool.submit(begin)
@@ -122,7 +122,7 @@ class HandOverStorm(Storm):
         return {str(lock.queue): lock.client_id for lock in locks if lock.queue in self.world.queues}
 
     def _divided(self) -> dict[str, str]:
-        """The owners, once every queue has one, every member a queue, and there is enough to do."""
+        """Return the owner of each queue, or {} until every queue has an owner, every member a queue, and enough messages wait."""
         world = self.world
         at = world.broker.groups.offsets(world.group, world.queues)
         if sum(one.max_offset for one in world.broker.log.bounds(world.queues).values()) - sum(at.values()) < AHEAD:
@@ -156,14 +156,14 @@ class HandOverStorm(Storm):
             if not state["active"]:
                 lines = str(state["failure"]).splitlines()
                 self.failures.append(next((line for line in reversed(lines) if "ORDEREDMQ" in line), lines[0])[:600])
-                # One that is refused is started again at the next look.
+                # A query that is refused is started again at the next check.
                 with contextlib.suppress(Refused):
                     self.query(member)
 
-    # -- the judgement ------------------------------------------------------------------------------------------------------------
+    # -- checking the result ------------------------------------------------------------------------------------------------------
 
     def _repeats(self) -> Counter[str]:
-        """How many messages were accepted again, by what became of the micro-batch that had accepted them first."""
+        """Count messages that were accepted again, by what happened to the micro-batch that had accepted them first."""
         ended: dict[tuple[str, int], float] = {}
         for checkpoint in self.world.folder.glob("ck-*"):
             query = json.loads((checkpoint / "metadata").read_text())["id"]

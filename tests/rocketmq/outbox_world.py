@@ -1,4 +1,4 @@
-"""A topic and a sink of a test's own, for tests of batches that are written to real servers."""
+"""A topic and a sink that belong to one test, for tests of batches that are written to real servers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from orderedmq.rocketmq.wire import admin_requests
 from tests.contract import support
 from tests.waits import soon, until
 
-#: For locks that live 3 s.
+#: Timing for locks that live 3 s.
 QUICK = LockTiming(lock_trust=1.5, lock_renew=1.0, lock_wait=60.0, lock_yield=1.0, send_timeout=1.0, settle=0.4, patience=60.0)
-#: For locks that live 60 s, where sends are given up soon.
+#: Timing for locks that live 60 s, with a short timeout of sends.
 SHORT_SENDS = LockTiming(lock_yield=1.0, send_timeout=1.0, settle=0.4)
 
 
 def rows(names: Sequence[str], size: int = 0) -> pa.RecordBatch:
-    """Rows whose key is their first letter, with bodies of at least ``size`` bytes."""
+    """Return rows whose sharding key is their first letter, with bodies of at least ``size`` bytes."""
     return support.rows([name.encode().ljust(size) for name in names], sharding_key=[name[0] for name in names])
 
 
@@ -39,7 +39,7 @@ def numbered(count: int, first: int = 0, keys: str = "abc") -> list[str]:
 
 
 class World:
-    """A topic of three queues, seen without any proxy; outboxes may be behind one."""
+    """A topic of three queues. The test reads it directly; outboxes may go through a proxy."""
 
     def __init__(self, cluster: Cluster, timing: LockTiming = LockTiming(), message_type: str | None = None) -> None:  # noqa: B008
         self.cluster = cluster
@@ -51,7 +51,7 @@ class World:
         self._clients = [self.client]
         for master in self.masters():
             self.client.call_address(master, admin_requests.create_topic(self.topic, 3, message_type=message_type), soon())
-        self.queues: list[MessageQueue] = until(self._queues, f"topic {self.topic} is there")
+        self.queues: list[MessageQueue] = until(self._queues, f"topic {self.topic} exists")
         self.queue = self.queues[0]
 
     def _queues(self) -> list[MessageQueue]:
@@ -64,7 +64,7 @@ class World:
         return [str(broker.master) for broker in self.client.known_cluster(soon()).brokers.values()]
 
     def outbox(self, address: str | None = None, timing: LockTiming | None = None) -> RocketMQOutbox:
-        """Of a process of its own."""
+        """Return an outbox with a separate client, as in a separate process."""
         client = Client(address or self.cluster.address)
         self._clients.append(client)
         return RocketMQOutbox(client, RocketMQLog(client), timing=timing or self.timing)
@@ -81,7 +81,7 @@ class World:
         size: int = 0,
         job: str = "",
     ) -> Receipt:
-        """One attempt of a task that has these rows for the first queue."""
+        """Run one attempt of a task that writes these rows to the first queue. Return its receipt."""
         staging = (outbox or self.outbox()).open(self.batch(batch, job), partition)
         staging.add(self.queue, rows(names, size))
         return staging.receipt()
@@ -106,7 +106,7 @@ class World:
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, fates: dict[int, Callable[[], None]]) -> list[int]:
-    """Before the n-th send (from 1 on) of all queues its fate is called. Returns the sends' numbers."""
+    """Call ``fates[n]`` before the n-th send, counted from 1 over all queues. Return a list that collects the sends' numbers."""
     real = RocketMQQueue.send
     sends: list[int] = []
     guard = threading.Lock()

@@ -1,7 +1,7 @@
-"""RocketMQ's own Java client, driven from Python: what an application in Java beside us would do.
+"""RocketMQ's own Java client, driven from Python, to do what a neighbouring Java application would do.
 
-PySpark's py4j starts a JVM with RocketMQ's jars and hands its objects out; ``peers.java`` is the root of all Java classes, for what has
-no method here.
+PySpark's py4j starts a JVM with RocketMQ's jars and exposes its objects. ``peers.java`` is the root of all Java classes, for calls
+that have no method here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Queue = tuple[str, int]
 
 @dataclass(frozen=True)
 class Sent:
-    """Where a message went. ``queue`` is the broker's name and the queue's id."""
+    """The queue and offset at which a message was stored. ``queue`` is the broker's name and the queue's id."""
 
     status: str
     queue: Queue
@@ -49,12 +49,12 @@ class Received:
     id: str
     reconsumed: int
     properties: Mapping[str, str]
-    #: time.monotonic() when the listener was given it.
+    #: time.monotonic() when the listener received the message.
     at: float
 
 
 class Peers:
-    """A JVM with the Java client. All that is made here ends with it."""
+    """A JVM with the Java client. All Java objects end with it."""
 
     def __init__(self, home: Path, version: str = DEFAULT_VERSION) -> None:
         py4j_jar = next((Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar"))
@@ -63,7 +63,7 @@ class Peers:
         port, token, self._process = launch_gateway(
             classpath=f"{fetch_jars(version)}/*",
             jarpath=str(py4j_jar),
-            # It logs to its home; and it ends with this process, also after kill -9.
+            # The JVM writes its logs to its home folder, and ends with this process even if that is killed.
             javaopts=["-Xmx256m", *QUICK_JVM, f"-Duser.home={home}"],
             java_path=str(java),
             enable_auth=True,
@@ -72,7 +72,7 @@ class Peers:
         )
         self._gateway = JavaGateway(
             gateway_parameters=GatewayParameters(port=port, auth_token=token, auto_convert=True),
-            # No token for the way back: py4j's Java side has none to give, and every call would fail without a word.
+            # No token for calls from Java to Python: py4j's Java side cannot send one, and every call would fail silently.
             callback_server_parameters=CallbackServerParameters(port=0, daemonize=True, daemonize_connections=True),
         )
         callback = self._gateway.get_callback_server()
@@ -85,13 +85,13 @@ class Peers:
         self.rocketmq: Any = self.java.org.apache.rocketmq
 
     def array(self, kind: str, length: int) -> Any:
-        """Of a class of java.lang, which converts what is put into it."""
+        """Return an array of a class of java.lang, which converts the values that are put into it."""
         return self._gateway.new_array(getattr(self.java.java.lang, kind), length)
 
     def producer(self, namesrv: str, group: str = "java-producer", **settings: Any) -> Producer:
-        """Started. ``settings`` are the Java object's own, such as ``sendMsgTimeout=1000``.
+        """Return a started producer. ``settings`` are the Java object's own, such as ``sendMsgTimeout=1000``.
 
-        By default a send may take 30 s instead of Java's 3 s, because a broker on a busy machine can stand still for that long.
+        By default a send may take 30 s instead of Java's 3 s, because a broker on a busy machine can pause for that long.
         """
         settings = {"sendMsgTimeout": 30_000, **settings}
         producer = self._client(self.rocketmq.client.producer.DefaultMQProducer(group), namesrv, settings)
@@ -101,18 +101,21 @@ class Peers:
     def consumer(
         self, namesrv: str, group: str, topic: str, consume: Callable[[list[Received]], bool] | None = None, **settings: Any
     ) -> Consumer:
-        """An orderly push consumer from the first offset, started. What ``consume`` refuses (False, or an exception) comes again."""
+        """Return a started orderly push consumer that begins at the first offset. Batches that ``consume`` refuses are redelivered.
+
+        ``consume`` refuses by returning False or raising an exception.
+        """
         client = self._client(self.rocketmq.client.consumer.DefaultMQPushConsumer(group), namesrv, settings)
         client.setConsumeFromWhere(self.rocketmq.common.consumer.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
         client.subscribe(topic, "*")
-        # Else it ends while the result of the last call of the listener is still on its way, and the offset behind that is never stored.
+        # Otherwise it would end before it has the result of the listener's last call, and would never store the offset after that call.
         client.setAwaitTerminationMillisWhenShutdown(5000)
         return Consumer(self, client, topic, consume)
 
     def concurrent_consumer(
         self, namesrv: str, group: str, topic: str, consume: Callable[[list[Received]], bool], **settings: Any
     ) -> ConcurrentConsumer:
-        """A MessageListenerConcurrently from the first offset, started. What ``consume`` refuses comes back through %RETRY%, after 1 s."""
+        """Return a started MessageListenerConcurrently. Batches that ``consume`` refuses come back after 1 s, through %RETRY%."""
         client = self._client(self.rocketmq.client.consumer.DefaultMQPushConsumer(group), namesrv, settings)
         client.setConsumeFromWhere(self.rocketmq.common.consumer.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
         client.subscribe(topic, "*")
@@ -125,16 +128,16 @@ class Peers:
         return Admin(self, client)
 
     def close(self) -> None:
-        """Nobody says good-bye: clusters may be gone already, and each client would wait for its own."""
+        """Kill the JVM without stopping its clients, because each would wait for its cluster, which may no longer exist."""
         self._gateway.shutdown()
         self._process.kill()
         self._process.wait()
-        # py4j closes the other end of it.
+        # py4j closes only its own end of this pipe.
         self._process.stdin.close()
 
     def _client(self, client: Any, namesrv: str, settings: Mapping[str, Any]) -> Any:
         client.setNamesrvAddr(namesrv)
-        # Clients of one name in one JVM share connections and rebalancing: each is to be a peer of its own.
+        # Clients with the same name in one JVM share connections and rebalancing, so each peer gets a unique name.
         client.setInstanceName(f"peer-{os.getpid()}-{next(self._names)}")
         client.setVipChannelEnabled(False)
         for name, value in settings.items():
@@ -150,20 +153,20 @@ class Producer:
         self._send_by: Any = None
 
     def send(self, topic: str, body: bytes, key: str | None = None, **fields: Any) -> Sent:
-        """Send to the queue that Java's hash of ``key`` selects, or with no key to the next one. ``fields``: see `message`."""
+        """Send to the queue that Java's hash of ``key`` selects, or to the next queue if there is no key. ``fields``: see `message`."""
         message = self.message(topic, body, key, **fields)
         while True:
             try:
                 return self._sent(self.client.send(message) if key is None else self.client.send(message, self._select, key))
             except Py4JJavaError as error:
-                # A busy broker drops a send that waited for 200 ms and says so. Java's ordered send leaves the repeat to the application.
+                # A busy broker rejects a send that waited for 200 ms, with this error. Java's ordered send leaves the retry to the caller.
                 if "[TIMEOUT_CLEAN_QUEUE]" not in str(error.java_exception):
                     raise
 
     def send_by(self, topic: str, key: Any, kind: str, select: Callable[[Any, int], int] | None = None) -> Sent:
-        """A message whose body is the text of ``key``, of a class of java.lang: to the queue of Java's hash, or of ``select(key, queues)``.
+        """Send the text of ``key``, an object of a class of java.lang, to the queue of Java's hash or of ``select(key, queues)``.
 
-        An int of Python would become an Integer or a Long by its size alone: the key is put where Java's reflection takes it from.
+        py4j would make an Integer or a Long of a Python int, depending on its size. The key is therefore passed by Java reflection.
         """
         items = self._peers.java.java.util.ArrayList()
         for item in (self.message(topic, str(key).encode()), self._select if select is None else Selector(select), None):
@@ -195,7 +198,7 @@ class Producer:
         keys: str | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> Any:
-        """The Java object."""
+        """Return the message as a Java object."""
         message = self._peers.rocketmq.common.message.Message(topic, bytearray(body))
         if tags is not None:
             message.setTags(tags)
@@ -212,7 +215,7 @@ class Producer:
 
 
 class Selector:
-    """A MessageQueueSelector of a user's own, in Python: ``choose(key, queues)`` gives an index into the list."""
+    """A user-defined MessageQueueSelector in Python. ``choose(key, queues)`` returns an index into the list of queues."""
 
     def __init__(self, choose: Callable[[Any, int], int]) -> None:
         self._choose = choose
@@ -225,7 +228,7 @@ class Selector:
 
 
 class Consumer:
-    """An orderly consumer; ``received`` has what its listener was given, refused messages each time."""
+    """An orderly consumer. ``received`` has every message that its listener received, and a redelivered message once per delivery."""
 
     STATUS = ("ConsumeOrderlyStatus", "SUCCESS", "SUSPEND_CURRENT_QUEUE_A_MOMENT")
 
@@ -237,7 +240,7 @@ class Consumer:
         name, success, again = self.STATUS
         status = getattr(peers.rocketmq.client.consumer.listener, name)
         self._success, self._again = getattr(status, success), getattr(status, again)
-        # toJson of an object has static and other overloads: py4j's own look for a static member stops at whichever the JVM lists first.
+        # toJson has static and other overloads. py4j's own lookup of a static member stops at whichever the JVM lists first.
         serializable = peers.rocketmq.remoting.protocol.RemotingSerializable
         self._json = JavaMember("toJson", None, STATIC_PREFIX + serializable._fqn, peers.client)
         client.registerMessageListener(self._listener())
@@ -256,27 +259,27 @@ class Consumer:
 
     @property
     def id(self) -> str:
-        """Its client id, as in locks and lists of members."""
+        """The consumer's client id, as in locks and lists of members."""
         return str(self.client.getDefaultMQPushConsumerImpl().getmQClientFactory().getClientId())
 
     @property
     def queues(self) -> list[Queue]:
-        """The queues of its topic that it has and holds the locks of; it has one of its retries, too."""
+        """The queues of the consumer's topic that it owns and has locked. Its queue of the retry topic is left out."""
         return self.queues_of(self._topic)
 
     def queues_of(self, topic: str) -> list[Queue]:
-        """As `queues`, of a topic by the name that servers know."""
+        """Return the same as `queues` for any topic, given by the name that the servers use."""
         table = self.client.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable()
         owned = [entry.getKey() for entry in table.entrySet() if entry.getValue().isLocked()]
         return sorted((str(q.getBrokerName()), int(q.getQueueId())) for q in owned if q.getTopic() == topic)
 
     def stop(self) -> None:
-        """In order: it takes the result of a listener at work, stores its offsets and gives its locks back."""
+        """Stop in an orderly way: the consumer waits for its listener's result, stores its offsets and releases its locks."""
         self.client.shutdown()
 
     def _given(self, messages: Any, queue: Any) -> Any:
         where = (str(queue.getBrokerName()), int(queue.getQueueId()))
-        # All in one piece: each question to a Java object costs a round trip.
+        # Convert all messages in one call, because each call to a Java object costs a round trip.
         batch = [_received(message, where) for message in json.loads(self._json(messages, False))]
         self.received += batch
         try:
@@ -287,7 +290,7 @@ class Consumer:
 
 
 class ConcurrentConsumer(Consumer):
-    """A concurrent consumer. It locks no queues; what its listener refuses is sent back with delay level 1."""
+    """A concurrent consumer. It locks no queues; messages that its listener refuses are sent back with delay level 1."""
 
     STATUS = ("ConsumeConcurrentlyStatus", "CONSUME_SUCCESS", "RECONSUME_LATER")
 
@@ -295,7 +298,7 @@ class ConcurrentConsumer(Consumer):
         return _ConcurrentListener(self)
 
     def has(self, topic: str) -> list[Queue]:
-        """The queues of a topic that are assigned to it."""
+        """Return the queues of a topic that are assigned to the consumer."""
         table = self.client.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable()
         assigned = [entry.getKey() for entry in table.entrySet() if not entry.getValue().isDropped()]
         return sorted((str(q.getBrokerName()), int(q.getQueueId())) for q in assigned if str(q.getTopic()) == topic)
@@ -318,7 +321,7 @@ def _received(message: Mapping[str, Any], where: Queue) -> Received:
 
 
 class _Listener:
-    """What Java calls."""
+    """The listener that Java calls."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
@@ -327,7 +330,7 @@ class _Listener:
         return self._consumer._given(messages, context.getMessageQueue())
 
     def toString(self) -> str:
-        """Java asks for it when a tool asks the consumer about itself."""
+        """Return a name; Java asks for it when a tool requests information about the consumer."""
         return "a listener in Python"
 
     class Java:
@@ -335,7 +338,7 @@ class _Listener:
 
 
 class _ConcurrentListener(_Listener):
-    """What Java calls of a concurrent consumer."""
+    """The listener that Java calls for a concurrent consumer."""
 
     def consumeMessage(self, messages: Any, context: Any) -> Any:
         context.setDelayLevelWhenNextConsume(1)
@@ -346,25 +349,25 @@ class _ConcurrentListener(_Listener):
 
 
 class Admin:
-    """What ``mqadmin`` does."""
+    """The actions of ``mqadmin``."""
 
     def __init__(self, peers: Peers, client: Any) -> None:
         self._peers = peers
         self.client = client
 
     def create_topic(self, broker: str, topic: str, queues: int = 4) -> None:
-        """At the broker of an address; there it is at once, and at the nameserver."""
+        """Create a topic at the broker with this address. The topic exists there, and at the nameserver, when this returns."""
         config = self._peers.rocketmq.common.TopicConfig(topic, queues, queues)
         self.client.createAndUpdateTopicConfig(broker, config)
 
     def delete_topic(self, cluster: str, topic: str) -> None:
         self.client.deleteTopic(topic, cluster)
 
-    # These ask for one queue after another. DefaultMQAdminExt's own statistics of a topic or group ask a broker of 4.9 what it does not
-    # know.
+    # These methods ask for one queue at a time, because the statistics of DefaultMQAdminExt for a topic or group use requests that a
+    # 4.9 broker does not know.
 
     def offsets(self, group: str, topic: str) -> dict[Queue, int]:
-        """The committed offsets of a group, where it has any."""
+        """Return a group's committed offsets, for the queues that have one."""
         found = {}
         for (name, queue), address in self._queues(topic).items():
             header = self._peers.rocketmq.remoting.protocol.header.QueryConsumerOffsetRequestHeader()
@@ -379,7 +382,7 @@ class Admin:
         return found
 
     def ends(self, topic: str) -> dict[Queue, tuple[int, int]]:
-        """The least offset and the end of each queue."""
+        """Return the minimum offset and the end of each queue."""
         found = {}
         for name, queue in self._queues(topic):
             where = self._peers.rocketmq.common.message.MessageQueue(topic, name, queue)
@@ -387,7 +390,7 @@ class Admin:
         return found
 
     def _queues(self, topic: str) -> dict[Queue, str]:
-        """The queues of a topic and the addresses of their brokers."""
+        """Return the queues of a topic, with the addresses of their brokers."""
         route = self.client.examineTopicRouteInfo(topic)
         brokers = {str(data.getBrokerName()): str(data.selectBrokerAddr()) for data in route.getBrokerDatas()}
         queues = [
@@ -396,12 +399,12 @@ class Admin:
         return {queue: brokers[queue[0]] for queue in sorted(queues)}
 
     def members(self, group: str) -> list[str]:
-        """Client ids of a group's members that are connected."""
+        """Return the client ids of a group's connected members."""
         connections = self.client.examineConsumerConnectionInfo(group).getConnectionSet()
         return sorted(str(connection.getClientId()) for connection in connections)
 
     def lock(self, broker: str, group: str, client_id: str, topic: str, queues: Sequence[Queue]) -> list[Queue]:
-        """Ask a broker for locks as a Java consumer of that name would; returns those that are granted."""
+        """Ask a broker for locks, as a Java consumer with this client id would. Return the queues whose locks were granted."""
         granted = self._api().lockBatchMQ(broker, self._body("LockBatchRequestBody", group, client_id, topic, queues), 3000)
         return sorted((str(queue.getBrokerName()), int(queue.getQueueId())) for queue in granted)
 

@@ -1,11 +1,12 @@
-"""A TCP proxy that makes a network bad on purpose, and remembers what went through it.
+"""A TCP proxy that breaks network connections on purpose, and records the frames that pass through it.
 
     with Proxy(broker.address) as proxy:
-        proxy.plan(Path(down=Way(cut_after=100)))  # the next connection; those after it are good again
+        proxy.plan(Path(down=Way(cut_after=100)))  # for the next connection; later ones work normally
         client = connect(proxy.address)
         proxy.connections[0].reset()
 
-Each connection has two ways: ``up`` to the server, ``down`` to the client. Tests call from their thread; one thread of its own runs all.
+Each connection has two directions: ``up`` to the server, ``down`` to the client. Tests call from their threads; one other thread runs
+the proxy.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ _PIECE: Final = 64 << 10
 
 @dataclass(frozen=True)
 class Way:
-    """What happens to the bytes of one direction."""
+    """What happens to the bytes in one direction."""
 
-    #: Seconds that each byte is under way; those behind it are under way at the same time.
+    #: Seconds by which each byte is delayed. Later bytes are delayed at the same time, not one after another.
     delay: float = 0.0
     #: Maximum bytes of a piece, and seconds of pause between two pieces.
     slice: int = _PIECE
     pause: float = 0.001
     #: Number of bytes after which the connection is closed in both directions.
     cut_after: int | None = None
-    #: Number of bytes after which nothing arrives any more, without an error.
+    #: Number of bytes after which no more bytes arrive, without an error.
     hold_after: int | None = None
-    #: With ``cut_after``: a reset instead of an end.
+    #: With ``cut_after``: the connection ends with a reset instead of an orderly close.
     reset: bool = False
 
 
@@ -55,15 +56,15 @@ class Path:
 
     up: Way = Way()
     down: Way = Way()
-    #: It is reset when it has just been accepted.
+    #: Whether the connection is reset immediately after it is accepted.
     refuse: bool = False
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One frame that went by."""
+    """One frame that passed through the proxy."""
 
-    #: time.monotonic() when it was whole.
+    #: time.monotonic() when the frame was complete.
     at: float
     up: bool
     code: int
@@ -76,11 +77,11 @@ class Exchange:
 
 @dataclass
 class Connection:
-    """One connection through the proxy: what went by, and the means to spoil it."""
+    """One connection through the proxy: the frames that passed, and methods to break it."""
 
     proxy: Proxy
     path: Path
-    #: How many bytes came from the client and from the server, whatever became of them.
+    #: How many bytes came from the client and from the server, including bytes that were not passed on.
     up: int = 0
     down: int = 0
     exchanges: list[Exchange] = field(default_factory=list)
@@ -92,11 +93,11 @@ class Connection:
         self._writers: list[asyncio.StreamWriter] = []
 
     def hold(self) -> None:
-        """From now on nothing goes through, either way, and nobody is told: half-open."""
+        """Pass nothing on from now on, in either direction, and without an error, as on a half-open connection."""
         self.proxy._do(self._open.clear)
 
     def release(self) -> None:
-        """What was held goes through, and all after it."""
+        """Pass on the bytes that were held, and all later ones."""
 
         def free() -> None:
             path = self.path
@@ -106,22 +107,22 @@ class Connection:
         self.proxy._do(free)
 
     def cut(self) -> None:
-        """End it on both sides."""
+        """Close the connection on both sides."""
         self.proxy._do(lambda: self._close(False))
 
     def reset(self) -> None:
-        """End it on both sides with a reset."""
+        """Reset the connection on both sides."""
         self.proxy._do(lambda: self._close(True))
 
     def alter(self, path: Path) -> None:
-        """Another fate from now on. Counted bytes are counted from the beginning."""
+        """Change the behaviour from now on. Numbers of bytes count from the beginning of the connection."""
         self.proxy._do(lambda: setattr(self, "path", path))
 
     def _close(self, reset: bool) -> None:
         for writer in self._writers:
             if reset:
                 if not writer.is_closing():
-                    # No linger: what is not sent is dropped, and the other side sees a reset.
+                    # Without linger, unsent bytes are dropped and the other side sees a reset.
                     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 writer.transport.abort()
             else:
@@ -131,19 +132,19 @@ class Connection:
 
 
 class Proxy:
-    """Listens on a free loopback port and passes on to ``target`` (``host:port``).
+    """Listens on a free loopback port and forwards to ``target`` (``host:port``).
 
-    ``rewrite`` replaces addresses in the bodies that come down, so that a nameserver sends clients through other proxies. A target may
-    change: connections that come later go to the new one.
+    ``rewrite`` replaces addresses in the bodies of answers, so that a nameserver sends clients through other proxies. If ``target``
+    changes, later connections go to the new one.
     """
 
     def __init__(self, target: str, rewrite: Mapping[str, str] | None = None, *, remember: bool = True) -> None:
-        """``remember``: whether to keep the frames that go by, for tests that ask for `exchanges`."""
+        """``remember``: whether to record the frames, for tests that use `exchanges`."""
         self.target = target
         self._remember = remember
         self.connections: list[Connection] = []
         self.rewrite = {old.encode(): new.encode() for old, new in (rewrite or {}).items()}
-        #: The fate of connections that no plan was made for.
+        #: The behaviour of connections without a plan.
         self.default = Path()
         self._plans: deque[Path] = deque()
         self._loop = asyncio.new_event_loop()
@@ -155,20 +156,20 @@ class Proxy:
         self.address = f"{HOST}:{self.port}"
 
     def plan(self, *paths: Path) -> None:
-        """The fate of the next connections, in the order in which they come."""
+        """Set the behaviour of the next connections, in the order in which they are accepted."""
         self._do(lambda: self._plans.extend(paths))
 
     @property
     def exchanges(self) -> list[Exchange]:
-        """The frames of all connections in order of time."""
+        """The frames of all connections, ordered by time."""
         return sorted((e for c in list(self.connections) for e in list(c.exchanges)), key=lambda exchange: exchange.at)
 
     def requests(self, code: int | None = None) -> list[Exchange]:
-        """What clients asked, all or of one code."""
+        """Return the clients' requests, all of them or those with one code."""
         return [e for e in self.exchanges if e.up and not e.response and code in (None, e.code)]
 
     def spoil_sends(self, path: Callable[[Connection], Path], *, later: bool = True) -> None:
-        """Alter the newest connection that is no lane for pulls; if there is none, and ``later``, the next connection that comes."""
+        """Alter the newest connection that is not only for pulls. If there is none and ``later`` is true, plan for the next connection."""
         for connection in reversed(self.connections):
             asked = [exchange.code for exchange in list(connection.exchanges) if exchange.up]
             if not connection.closed.is_set() and set(asked) != {RequestCode.PULL_MESSAGE}:
@@ -178,7 +179,7 @@ class Proxy:
             self.plan(path(Connection(self, Path())))
 
     def each(self, what: Callable[[Connection], None]) -> None:
-        """Do it to all connections that are open: ``proxy.each(Connection.reset)``."""
+        """Call ``what`` for each open connection, for example ``proxy.each(Connection.reset)``."""
         for connection in list(self.connections):
             if not connection.closed.is_set():
                 what(connection)
@@ -222,11 +223,11 @@ class Proxy:
             )
             connection._close(False)
         except (OSError, asyncio.CancelledError):
-            # What breaks on one side breaks on the other. No server at all is a reset, too.
+            # An error on one side closes the other side. If the server cannot be reached, the client also sees a reset.
             connection._close(True)
 
     async def _pass(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: bool) -> None:
-        """One way: what is read goes into a line with the time at which it is due, so that a delay holds up nothing behind it."""
+        """Forward one direction. Each piece is queued with the time at which it is due, so that a delay does not hold up later pieces."""
         line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         sender = asyncio.ensure_future(self._send(connection, line, writer, up))
         frames = Frames(up, connection.exchanges if self._remember else None, self.rewrite if not up else {})
@@ -300,19 +301,19 @@ class Proxy:
 
 
 class Frames:
-    """Finds the frames of the remoting protocol in the bytes of one way, and rewrites the bodies if asked to."""
+    """Finds frames of the remoting protocol in the bytes of one direction, and rewrites their bodies on request."""
 
     def __init__(self, up: bool, found: list[Exchange] | None, rewrite: Mapping[bytes, bytes]) -> None:
-        """``found`` gets the frames; None to keep none."""
+        """``found`` collects the frames; None records no frames."""
         self._up = up
         self._found = found
         self._rewrite = rewrite
         self._buffer = bytearray()
-        #: What does not look like frames is passed on and not looked at.
+        #: Whether the bytes are passed on without inspection, for example because they are not frames.
         self._foreign = found is None and not rewrite
 
     def feed(self, data: bytes) -> bytes:
-        """What is to be passed on: the same bytes, or whole frames with new bodies."""
+        """Return the bytes to pass on: the same bytes, or whole frames with new bodies."""
         if self._foreign:
             return data
         self._buffer += data
@@ -333,7 +334,7 @@ class Frames:
         return b"".join(out) if self._rewrite else data
 
     def rest(self) -> bytes:
-        """What no frame was found in, where that was held back."""
+        """Return bytes that were held back although they contain no whole frame."""
         rest = bytes(self._buffer) if self._rewrite else b""
         self._buffer.clear()
         return rest
@@ -362,10 +363,10 @@ class Frames:
 
 
 class Network:
-    """Proxies before a whole cluster: clients that start at ``address`` never meet a server itself."""
+    """Proxies in front of a whole cluster. Clients that start at ``address`` never connect to a server directly."""
 
     def __init__(self, namesrv: str, brokers: list[str], *, remember: bool = True) -> None:
-        """``namesrv``: one address, or several with ``;`` between them. ``remember``: see `Proxy`."""
+        """``namesrv``: one address, or several separated by ``;``. ``remember``: see `Proxy`."""
         self.brokers = [Proxy(address, remember=remember) for address in brokers]
         rewrite = {proxy.target: proxy.address for proxy in self.brokers}
         self.namesrvs = [Proxy(address, rewrite, remember=remember) for address in namesrv.split(";")]
@@ -374,7 +375,7 @@ class Network:
 
     @classmethod
     def before(cls, cluster: Cluster) -> Network:
-        """Proxies before the nameserver and every broker of a cluster."""
+        """Return proxies in front of the nameserver and every broker of a cluster."""
         return cls(cluster.address, [broker.address for broker in cluster.brokers])
 
     @property
@@ -382,7 +383,7 @@ class Network:
         return self.brokers[0]
 
     def slow(self, seconds: float) -> None:
-        """Delay every byte by ``seconds``, both ways, on all connections that are made from now on."""
+        """Delay every byte by ``seconds`` in both directions, on all later connections."""
         for proxy in (*self.namesrvs, *self.brokers):
             proxy.default = replace(proxy.default, up=Way(delay=seconds), down=Way(delay=seconds))
 

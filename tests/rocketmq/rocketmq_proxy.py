@@ -1,4 +1,4 @@
-"""RocketMQ's own Proxy (rocketmq-proxy) as a server of the tests. proxy.py is something else: it spoils connections."""
+"""RocketMQ's own Proxy (rocketmq-proxy) as a server of the tests. In contrast, proxy.py is a TCP proxy that breaks connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GET_ROUTE: Final = 105
 
 
 def bodies(broker: Broker, topic: str) -> dict[int, list[str]]:
-    """The bodies of each queue of all brokers, in order."""
+    """Return the bodies of each queue of all brokers, in order."""
     out: dict[int, list[str]] = {}
     for number, (queue, at) in enumerate(broker.log.bounds(broker.log.queues(topic)).items()):
         pulled = pulls(broker.log, queue, at.min_offset, at.max_offset, 1000, 1 << 24, ("body",))
@@ -31,7 +31,7 @@ def bodies(broker: Broker, topic: str) -> dict[int, list[str]]:
 
 
 class ProxyServer(Server):
-    """A Proxy before a cluster, in cluster mode. ``home/proxy.json`` has its settings."""
+    """A Proxy in front of a cluster, in cluster mode. ``home/proxy.json`` has its settings."""
 
     main = "org.apache.rocketmq.proxy.ProxyStartup"
     kind = "proxy"
@@ -47,11 +47,11 @@ class ProxyServer(Server):
         tls: bool = False,
         jvm: Sequence[str] = QUICK_SERVER,
     ) -> None:
-        """``credentials``: an administrator's, if the settings let in nobody else. ``tls``: take connections with TLS, too."""
-        # The newest release, whatever the brokers have.
+        """``credentials``: of an administrator, if the settings require an account. ``tls``: whether to accept TLS connections as well."""
+        # The Proxy is always of the newest release, whatever release the brokers have.
         super().__init__(home, VERSIONS[-1], find_free_port(), jvm)
         if tls:
-            # With a certificate that it makes up. gRPC at the same port would need OpenSSL, which its jars lack.
+            # The Proxy generates the certificate. gRPC on the same port would need OpenSSL, which the jars lack.
             self._jvm = (*jvm, "-Dtls.server.mode=permissive")
             settings = {**settings, "enableRemotingLocalProxyGrpc": False}
         self._cluster = cluster
@@ -71,7 +71,7 @@ class ProxyServer(Server):
             "grpcServerPort": self._grpc_port,
             "remotingListenPort": self.port,
             "remotingAccessAddr": HOST,
-            # A topic that a test creates is visible at once.
+            # Short intervals, so that a topic that a test creates is visible soon.
             "topicRouteServiceCacheRefreshSeconds": 1,
             "topicConfigCacheRefreshSeconds": 1,
             **self._settings,
@@ -83,7 +83,7 @@ class ProxyServer(Server):
         return ["-pc", str(file)]
 
     def ready(self) -> bool:
-        """Whether the Proxy knows the brokers."""
+        """Return whether the Proxy knows the brokers."""
         topic = self._cluster.broker.name
         try:
             if self._credentials is not None:

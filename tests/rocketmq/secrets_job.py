@@ -1,4 +1,4 @@
-"""Queries over RocketMQ with secrets as options, in a Spark that logs everything. What Spark shows of them is printed.
+"""Runs queries over RocketMQ with secrets as options, in a Spark that logs everything, and prints what Spark shows of them.
 
     python -m tests.rocketmq.secrets_job classic ADDRESS FOLDER
     python -m tests.rocketmq.secrets_job connect ADDRESS FOLDER PATTERN
@@ -19,9 +19,9 @@ from pyspark.sql import SparkSession
 from orderedmq.rocketmq.local.probe import find_free_port
 from tests.quick_spark import QUICK_JVM
 
-#: An account that the servers, which have no access control, accept.
+#: An account. The servers accept it because they have no access control.
 ACCOUNT: Final = {"accessKey": "hidden-access", "secretKey": "hidden-secret", "securityToken": "hidden-token"}
-#: Of a query that is not run: the servers have no TLS.
+#: Options of a query that is not run, because the servers have no TLS.
 TLS: Final = {"useTLS": "true", "tlsCertPath": "/c", "tlsKeyPath": "/k", "tlsKeyPassword": "hidden-password"}
 SECRETS: Final = (*ACCOUNT.values(), TLS["tlsKeyPassword"])
 

@@ -1,4 +1,4 @@
-"""The command over a cluster of two brokers that both have a queue 0."""
+"""The command over a cluster of two brokers, each of which has a queue 0."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def world(two_brokers: Cluster) -> Iterator[World]:
 
 @pytest.fixture
 def run(two_brokers: Cluster) -> Run:
-    """Run the command; returns its JSON rows, what it says with --no-json, or its error."""
+    """A function that runs the command. It returns the JSON rows, the output with --no-json, or the error for an exit code above 0."""
 
     def call(*arguments: str, code: int = 0) -> Any:
         result = CliRunner().invoke(app, [*arguments, "--namesrv", two_brokers.address], env={"COLUMNS": "200"})
@@ -105,19 +105,19 @@ def test_one_queues_lock_is_released(world: World, run: Run) -> None:
     client = world.broker.groups.join("query")
     world.broker.groups.heartbeat(world.group, client, world.shared())
     tokens = world.lock(world.broker, client)
-    # A group has no offsets before it commits, and RocketMQ knows it by them.
+    # RocketMQ finds groups by their offsets, and a group has none before it commits.
     world.broker.groups.commit(dict.fromkeys(tokens, 0))
     assert "Give one of" in run("lock", "release", world.group, f"{world.topic}/1", "--force", code=2)
     place = f"{world.topic}/broker-b/1"
     assert "give --force" in run("lock", "release", world.group, place, code=1)
     assert where(run("lock", "release", world.group, place, "--force")) == [("broker-b", 1)]
-    # What others do is known after a second.
+    # Changes by other clients are noticed within a second.
     assert [str(token.queue) for token in first_good(lambda: world.broker.groups.stale(tokens), bool)] == [place]
     assert run("lock", "release", world.group, place, "--force") == []
 
 
 def give_up_at_each_broker(world: World) -> None:
-    """Give up the first two messages of queue 0 of each broker."""
+    """Write dead letters for the first two messages of queue 0 of each broker."""
     client = world.broker.groups.join("query")
     for token in world.lock(world.broker, client, [queue for queue in world.queues if queue.queue_id == 0]):
         world.send(token.queue, 2)
@@ -134,9 +134,7 @@ def give_up_at_each_broker(world: World) -> None:
         ]
         world.broker.groups.dead_letter(token, pa.RecordBatch.from_pylist(letters, schema=PRODUCER_SCHEMA), range(2))
     world.broker.groups.leave(client)
-    until(
-        lambda: len(world.log.queues(DEAD_LETTER_PREFIX + world.group)) == 2, "both brokers are in the route of the letters", 60
-    )
+    until(lambda: len(world.log.queues(DEAD_LETTER_PREFIX + world.group)) == 2, "the letters' route has both brokers", 60)
 
 
 def test_the_dead_letters_of_each_broker_are_seen_and_replayed(world: World, run: Run) -> None:

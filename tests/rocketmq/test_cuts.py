@@ -1,7 +1,7 @@
-"""Exchanges with real servers, recorded, and cut after every byte of the request and of the answer.
+"""Exchanges with real servers are recorded, and then cut after every byte of the request and of the answer.
 
-Whatever is missing, a client says that the connection was lost and whether the server may have acted, never gives a wrong answer, and
-never uses the connection again; a server acts on nothing but a whole request.
+Wherever the cut is, the client reports that the connection was lost and whether the server may have acted. It never returns a wrong
+result and never uses the connection again. A server acts only on a whole request.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _heartbeat(world: World) -> Request[Any]:
     return group_requests.heartbeat(f"me@{world.topic}", world.group, topics, version=1)
 
 
-#: What is asked, of a nameserver (True) or broker.
+#: Requests to a nameserver (True) or a broker (False).
 EXCHANGES: dict[str, tuple[bool, Callable[[World], Request[Any]]]] = {
     "route": (True, lambda w: message_requests.topic_route(w.topic)),
     "route of no topic": (True, lambda w: message_requests.topic_route("none")),
@@ -93,7 +93,7 @@ EXCHANGES: dict[str, tuple[bool, Callable[[World], Request[Any]]]] = {
 
 @dataclass
 class Recorded:
-    """What went over the wire on a new connection, and what the client made of it."""
+    """The bytes of an exchange on a new connection, and the client's result or error."""
 
     asked: bytes
     answered: bytes
@@ -101,7 +101,7 @@ class Recorded:
 
 
 class Server:
-    """Reads a number of bytes from each connection, writes an answer and closes it, as `fate` says for the next connection."""
+    """Reads a number of bytes from each connection, writes an answer and closes it. ``fate`` has the number and the answer."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server((HOST, 0))
@@ -122,7 +122,7 @@ class Server:
                 while read < expected and (data := peer.recv(expected - read)):
                     read += len(data)
                 peer.sendall(answer)
-                # What is unread at a close makes a reset of it, which may take away the answer.
+                # Unread bytes would turn the close into a reset, which may discard the answer, so read them first.
                 peer.shutdown(socket.SHUT_WR)
                 while expected and answer and peer.recv(1 << 16):
                     pass
@@ -134,7 +134,7 @@ class Server:
 
 
 def outcome(address: str, request: Request[Any]) -> tuple[Any, Connection]:
-    """The result or error on a connection of its own, which is left as it is."""
+    """Return the result or error of a request on a new connection, which stays open, and that connection."""
     connection = Connection.open(address, soon())
     try:
         return connection.call(request, soon(10.0)), connection
@@ -143,7 +143,7 @@ def outcome(address: str, request: Request[Any]) -> tuple[Any, Connection]:
 
 
 def record(address: str, request: Request[Any]) -> Recorded:
-    """Pass it on, byte for byte."""
+    """Forward the request and the answer byte for byte, and record them."""
     listener = socket.create_server((HOST, 0))
     host, _, port = address.rpartition(":")
     asked, answered = bytearray(), bytearray()
@@ -178,7 +178,7 @@ def record(address: str, request: Request[Any]) -> Recorded:
 
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, OrderedMQError):
-        # Its text names the server.
+        # The text of the error names the server, so compare only its type and condition.
         return type(one) is type(other) and one.condition == other.condition
     return bool(one == other)
 
@@ -205,7 +205,7 @@ def test_an_exchange_that_is_cut_at_any_byte_is_a_lost_connection(world: World, 
         server.fate = cut
         error, connection = outcome(server.address, request)
         assert isinstance(error, RocketMQUnavailableError), (cut, error)
-        # Before anything was read, the connection may be known to be lost before the request is written.
+        # If nothing was read, the client may notice the lost connection even before it writes the request.
         assert error.sub == "CONNECTION_LOST" or (error.sub == "UNREACHABLE" and not cut[0]), (cut, error)
         assert connection.closed
         with pytest.raises(RocketMQUnavailableError) as again:
@@ -215,7 +215,7 @@ def test_an_exchange_that_is_cut_at_any_byte_is_a_lost_connection(world: World, 
 
 
 def written(request: Request[Any]) -> bytes:
-    """The bytes of a request, which no server gets."""
+    """Return the bytes of a request, without sending it to a real server."""
     with socket.create_server((HOST, 0)) as listener:
         connection = Connection.open(f"{HOST}:{listener.getsockname()[1]}", soon())
         connection.send(request, soon())
@@ -228,13 +228,13 @@ def written(request: Request[Any]) -> bytes:
 
 
 def state(world: World) -> dict[str, Any]:
-    """All that the requests below would change."""
+    """Return all state that the requests below would change."""
     return {
         "end": world.ask(message_requests.max_offset(world.queue)),
         "offset": world.ask(group_requests.consumer_offset(world.group, world.queue)),
         "group is there": f"{world.group}-cut" in world.ask(admin_requests.groups()),
         "topic is there": f"{world.topic}-cut" in {topic.name for topic in world.broker.log.topics()},
-        # A lock that nobody has is granted.
+        # A lock that no client holds is granted.
         "lock is free": bool(world.ask(group_requests.lock(world.group, "other", [world.queue]))),
     }
 
@@ -260,10 +260,10 @@ def test_a_server_does_nothing_until_a_request_is_whole(world: World) -> None:
     time.sleep(0.5)
     assert state(world) == before
     world.ask(release)
-    # Whole, each of them does.
+    # Sent as a whole, each request takes effect.
     for request in changing:
         with socket.create_connection((host, int(port))) as peer:
             peer.sendall(written(request))
             assert peer.recv(4)
-    # What was sent can be read a moment after the answer.
+    # A sent message can be read a moment after the answer.
     first_good(lambda: [name for name, value in state(world).items() if before[name] == value], lambda unchanged: not unchanged)

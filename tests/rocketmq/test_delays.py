@@ -1,4 +1,4 @@
-"""Delayed rows on real servers: they come when they are due, to the queue that was chosen, and leave the promises of others alone."""
+"""Delayed rows on real servers: they arrive when due, in the chosen queue, and do not affect the guarantees for other rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS = ("queue_offset", "body", "sharding_key", "born_timestamp", "store_time
 
 
 def mixed(ordinary: Sequence[str], delayed: Sequence[str], column: str, value: int) -> pa.RecordBatch:
-    """Ordinary rows with the delayed ones among them; ``value`` is a level or ms since 1970."""
+    """Return ordinary rows with the delayed rows in between. ``value`` is a delay level or a time in ms since 1970."""
     names = [*ordinary[:3], *delayed, *ordinary[3:]]
     kind = pa.int32() if column == "delay_time_level" else TIMES
     values = [value if name in delayed else None for name in names]
@@ -46,12 +46,12 @@ def attempt(world: World, given: pa.RecordBatch, batch: int = 0) -> Receipt:
 
 
 def named(world: World, first: str) -> list[str]:
-    """The bodies in the queue that begin so, in its order."""
+    """Return the bodies in the queue that begin with ``first``, in their order."""
     return [body for body in world.bodies() if body.startswith(first)]
 
 
 def waits(world: World, first: str) -> list[float]:
-    """The seconds from the sending of each such message until it was stored in its queue."""
+    """Return, for each message whose body begins with ``first``, the seconds from sending until it was stored in its queue."""
     found = world.log.pull(world.queue, 0, 1 << 20, 1 << 30, COLUMNS).to_pylist()
     return [
         (row["store_timestamp"] - row["born_timestamp"]).total_seconds()
@@ -78,17 +78,17 @@ def test_delayed_rows_come_later_and_the_others_are_there_once_in_order(everywhe
     ordinary, late = numbered(40), [f"d{number}" for number in range(40)]
     given = mixed(ordinary, late, "delay_time_level", 1)
     with_java = peers.concurrent_consumer(world.cluster.address, f"java-{world.topic}", world.topic, lambda _: True)
-    # The first attempt ends, and its batch is not committed; so delayed rows come twice.
+    # The first attempt ends, but its batch is not committed, so the second one sends the delayed rows again.
     for _ in range(2):
         receipt = attempt(world, given)
     published = world.outbox().publish(world.batch(), [receipt])
     assert published == Published(False, {world.queue: OffsetRange(0, 40)})
-    # A batch that was committed sends nothing.
+    # A committed batch is not sent again.
     assert world.outbox().publish(world.batch(), [attempt(world, given)]).replayed
     first_good(lambda: Counter(named(world, "d")), lambda found: found == Counter(late * 2))
     assert [name for name in world.bodies() if not name.startswith("d")] == ordinary
     assert min(waits(world, "d")) >= 1.0
-    # What became due since does not hide what the next batch sent before.
+    # Delayed rows that arrived in between must not hide rows that an earlier attempt of the next batch sent.
     for _ in range(2):
         receipt = world.write(["e1", "e2"], 1)
     world.outbox().publish(world.batch(1), [receipt])
@@ -174,14 +174,14 @@ def test_a_killed_attempt_loses_no_delayed_row_and_rows_come_at_their_time(timed
         child.kill()
     given = mixed(numbered(500), late, "deliver_timestamp", due)
     timed.outbox().publish(timed.batch(), [attempt(timed, given)])
-    # The killed attempt had not sent any.
+    # The killed attempt had not sent any delayed rows.
     first_good(lambda: Counter(named(timed, "d")), lambda found: found == Counter(late))
     assert [name for name in timed.bodies() if not name.startswith("d")] == numbered(500)
     found = timed.log.pull(timed.queue, 0, 1 << 20, 1 << 30, COLUMNS).to_pylist()
     stored = [int(row["store_timestamp"].timestamp() * 1000) for row in found if row["body"].startswith(b"d")]
-    # Its clock ticks once a second (timerPrecisionMs).
+    # The broker's timer has a precision of one second (timerPrecisionMs).
     assert min(stored) > due - 1000
-    # A time in the past is at once; one too far ahead is refused by name.
+    # A row whose time is in the past is delivered immediately; a time too far in the future is refused by name.
     attempt(timed, mixed([], ["p0"], "deliver_timestamp", due - 1), 1)
     assert named(timed, "p") == ["p0"]
     with pytest.raises(MessageError, match=r"BAD_DELAY.*row 0 of the delayed rows.*timerMaxDelaySec"):
@@ -217,7 +217,7 @@ def test_a_producer_and_the_command_delay_messages(timed: World) -> None:
         b"p1": ("b", None),
         b"p6": (None, "k"),
     }
-    # What a broker would deliver at another time is refused, and nothing of the call is sent.
+    # If a broker would deliver one row at another time than requested, the row is refused and no row of the call is sent.
     late = pa.record_batch({"body": ["f0", "f1"], "delay_time_level": [None, 19]})
     with pytest.raises(MessageError, match=r"BAD_DELAY.*delay_time_level is 19.*levels 1 to 18"):
         producer.send(late)

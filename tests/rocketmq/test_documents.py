@@ -1,4 +1,4 @@
-"""The Python snippets of the site that need a RocketMQ run on a real one."""
+"""The site's Python snippets that need RocketMQ run on a real cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.snippets import name, pages, run
 pytestmark = pytest.mark.spark
 
 PAGES = pages("rocketmq")
-#: What `orderedmq rocketmq up` says, and the documents with it.
+#: The address that `orderedmq rocketmq up` prints, and that the documents use.
 ADDRESS = "127.0.0.1:9876"
 
 

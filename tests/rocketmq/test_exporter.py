@@ -1,4 +1,4 @@
-"""The exporter over a cluster, as a program: its metrics, and servers that are killed and started again."""
+"""The exporter over a cluster, as a separate process: its metrics, while servers are killed and restarted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_exporter_outlives_servers_that_are_killed(world: World, cluster: Cl
             url = json.loads(process.stdout.readline())["url"]
 
             def scraped() -> dict[str, dict[str, float]]:
-                """The samples of the group and of the exporter itself, by the number of the queue."""
+                """Return the samples of the group and of the exporter itself: name, then queue or condition, then value."""
                 found: dict[str, dict[str, float]] = {}
                 with urllib.request.urlopen(url, timeout=60) as answer:
                     for family in text_string_to_metric_families(answer.read().decode()):
@@ -63,7 +63,7 @@ def test_the_exporter_outlives_servers_that_are_killed(world: World, cluster: Cl
             assert "group_lag_messages" not in away
             assert sum(away["exporter_failures_total"].values()) >= 1
             cluster.broker.start()
-            # It has forgotten its locks, its members and the offsets of the last seconds, so nothing is asked of the group.
+            # The broker has lost its locks, its members and the latest offsets, so the test checks nothing about the group.
             until(lambda: scraped()["up"][""])
             assert process.poll() is None
         finally:

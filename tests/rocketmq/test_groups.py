@@ -1,7 +1,7 @@
-"""Groups over real servers: offsets, members, dead letters, and a Java consumer as a neighbour.
+"""Groups over real servers: offsets, members, dead letters, and a Java consumer in the same group.
 
-Traps held: 8 (never committed, or 0), 12 (members are connections, a heartbeat replaces the group's topics), 19 (dead letters go by way of
-the retry topic).
+Traps covered: 8 (never committed, or committed 0), 12 (members are connections, and a heartbeat replaces the group's topics), 19 (dead
+letters are sent through the retry topic).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def usual(cluster: Cluster) -> Iterator[World]:
 
 
 def test_never_committed_is_not_the_same_as_zero(world: World) -> None:
-    """Trap 8: a 4.9 broker answers 0 to both, of a queue with messages and of an empty one."""
+    """Trap 8: a 4.9 broker answers 0 in both cases, for a queue with messages as well as for an empty one."""
     groups = world.broker.groups
     with_messages, empty, _, _ = world.queues
     world.send(with_messages, 3)
@@ -68,7 +68,7 @@ def test_never_committed_is_not_the_same_as_zero(world: World) -> None:
 
 
 def test_a_group_is_made_before_something_is_committed(world: World) -> None:
-    """From 5.3 on a broker answers a commit of a group that it does not know with 26."""
+    """From 5.3 on, a broker answers a commit for an unknown group with error 26."""
     assert world.group not in world.broker.admin.groups()
     [token, *_] = world.lock(world.broker, world.broker.groups.join("me"))
     world.broker.groups.commit({token: 0})
@@ -83,7 +83,7 @@ def test_a_group_that_brokers_may_not_make_is_named(world: World) -> None:
     try:
         me = world.broker.groups.join("me")
         if world.cluster.version.startswith("4."):
-            # It takes members and commits of groups that it does not know.
+            # 4.9 accepts members and commits of groups that it does not know.
             world.broker.groups.heartbeat(world.group, me, world.shared())
             world.broker.groups.commit({world.lock(world.broker, me)[0]: 0})
             assert world.group in world.broker.admin.groups()
@@ -137,7 +137,7 @@ def test_a_group_from_outside(world: World) -> None:
 
 
 def test_a_broker_that_comes_into_the_route_knows_the_member_before_its_locks(two_brokers: Cluster) -> None:
-    """Not only with the next renewal: a task looks whether its driver is a member there."""
+    """It knows the member immediately, not only after the next renewal, because tasks check that their driver is a member there."""
     with World(two_brokers) as world:
         topic = f"{world.topic}-grows"
         me = world.broker.groups.join("me")
@@ -153,7 +153,7 @@ def test_a_broker_that_comes_into_the_route_knows_the_member_before_its_locks(tw
 
 
 def test_a_client_knows_when_its_membership_went_with_its_connection(usual: World) -> None:
-    """And that a heartbeat is due: tasks wait for their driver to be a member."""
+    """It then also knows that a heartbeat is due, because tasks wait until their driver is a member."""
     with Network.before(usual.cluster) as network, RocketMQBroker(network.address) as broker:
         groups = broker.groups
         me = groups.join("me")
@@ -180,7 +180,7 @@ def _queues(broker: RocketMQBroker, topic: str, name: str) -> list[MessageQueue]
 
 
 def test_members_are_connections_and_what_they_read_is_the_groups(world: World) -> None:
-    """Trap 12: a client id is not enough to be told apart; and the retry topic stays what the group reads."""
+    """Trap 12: brokers tell members apart by connection, not only by client id. A heartbeat must keep the retry topic of the group."""
     groups = world.broker.groups
     one, two = groups.join("one"), groups.join("two")
     for client in (one, two):
@@ -202,7 +202,7 @@ def test_members_are_connections_and_what_they_read_is_the_groups(world: World) 
 
 
 def test_dead_letters_are_where_rocketmq_looks_for_them(world: World) -> None:
-    """Trap 19. Each by another process than the one before."""
+    """Trap 19. Each letter is written by a different process."""
     queue = world.queues[1]
     me = world.broker.groups.join("me")
     world.broker.groups.heartbeat(world.group, me, world.shared())
@@ -244,7 +244,7 @@ def test_dead_letters_are_where_rocketmq_looks_for_them(world: World) -> None:
 def test_a_letter_is_there_once_though_an_answer_or_a_request_is_lost(
     cluster: Cluster, lost: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first request goes by way of the retry topic; the others have two letters each."""
+    """The first request goes through the retry topic; the others carry two letters each."""
     paths: dict[str, Callable[[Connection], Path]] = {
         "answer": lambda connection: Path(down=Way(cut_after=connection.down)),
         "request": lambda connection: Path(up=Way(cut_after=connection.up + 300, reset=True)),
@@ -276,7 +276,7 @@ def test_a_letter_is_there_once_though_an_answer_or_a_request_is_lost(
 
 
 def owned(java: Consumer, topic: str) -> list[tuple[str, int]]:
-    """The queues of the topic that a Java consumer has and holds the locks of; that of its retries is not asked for."""
+    """Return the queues of the topic that a Java consumer owns and has locked. Its queue of the retry topic is left out."""
     table = java.client.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable()
     entries = [(entry.getKey(), entry.getValue()) for entry in table.entrySet()]
     locked = [queue for queue, process in entries if process.isLocked() and str(queue.getTopic()) == topic]
@@ -290,7 +290,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         first_good(lambda: owned(java, usual.topic), lambda queues: len(queues) == 4)
         everything = [("broker-a", number) for number in range(4)]
         exclusive = groups.join("greedy")
-        # Before a heartbeat changed anything for the Java consumer.
+        # Refused before a heartbeat changes anything for the Java consumer.
         refusal = error_of(lambda: groups.heartbeat(usual.group, exclusive, Subscription("exclusive", usual.topic)))
         assert (refusal.condition, java.id in refusal.message) == ("ORDEREDMQ_GROUP.DISAGREES", True)
         usual.broker.admin.create_topic(f"{usual.topic}-2", 1)
@@ -302,24 +302,24 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         me = groups.join("me")
         members = groups.heartbeat(usual.group, me, usual.shared())
         assert [member.client_id for member in members] == sorted((java.id, me.client_id))
-        # The strategy and the topics are what the Java consumer itself says.
+        # The Java consumer itself reports this strategy and these topics.
         assert {member.subscription for member in members} == {usual.shared()}
         refuse(usual.group, me, members)
         mine = allocate(Allocation("AVG"), me.client_id, usual.queues, {member.client_id: member.room for member in members})
         theirs = [(queue.broker_name, queue.queue_id) for queue in usual.queues if queue not in mine]
         assert len(mine) == len(theirs) == 2
-        # Code 40 makes it rebalance: it gives our half up, and keeps its own.
+        # Request code 40 makes the Java consumer rebalance: it gives up our half of the queues and keeps its own half.
         first_good(lambda: owned(java, usual.topic), lambda queues: queues == theirs)
         tokens = granted(first_good(lambda: groups.lock(usual.group, me, mine), lambda out: not refused(out)))
         [other, _] = [queue for queue in usual.queues if queue not in mine]
-        # On a busy machine the Java consumer may have been too slow to say what it holds. It is asked again after 30 s.
+        # On a busy machine the Java consumer may report its queues too late. It is asked again after 30 s.
         [refusing] = first_good(
             lambda: refused(groups.lock(usual.group, me, [other])), lambda found: found[0].alive is not None
         )
         assert (refusing.client_id, refusing.alive) == (java.id, True)
         assert {lock.client_id for lock in usual.connect().admin.locks(usual.group)} == {java.id, me.client_id}
 
-        # Messages of all queues: each is somebody's, and its offsets are the group's for everyone.
+        # Each queue's messages are read by one of the two members, and both see the same group offsets.
         for queue in usual.queues:
             usual.send(queue, 5)
         java.wait(10)
@@ -329,7 +329,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         first_good(lambda: admin.offsets(usual.group, usual.topic), lambda found: found == dict.fromkeys(everything, 5))
         assert admin.members(usual.group) == sorted((java.id, me.client_id))
 
-        # What RocketMQ's own tool shows of us.
+        # What RocketMQ's own tool shows about this client.
         shown = admin.client.getConsumerRunningInfo(usual.group, me.client_id, False)
         held = sorted((str(queue.getBrokerName()), int(queue.getQueueId())) for queue in shown.getMqTable().keySet())
         assert held == [(queue.broker_name, queue.queue_id) for queue in sorted(mine)]
@@ -354,7 +354,7 @@ def test_a_java_consumer_takes_over_where_a_query_has_committed(usual: World, pe
         assert [message.offset for message in java.wait(3)] == [7, 8, 9]
     finally:
         java.stop()
-    # It says good-bye without waiting for an answer.
+    # The Java consumer stops without waiting for the broker's answer.
     first_good(
         lambda: usual.connect().groups.offsets(usual.group, usual.queues[:1]), lambda found: found == {usual.queues[0]: 10}
     )
@@ -363,7 +363,7 @@ def test_a_java_consumer_takes_over_where_a_query_has_committed(usual: World, pe
 def test_the_reset_number_of_a_broker_that_answers_at_the_second_try_is_believed(
     usual: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A query whose checkpoint has another number would leave its checkpoint for the group's offsets."""
+    """With a wrong number, a query would ignore its checkpoint and follow the group's offsets."""
     groups = usual.broker.groups
     [token, *_] = usual.lock(usual.broker, groups.join("me"))
     number = groups.reset({token: 0})
@@ -382,7 +382,7 @@ def test_the_reset_number_of_a_broker_that_answers_at_the_second_try_is_believed
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_what_rocketmqs_own_tool_resets_is_where_a_query_goes_on(usual: World, peers: Peers, ahead: bool) -> None:
-    """The broker keeps the resets, and takes no commits until somebody has noticed them (useServerSideResetOffset). One look is enough."""
+    """The broker stores the resets and accepts no commits until a client has read them once (useServerSideResetOffset)."""
     groups = usual.broker.groups
     queues = usual.queues[:3]
     for queue in queues:
@@ -400,7 +400,7 @@ def test_what_rocketmqs_own_tool_resets_is_where_a_query_goes_on(usual: World, p
     assert lost.condition == "ORDEREDMQ_LOCK.LOST"
     assert all(str(queue) in lost.message for queue in queues), lost.message
     assert usual.connect().groups.offsets(usual.group, queues) == reset
-    assert groups.reset_number(usual.group) == number + 1, "a checkpoint of before is not followed"
+    assert groups.reset_number(usual.group) == number + 1, "an older checkpoint must not be followed"
     tokens = usual.lock(usual.broker, me, queues)
     groups.commit(dict.fromkeys(tokens, 10))
     assert usual.connect().groups.offsets(usual.group, queues) == dict.fromkeys(queues, 10)

@@ -2,7 +2,7 @@
 
     make test-all ARGS="tests/rocketmq/test_hand_over_storm.py -n0 -s"
 
-ORDEREDMQ_STORM_ROUNDS and ORDEREDMQ_STORM_SEED choose another storm.
+ORDEREDMQ_STORM_ROUNDS and ORDEREDMQ_STORM_SEED set the number of rounds and the seed of the storm.
 """
 
 from __future__ import annotations

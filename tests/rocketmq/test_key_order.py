@@ -1,4 +1,4 @@
-"""Listeners with order per key in real Spark over a real cluster: a poisoned key of a Java producer's events."""
+"""Listeners with order per key in real Spark over a real cluster: a key with a poison message in a Java producer's events."""
 
 from __future__ import annotations
 
