@@ -23,7 +23,7 @@ __all__ = ["rig"]
 
 @pytest.mark.holds("order per key")
 def test_a_poisoned_key_of_a_java_producer_waits_alone_over_a_restart_and_comes_back_in_order(rig: Rig, peers: Peers) -> None:
-    """Three keys in one queue. k0 fails until it is healed, and the query is stopped and started again meanwhile."""
+    """Three keys in one queue. Messages of k0 fail until the file ``healed`` exists; the query is restarted in between."""
     producer = peers.producer(rig.cluster.address)
     rig.topic(1)
     [queue] = until(lambda: rig.broker.log.queues(rig.source), "the topic is known")
@@ -54,11 +54,13 @@ def test_a_poisoned_key_of_a_java_producer_waits_alone_over_a_restart_and_comes_
 
     fill(0, 9)
     query = start()
-    until(lambda: rig.broker.groups.offsets(rig.group, [queue]) == {queue: 9}, "the first messages are decided or parked", 90)
+    until(lambda: rig.broker.groups.offsets(rig.group, [queue]) == {queue: 9}, "the first messages are processed or parked", 90)
     query.stop()
     fill(9, 3)
     query = start()
-    until(lambda: rig.broker.groups.offsets(rig.group, [queue]) == {queue: 12}, "so are the others", 90)
+    until(
+        lambda: rig.broker.groups.offsets(rig.group, [queue]) == {queue: 12}, "the other messages are processed or parked", 90
+    )
     before = lines()
     accepted = [line for line in before if not line.startswith("k0")]
     assert sorted(accepted) == sorted(f"k{number % 3} {number} 0" for number in range(12) if number % 3)
@@ -75,6 +77,6 @@ def test_a_poisoned_key_of_a_java_producer_waits_alone_over_a_restart_and_comes_
         reading.read(rig.broker.log, lot, parked, reading.end_of(rig.broker.log, parked))
         return lot.messages == 0
 
-    until(nothing_parked, "nothing is parked any more", 90)
+    until(nothing_parked, "no message is parked any more", 90)
     query.stop()
     producer.stop()

@@ -1,4 +1,4 @@
-"""Order per key over a real broker under kill -9: workers, drivers and the broker die, keys fail at random or always."""
+"""Order per key over a real broker under kill -9: workers, drivers and the broker are killed, and keys fail at random or always."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.spark
 
 
 class World:
-    """A topic and a group at a cluster."""
+    """A topic and a group on a cluster."""
 
     def __init__(self, cluster: Cluster, folder: Path, queues: int = 3) -> None:
         self.cluster, self.folder = cluster, folder
@@ -36,7 +36,7 @@ class World:
         return {**place, "checkpoint": str(self.folder / checkpoint), "source": source, **more}
 
     def restart_broker(self) -> None:
-        """kill -9: the broker keeps what it has acknowledged, and forgets its locks and the group's offsets of the last 5 s."""
+        """Kill the broker with kill -9. It keeps acknowledged messages, but loses its locks and the group's offsets of the last 5 s."""
         self.cluster.broker.restart()
 
 

@@ -1,6 +1,6 @@
-"""Queue locks of real servers: locks that live 3 s, runs of one query, killed brokers.
+"""Queue locks of real servers: locks that live 3 s, several runs of one query, and killed brokers.
 
-Trap held: 11 (locks are advisory, and a renewal is no proof).
+Trap covered: 11 (locks are advisory, and a successful renewal does not prove ownership).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.waits import first_good
 pytestmark = pytest.mark.usefixtures("unhurried")
 
 ROOT = Path(__file__).parents[2]
-#: Seconds that a lock of ``quick`` lives which is not renewed.
+#: Seconds that a lock of ``quick`` lives without a renewal.
 LIFE = 3.0
 
 
@@ -61,7 +61,7 @@ def quick(quick_locks: Cluster) -> Iterator[World]:
 
 @pytest.mark.holds("one owner")
 def test_a_renewal_that_comes_too_late_is_a_loss_though_the_broker_grants_it(usual: World) -> None:
-    """Trap 11: another may have had the queue meanwhile, and have given it back."""
+    """Trap 11: another client may have taken and released the queue in between."""
     groups = usual.broker.groups
     me = groups.join("me")
     tokens = usual.lock(usual.broker, me, usual.queues[:1])
@@ -74,7 +74,7 @@ def test_a_renewal_that_comes_too_late_is_a_loss_though_the_broker_grants_it(usu
     assert condition(lambda: groups.commit({tokens[0]: 1})) == "LOCK.LOST"
     groups.trust = 30.0
     [again] = usual.lock(usual.broker, me, usual.queues[:1])
-    assert again.tenure == again.epoch > tokens[0].epoch, "the next owner enters the queue again"
+    assert again.tenure == again.epoch > tokens[0].epoch, "the next grant must begin a new tenure"
 
 
 @pytest.mark.holds("shared take-over")
@@ -84,15 +84,15 @@ def test_locks_are_anothers_when_they_were_not_renewed(quick: World) -> None:
     tokens = quick.lock(quick.broker, quick.broker.groups.join("me"))
     them = rival.groups.join("them")
     first_good(lambda: rival.groups.lock(quick.group, them, quick.queues), lambda out: not refused(out))
-    assert time.monotonic() - began > LIFE - 0.1, "nobody else got them while they lived"
-    # Within the time that it trusts its locks, the loser learns it from the fence.
+    assert time.monotonic() - began > LIFE - 0.1, "no other client may get the locks while they live"
+    # The loser still trusts its locks at this time, so it learns of the loss only from the fence.
     assert quick.broker.groups.stale(tokens) == tokens
     assert condition(lambda: quick.broker.groups.commit({tokens[0]: 1})) == "LOCK.LOST"
 
 
 @pytest.mark.parametrize("assignment", ["exclusive", "shared"])
 def test_a_restart_beside_a_former_run_that_is_paused_skips_nothing(quick: World, assignment: str) -> None:
-    """The former run has logged a batch, holds the locks and does nothing any more; Spark commits what the restart makes of the batch."""
+    """The former run logged a batch, holds the locks and does nothing more. Spark commits what the restarted run returns for the batch."""
     queue = quick.queues[0]
     quick.send(queue, 20)
     options = {"namesrvAddr": quick.cluster.address, "topic": quick.topic, "consumerGroup": quick.group, "lockTimeout": "30s"}
@@ -103,21 +103,23 @@ def test_a_restart_beside_a_former_run_that_is_paused_skips_nothing(quick: World
         assert Checkpoint.from_spark(batch).next[queue] == 20
         spans = [(one.begin, one.end) for one in again.partitions({}, batch) if isinstance(one, QueuePartition)]
         if assignment == "exclusive":
-            assert spans == [(0, 20)], "it waits for the locks and repeats the batch"
+            assert spans == [(0, 20)], "the restarted run must wait for the locks and repeat the batch"
             assert again.latestOffset(batch, ReadAllAvailable()) == batch
             assert quick.broker.groups.offsets(quick.group, [queue]) == {queue: 20}
         else:
             assert spans == []
-            # It is a member still, and has its share of the queues, until it ends.
+            # The former run is still a member and keeps its share of the queues until it ends.
             former.stop()
             following = first_good(lambda: again.latestOffset(batch, ReadAllAvailable()), lambda offset: offset != batch, 60)
             span = ranges(Checkpoint.from_spark(batch), Checkpoint.from_spark(following))[queue]
-            assert (span.begin, span.end) == (0, 20), "it is entered at the group's offset, not behind the batch"
+            assert (span.begin, span.end) == (0, 20), (
+                "the query must enter the queue at the group's offset, not after the batch"
+            )
 
 
 @pytest.mark.parametrize("how", ["given up", "left"])
 def test_a_zombies_look_at_its_lock_does_not_bring_it_back(quick: World, how: str) -> None:
-    """A task in another process asks under its driver's name, and a broker would grant it the free queue."""
+    """A task in another process asks under its driver's name. The queue is free, so a broker would grant it the lock."""
     driver, task, other = quick.broker.groups, quick.connect().groups, quick.connect().groups
     me = driver.join("me")
     driver.heartbeat(quick.group, me, quick.shared())
@@ -147,16 +149,16 @@ def test_a_tasks_look_keeps_the_lock_of_a_driver_that_lives(quick: World) -> Non
     held = refused(rival.lock(quick.group, them, [token.queue]))
     looks.append(time.monotonic())
     if max(later - look for look, later in zip(looks, looks[2:])) > LIFE:
-        pytest.skip("the machine stood still for longer than a lock lives")
+        pytest.skip("the machine paused for longer than a lock lives")
     assert held
     assert task.stale([token]) == []
-    # A dead letter is put aside by a task, too.
+    # A task can also write a dead letter.
     assert task.dead_letter(token, letters([3]), [3]) == 1
 
 
 @pytest.mark.holds("stop during a call")
 def test_a_lingering_lock_lives_on_for_strangers_and_not_for_its_own_query(usual: World, quick: World) -> None:
-    """RocketMQ's unlockDelay: it is not given back, and its life ends it (60 s, and 3 s)."""
+    """As with RocketMQ's unlockDelay, the lock is not released but ends after its lifetime (60 s or 3 s)."""
     for world in (usual, quick):
         groups, rival = world.broker.groups, world.connect().groups
         me, them = groups.join("me"), rival.join("them")
@@ -193,7 +195,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def run(usual: World) -> Iterator[subprocess.Popen[str]]:
-    """Another process with a run of the query ``query``, which has all queues."""
+    """Another process with a run of the query ``query``, which owns all queues."""
     command = [sys.executable, "-c", RUN, usual.cluster.address, usual.group, usual.topic]
     process = subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -207,7 +209,7 @@ def run(usual: World) -> Iterator[subprocess.Popen[str]]:
 def test_a_restart_after_a_kill_has_its_queues_at_once_and_two_runs_exclude_each_other(
     usual: World, run: subprocess.Popen[str]
 ) -> None:
-    """Locks that live 60 s: nobody else gets them that soon."""
+    """The locks live 60 s, so no other query gets them that soon."""
     assert run.stdout is not None
     first, *granted = run.stdout.readline().split()
     assert granted == ["LockToken"] * 4
@@ -215,7 +217,7 @@ def test_a_restart_after_a_kill_has_its_queues_at_once_and_two_runs_exclude_each
     again, other = groups.join("query"), groups.join("other")
     for client in (again, other):
         refusals = refused(groups.lock(usual.group, client, usual.queues))
-        # Who has them says so itself.
+        # The owner itself answers that it is alive.
         assert {(one.owner, one.client_id, one.alive) for one in refusals} == {("query", first, True)}
         assert len(refusals) == 4
     assert usual.ids(usual.broker) == [first]
@@ -223,8 +225,8 @@ def test_a_restart_after_a_kill_has_its_queues_at_once_and_two_runs_exclude_each
     first_good(lambda: usual.ids(usual.broker), lambda ids: ids == [])
     assert len(refused(groups.lock(usual.group, other, usual.queues))) == 4
     tokens = usual.lock(usual.broker, again)
-    assert all(token.only_run for token in tokens), "under the query's name"
-    assert all(token.tenure == token.epoch for token in tokens), "the group's offset is where it goes on"
+    assert all(token.only_run for token in tokens), "the locks must be held under the query's name"
+    assert all(token.tenure == token.epoch for token in tokens), "the query must resume at the group's offset"
 
 
 def test_a_run_whose_predecessor_is_stuck_waits_for_the_locks_to_end(quick: World) -> None:
@@ -236,8 +238,8 @@ def test_a_run_whose_predecessor_is_stuck_waits_for_the_locks_to_end(quick: Worl
     new.heartbeat(quick.group, second, quick.shared())
     [taken] = granted(first_good(lambda: new.lock(quick.group, second, [token.queue]), lambda out: not refused(out)))
     assert time.monotonic() - began > LIFE - 0.1
-    assert not taken.only_run, "under its own name"
-    # The first one is a member still, and yet its tasks and itself see that it is lost.
+    assert not taken.only_run, "the lock must be held under the run's own name"
+    # The first run is still a member, but it and its tasks must notice that the lock is lost.
     assert first.client_id in quick.ids(quick.broker)
     assert not quick.connect().groups.check(token)
     assert old.renew([token]) == [token]
@@ -255,19 +257,19 @@ def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_bac
     usual.broker.groups.heartbeat(usual.group, me, usual.shared())
     usual.send(usual.queues[0], 9)
     tokens = usual.lock(usual.broker, me)
-    # However long a server takes to boot here.
+    # Long enough for a slow start of the server.
     usual.broker.groups.trust = 120
     usual.broker.groups.commit({tokens[0]: 2, tokens[1]: 0})
     usual.broker.groups.commit({tokens[0]: 7})
     usual.cluster.broker.restart()
     seen = usual.connect().groups.offsets(usual.group, usual.queues)
-    # A broker writes offsets every 5 s, from 10 s after it booted on.
+    # A broker writes its offsets every 5 s, but not in the first 10 s after its start.
     assert seen.get(usual.queues[0]) in (None, 2, 7)
     assert usual.broker.groups.renew(tokens) == []
     assert usual.connect().groups.offsets(usual.group, usual.queues) == {usual.queues[0]: 7, usual.queues[1]: 0}
     rival = usual.connect().groups
     assert len(refused(rival.lock(usual.group, rival.join("them"), usual.queues))) == 4
-    # It is a member again with its next heartbeat; a task that looks meanwhile waits for that.
+    # The client becomes a member again with its next heartbeat. A task that checks its lock until then waits for that.
     assert usual.ids(usual.connect()) == []
     task = usual.connect().groups
     task.patience = 120
@@ -288,7 +290,7 @@ def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_bac
 
 
 def test_a_renewal_never_takes_back_what_is_committed_beside_it(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It finds the broker behind and is delayed before it writes: the next owner must not begin at the old offset."""
+    """The renewal sees that the broker's offset is too low, and is delayed before it writes. A later commit must not be undone."""
     groups, [queue] = usual.broker.groups, usual.queues[:1]
     [token] = usual.lock(usual.broker, groups.join("me"), [queue])
     groups.commit({token: 4})
@@ -335,7 +337,7 @@ def test_a_broker_that_is_away_costs_no_lock_until_the_trust_is_over(usual: Worl
 
 
 def test_members_and_locks_are_waited_for_while_their_broker_is_away(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each question for them ends long before the broker is back."""
+    """Each single request for members or locks times out long before the broker is back."""
     groups, joining = usual.broker.groups, usual.connect().groups
     groups.trust = 120
     me, them = groups.join("me"), joining.join("them")
@@ -365,16 +367,16 @@ def test_a_broker_that_was_restarted_gives_nobody_the_queues_of_members_that_hav
     usual.cluster.broker.restart()
     both = sorted([me.client_id, them.client_id])
     assert [member.client_id for member in groups.heartbeat(usual.group, me, usual.shared())] == both
-    assert usual.ids(usual.connect()) == [me.client_id], "the broker has forgotten the other one"
+    assert usual.ids(usual.connect()) == [me.client_id], "the broker must have lost the other member"
     answers = groups.lock(usual.group, me, usual.queues)
     assert [answer.queue for answer in refused(answers)] == usual.queues[:2]
     assert other.renew(theirs) == []
-    # A member that is gone for good is one no longer than it could have trusted its locks.
+    # A member that has really gone counts as a member only as long as it could have trusted its locks.
     groups.trust = 0.0
     assert [member.client_id for member in groups.members(usual.group)] == [me.client_id]
 
 
-# -- what others do ---------------------------------------------------------------------------------------------------------------
+# -- actions of other clients ----------------------------------------------------------------------------------------------------
 
 
 def test_a_lock_of_nobody_who_is_known_is_in_use_and_cannot_be_taken_away(world: World) -> None:
@@ -389,13 +391,13 @@ def test_a_lock_of_nobody_who_is_known_is_in_use_and_cannot_be_taken_away(world:
 
 
 def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query asks between any two batches; a round trip each time would be most of what an idle one does."""
+    """A query checks its locks between any two batches. With a round trip each time, an idle query would do little else."""
     groups, admin = world.broker.groups, world.connect().admin
     me = groups.join("me")
     groups.heartbeat(world.group, me, world.shared())
     tokens = world.lock(world.broker, me)
     assert groups.fence_age == FENCE_AGE == 1.0
-    # However long a busy machine takes for 50 questions.
+    # Long enough for 50 checks on a busy machine.
     groups.fence_age = 60.0
     asked: list[int] = []
     fenced = type(groups)._fenced
@@ -410,7 +412,7 @@ def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(world: W
     assert [count for count in asked if count] == [len(tokens)]
     admin.seek(world.group, {tokens[0].queue: 0}, force=True)
     assert condition(lambda: groups.commit({tokens[0]: 0})) == "LOCK.LOST"
-    assert groups.stale(tokens) == tokens[:1], "a commit that was refused is known at once"
+    assert groups.stale(tokens) == tokens[:1], "a refused commit must be known immediately"
     admin.seek(world.group, {tokens[1].queue: 0}, force=True)
     assert not groups.check(tokens[1])
     admin.seek(world.group, {tokens[2].queue: 0}, force=True)

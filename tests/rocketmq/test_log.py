@@ -1,6 +1,6 @@
-"""Topics and messages of real servers, beside what the contract suite asks of every broker.
+"""Topics and messages of real servers, in addition to the contract suite's tests of every broker.
 
-Traps held, with tests/unit/test_rocketmq_puller.py: 4, 5, 6, 7, 9, 17, 18, 20.
+Traps covered, together with tests/unit/test_rocketmq_puller.py: 4, 5, 6, 7, 9, 17, 18, 20.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def world(cluster: Cluster) -> Iterator[World]:
 
 
 def test_many_messages_come_back_whole_in_pieces_of_what_the_broker_gives(everywhere: World) -> None:
-    """Trap 4: a pull brings 32 messages or 256 KiB."""
+    """Trap 4: a pull returns at most 32 messages or 256 KiB."""
     log, queue = everywhere.log, everywhere.queue
     assert log.append({queue: numbers(5000)})[queue] == OffsetRange(0, 5000)
     large = [bytes([number]) * 100_000 for number in range(40)]
@@ -86,7 +86,7 @@ def test_many_messages_come_back_whole_in_pieces_of_what_the_broker_gives(everyw
 
 @contextlib.contextmanager
 def changed(cluster: Cluster, position: int) -> Iterator[None]:
-    """Change a bit in the broker's commit log, which the broker has mapped. It is put right again, since a restart would stop there."""
+    """Flip a bit in the broker's memory-mapped commit log, and restore it afterwards because a restarting broker would stop there."""
     files = {int(file.name): file for file in (cluster.broker.home / "store" / "commitlog").glob("[0-9]*")}
     first = max(begin for begin in files if begin <= position)
     with files[first].open("r+b", buffering=0) as file:
@@ -127,9 +127,9 @@ def test_what_changed_on_a_brokers_disk_is_no_row_of_another_queue_and_its_body_
             bodies(verifying, 3)
         assert caught.value.behind == 4
         assert bodies(verifying, 4) == [b"4"]
-        # By default nobody looks, as in Java's client.
+        # By default checksums are not verified, as in Java's client.
         assert bodies(log) == [b"0", b"1", b"2", b"2", b"4"]
-    # The last byte of the queue's number, and the first one of the topic's name.
+    # Change the last byte of the queue's number, and then the first byte of the topic's name.
     for place in (15, BODY_AT + 2):
         with changed(everywhere.cluster, anchor.position + place):
             for one in (log, verifying):
@@ -139,7 +139,7 @@ def test_what_changed_on_a_brokers_disk_is_no_row_of_another_queue_and_its_body_
 
 
 def test_bounds_of_what_does_not_exist(everywhere: World) -> None:
-    """Trap 5: an empty queue; brokers answer for queues that are not there as for empty ones."""
+    """Trap 5: brokers answer for queues that do not exist as for empty ones."""
     log, queue = everywhere.log, everywhere.queue
     asked = [queue, queue._replace(queue_id=7), queue._replace(topic="no-such-topic")]
     assert log.bounds(asked) == {queue: QueueBounds(0, 0)}
@@ -151,19 +151,19 @@ def test_bounds_of_what_does_not_exist(everywhere: World) -> None:
 
 
 def test_a_pull_at_the_end_does_not_wait(everywhere: World) -> None:
-    """Trap 6: a broker that holds a pull back answers up to 5 s late; ours are never held back."""
+    """Trap 6: a broker that holds a pull back answers up to 5 s late. Our pulls are never held back."""
     everywhere.log.append({everywhere.queue: numbers(3)})
     took = []
     for _ in range(20):
         begin = time.monotonic()
         assert everywhere.log.pull(everywhere.queue, 3, 10, 10, ("body",)).num_rows == 0
         took.append(time.monotonic() - begin)
-    # A busy machine makes some of them late, a broker that waits for a message all of them.
+    # On a busy machine some pulls may be slow, but a broker that holds pulls back would delay all of them.
     assert min(took) < 0.5
 
 
 def test_what_was_appended_is_seen_by_everybody_at_once(everywhere: World) -> None:
-    """Trap 7: a broker acknowledges a message before readers see it."""
+    """Trap 7: a broker acknowledges a message before readers can see it."""
     with RocketMQBroker(everywhere.cluster.address) as other:
         for number in range(100):
             assert everywhere.log.append({everywhere.queue: numbers(1, number)})[everywhere.queue].begin == number
@@ -172,7 +172,7 @@ def test_what_was_appended_is_seen_by_everybody_at_once(everywhere: World) -> No
 
 
 def test_a_time_is_found_exactly(everywhere: World) -> None:
-    """Trap 9: 4.9 answers with the nearest message, for a time to come with the last one."""
+    """Trap 9: for a time between two messages, 4.9 returns the nearest one; for a future time, the last one."""
     log, queue = everywhere.log, everywhere.queue
     assert log.offset_at(queue, 0) == log.offset_at(queue, 1 << 60) == 0
     for number in range(30):
@@ -188,7 +188,7 @@ def test_a_time_is_found_exactly(everywhere: World) -> None:
 
 
 def test_a_limit_of_bytes_is_met_about(everywhere: World) -> None:
-    """Exactly where the first few messages decide."""
+    """The limit is exact where the first few messages decide, and approximate beyond them."""
     log, queue = everywhere.log, everywhere.queue
     log.append({queue: rows([bytes(1000)] * 3000)})
     log.append({queue: rows([bytes(10)] * 3000)})
@@ -219,7 +219,7 @@ def test_a_topic_that_was_made_again_is_another_where_a_message_tells(everywhere
 
 
 def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
-    """Trap 20: brokers forget it first, then the nameservers."""
+    """Trap 20: a topic is deleted at the brokers first, and then at the nameservers."""
     log, queue, topic = everywhere.log, everywhere.queue, everywhere.topic
     log.append({queue: numbers(3)})
     with RocketMQBroker(everywhere.cluster.address) as other:
@@ -236,13 +236,13 @@ def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
 
 
 def test_what_is_appended_to_a_topic_that_was_deleted_just_now_does_not_make_it_anew(everywhere: World) -> None:
-    """Brokers make a topic that a send is for, with queues of their own number, if the send names their template."""
+    """If a send names the broker's template topic, a broker creates a missing topic with its own default number of queues."""
     topic = everywhere.topic
     with RocketMQBroker(everywhere.cluster.address) as other:
         producer = Producer(other.log, topic)
         producer.send(numbers(3))
         everywhere.broker.admin.delete_topic(topic)
-        # It still believes in the topic's route: no more is asked about it for a second.
+        # The producer still believes that the topic exists, because it confirms that at most once a second.
         other.log._confirmed[topic] = time.monotonic()
         for send in (lambda: producer.send(numbers(3)), lambda: other.log.append({everywhere.queue: numbers(3)})):
             with pytest.raises(TopicError, match=f"MISSING.*{topic}.*Create it"):
@@ -251,14 +251,14 @@ def test_what_is_appended_to_a_topic_that_was_deleted_just_now_does_not_make_it_
 
 
 def test_a_port_that_is_for_sending_only_is_named(everywhere: World) -> None:
-    """Trap 17: a VIP port pulls nothing."""
+    """Trap 17: the VIP port of a broker does not serve pulls."""
     host, _, port = everywhere.cluster.broker.address.rpartition(":")
     with Client(everywhere.cluster.address) as client, pytest.raises(RocketMQError, match="NOT_SUPPORTED.*VIP"):
         client.call_address(f"{host}:{int(port) - 2}", message_requests.pull(everywhere.queue, "TOOLS_CONSUMER", 0, 1), soon())
 
 
 def test_an_answer_may_have_another_kind_of_header_than_its_request(everywhere: World) -> None:
-    """Trap 18: 5.x answers a binary header in JSON."""
+    """Trap 18: 5.x answers a request that has a binary header with a JSON header."""
     everywhere.log.append({everywhere.queue: numbers(3)})
     fields = {"topic": everywhere.topic, "queueId": "0"}
     ext = b"".join(
@@ -288,12 +288,12 @@ def test_a_topic_is_described_by_what_brokers_tell(everywhere: World) -> None:
     assert (two.bounds, two.first_timestamp) == (QueueBounds(0, 0), None)
 
 
-# -- what goes wrong
+# -- faults
 
 
 def test_a_broker_that_is_killed_and_comes_back_while_it_is_read(world: World) -> None:
     world.log.append({world.queue: numbers(20_000)})
-    # It has not been written to disk in order yet when it is killed right away.
+    # A broker that is killed immediately may not have written everything to disk in order.
     time.sleep(1.0)
     world.log.pull(world.queue, 0, 100, 1 << 40, ("body",))
     world.cluster.broker.kill()
@@ -306,7 +306,7 @@ def test_a_broker_that_is_killed_and_comes_back_while_it_is_read(world: World) -
 
 
 def test_a_nameserver_that_was_restarted_does_not_make_topics_disappear(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no routes until brokers report to it, up to 30 s later; they know better."""
+    """A restarted nameserver has no routes until brokers report to it, which takes up to 30 s. The brokers still know their topics."""
     for module in ("net.client", "messages.log"):
         monkeypatch.setattr(f"orderedmq.rocketmq.{module}.NAMESERVER_TIMEOUT", 0.5)
     world.log.append({world.queue: numbers(3)})
@@ -321,14 +321,14 @@ def test_a_nameserver_that_was_restarted_does_not_make_topics_disappear(world: W
         assert world.topic in [info.name for info in world.log.topics()]
         assert read(world.broker, world.queue, 0, 3) == [b"0", b"1", b"2"]
     finally:
-        # Waits until the broker is known again.
+        # Wait until the nameserver knows the broker again.
         world.cluster.start()
 
 
 def test_connections_that_are_cut_while_reading_cost_no_message(cluster: Cluster) -> None:
     with Network.before(cluster) as network, World(cluster, queues=2, address=network.address) as world:
         world.log.append({world.queue: numbers(10_000)})
-        # Each connection brings some of them, and then no more.
+        # Each connection delivers some messages and is then reset.
         network.broker.default = Path(down=Way(cut_after=300_000, reset=True))
         before = len(network.broker.connections)
         network.broker.each(Connection.reset)
@@ -337,7 +337,7 @@ def test_connections_that_are_cut_while_reading_cost_no_message(cluster: Cluster
 
 
 def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broker stored a batch and its answer was lost, or the batch itself was."""
+    """Either the broker stored a batch and its answer was lost, or the batch itself was lost."""
     with (
         Network.before(cluster) as network,
         RocketMQBroker(cluster.address) as beside,
@@ -351,7 +351,7 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
             return looks[-1]
 
         def cut(what: str, sent: int) -> None:
-            """When the batch went up to the proxy; where its answer is to be lost, when the broker has stored it."""
+            """Cut the connections once the batch has reached the proxy or, if the answer is to be lost, once the broker has stored it."""
             until(lambda: len(network.broker.requests(RequestCode.SEND_BATCH_MESSAGE)) > sent)
             if what == "answer":
                 until(lambda: beside.log.bounds([world.queue])[world.queue].max_offset == 10)
@@ -381,7 +381,7 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
 
 
 def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When it goes on it still finds the request that was given up."""
+    """When the broker resumes, it still executes the request that the client gave up."""
     world.log.sender.timing = Timing(send_timeout=0.5)
     gave_up = threading.Event()
     settle, send = BrokerPort._settle, message_requests.send
@@ -401,7 +401,7 @@ def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, m
         for number in range(2):
             gave_up.clear()
             done = pool.submit(world.log.append, {world.queue: numbers(10, 10 * number)})
-            # An append that ends without giving up has an error to tell.
+            # If the append ends without giving up, stop waiting; its result below raises its error.
             done.add_done_callback(lambda _: gave_up.set())
             try:
                 assert gave_up.wait(60)
@@ -416,7 +416,7 @@ def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, m
 
 
 def test_topics_are_divided_among_brokers(two_brokers: Cluster) -> None:
-    """Trap 20: a topic is made at every master."""
+    """Trap 20: a topic is created at every master."""
     with RocketMQBroker(two_brokers.address) as broker:
         name = f"t-{uuid.uuid4().hex[:8]}"
         assert broker.admin.create_topic(name, 5).queues == 5
@@ -439,7 +439,7 @@ def test_a_topic_that_one_broker_lost_is_still_a_topic(two_brokers: Cluster) -> 
         name = f"t-{uuid.uuid4().hex[:8]}"
         broker.admin.create_topic(name, 4)
         delete_at_broker(client, two_brokers.brokers[0].address, name)
-        # A second time, where it is not there any more.
+        # Delete it there again, although it no longer exists.
         delete_at_broker(client, two_brokers.brokers[0].address, name)
         queue = broker.log.queues(name)[-1]
         broker.log.append({queue: numbers(1)})

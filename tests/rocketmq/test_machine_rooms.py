@@ -1,4 +1,4 @@
-"""A sink that writes to the brokers of some machine rooms only."""
+"""A sink that writes only to the brokers of certain machine rooms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster with a broker in room a and one in room b."""
+    """A cluster with one broker in room a and one in room b."""
     made = Cluster(tmp_path_factory.mktemp("rooms"), names=("a@one", "b@one"), jvm=QUICK_SERVER)
     with jars_required():
         made.start()
@@ -59,12 +59,12 @@ def test_numbers_go_to_the_queues_of_a_room_as_with_javas_hash_among_them(
 ) -> None:
     broker.admin.create_topic("numbers", 6)
     broker.admin.create_topic("java-numbers", 6)
-    # Above what an Integer holds: py4j hands the selector's key on as a Long again.
+    # These keys are too large for an Integer, because py4j passes the selector's key back to Java as a Long.
     keys = [2**31 + 7 * number for number in range(20)]
     by_hash = peers.rocketmq.client.producer.selector.SelectMessageQueueByHash()
 
     def in_room_b(key: int, queues: int) -> int:
-        """RocketMQ's own selector by room is empty: what a user would write, a room's queues and the hash among them."""
+        """Select by hash among the queues of room b, as a user would, because RocketMQ's own selector by room is empty."""
         of_room = peers.java.java.util.ArrayList()
         for number in range(queues // 2):
             of_room.add(peers.rocketmq.common.message.MessageQueue("java-numbers", "b@one", number))

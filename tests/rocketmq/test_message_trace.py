@@ -1,4 +1,4 @@
-"""RocketMQ's message trace on real servers: what is written is what Java writes, and what Java's tools find and read."""
+"""RocketMQ's message traces on real servers: they are written as Java writes them, and Java's tools find and read them."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def world(cluster: Cluster) -> Iterator[World]:
 
 @pytest.fixture
 def traces(world: World) -> str:
-    """A topic of traces."""
+    """A topic for traces."""
     topic = f"traces-{uuid.uuid4().hex[:8]}"
     world.broker.admin.create_topic(topic, 2)
     return topic
 
 
 class Reader:
-    """The traces of messages in a topic, found by its messages' keys, as Java decodes them."""
+    """Finds the traces of messages in a topic by the keys of the trace messages, and decodes them as Java does."""
 
     def __init__(self, peers: Peers, log: RocketMQLog, topic: str) -> None:
         self._peers, self._log, self._topic = peers, log, topic
@@ -76,7 +76,7 @@ class Reader:
         return out
 
     def wait(self, message_id: str, count: int) -> list[dict[str, Any]]:
-        """Wait for so many traces of a message. What was sent comes first."""
+        """Wait for this many traces of a message, and return them with those of sends first."""
         until(lambda: len(self.views(message_id)) >= count, f"{count} traces of {message_id}", 60.0)
         return sorted(self.views(message_id), key=lambda view: view["MsgType"])
 
@@ -101,7 +101,7 @@ def java_bean(peers: Peers, message_id: str, keys: str | None, **fields: Any) ->
 
 
 def java_trace(peers: Peers, kind: str, beans: Sequence[Any], **fields: Any) -> Trace:
-    """What Java's TraceDataEncoder makes, which lists no key twice and in no order."""
+    """Return the output of Java's TraceDataEncoder, which lists each key once and in no particular order."""
     trace = peers.rocketmq.client.trace
     context = trace.TraceContext()
     context.setTraceType(getattr(trace.TraceType, kind))
@@ -160,7 +160,7 @@ IN_TWOS = OrderPerQueue(consume_message_batch_max_size=2, suspend_current_queue_
 
 
 def consume(world: World, listener: Any, traces: str, settings: OrderPerQueue = IN_TWOS) -> None:
-    """A task of consume_orderly over all messages of the queue."""
+    """Run a task of consume_orderly over all messages of the queue."""
     broker = world.connect()
     me = broker.groups.join("me")
     broker.groups.heartbeat(world.group, me, world.shared())
@@ -175,7 +175,7 @@ def consume(world: World, listener: Any, traces: str, settings: OrderPerQueue = 
 
 @pytest.mark.holds("message trace")
 def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces: str, peers: Peers) -> None:
-    """Beside a Java producer and consumer with the trace of their own, in the same topic."""
+    """A Java producer and a Java consumer write their own traces to the same topic."""
     address, reader = world.cluster.address, Reader(peers, world.log, traces)
     in_java = peers.producer(address, "java-producers", enableTrace=True, traceTopic=traces)
     by_java = in_java.send(world.topic, b"j", tags="T", keys="key-j all").id
@@ -200,8 +200,9 @@ def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces:
     host = str(world.broker._client.address(world.topic, world.queue.broker_name, float("inf")))
     for message_id, body, group in zip(own, "jabcd", ["java-producers", *["CLIENT_INNER_PRODUCER"] * 2, *["OMQ_SINK"] * 2]):
         again = body in "bc"
-        # Both consumers: before and after a call, and ours again for the batch that its listener put off. Java sends traces after up to
-        # 5 s. When it is stopped it sends them at once, but on a busy machine it gives up before they are sent (AsyncTraceDispatcher.flush).
+        # Each consumer writes a trace before and after a call; ours does so again for the batch that its listener refused. Java sends
+        # traces after up to 5 s. When stopped, it sends them immediately, but on a busy machine it may give up first
+        # (AsyncTraceDispatcher.flush).
         views = reader.wait(message_id, 7 if again else 5)
         sent = views[0]
         told = {name: sent[name] for name in ("MsgType", "GroupName", "Status", "Topic", "Keys", "Tags", "StoreHost")}
@@ -222,13 +223,13 @@ def test_each_row_of_a_large_batch_is_found_by_its_id(world: World, traces: str,
     with RocketMQBroker(world.cluster.address) as broker:
         broker.traced(traces).log.append({world.queue: pa.record_batch({"body": [f"{number}" for number in range(3000)]})})
         assert broker._traced[traces].dispatcher.dropped == 0
-    # The connection sent what waited before it closed.
+    # A connection sends its waiting traces before it closes.
     own = ids(world)
     for place in (0, 1499, 2999):
         [view] = reader.wait(own[place], 1)
         assert (view["MsgType"], view["Keys"]) == ("Pub", "null")
     messages = sum(at.max_offset for at in world.log.bounds(world.log.queues(traces)).values())
-    # An id is a key of 33 bytes, and a message has 4 KiB of keys.
+    # An id needs 33 bytes as a key, and a trace message has up to 4 KiB of keys.
     assert 25 <= messages <= 30
 
 
@@ -236,15 +237,15 @@ def test_a_delayed_row_is_traced_as_one(world: World, traces: str, peers: Peers)
     staging = world.broker.traced(traces).outbox.open(SinkBatch("late-sink", 0, topic=world.topic), 0)
     staging.add(world.queue, rows("a").append_column("delay_time_level", pa.array([1], pa.int32())))
     staging.receipt()
-    [message] = until(Reader(peers, world.log, traces).messages, "its trace is there", 60.0)
+    [message] = until(Reader(peers, world.log, traces).messages, "the row's trace is written", 60.0)
     told = message["body"].decode().split("\x01")
-    # MessageType.Delay_Msg.
+    # "3" is MessageType.Delay_Msg.
     assert (told[0], told[3], told[4], told[7], told[11]) == ("Pub", "OMQ_SINK", world.topic, "key-a all", "3")
 
 
 @pytest.mark.holds("message trace")
 def test_dead_letters_of_a_traced_listener_are_traced(world: World, traces: str, peers: Peers) -> None:
-    """The first one, which goes by way of the retry topic, and another."""
+    """Both the first dead letter, which is sent through the retry topic, and a later one are traced."""
     world.broker.log.append({world.queue: rows("a", "b")})
     consume(world, lambda messages, context: AGAIN, traces, OrderPerQueue(max_reconsume_times=0))
     dead = f"%DLQ%{world.group}"
@@ -260,14 +261,14 @@ def test_mqadmin_shows_the_traces_in_the_usual_topic(quick_locks: Cluster, peers
     with World(quick_locks, 1) as world:
         world.broker.traced().log.append({world.queue: rows("a")})
         [message_id] = ids(world)
-        told = until(lambda: mqadmin(peers, "-i", message_id, "-n", quick_locks.address), "it is indexed", 60.0)
+        told = until(lambda: mqadmin(peers, "-i", message_id, "-n", quick_locks.address), "the trace is indexed", 60.0)
     shown = told.split()
     assert shown[:6] == ["#Type", "#ProducerGroup", "#ClientHost", "#SendTime", "#CostTimes", "#Status"]
     assert (*shown[6:8], shown[-1]) == ("Pub", "CLIENT_INNER_PRODUCER", "success")
 
 
 def mqadmin(peers: Peers, *arguments: str) -> str:
-    """What ``mqadmin queryMsgTraceById`` prints; nothing if it finds nothing."""
+    """Return the output of ``mqadmin queryMsgTraceById``, or "" if it finds nothing."""
     java = peers.java
     command = peers.rocketmq.tools.command.message.QueryMsgTraceByIdSubCommand()
     options = command.buildCommandlineOptions(
@@ -286,7 +287,7 @@ def mqadmin(peers: Peers, *arguments: str) -> str:
             raise
     finally:
         system.setOut(before)
-    # Its log says something, too.
+    # Drop the log output that comes before the table.
     return "".join(str(out.toString()).partition("#Type")[1:])
 
 
@@ -302,7 +303,7 @@ def test_a_missing_topic_is_an_error_at_the_start_and_a_warning_later(world: Wor
     with RocketMQBroker(world.cluster.address) as broker, caplog.at_level(logging.WARNING, "orderedmq"):
         traced = broker.traced("no-traces", check=False)
         traced.log.append({world.queue: rows("a", "b")})
-        until(lambda: broker._traced["no-traces"].dispatcher.dropped == 2, "they are dropped")
+        until(lambda: broker._traced["no-traces"].dispatcher.dropped == 2, "the traces are dropped")
         traced.log.append({world.queue: rows("c")})
     assert len(ids(world)) == 3
     first, last = (record.getMessage() for record in caplog.records if "trace" in record.getMessage())

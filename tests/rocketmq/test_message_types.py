@@ -1,4 +1,4 @@
-"""Topics for messages of one type: brokers store everything in them, and RocketMQ's Proxy passes on messages of their type alone."""
+"""Topics for messages of one type. Brokers store any message in them, but RocketMQ's Proxy accepts only messages of their type."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.rocketmq.rocketmq_proxy import ProxyServer, bodies
 from tests.rocketmq.test_spark import Rig, in_order, rigged, sender
 from tests.waits import soon, until
 
-#: Two keys, one after the other: a key of the whole request would be wrong for half of them.
+#: Messages with two alternating keys. If a request's key were given to all its messages, half of them would have the wrong key.
 BODIES = [b"%d" % number for number in range(40)]
 KEYS = ["a", "b"] * 20
 
 
 def make(broker: Broker, topic: str, message_type: str, queues: int = 2) -> MessageQueue:
-    """Return the topic's first queue."""
+    """Create a topic of a message type and return its first queue."""
     broker.admin.create_topic(topic, queues, message_type=message_type)
     return broker.log.queues(topic)[0]
 
@@ -48,7 +48,7 @@ def messages(broker: Broker, queue: MessageQueue) -> list[tuple[bytes, Any]]:
 
 
 def write(broker: Broker, queue: MessageQueue, given: pa.RecordBatch, job: str = "", batch: int = 0) -> Published:
-    """Write a sink's batch."""
+    """Write and publish a sink's batch."""
     one = SinkBatch("a sink", batch, job=job, topic=queue.topic)
     staging = broker.outbox.open(one, 0)
     try:
@@ -65,13 +65,13 @@ def produce(broker: Broker, queue: MessageQueue, given: pa.RecordBatch) -> None:
 
 
 def in_fifo(topic: str, direct: Broker, other: Broker) -> None:
-    """Write a new topic of type FIFO by ``other``, twice over, and read it."""
+    """Write a new FIFO topic through ``other``, twice, and read it."""
     queue = make(direct, topic, "FIFO", 1)
     given = rows(BODIES, sharding_key=KEYS)
     wanted = list(zip(BODIES, KEYS))
     assert not write(other, queue, given, "first").replayed
     assert messages(direct, queue) == wanted
-    # Another run sends only what is missing, and one after the commit sends nothing.
+    # Another run sends only the missing rows, and a run after the commit sends none.
     assert write(other, queue, given, "second").replayed
     assert messages(direct, queue) == wanted
     staging = other.outbox.open(SinkBatch("a sink", 1, job="killed", topic=topic), 0)
@@ -97,7 +97,9 @@ def test_a_topic_of_type_fifo_has_each_row_once_in_order_with_its_own_key(
 
     monkeypatch.setattr(message_requests, "refused_type", counted)
     in_fifo(f"fifo-{how}", direct, other)
-    assert asked == ([] if how == "direct" else ["fifo-through"]), "once for each topic, and of a Proxy alone"
+    assert asked == ([] if how == "direct" else ["fifo-through"]), (
+        "the type is requested once per topic, and only through a Proxy"
+    )
 
 
 def test_java_reads_in_order_what_was_written_to_a_fifo_topic_through_a_proxy(
@@ -130,7 +132,7 @@ def test_a_row_without_a_key_is_refused_by_name_before_any_other_is_stored(
         what(through, queue, rows([b"a"]))
     assert messages(direct, queue) == []
     what(direct, queue, rows([b"a"]))
-    assert messages(direct, queue) == [(b"a", None)], "a broker does not mind"
+    assert messages(direct, queue) == [(b"a", None)], "a broker accepts rows without a key"
 
 
 def test_delayed_rows_for_a_fifo_topic_are_refused_by_name_before_others_are_stored(direct: Broker, through: Broker) -> None:
@@ -177,7 +179,7 @@ def test_a_proxy_delays_messages_of_a_topic_for_them_and_refuses_them_by_name_in
     assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
     until(
         lambda: sorted(body for found in bodies(direct, "for-delays").values() for body in found) == ["a", "b"],
-        "both have come",
+        "both delayed messages have arrived",
     )
 
 
@@ -211,7 +213,7 @@ def test_a_topic_whose_type_was_changed_is_written_again_after_one_refusal(
 
 
 def test_a_message_is_parked_through_a_proxy_in_a_lot_of_type_fifo(direct: Broker, through: Broker) -> None:
-    """An administrator has made it so."""
+    """An administrator has created the parking lot with the type FIFO."""
     direct.admin.create_topic("parked-fifo", 2, message_type="FIFO")
     queue = direct.log.queues("parked-fifo")[0]
     with Client(";".join(direct.log._client.nameservers)) as client:  # type: ignore[attr-defined]
@@ -220,7 +222,7 @@ def test_a_message_is_parked_through_a_proxy_in_a_lot_of_type_fifo(direct: Broke
             client.call_address(str(one.master), request, soon())
     write(through, queue, rows([b"a", b"b"], sharding_key=["k", "l"]))
     lot = parked_queue("parker-fifo", queue)
-    until(lambda: lot in direct.log.queues(lot.topic), "the lot is there")
+    until(lambda: lot in direct.log.queues(lot.topic), "the lot exists")
     [token] = locked(through, "parker-fifo", through.groups.join("me"), [queue])
     puts = [Put(queue, 0, Ticket(0, 1, 1, 0)), Put(queue, 1, Ticket(1, 1, 1, 0))]
     assert through.groups.park(token, puts) == [True, True]
@@ -264,7 +266,7 @@ def test_each_release_makes_topics_of_a_type_or_refuses_to(every_version: Cluste
 def test_brokers_before_5_4_behind_a_proxy_have_the_rows_of_a_fifo_topic_with_their_own_keys(
     cluster: Cluster, tmp_path: pathlib.Path
 ) -> None:
-    """They would give the key in a batch's envelope to each of its messages."""
+    """Such brokers give the key in a batch's envelope to all messages of the batch."""
     made = ProxyServer(tmp_path, cluster, {})
     with jars_required():
         made.start()
@@ -298,7 +300,7 @@ def _copy_between_fifo_topics(rig: Rig, direct: Broker, proxy: ProxyServer, peer
     source, target = f"{rig.group}-in", f"{rig.group}-out"
     for topic in (source, target):
         make(direct, topic, "FIFO", 4)
-    # A Java producer's messages have keys, so that a Proxy passes them on.
+    # A Java producer's messages have sharding keys, so a Proxy accepts them for a FIFO topic.
     send = sender(peers, proxy.address)
     send(source, range(300))
     rig.write(rig.stream(source), target)

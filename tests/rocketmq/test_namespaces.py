@@ -1,4 +1,4 @@
-"""Queries in a namespace, with RocketMQ's Java client in the same one as a neighbour."""
+"""Queries in a namespace, next to RocketMQ's Java client in the same namespace."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_query_reads_what_a_java_producer_of_its_namespace_sends_and_a_java_co
     consumer = peers.consumer(cluster.address, "ns-readers", "ns-out", namespace=SPACE)
     assert sorted(one.body.decode() for one in consumer.wait(20)) == bodies(inside, "ns-in")
     consumer.stop()
-    # The servers have the names with the namespace, and nothing without it.
+    # The servers know the names only with the namespace.
     assert bodies(outside, f"{SPACE}%ns-out") == bodies(inside, "ns-out")
     assert {"ns-in", "ns-out"}.isdisjoint(topic.name for topic in outside.log.topics())
     assert {"ns-in", "ns-out"} <= {topic.name for topic in inside.log.topics()}
@@ -103,14 +103,14 @@ def test_a_java_member_of_the_namespace_and_a_lock_exclude_each_other(
 ) -> None:
     inside.admin.create_topic("ns-shared", 2)
     consumer = peers.consumer(cluster.address, "ns-m", "ns-shared", namespace=SPACE)
-    until(lambda: len(consumer.queues_of(f"{SPACE}%ns-shared")) == 2, "Java has the queues")
+    until(lambda: len(consumer.queues_of(f"{SPACE}%ns-shared")) == 2, "the Java consumer has the queues")
     me = inside.groups.join("me")
     queues = inside.log.queues("ns-shared")
     assert not [one for one in inside.groups.lock("ns-m", me, queues).values() if isinstance(one, LockToken)]
     members = {member.client_id: member for member in inside.groups.heartbeat("ns-m", me, Subscription("shared", "ns-shared"))}
     assert members.keys() == {consumer.id, me.client_id}
     assert members[consumer.id].subscription.topics == "ns-shared"
-    # By then it may have locked its queue of the retry topic, too.
+    # The Java consumer may also have locked its queue of the retry topic by now.
     assert {lock.queue for lock in inside.admin.locks("ns-m") if not is_retry(lock.queue)} == set(queues)
     assert outside.groups.members("ns-m") == []
     consumer.stop()

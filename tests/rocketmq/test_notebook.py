@@ -1,4 +1,4 @@
-"""The notebook about RocketMQ runs on a real cluster, and leaves nothing there."""
+"""The notebook about RocketMQ runs on a real cluster and leaves no topics or groups there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def nothing_is_left(cluster: Cluster) -> None:
 def test_its_cells_say_what_its_kept_outputs_say(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In this process and session: a notebook of its own starts a kernel and a JVM."""
+    """The cells run in this process and Spark session, because a separate notebook run starts a kernel and a JVM."""
     monkeypatch.setenv("ORDEREDMQ_NAMESRV", cluster.address)
     run_in_this_session(ON_A_CLUSTER, spark, tmp_path, monkeypatch)
     nothing_is_left(cluster)

@@ -1,4 +1,4 @@
-"""A sink's batches on real servers: each row once in its queue, how far a task looks back for that, and what remains."""
+"""A sink's batches on real servers: each row is written once, how far a task searches for earlier rows, and what a sink leaves."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_batch_is_there_once_however_often_it_is_written(everywhere: World) ->
     names = numbered(200)
     first = world.write(names)
     assert world.bodies() == names
-    # The same task again: Spark may deliver its rows in another order.
+    # Run the same task again, with its rows in another order, as Spark may deliver them.
     again = world.write(names[100:] + names[:100])
     assert world.bodies() == names
     published = world.outbox().publish(world.batch(), [again, first])
@@ -83,7 +83,7 @@ def test_every_column_and_an_empty_body_arrive_and_are_known_again(everywhere: W
         stamp = read_stamp(dict(row["properties"]), world.sink)
         assert stamp is not None
         assert (stamp.batch, stamp.partition, stamp.sequence) == (7, 3, number)
-        # One property for all that a sink says of a message: a broker's work grows with each.
+        # A sink stores everything it says about a message in one property, because each property costs the broker work.
         assert [name for name in dict(row["properties"]) if name.startswith("OMQ")] == ["OMQ"]
     assert dict(got[0]["properties"])["x"] == "1"
 
@@ -95,7 +95,7 @@ def on_two(two_brokers: Cluster) -> Iterator[World]:
 
 
 def test_a_batch_over_two_brokers(two_brokers: Cluster, on_two: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them is killed while the batch is written."""
+    """One of the brokers is killed while the batch is written."""
     world = on_two
     until(lambda: len(world.log.queues(world.topic)) == 6)
     world.queues = world.log.queues(world.topic)
@@ -127,7 +127,7 @@ def test_a_batch_over_two_brokers(two_brokers: Cluster, on_two: World, monkeypat
 @pytest.mark.holds("out of order")
 @pytest.mark.parametrize("forgotten", [False, True], ids=["known", "forgotten"])
 def test_a_lower_version_for_another_broker_than_the_highest_ones_is_out_of_order(on_two: World, forgotten: bool) -> None:
-    """It is refused before any row is sent. If its broker has forgotten the highest version, the rows are named, and sent once."""
+    """It is refused before any row is sent, unless its broker has lost the highest version. Then the error counts the sent rows."""
     world = on_two
     until(lambda: len(world.log.queues(world.topic)) == 6)
     here, there = world.log.queues(world.topic)[0], world.log.queues(world.topic)[-1]
@@ -162,7 +162,7 @@ def test_a_batch_that_is_written_again_in_other_partitions_is_there_once(everywh
     """First a job of two tasks, one of them interrupted; then a job of three that dies before its commit; then a job of one."""
     world = everywhere
     names = numbered(300)
-    # What the release before sent has no run in its stamps.
+    # Rows that an older release of the package sent have no run in their stamps.
     world.write(names[:150], partition=0)
     world.write(names[150:200], partition=1)
     for job, count in (("second", 3), ("third", 1)):
@@ -176,7 +176,7 @@ def test_a_batch_that_is_written_again_in_other_partitions_is_there_once(everywh
 
 
 def test_rows_of_several_tasks_that_say_the_same_are_all_there(everywhere: World) -> None:
-    """What an earlier run sent is found by each of them; the commit sends the rest, also when it is repeated."""
+    """Each task finds the rows that an earlier run sent. The commit sends the missing ones, even when the commit is repeated."""
     world = everywhere
     world.write(["a1"] * 3 + ["b1"], job="first")
     parts = [["a1", "a1", "b1"], ["a1", "a1", "c1"], ["a1"]]
@@ -192,14 +192,14 @@ def test_rows_of_several_tasks_that_say_the_same_are_all_there(everywhere: World
 
 
 def test_a_run_waits_for_a_task_of_an_earlier_one_that_is_still_at_work(usual: World, network: Network) -> None:
-    """A task at work asks for its lock again and again, here with each request; the other run does not get it."""
+    """A working task renews its lock, here before each request, so the tasks of the other run do not get it."""
     names = numbered(60)
     late = usual.outbox(network.address, replace(usual.timing, lock_renew=0.0)).open(usual.batch(job="first"), 5)
     late.add(usual.queue, rows(names[:20]))
     until(lambda: len(usual.bodies()) == 20)
 
     def asked(by_late: bool) -> int:
-        """How many times for a lock."""
+        """Return how many lock requests the late task, or the other tasks, have sent."""
         sent = network.broker.requests(RequestCode.LOCK_BATCH_MQ)
         return sum((late._client_id.encode() in one.body) is by_late for one in sent)
 
@@ -225,7 +225,7 @@ def test_a_run_waits_for_a_task_of_an_earlier_one_that_is_still_at_work(usual: W
 def test_a_committed_batch_that_comes_again_with_other_rows_is_refused_before_any_is_sent(
     everywhere: World, forgotten: bool
 ) -> None:
-    """1,000 rows in two queues; then 320 of them are others, and some of these are for the third queue."""
+    """A batch of 1,000 rows in two queues is repeated with 320 different rows, some of them for the third queue."""
     world = everywhere
 
     def receipts(job: str, parts: list[dict[MessageQueue, list[str]]]) -> list[Receipt]:
@@ -253,7 +253,7 @@ def test_a_committed_batch_that_comes_again_with_other_rows_is_refused_before_an
             world.outbox().publish(world.batch(job=f"again {number}"), again)
         assert world.outbox().publish(world.batch(job=f"again {number}"), again, skip_differing_replay=True).replayed
         assert [len(world.bodies(queue)) for queue in (first, second, third)] == [500, 500, 0]
-    # A batch without any row is known again, too.
+    # A batch without rows is also recognised.
     world.outbox().publish(world.batch(1), [world.outbox().open(world.batch(1, "empty"), 0).receipt()])
     late = world.write(numbered(3), 1, job="late")
     with pytest.raises(SinkError, match="REPLAY_DIFFERS"):
@@ -261,11 +261,11 @@ def test_a_committed_batch_that_comes_again_with_other_rows_is_refused_before_an
     assert [len(world.bodies(queue)) for queue in (first, second, third)] == [500, 500, 0]
 
 
-# --- how far a task looks
+# --- how far a task searches
 
 
 def fill(world: World, count: int) -> None:
-    """Another producer's messages in the first queue."""
+    """Append messages of another producer to the first queue."""
     world.log.append({world.queue: rows(numbered(count))})
 
 
@@ -277,13 +277,13 @@ def test_the_history_of_an_old_topic_is_not_read(usual: World, network: Network)
         receipt = usual.write(numbered(40), number, outbox=outbox)
         pulls = len(network.broker.requests(RequestCode.PULL_MESSAGE)) - pulls
         outbox.publish(usual.batch(number), [receipt])
-        # The first batch asks whether the sink was forgotten; later ones find the batch before.
+        # For the first batch, the task searches further back, in case the sink's bookmark was lost. Later ones find the previous batch.
         assert pulls <= (2048 // 32 + 4 if number == 0 else 2), (number, pulls)
     assert usual.bodies()[20_000:] == numbered(40) * 4
 
 
 def test_a_late_task_looks_over_what_others_sent_in_few_round_trips(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And finds what an earlier attempt of its own has sent between."""
+    """The task also finds the rows in between that its own earlier attempt sent."""
     monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 10_000)
     monkeypatch.setattr("orderedmq.rocketmq.sink.boundaries.STRIDE", 40)
     outbox = usual.outbox()
@@ -299,7 +299,7 @@ def test_a_late_task_looks_over_what_others_sent_in_few_round_trips(usual: World
 
     monkeypatch.setattr(RocketMQLog, "pull", counted)
     again = usual.write(ours, partition=2, outbox=outbox, job="j")
-    # Of some 45 requests, those of our own are read whole.
+    # There are about 45 requests, but the task must read only its own in full.
     assert len(pulls) < 25, pulls
     monkeypatch.undo()
     outbox.publish(usual.batch(job="j"), [*receipts, again])
@@ -324,7 +324,7 @@ def test_a_forgotten_bookmark_costs_time_and_nothing_else(usual: World, deleted:
     receipt = usual.write(names)
     usual.outbox().publish(usual.batch(), [receipt])
     forget()
-    # That the batch is committed is noted beside the bookmarks, in the same group.
+    # The commit of the batch is recorded in the same group as the bookmarks.
     assert usual.outbox().publish(usual.batch(), [usual.write(names)]).replayed is not deleted
     usual.outbox().publish(usual.batch(1), [usual.write(numbered(10), 1)])
     assert usual.bodies()[5000:] == names + numbered(10)
@@ -340,11 +340,11 @@ def test_a_bookmark_of_a_topic_that_was_made_anew_hides_nothing(usual: World) ->
     assert usual.bodies() == numbered(10) + numbered(20, 100) + numbered(20, 200)
 
 
-# --- what remains
+# --- what a sink leaves at brokers
 
 
 def groups_of_sinks(world: World) -> set[str]:
-    """Consumer groups of sinks, in whatever a broker keeps: settings, offsets, topics of retries."""
+    """Return the consumer groups of sinks that a broker knows from settings, offsets or retry topics."""
     found: set[str] = set()
     for master in world.masters():
         configured = world.client.call_address(master, admin_requests.groups(), soon())
@@ -368,7 +368,7 @@ def test_a_sink_leaves_one_group_however_many_batches_it_wrote_and_nobody_is_sho
     assert not [lock for lock in admin.locks() if "OMQ_SINK" in lock.group]
     admin.delete_topic(world.topic)
     for master in world.masters():
-        # Before 5.0 a broker keeps the offsets of a topic that is gone, and the command does not show them.
+        # Before 5.0, a broker keeps the offsets of a deleted topic, and the command does not show such groups.
         assert left not in world.client.call_address(master, admin_requests.groups(), soon())
     assert world.cluster.version.startswith("4.") or left not in groups_of_sinks(world)
 
@@ -385,12 +385,12 @@ def test_the_group_of_a_sink_that_is_gone_can_be_deleted_by_its_name(usual: Worl
 
 
 def test_a_topic_that_is_deleted_meanwhile_is_not_made_again(usual: World) -> None:
-    # It looks for what it sent when it ends, as long as that may take, and the topic is gone.
+    # At its end, the attempt searches for the rows that it sent, but the topic is gone. A short ``visible`` limits that search.
     late = usual.outbox(timing=replace(usual.timing, visible=0.5)).open(usual.batch(), 0)
     late.add(usual.queue, rows(["a1"]))
     until(lambda: usual.bodies() == ["a1"])
     for master in usual.masters():
-        # 5.x without a timer wheel has deleted it, and fails then.
+        # 5.x without a timer wheel deletes the topic and then reports an error.
         with contextlib.suppress(RocketMQError):
             usual.client.call_address(master, admin_requests.delete_topic(usual.topic), soon())
     with contextlib.suppress(TopicError):
@@ -413,7 +413,7 @@ def test_a_row_that_cannot_be_sent_is_named_and_leaves_the_queue_free(usual: Wor
     assert caught.value.sub == "BAD_PROPERTY"
     assert f"row 3 for queue {usual.queue}" in str(caught.value)
     staging.abandon()
-    # It would be refused for the lock of another one.
+    # If the queue were still locked, this attempt would be refused immediately.
     usual.write(["a1", "a2", "a3"], outbox=usual.outbox(timing=replace(usual.timing, lock_wait=0.0)))
     assert usual.bodies() == ["a1", "a2", "a3"]
 
@@ -427,11 +427,11 @@ def test_a_warning_tells_of_messages_that_nobody_can_take_back(usual: World, cap
     assert usual.bodies() == ["a1", "a2", "a3"]
 
 
-# --- a group that the user named
+# --- a group given by the user
 
 
 def in_group(world: World, sink: str, number: int, names: list[str], group: str, publish: bool = True) -> Published | None:
-    """A batch of another process."""
+    """Write a batch as another process would, and publish it if ``publish``."""
     batch = SinkBatch(sink, number, None, group)
     outbox = world.outbox()
     staging = outbox.open(batch, 0)
@@ -441,7 +441,7 @@ def in_group(world: World, sink: str, number: int, names: list[str], group: str,
 
 
 def test_a_sink_keeps_its_bookmarks_in_the_group_that_the_user_named(everywhere: World) -> None:
-    """The group may be there before: who administers a cluster may have to make it."""
+    """The group may exist before the sink starts, because it may have to be created by an administrator."""
     world = everywhere
     group = f"g-{world.topic}"
     for master in world.masters():
@@ -464,7 +464,7 @@ def test_a_query_with_a_new_checkpoint_takes_the_group_over(everywhere: World) -
     world = everywhere
     group = f"g-{world.topic}"
     in_group(world, "old", 0, numbered(10), group)
-    # Not looked for: another sink's batch of this number is another batch.
+    # The rows of sink "old" do not count, because a batch with the same number from another sink is a different batch.
     assert in_group(world, "new", 0, numbered(10), group) == Published(False, {world.queue: OffsetRange(10, 20)})
     in_group(world, "new", 1, numbered(5, 10), group, publish=False)
     assert in_group(world, "new", 1, numbered(5, 10), group) == Published(False, {world.queue: OffsetRange(20, 25)})
@@ -477,7 +477,7 @@ def test_two_queries_that_write_to_one_topic_need_two_groups(everywhere: World) 
     in_group(world, "one", 0, numbered(10), group)
     in_group(world, "one", 1, numbered(10, 10), group, publish=False)
     in_group(world, "two", 0, numbered(10), group)
-    # The one that was there before is told so, and its rows, which are there already, come no second time.
+    # The first query gets an error that says so, and its rows, which are already written, are not sent again.
     for _ in range(2):
         with pytest.raises(GroupError, match=f"sinkGroup '{group}' has the bookmarks of another query") as caught:
             in_group(world, "one", 1, numbered(10, 10), group)

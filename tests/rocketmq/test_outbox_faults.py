@@ -1,4 +1,4 @@
-"""A sink's batches on real servers, whatever becomes of connections, answers, brokers and tasks: each row once in its queue."""
+"""A sink's batches on real servers, despite faults of connections, brokers and tasks: each row is written once to its queue."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def quick(quick_locks: Cluster) -> Iterator[World]:
 
 @pytest.fixture
 def timing() -> LockTiming:
-    """Of ``usual``, for what needs no lock to end."""
+    """The timing of ``usual``, for tests in which no lock has to expire."""
     return SHORT_SENDS
 
 
@@ -53,7 +53,7 @@ def quick_network(quick: World) -> Iterator[Network]:
         yield made
 
 
-# --- answers that do not come
+# --- answers that do not arrive
 
 
 @pytest.fixture
@@ -91,13 +91,13 @@ def test_a_cut_at_any_byte_of_a_send_leaves_each_row_once_in_order(
     for number, (cut, path) in enumerate(CUTS.items()):
         ended = len(closed(network))
         with monkeypatch.context() as patch:
-            # The first and the third request are spoilt.
+            # Break the first and the third request.
             spoil(patch, dict.fromkeys((1, 3), partial(cut_now, network, path)))
             receipt = usual.write(names, number, outbox=outbox)
         expected += names
         assert usual.bodies() == expected, cut
         assert not outbox.publish(usual.batch(number), [receipt]).replayed
-        # A connection that is held looks open to the proxy.
+        # To the proxy, a held connection looks open.
         until(lambda: "held" in cut or len(closed(network)) >= ended + 2)  # noqa: B023 (called at once)
     assert_stamps_are_unique(usual)
 
@@ -186,7 +186,7 @@ def test_a_broker_that_is_killed_and_comes_back(usual: World, monkeypatch: pytes
 def test_a_broker_that_stops_for_longer_than_a_send_may_take(
     quick: World, monkeypatch: pytest.MonkeyPatch, identity: bool
 ) -> None:
-    """When it goes on it does what it had received before: not knowing that, the client waits before it looks."""
+    """When the broker resumes, it executes requests that it received before the pause, so the client must wait before it searches."""
     broker, expected = quick.cluster.broker, list[str]()
     gave_up = threading.Event()
     pause = RocketMQQueue.pause
@@ -196,12 +196,12 @@ def test_a_broker_that_stops_for_longer_than_a_send_may_take(
         pause(self, error, failures)
 
     monkeypatch.setattr(RocketMQQueue, "pause", giving_up)
-    # Until the send is given up; and until the lock has ended, too.
+    # Pause first until the client gives up the send, then until its lock has also expired.
     for number, seconds in enumerate((0.0, 3.2) if identity else (0.0,)):
         going_on: list[threading.Thread] = []
 
         def go_on(seconds: float = seconds) -> None:
-            # Not for long: a send that follows one that was given up waits for the broker.
+            # The wait is limited, because a send that follows a send that was given up waits for the broker.
             gave_up.wait(5)
             time.sleep(seconds)
             broker.resume()
@@ -232,7 +232,7 @@ def test_a_broker_that_stops_for_longer_than_a_send_may_take(
 
 
 def die_after(staging: RocketMQStaging, sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence this attempt after ``sends`` sends, like a process that was killed."""
+    """Stop this attempt after ``sends`` sends, as if its process had been killed."""
     backlog = staging._backlogs[next(iter(staging._backlogs))]
     real, done = backlog.writer._port.send, 0
 
@@ -260,7 +260,7 @@ def test_a_retry_waits_for_a_dead_attempts_lock_and_sends_what_is_missing(
     sent = len(quick.bodies())
     assert 0 < sent < 100
     backwards = sorted(names, key=lambda name: (-ord(name[0]), int(name[1:])))
-    # It waits for the lock of the dead one, which lives 3 s.
+    # The retry waits until the dead attempt's lock expires, after 3 s.
     receipt = quick.write(backwards)
     found = quick.bodies()
     assert Counter(found) == Counter(names)
@@ -300,7 +300,7 @@ def test_a_process_that_is_killed_while_it_writes(quick: World) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        # Its threads may be at work on what it was given so far.
+        # The child's threads may still be sending rows that were added so far.
         until(lambda: bool(quick.bodies()))
         child.kill()
     assert 0 < len(quick.bodies()) < 2000
@@ -341,7 +341,7 @@ def test_attempts_that_have_what_the_other_one_waits_for_both_end(quick: World) 
 def test_an_attempt_at_work_keeps_its_queue_for_longer_than_a_lock_lives(quick: World) -> None:
     eager = replace(QUICK, lock_renew=0.0, lock_trust=2.5)
     slow = quick.outbox(timing=eager).open(quick.batch(), 0)
-    # When rows were added, and were there.
+    # The times before and after each addition of rows.
     times: list[tuple[float, float]] = []
 
     def add() -> None:
@@ -359,7 +359,7 @@ def test_an_attempt_at_work_keeps_its_queue_for_longer_than_a_lock_lives(quick: 
         slow.receipt()
         other.result(120)
     if max(later[1] - earlier[0] for earlier, later in pairwise(times)) > 2.0:
-        pytest.skip("the machine stood still for about as long as a lock lives")
+        pytest.skip("the machine paused for about as long as a lock lives")
     assert quick.bodies() == numbered(10 * len(times)) + numbered(10, 1000)
 
 
@@ -367,7 +367,7 @@ def test_an_attempt_that_slept_longer_than_its_lock_believes_what_another_sent_m
     sleeper = quick.outbox().open(quick.batch(), 0)
     sleeper.add(quick.queue, rows(numbered(10)))
     until(lambda: len(quick.bodies()) == 10)
-    # It waits until the sleeper's lock has ended.
+    # The other attempt waits until the sleeper's lock has expired.
     other = quick.write(numbered(30))
     sleeper.add(quick.queue, rows(numbered(20, 10)))
     assert sleeper.receipt().rows == other.rows
@@ -378,7 +378,7 @@ def test_an_attempt_of_a_batch_that_was_committed_meanwhile_sends_nothing(quick:
     late = quick.outbox().open(quick.batch(), 0)
     late.add(quick.queue, rows(numbered(10)))
     until(lambda: len(quick.bodies()) == 10)
-    # The first one waits until the late one's lock has ended.
+    # The first write waits until the late attempt's lock has expired.
     for number in range(2):
         quick.outbox().publish(quick.batch(number), [quick.write(numbered(20), number)])
     late.add(quick.queue, rows(numbered(20, 10, keys="xyz")))
@@ -398,7 +398,7 @@ def test_an_attempt_of_a_batch_that_was_committed_meanwhile_sends_nothing(quick:
 def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
     quick: World, quick_network: Network, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Connections cut anywhere, attempts that die or run twice, retries in another order, runs with other partitions, replays."""
+    """Connections are cut, attempts die or run twice, and retries change the order of rows, the partitions or the whole run."""
     draw = random.Random(seed)
     real = RocketMQQueue.send
 
@@ -419,7 +419,7 @@ def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
     expected: dict[MessageQueue, list[list[str]]] = {queue: [] for queue in quick.queues}
 
     def task(batch: SinkBatch, partition: int, given: dict[MessageQueue, list[str]], dies: bool) -> Receipt | None:
-        """Attempts until one ends well, each with a client of its own; only one where the driver is going to die."""
+        """Run attempts, each with a new client, until one succeeds. If the driver is going to die, run only one."""
         while True:
             staging = quick.outbox(quick_network.address).open(batch, partition)
             try:
@@ -449,7 +449,7 @@ def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
             batch = quick.batch(number, f"job {number} {run}")
             dies = run < runs - 1 and draw.random() < 0.5
             with ThreadPoolExecutor(4) as pool:
-                # The first partition may have a second attempt at the same time.
+                # Sometimes the first partition has a second attempt at the same time.
                 attempts = [*range(count), *([0] if draw.random() < 0.5 else [])]
                 tasks = [pool.submit(task, batch, part, parts[part], dies) for part in attempts]
                 receipts = [receipt for one in tasks if (receipt := one.result()) is not None]
@@ -466,7 +466,7 @@ def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
 
 
 def shuffled(names: list[str], draw: random.Random) -> list[str]:
-    """Another order, in which the rows of one key keep theirs."""
+    """Return the names in a random order that keeps the order of each key."""
     waiting = {key: [name for name in names if name[0] == key] for key in {name[0] for name in names}}
     order = draw.sample([name[0] for name in names], len(names))
     return [waiting[key].pop(0) for key in order]

@@ -1,4 +1,4 @@
-"""Parking lots on real servers: messages are parked once, whatever becomes of connections, answers, brokers and topics."""
+"""Parking lots on real servers: each message is parked once, despite faults of connections, brokers and topics."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.rocketmq.group_world import World, condition
 from tests.rocketmq.proxy import Connection, Network, Path, Way
 from tests.waits import until
 
-#: Properties that leave room for a ticket, but not for one with a long error; and that leave none.
+#: Sizes of properties: one leaves room for a ticket without a long error, the other leaves no room at all.
 FULL, OVERFULL = 32_000, 32_400
 
 
 class Lots(World):
-    """A topic with messages in its first queue, whose lock a client has."""
+    """A topic with messages in its first queue, which a client has locked."""
 
     def __init__(self, cluster: Cluster, queues: int = 2, address: str | None = None) -> None:
         super().__init__(cluster, queues, address)
@@ -39,7 +39,7 @@ class Lots(World):
         return (broker or self.broker).groups.park(self.token, puts(self.queue, offsets, error))
 
     def parked(self) -> list[str]:
-        """The bodies of the lot, read by a connection that knows nothing yet."""
+        """Return the bodies in the lot, read through a new connection that has cached nothing."""
         with RocketMQBroker(self.cluster.address) as broker:
             return [row["body"].decode() for row in read(broker, self.lot, 0, ("body",))]
 
@@ -57,11 +57,11 @@ def usual(cluster: Cluster) -> Iterator[Lots]:
 # -- faults -----------------------------------------------------------------------------------------------------------------------
 
 
-#: What becomes of the second of two requests, and how many are sent then in all.
+#: What happens to the second of two requests, and how many requests are then sent in total.
 CUTS: list[tuple[Callable[[Connection], Path], int]] = [
-    # The answer is lost: the messages are found.
+    # The answer is lost, and the messages are found.
     (lambda c: Path(down=Way(cut_after=c.down)), 2),
-    # The request is lost.
+    # The request is lost, so it is sent again.
     (lambda c: Path(up=Way(cut_after=c.up + 500, reset=True)), 3),
 ]
 
@@ -99,7 +99,7 @@ def test_a_message_is_parked_once_though_an_answer_or_a_request_is_lost(
 
 
 def text_of(path: pathlib.Path) -> str:
-    """A file's text; "" while it is being replaced, or before it is written for the first time."""
+    """Return a file's text, or "" while the file is being replaced or has not been written yet."""
     with contextlib.suppress(FileNotFoundError):
         return path.read_text()
     return ""
@@ -107,7 +107,7 @@ def text_of(path: pathlib.Path) -> str:
 
 @pytest.mark.holds("parked once")
 def test_a_broker_that_is_killed_between_two_parks_gets_each_message_once(usual: Lots) -> None:
-    """It forgets the offsets of its last seconds. The next renewal commits them again, those of the lot, too."""
+    """The broker loses the offsets of the last seconds. The next renewal commits them again, including the lot's."""
     assert usual.park(0, 1, 2) == [True] * 3
     lot = companion(usual.token)
     usual.broker.groups.commit({usual.token: 1, lot: 1})
@@ -125,7 +125,7 @@ def test_a_broker_that_is_killed_between_two_parks_gets_each_message_once(usual:
 
 
 def delete(broker: RocketMQBroker, topic: str) -> None:
-    """Delete a topic as mqadmin does, whatever is parked there."""
+    """Delete a topic as mqadmin does, even if messages are parked in it."""
     delete_topic(broker._client, broker.log, topic, every_master(broker._client).values())
 
 
@@ -136,7 +136,7 @@ def test_a_lot_that_others_deleted_is_made_again_and_what_was_known_of_it_is_for
     delete(other, usual.lot.topic)
     assert usual.park(1) == [True]
     assert usual.parked() == ["1"]
-    # Now the other one makes it again, with more messages than were known.
+    # Now the other client creates the lot again, with more messages than this client had known.
     delete(other, usual.lot.topic)
     assert usual.park(5, 6, 7, broker=other) == [True] * 3
     assert usual.park(1, 7) == [True] * 2
@@ -155,7 +155,7 @@ def test_another_process_knows_what_is_parked(usual: Lots) -> None:
     assert usual.parked() == ["0", "5", "3", "4", "9"]
 
 
-# -- what a copy is ---------------------------------------------------------------------------------------------------------------
+# -- the content of a parked copy --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.holds("parked as sent")
@@ -184,7 +184,7 @@ def test_an_error_is_cut_where_properties_leave_no_room_and_full_properties_are_
 
 def test_more_messages_than_one_request_carries_are_parked_in_the_order_of_the_puts(usual: Lots) -> None:
     begin = usual.log.append({usual.queue: rows([f"{number:0500}" * 100 for number in range(120)])})[usual.queue].begin
-    # Far apart, near to each other, and backwards.
+    # The offsets are close together, far apart, and in descending order.
     offsets = [begin + at for at in (*range(60), 110, 70, 119, 65)]
     assert usual.park(*offsets) == [True] * len(offsets)
     assert [int(body[:500]) + begin for body in usual.parked()] == offsets

@@ -1,4 +1,4 @@
-"""Routes that do not have all of a topic: a nameserver that has not heard of a broker yet, queues that were taken out, read-only brokers."""
+"""Routes that lack a part of a topic: the nameserver has not heard of a broker, queues were removed, or a broker is read-only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ UPDATE_BROKER_CONFIG = 25
 
 
 class World:
-    """Two brokers, a topic of four queues, and ten messages in each."""
+    """Two brokers and a topic of four queues with ten messages each."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -59,13 +59,13 @@ class World:
             yield made
 
     def started(self) -> dict[str, Any]:
-        """A query that has planned and processed everything, and died before it could say so to the group."""
+        """Run a query that plans and processes everything, but ends before it commits to the group. Return its offset."""
         with self.reader() as reader:
             return reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
 
     @contextlib.contextmanager
     def half_known(self) -> Iterator[None]:
-        """The nameserver was restarted. broker-b has reported to it, broker-a has not."""
+        """Restart the nameserver, such that broker-b has reported to it and broker-a has not."""
         first, second = self.cluster.brokers
         first.pause()
         self.cluster.namesrv.restart()
@@ -78,7 +78,7 @@ class World:
             first.resume()
             until(first.ready, "broker-a has reported")
             with Client(self.cluster.address) as client:
-                until(lambda: len(client.cluster(soon()).brokers) == 2, "both are known")
+                until(lambda: len(client.cluster(soon()).brokers) == 2, "the nameserver knows both brokers")
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def positions(offset: dict[str, Any], topic: str) -> dict[MessageQueue, int]:
 
 
 def blame(call: Callable[[], object]) -> str:
-    """The error of who has little time to ask both brokers. On a busy machine broker-b, which is there, may be late sometimes."""
+    """Return the error of a call with a short timeout. Retry if it names broker-b, which runs but may be slow on a busy machine."""
     for _ in range(5):
         with pytest.raises(RocketMQUnavailableError) as caught:
             call()
@@ -106,14 +106,14 @@ def blame(call: Callable[[], object]) -> str:
 def test_a_query_that_is_restarted_forgets_no_queue_of_a_broker_that_the_nameserver_does_not_know_yet(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would resume at the group's offset, which is behind: a batch is told to the group when the next one begins."""
+    """Otherwise the query would resume at the group's older offset, because a batch is committed to the group when the next begins."""
     monkeypatch.setattr(groups_module, "_LOCK_TIMEOUT", 2.0)
     processed = world.started()
     assert positions(processed, world.topic) == dict.fromkeys(world.queues, 10)
     with world.half_known():
         with world.reader() as reader:
             assert re.search(r"NO_BROKER.*broker-a", blame(lambda: reader.latestOffset(processed, ReadAllAvailable())))
-        # What broker-b had granted was given back.
+        # The reader must have released the locks that broker-b granted.
         with orderedmq.connect(namesrv_addr=world.cluster.address) as other:
             answers = other.groups.lock(f"{world.topic}-g", other.groups.join("other"), world.queues[2:])
             assert all(isinstance(answer, LockToken) for answer in answers.values()), answers
@@ -121,7 +121,7 @@ def test_a_query_that_is_restarted_forgets_no_queue_of_a_broker_that_the_nameser
         world.broker.log.append({world.queues[0]: pa.record_batch({"body": [b"more"]})})
         later = reader.latestOffset(processed, ReadAllAvailable())
         assert positions(later, world.topic) == {**dict.fromkeys(world.queues, 10), world.queues[0]: 11}
-        assert not later["entered"], "no range is read again"
+        assert not later["entered"], "no range may be read again"
 
 
 def test_what_a_broker_has_that_the_nameserver_does_not_know_yet_is_not_said_to_be_deleted(
@@ -142,7 +142,7 @@ def test_what_a_broker_has_that_the_nameserver_does_not_know_yet_is_not_said_to_
         asserted = {"namesrvAddr": world.cluster.address, "topic": world.topic, "topicQueueNums": "4"}
         with pytest.raises(TopicError, match="QUEUE_COUNT.*has 2 queues"):
             target_queues(anew, world.topic, SinkOptions.parse(asserted, streaming=False))
-        # Who knew it before goes on knowing it, so that no key goes to another queue.
+        # A client that already knew the whole topic still uses all queues, so that no key goes to another queue.
         assert world.broker.log.targets(world.topic) == world.queues
         with pytest.raises(TopicError, match="NO_SUCH_QUEUE"):
             anew.log.pull(MessageQueue(world.topic, "broker-b", 7), 0, 10, 1000, ("body",))
@@ -156,7 +156,7 @@ def test_queues_that_were_taken_out_of_a_topic_are_missed_also_after_a_restart(
         with Client(world.cluster.address) as client:
             client.call_address(world.cluster.brokers[1].address, admin_requests.create_topic(world.topic, 1), soon())
         gone = world.queues[3]
-        until(lambda: gone not in world.broker.log.queues(world.topic), "the route has it no more")
+        until(lambda: gone not in world.broker.log.queues(world.topic), "the route no longer has the queue")
         with pytest.raises(DataLossError, match=rf"QUEUE_DELETED\] queue {gone} .*up to 10"):
             reader.latestOffset(offset, ReadAllAvailable())
     with world.reader() as reader, pytest.raises(DataLossError, match="QUEUE_DELETED"):
@@ -174,14 +174,14 @@ def test_queues_that_were_taken_out_of_a_topic_are_missed_also_after_a_restart(
 def test_rows_go_where_java_sends_them_while_a_part_of_a_topic_is_for_reading_only(
     world: World, peers: Peers, change: dict[str, str]
 ) -> None:
-    """A topic that shrinks is written to in fewer queues first, and a broker is emptied before it is retired."""
+    """Before a topic shrinks, its last queues become read-only; before a broker is retired, the whole broker does."""
     request = admin_requests.create_topic(world.topic, 2)
     less = replace(request, ext={**request.ext, **change})
     with Client(world.cluster.address) as client:
         client.call_address(world.cluster.brokers[1].address, less, soon())
     count = 3 if "writeQueueNums" in change else 2
-    until(lambda: len(world.broker.log.targets(world.topic)) == count, "the route has it")
-    assert world.broker.log.queues(world.topic) == world.queues, "all can be read"
+    until(lambda: len(world.broker.log.targets(world.topic)) == count, "the route has the change")
+    assert world.broker.log.queues(world.topic) == world.queues, "all queues must remain readable"
     java = peers.producer(world.cluster.address)
     keys = [f"key-{number}" for number in range(30)]
     there = [java.send(world.topic, b"java", key).queue for key in keys]
@@ -199,7 +199,7 @@ def test_a_topic_for_reading_only_is_refused_before_any_row(world: World) -> Non
     with Client(world.cluster.address) as client:
         for broker in world.cluster.brokers:
             client.call_address(broker.address, admin_requests.create_topic(world.topic, 2, perm=4), soon())
-    until(lambda: not world.broker.log.targets(world.topic), "the route has it")
+    until(lambda: not world.broker.log.targets(world.topic), "the route has the change")
     options = {"namesrvAddr": world.cluster.address, "topic": world.topic}
     for more, condition in (({}, "NO_SUCH_QUEUE"), ({"topicQueueNums": "4"}, "QUEUE_COUNT")):
         parsed = SinkOptions.parse({**options, **more}, streaming=False)
