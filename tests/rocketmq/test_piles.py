@@ -1,6 +1,6 @@
-"""What batches leave at brokers: a sink leaves as much after thousands of batches as after 160, and a group as after ten.
+"""What batches leave at brokers: a sink leaves as much after thousands of batches as after 160, and a group as much as after ten.
 
-The long one writes ORDEREDMQ_PILE_BATCHES (3,000) batches, and prints how much is left now and then.
+The long test writes ORDEREDMQ_PILE_BATCHES (3,000) batches and prints several times how much is left.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tests.rocketmq.proxy import Exchange, Network
 from tests.waits import soon, until
 
 BATCHES = int(os.environ.get("ORDEREDMQ_PILE_BATCHES", "3000"))
-#: Batches after which each queue has been written to.
+#: Number of batches after which each queue has been written to.
 FEW = 10
-#: Batches after which the number of groups and offsets is final: each slot of the history of commits is in use.
+#: Number of batches after which the groups and offsets are complete, because each slot of the commit history is in use.
 EVERY_SLOT = SLOTS * WIDTH
 
 
 class Left(NamedTuple):
-    """What brokers have. ``locks`` and ``members``: locks, and members of groups, in a broker's heap; None without a JDK that tells."""
+    """Counts of what brokers keep. ``locks`` and ``members`` are counts in a broker's heap, or None if there is no JDK to read it."""
 
     groups: int
     offsets: int
@@ -69,7 +69,7 @@ def in_heap(cluster: Cluster) -> tuple[int, ...]:
 
 
 def lock_names(exchanges: list[Exchange], code: int) -> set[str]:
-    """The names, with their group, of all locks that were asked for or given back."""
+    """Return group and queue of every lock in the requests with this code (lock or unlock)."""
     found: set[str] = set()
     for exchange in exchanges:
         if exchange.up and not exchange.response and exchange.code == code:
@@ -79,7 +79,7 @@ def lock_names(exchanges: list[Exchange], code: int) -> set[str]:
 
 
 def write(world: World, outbox: Any, number: int) -> None:
-    """A batch of a job of its own, from two tasks. Now and then a task has two attempts, or one was given up, or another job began."""
+    """Write a batch as a new job of two tasks. Some batches also have a second attempt of a task, an abandoned attempt or another job."""
     if number % 5 == 1:
         given_up = outbox.open(world.batch(number, f"dead-{number}"), 0)
         given_up.add(world.queue, rows(numbered(2)))
@@ -94,14 +94,14 @@ def write(world: World, outbox: Any, number: int) -> None:
 @pytest.mark.holds("bounded brokers")
 def test_what_a_sink_leaves_does_not_grow_with_its_batches(usual: World, network: Network) -> None:
     outbox = usual.outbox(network.address)
-    # Which batches are committed is in as many numbers as there are slots. The first batches in each slot add them.
+    # The commit history of batches has one offset per slot, which the first batch in the slot creates.
     for number in (*range(FEW), *range(WIDTH, EVERY_SLOT, WIDTH)):
         write(usual, outbox, number)
     at_first = left(usual)
     for number in range(EVERY_SLOT, EVERY_SLOT + 40):
         write(usual, outbox, number)
     assert left(usual) == at_first
-    # Each lock that a broker knows was given back, and it forgets those.
+    # Each lock that a broker granted was released, and a broker forgets released locks.
     taken = lock_names(network.broker.exchanges, RequestCode.LOCK_BATCH_MQ)
     assert len(taken) > 80
     assert taken <= lock_names(network.broker.exchanges, RequestCode.UNLOCK_BATCH_MQ)
@@ -120,7 +120,7 @@ def test_each_query_leaves_a_group_that_the_command_lists_and_deletes(usual: Wor
     before = left(usual)
     for usual.sink in ("former", "latter"):
         usual.outbox().publish(usual.batch(), [usual.write(numbered(20))])
-    # The queue has two batches, and a bookmark is behind the first message of its sink's last one.
+    # The queue has two batches. A bookmark is after the first message of its sink's last batch.
     assert sinks() == {bookmark_group("former", usual.topic): 39, bookmark_group("latter", usual.topic): 19}
     assert not set(sinks()) & {row["group"] for row in command("list")}
     for group in sinks():
@@ -140,7 +140,7 @@ def test_what_a_group_leaves_does_not_grow_with_its_runs_and_commits(cluster: Cl
 
 
 def runs(world: group_world.World, name: str, count: int, batches: int = 1) -> None:
-    """So many runs of a query: each joins, locks and commits for each batch, and leaves."""
+    """Run a query ``count`` times. Each run joins, locks and commits for each batch, and leaves."""
     for number in range(count):
         with RocketMQBroker(world.cluster.address) as broker:
             client = broker.groups.join(f"{name}-{number}")
@@ -155,26 +155,26 @@ def runs(world: group_world.World, name: str, count: int, batches: int = 1) -> N
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_what_a_sink_leaves_does_not_grow_with_thousands_of_batches(quick_locks: Cluster) -> None:
-    """Some tasks are killed: their connections end, and nobody gives their locks back."""
+    """Some tasks are killed: their connections end, and their locks are not released."""
     with World(quick_locks, replace(QUICK, visible=5.0)) as world:
         outbox = world.outbox()
         began, seen = time.monotonic(), []
         for number in range(BATCHES):
             if number % (BATCHES // 20) == BATCHES // 40:
                 kill_a_task(world, number)
-                # It shows that a lock that is left is seen.
+                # The check would notice a lock that is left.
                 assert left(world, heap=True).locks != 0
             write(world, outbox, number)
             if number + 1 in (EVERY_SLOT, 1000, BATCHES // 2, BATCHES):
                 seen.append(left(world, heap=True))
                 each = (time.monotonic() - began) / (number + 1) * 1000
                 print(f"\n{number + 1} batches: {seen[-1]}, {each:.0f} ms each", flush=True)
-    # A batch that comes again takes the locks of killed attempts over, and gives them back.
+    # A repeated batch takes over the locks of killed attempts and releases them.
     assert_the_same_is_left(seen)
 
 
 def assert_the_same_is_left(seen: list[Left]) -> None:
-    """Only members may become fewer: those of former tests are there until 120 s after their last heartbeat."""
+    """Only the number of members may shrink, because members of earlier tests stay until 120 s after their last heartbeat."""
     assert {one._replace(members=None) for one in seen} == {seen[0]._replace(members=None)}
     members = [one.members or 0 for one in seen]
     assert members == sorted(members, reverse=True)
@@ -185,7 +185,7 @@ def kill_a_task(world: World, number: int) -> None:
     before = len(world.bodies())
     staging = outbox.open(world.batch(number, f"killed-{number}"), 0)
     staging.add(world.queue, rows(numbered(2)))
-    until(lambda: len(world.bodies()) > before, "its rows are there")
+    until(lambda: len(world.bodies()) > before, "the task's rows are written")
     outbox._client.close()
 
 

@@ -1,6 +1,6 @@
-"""The protocol's client against real servers of each version: every request is understood, and every answer.
+"""The protocol's client against real servers of each version: the servers understand every request, and the client every answer.
 
-Traps held: 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 20.
+Traps covered: 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 20.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class World:
-    """A cluster of one broker, a client of it, and a topic with two queues."""
+    """A cluster of one broker, a client for it, and a topic with two queues."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -83,7 +83,7 @@ def world(every_version: Cluster) -> Iterator[World]:
 
 
 def held_back(pull: Request[PullResult], seconds: float) -> Request[PullResult]:
-    """A pull that the broker holds back until there is a message (PullSysFlag)."""
+    """Return the pull with flags that make the broker hold it back until there is a message (PullSysFlag)."""
     return replace(pull, ext={**pull.ext, "sysFlag": "6", "suspendTimeoutMillis": str(int(seconds * 1000))})
 
 
@@ -93,7 +93,7 @@ def test_topics_come_and_go(world: World) -> None:
     assert world.topic in user_topics(client.topics(soon()), client.cluster(soon()))
     assert not {"TBW102", "broker-a"} & set(user_topics(client.topics(soon()), client.cluster(soon())))
     for master in world.masters.values():
-        # With timerWheelEnable=false 5.x fails, when the topic is gone already.
+        # With timerWheelEnable=false, 5.x reports an error after it has deleted the topic.
         with contextlib.suppress(RocketMQError):
             client.call_address(master, admin.delete_topic(world.topic), soon())
     for nameserver in client.nameservers:
@@ -109,7 +109,7 @@ def test_messages_one_by_one_and_in_a_batch(world: World) -> None:
     assert batch.queue_offset == 1
     world.visible(41)
     found = world.pull(0, 1000)
-    # The broker gives 32 at most, and says itself where to go on.
+    # The broker returns 32 messages at most, and says at which offset to continue.
     assert (found.status, found.next_begin_offset, found.min_offset, found.max_offset) == (PullStatus.FOUND, 32, 0, 41)
     messages = [*parse_all(bytes(found.body)), *parse_all(bytes(world.pull(32).body))]
     assert [message.queue_offset for message in messages] == list(range(41))

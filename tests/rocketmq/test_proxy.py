@@ -1,4 +1,4 @@
-"""The proxy does to connections what it says, and nothing else."""
+"""The proxy changes connections as planned, and in no other way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def frame(code: int, opaque: int, body: bytes = b"", flag: int = 0, **fields: st
 
 
 class Far:
-    """A server that answers each piece with ``answer`` of it."""
+    """A server that answers each piece of data with ``answer(data)``."""
 
     def __init__(self, answer: Callable[[bytes], bytes]) -> None:
         self.answer = answer
@@ -50,7 +50,7 @@ class Far:
                 self.ended.append("reset")
 
     def close(self) -> None:
-        # Wakes accept().
+        # Wake the thread that waits in accept().
         self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
@@ -118,7 +118,7 @@ def test_delay_holds_up_nothing_behind_it(proxy: Proxy) -> None:
             return time.monotonic() - began
 
     times = [took()]
-    # One after the other would take 4 s each time, not only on a busy machine.
+    # If the delays were added up, each try would take 4 s. A busy machine may also make single tries slow.
     while times[-1] >= 1.5:
         assert len(times) < 10, times
         times.append(took())
@@ -128,7 +128,7 @@ def test_delay_holds_up_nothing_behind_it(proxy: Proxy) -> None:
 def test_slices(proxy: Proxy) -> None:
     proxy.default = Path(down=Way(slice=3, pause=0.3))
     pieces: list[bytes] = []
-    # A client that does not come to read in time finds two in one.
+    # A client that reads too late receives two pieces as one, so try again.
     for _ in range(10):
         with connect(proxy) as client:
             client.sendall(b"abcdefgh")
@@ -204,7 +204,7 @@ def test_hold_after_bytes(proxy: Proxy) -> None:
 
 def test_no_server_is_a_reset() -> None:
     with socket.socket() as silent:
-        # Nobody listens at the port, and nobody else gets it.
+        # No server listens at the port, and no other process can get it.
         silent.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with Proxy(address) as proxy, pytest.raises(ConnectionResetError), connect(proxy) as client:

@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down to a batch read over a real cluster: which part of the queues is read."""
+"""Filters that Spark pushes down to a batch read over a real cluster: which part of each queue is read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def world(cluster: Cluster) -> Iterator[World]:
 
 
 def planned(world: World, *filters: Filter) -> tuple[dict[int, tuple[int, int]], list[tuple[int, int]]]:
-    """The ranges that a reader plans with these filters, by queue, and (queue, offset) of the rows that it reads."""
+    """Return the ranges that a reader plans with these filters, by queue, and (queue, offset) of the rows that it reads."""
     reader = FilteredReader({"namesrvAddr": world.cluster.address, "topic": world.topic}, full_schema(False))
     assert reader.pushFilters(list(filters)) == list(filters)
     parts = [part for part in reader.partitions() if isinstance(part, QueuePartition)]
@@ -60,7 +60,7 @@ def test_comparisons_of_queues_offsets_and_times_narrow_the_ranges(world: World,
 
     offsets = [ds.EqualTo(("queue_id",), second.queue_id), ds.GreaterThan(("queue_offset",), 35)]
     assert planned(world, *offsets) == ({second.queue_id: (36, EACH)}, [(second.queue_id, at) for at in range(36, EACH)])
-    # Messages of this test are seconds apart, and a broker's clock may go back by a minute.
+    # The messages of this test are seconds apart, but planning allows for a broker's clock that went back by up to a minute.
     since, until = ds.GreaterThanOrEqual(("store_timestamp",), stored), ds.LessThan(("store_timestamp",), stored)
     whole = {first.queue_id: (0, EACH), second.queue_id: (0, EACH)}
     assert planned(world, since)[0] == planned(world, until)[0] == whole

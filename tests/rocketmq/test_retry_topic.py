@@ -1,4 +1,4 @@
-"""Messages that go back to a group's retry topic: `consume_concurrently` beside RocketMQ's own MessageListenerConcurrently."""
+"""Messages that are sent back to a group's retry topic: `consume_concurrently` next to RocketMQ's own MessageListenerConcurrently."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["rig"]
 pytestmark = pytest.mark.spark
 DONE, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStatus.RECONSUME_LATER
 
-#: topic, body, reconsume_times, topic of the context's queue.
+#: The message's topic, body and reconsume_times, and the topic of the context's queue.
 Heard = tuple[str, str, int, str]
 
 
 class Query:
-    """A query whose listener writes down what it hears. ``accept`` says of a body and its retries whether it is processed."""
+    """A query whose listener records its messages. ``accept`` decides, by a body and its number of retries, whether it is processed."""
 
     def __init__(self, rig: Rig, accept: Callable[[str, int], bool], name: str = "q", **settings: Any) -> None:
         self.heard_in, self.told_in = rig.folder / f"{name}-heard", rig.folder / f"{name}-told"
@@ -67,17 +67,17 @@ class Query:
 
 @pytest.mark.holds("concurrent listener")
 def test_java_and_spark_share_the_retries_of_a_group(rig: Rig, peers: Peers) -> None:
-    """Both refuse each message at first. Whoever has the retry topic's queue gets all that comes back; the other takes it over."""
+    """Both refuse each message at first. The owner of the retry topic's queue gets all retries, until the other one takes it over."""
     rig.topic(4)
     until(lambda: len(rig.broker.log.queues(rig.source)) == 4, "the topic is known")
     retry = RETRY_PREFIX + rig.group
     in_java = peers.concurrent_consumer(rig.cluster.address, rig.group, rig.source, lambda batch: batch[0].reconsumed > 0)
     plain = rig.stream(assignment="shared", lockTimeout="1s").writeStream.format("noop")
     refused = plain.option("checkpointLocation", str(rig.folder / "plain")).start()
-    until(lambda: refused.exception() is not None, "a query that would leave the consumer's retries lying is refused", 60)
+    until(lambda: refused.exception() is not None, "a query that would not read the consumer's retries is refused", 60)
     assert "GROUP.DISAGREES" in str(refused.exception())
     assert "not retryTopic=true" in str(refused.exception())
-    # For a moment it was a member.
+    # The refused query was a member for a moment.
     until(lambda: (len(in_java.has(rig.source)), len(in_java.has(retry))) == (4, 1), "the consumer has all queues again", 60)
     query = Query(rig, lambda body, times: times > 0, options={"assignment": "shared"})
 
@@ -96,12 +96,12 @@ def test_java_and_spark_share_the_retries_of_a_group(rig: Rig, peers: Peers) -> 
     until(lambda: query.query.exception() is not None or len(in_java.has(rig.source)) == 2, "they share the queues", 90)
     send(0, 16)
     # The query takes its queues of the retry topic together with those of the source.
-    until(lambda: bool(of_java(False)) and bool(of_spark(False)), "both have read something", 90)
+    until(lambda: bool(of_java(False)) and bool(of_spark(False)), "both have read some messages", 90)
     sent = send(16, 60)
-    until(lambda: sent <= of_java(True) | of_spark(True), "what both refused has come back", 90)
+    until(lambda: sent <= of_java(True) | of_spark(True), "all refused messages have come back", 90)
     assert of_java(False) & sent
     assert of_spark(False) & sent
-    # One of them got all retries, those of messages that the other had refused, too.
+    # One of the two received all retries, including those of messages that the other had refused.
     spark_has_it = sent <= of_spark(True)
     assert spark_has_it or sent <= of_java(True)
     if spark_has_it:
@@ -127,7 +127,7 @@ def test_a_message_comes_back_and_after_its_retries_it_is_a_dead_letter(rig: Rig
     rig.fill(0, 3, **{REPLAYS: f"{rig.group}=2"})
     query = Query(rig, lambda body, times: body != "1", max_reconsume_times=1)
     retry, letters = RETRY_PREFIX + rig.group, MessageQueue(DEAD_LETTER_PREFIX + rig.group, rig.cluster.broker.name, 0)
-    until(lambda: len(query.told()) == 4, "all is decided", 90)
+    until(lambda: len(query.told()) == 4, "every message has an outcome", 90)
     assert sorted(query.told()) == sorted(
         [f"{rig.source} SUCCESS 1"] * 2 + [f"{rig.source} SENT_BACK 1", f"{retry} DEAD_LETTER 2"]
     )
@@ -137,20 +137,20 @@ def test_a_message_comes_back_and_after_its_retries_it_is_a_dead_letter(rig: Rig
         (rig.source, "1", 1, retry),
         (rig.source, "2", 0, rig.source),
     ]
-    rows = until(lambda: _rows(rig, letters, 1), "the dead letter is there")
+    rows = until(lambda: _rows(rig, letters, 1), "the dead letter is written")
     assert [bytes(row["body"]) for row in rows] == [b"1"]
     assert dict(rows[0]["properties"])["RETRY_TOPIC"] == rig.source
-    assert replays(dict(rows[0]["properties"]), rig.group) == 2, "how often it was replayed goes with it"
+    assert replays(dict(rows[0]["properties"]), rig.group) == 2, "the letter must keep the number of replays"
     query.query.stop()
 
 
 def test_a_query_that_begins_at_the_end_reads_what_waits_in_the_retry_topic(rig: Rig, token: LockToken) -> None:
     retry = make_retry_topic(rig)
     rig.broker.groups.send_back(token, [(1, 1)], 16)
-    until(lambda: _rows(rig, retry, 1), "it has come back", 30)
+    until(lambda: _rows(rig, retry, 1), "the message has come back", 30)
     rig.broker.groups.unlock([token])
     query = Query(rig, lambda body, times: True, options={"consumeFromWhere": "last"})
-    until(lambda: rig.broker.groups.offsets(rig.group, [retry]) == {retry: 1}, "it is committed", 90)
+    until(lambda: rig.broker.groups.offsets(rig.group, [retry]) == {retry: 1}, "the message is committed", 90)
     query.query.stop()
     assert query.heard() == [(rig.source, "1", 1, retry.topic)]
     assert query.told() == [f"{retry.topic} SUCCESS 2"]
@@ -161,7 +161,7 @@ def test_a_query_that_begins_at_the_end_reads_what_waits_in_the_retry_topic(rig:
 
 @pytest.fixture
 def token(rig: Rig) -> LockToken:
-    """Of the first queue of the source, which has three messages."""
+    """The lock of the first queue of the source, which has three messages."""
     rig.topic()
     (queue,) = until(lambda: rig.broker.log.queues(rig.source), "the topic is known")
     rig.fill(0, 3)
@@ -171,7 +171,7 @@ def token(rig: Rig) -> LockToken:
 
 
 def make_retry_topic(rig: Rig) -> MessageQueue:
-    """What the group's first heartbeat does."""
+    """Create the retry topic, as the group's first heartbeat does."""
     topic = RETRY_PREFIX + rig.group
     ask(rig.cluster.broker.address, RequestCode.UPDATE_AND_CREATE_TOPIC, admin_requests.create_topic(topic, 1).ext)
     return until(lambda: _queues(rig, topic), "the retry topic is known")[0]
@@ -210,6 +210,6 @@ def _queues(rig: Rig, topic: str) -> list[MessageQueue]:
 
 
 def _rows(rig: Rig, queue: MessageQueue, count: int) -> list[dict[str, Any]]:
-    """All rows of a queue, once there are so many."""
+    """Return all rows of a queue if it has exactly ``count`` messages, otherwise []."""
     end = rig.broker.log.bounds([queue])[queue].max_offset if queue in _queues(rig, queue.topic) else 0
     return rig.broker.log.pull(queue, 0, count, 1 << 20, ("body", "properties")).to_pylist() if end == count else []

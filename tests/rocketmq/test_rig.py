@@ -1,4 +1,4 @@
-"""The rig itself: servers of each version boot, keep messages, and break and heal as tests tell them to; Java peers talk to them."""
+"""The rig itself: servers of each version start, keep messages, and are broken and repaired by tests; Java peers talk to them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_ordered_messages_of_java_peers(every_version: Cluster, peers: Peers, to
     guard = threading.Lock()
 
     def once(batch: list[Received]) -> bool:
-        """Refuses the first batch it sees, so that it comes again. Queues come side by side."""
+        """Refuse only the first batch, so that it is redelivered. Queues are consumed in parallel."""
         with guard:
             if refused:
                 return True
@@ -58,14 +58,14 @@ def test_ordered_messages_of_java_peers(every_version: Cluster, peers: Peers, to
             return False
 
     consumer = peers.consumer(every_version.address, f"g-{topic}", topic, once, persistConsumerOffsetInterval=200)
-    until(lambda: refused and len(consumer.received) >= 60 + len(refused), "all came, and those that were refused again")
+    until(lambda: refused and len(consumer.received) >= 60 + len(refused), "all messages came, and the refused ones came again")
     received = list(consumer.received)
-    until(lambda: consumer.queues == [("broker-a", queue) for queue in range(4)], "it has all queues")
+    until(lambda: consumer.queues == [("broker-a", queue) for queue in range(4)], "the consumer has all queues")
     admin = peers.admin(every_version.address)
     ends = {queue: end for queue, (_, end) in admin.ends(topic).items()}
     assert sum(ends.values()) == 60
-    # What it stores when it says good-bye it does not wait for, and a broker may not have it.
-    until(lambda: admin.offsets(f"g-{topic}", topic) == ends, "its offsets are there")
+    # A stopping consumer stores its offsets without waiting for the answer, so they may get lost. Check them before it stops.
+    until(lambda: admin.offsets(f"g-{topic}", topic) == ends, "the consumer's offsets are stored")
     consumer.stop()
     bodies: defaultdict[str | None, list[int]] = defaultdict(list)
     for message in received:
@@ -102,7 +102,7 @@ def test_a_paused_broker_says_nothing_until_it_is_resumed(every_version: Cluster
     assert broker.running
     broker.resume()
     broker.wait()
-    # Of no use to a broker, but an answer.
+    # A broker does not support this request, but any answer shows that it has resumed.
     assert ask(broker.address, GET_CLUSTERS, timeout=30.0)[0] != 0
 
 
@@ -168,16 +168,16 @@ def test_java_peers_behind_a_network_of_proxies(cluster: Cluster, peers: Peers) 
         producer = peers.producer(network.address)
         assert producer.send("behind", b"x", "k").status == "SEND_OK"
         assert [e.fields["topic"] for e in network.namesrv.requests(GET_ROUTE)][:1] == ["behind"]
-        # 310: send, with short names.
+        # Request code 310 is a send with short field names.
         assert [e.fields["b"] for e in network.broker.requests(310)] == ["behind"]
         producer.stop()
 
 
-# Without jars, and without servers.
+# Tests that need no jars or no servers of the rig.
 
 
 def test_servers_end_with_the_process_that_started_them(cluster: Cluster, tmp_path: Path) -> None:
-    """kill -9 included. The server is a nameserver alone: it boots fastest."""
+    """They end even after kill -9. The server is only a nameserver, because that starts fastest."""
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom orderedmq.rocketmq.local.servers import Cluster\n"
         f"c = Cluster(Path({str(tmp_path)!r}), brokers=0)\nc.namesrv.launch()\nprint(c.namesrv.pid, flush=True)\ntime.sleep(60)"
@@ -192,7 +192,10 @@ def test_servers_end_with_the_process_that_started_them(cluster: Cluster, tmp_pa
 
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) -> None:
-    """The first one ends the servers in order, which takes 12 s, the second one at once. ``cluster`` only says whether jars can be had."""
+    """The first Ctrl-C stops the servers in order, which takes 12 s; a second one stops them immediately.
+
+    ``cluster`` is requested so that the test is skipped if there are no jars.
+    """
     command = [*COMMAND, "--path", str(tmp_path), "rocketmq", "up"]
     command += ["--port", str(find_free_port())]
     env = {**os.environ, "JAVA_TOOL_OPTIONS": " ".join(QUICK_SERVER)}
@@ -202,7 +205,7 @@ def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) ->
         said = json.loads(process.stdout.readline())
         servers = [child for child in psutil.Process(process.pid).children() if "java" in child.name()]
         assert said["brokers"][0].encode() in ask(said["namesrvAddr"], GET_CLUSTERS)[1]
-        # A message may be delivered at a time of its own.
+        # Messages can be delivered at a chosen time.
         assert b"timerWheelEnable=true" in ask(said["brokers"][0], GET_CONFIG)[1]
         process.send_signal(signal.SIGINT)
         if times > 1:
@@ -216,11 +219,11 @@ def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) ->
 
 
 def test_ctrl_c_while_servers_start_leaves_none(cluster: Cluster, tmp_path: Path) -> None:
-    """The first server was just started, or is about to be. ``cluster`` only says whether jars can be had."""
+    """The first server was just started, or is about to start. ``cluster`` is requested so that the test is skipped without jars."""
     port = Cluster(tmp_path / "unused", brokers=0).namesrv.port
     command = [sys.executable, "-m", "orderedmq", "--path", str(tmp_path), "rocketmq", "up", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        until((tmp_path / "namesrv" / "out.log").exists, "the nameserver's output is there")
+        until((tmp_path / "namesrv" / "out.log").exists, "the nameserver has an output file")
         process.send_signal(signal.SIGINT)
         said, noted = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "")
@@ -232,7 +235,7 @@ def test_ctrl_c_while_servers_start_leaves_none(cluster: Cluster, tmp_path: Path
 
 
 def test_no_jars_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that reaches no repository: here Spark is told of an empty one alone."""
+    """Simulates a machine that reaches no repository, by configuring an empty repository as Spark's only one."""
     (tmp_path / "ivysettings.xml").write_text(
         '<ivysettings><settings defaultResolver="none"/><resolvers><filesystem name="none" m2compatible="true">'
         f'<artifact pattern="{tmp_path}/none/[artifact]-[revision].[ext]"/></filesystem></resolvers></ivysettings>'
@@ -263,7 +266,7 @@ def test_a_wrong_release(tmp_path: Path) -> None:
 
 
 def test_a_server_that_does_not_come_up_says_why(cluster: Cluster, tmp_path: Path) -> None:
-    """The port is taken after it was chosen."""
+    """The port is in use by the time the server starts."""
     second = Cluster(tmp_path, brokers=0)
     second.namesrv.port = cluster.namesrv.port
     second.namesrv.address = "127.0.0.1:1"

@@ -1,4 +1,4 @@
-"""What Spark shows of secrets that are options: nothing, over Spark Connect with the setting that docs/guides/rocketmq.md has."""
+"""Spark shows no secret that is an option. With Spark Connect, this needs the setting that docs/guides/rocketmq.md describes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_spark_shows_no_secret_of_a_query(kind: str, cluster: Cluster, tmp_path:
     assert done.returncode == 0, done.stderr[-3000:]
     files = {str(file): file.read_bytes().decode(errors="replace") for file in tmp_path.rglob("*") if file.is_file()}
     events = "".join(text for name, text in files.items() if "/events/" in name)
-    # The logs are there, and have what they have of the queries.
+    # The logs exist and mention the queries.
     assert events.count(cluster.address if kind == "connect" else "secrets") > 3
     shown = {"stdout": done.stdout, "stderr": done.stderr, **files}
     assert {(name, secret) for name, text in shown.items() for secret in SECRETS if secret in text} == set()

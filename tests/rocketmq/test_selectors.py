@@ -1,4 +1,4 @@
-"""Keys of each type to the queues that a Java producer sends them to, by each selector that chooses by the key."""
+"""Keys of each type go to the same queues as with a Java producer, for each selector that chooses by the key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orderedmq.broker import Broker
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.rocketmq.peers import Peers, Producer
 
-#: A column's type, the class of java.lang, and keys of it.
+#: For each type of a column: the class of java.lang, and sample keys.
 TYPES: dict[str, tuple[str, list[Any]]] = {
     "string": ("String", ["a", "order-17", "17", "-17", "é€😀", "polygenelubricants", *(f"key-{n}" for n in range(9))]),
     "tinyint": ("Byte", [0, 1, -1, 7, 127, -128]),
@@ -27,7 +27,7 @@ TYPES: dict[str, tuple[str, list[Any]]] = {
         [0, 17, 18, 19, -1, -7, 2**31, 2**32, 2**32 + 17, 1234567890123, -1234567890123, 2**63 - 1, -(2**63)],
     ),
 }
-#: Neither a power of two nor a divisor of 31: every part of a hash counts.
+#: Neither a power of two nor a divisor of 31, so that every part of a hash affects the queue.
 QUEUES = 7
 
 
@@ -45,7 +45,7 @@ def java(peers: Peers, cluster: Cluster) -> Iterator[Producer]:
 
 
 def rows(spark: SparkSession, keys: list[Any], kind: str) -> DataFrame:
-    """The key as the column id, its text as the body."""
+    """Return rows with the key in column id and its text as the body."""
     return spark.createDataFrame([(key, str(key)) for key in keys], f"id {kind}, body string").coalesce(1)
 
 
@@ -55,7 +55,7 @@ def write(df: DataFrame, cluster: Cluster, topic: str, **options: Any) -> None:
 
 
 def found(broker: Broker, topic: str) -> dict[str, tuple[int, str | None]]:
-    """The queue and the stored key of each body."""
+    """Return the queue and the stored key of each body."""
     out: dict[str, tuple[int, str | None]] = {}
     for queue in broker.log.queues(topic):
         at, end = 0, broker.log.bounds([queue])[queue].max_offset
@@ -78,14 +78,14 @@ def test_a_key_of_each_type_goes_where_javas_hash_sends_it(
         expected = {str(key): java.send_by(f"java-{kind}", key, name).queue[1] for key in keys}
         write(rows(spark, keys, kind), cluster, f"spark-{kind}")
         assert found(broker, f"spark-{kind}") == {text: (queue, text) for text, queue in expected.items()}
-    # A reader gets the text of a number. It names the number's type to write it as Java does.
+    # A reader gets a number's key as text. To write it as Java does, the copy must name the number's type.
     copies = spark.read.format("orderedmq").option("namesrvAddr", cluster.address).option("topic", "spark-bigint").load()
     copies = copies.selectExpr("sharding_key AS id", "cast(body AS string) AS body").coalesce(1)
     for given, original in (("long", "spark-bigint"), ("auto", "spark-text"), ("text", "spark-text")):
         broker.admin.create_topic(f"copy-{given}", QUEUES)
         write(copies, cluster, f"copy-{given}", shardingKeyType=given)
         if original == "spark-text" and given == "auto":
-            # As all whole numbers went before their type counted.
+            # Earlier releases ignored the type of whole numbers and sent all of them like this.
             broker.admin.create_topic("spark-text", QUEUES)
             write(rows(spark, TYPES["bigint"][1], "bigint"), cluster, "spark-text", shardingKeyType="text")
             texts = {str(key): java.send_by("java-string", str(key), "String").queue[1] for key in TYPES["bigint"][1]}
@@ -94,7 +94,7 @@ def test_a_key_of_each_type_goes_where_javas_hash_sends_it(
 
 
 def seeds_rule(key: int, queues: int) -> int:
-    """``id % mqs.size()`` of RocketMQ's example of ordered messages, as Java computes it."""
+    """Return ``id % mqs.size()`` from RocketMQ's example of ordered messages, as Java computes it."""
     return abs(key) % queues * (-1 if key < 0 else 1)
 
 
@@ -109,7 +109,7 @@ def test_mod_is_the_rule_of_rocketmqs_own_example_which_fails_for_a_negative_num
         expected = {str(key): java.send_by(f"java-mod-{kind}", key, name, seeds_rule).queue[1] for key in keys}
         assert expected == {str(key): key % QUEUES for key in keys}
         df = rows(spark, keys, kind)
-        # Through a shuffle by the same rule: each queue has one task.
+        # Shuffle by the same rule, so that one task writes each queue.
         routed = route(df, "body", sharding_key="id", queues=QUEUES, message_queue_selector="mod")
         write(routed, cluster, f"spark-mod-{kind}", messageQueueSelector="mod", onKeyConflict="warn")
         assert {text: queue for text, (queue, _) in found(broker, f"spark-mod-{kind}").items()} == expected

@@ -1,4 +1,4 @@
-"""Queries that write to a real cluster, and fail and come again with their rows in another order."""
+"""Queries that write to a real cluster, fail, and are repeated with their rows in another order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def broker(cluster: Cluster) -> Iterator[Broker]:
 
 
 def counts(broker: Broker, topic: str) -> list[int]:
-    """Messages of each queue."""
+    """Return the number of messages in each queue."""
     queues = broker.log.queues(topic)
     bounds = broker.log.bounds(queues)
     return [bounds[queue].max_offset for queue in queues]
@@ -66,7 +66,7 @@ def bodies(broker: Broker, topic: str) -> list[str]:
 
 
 def spoiler(address: str, topic: str, flag: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Each attempt has its rows in an order of its own; the first one of the second task fails when the first task's rows are there."""
+    """Return a function that shuffles each attempt's rows. The second task's first attempt fails once the first task's rows are sent."""
 
     def spoil(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = pa.Table.from_batches(batches)
@@ -75,7 +75,7 @@ def spoiler(address: str, topic: str, flag: str) -> Callable[[Iterator[pa.Record
             Path(flag).touch()
             with orderedmq.connect(namesrv_addr=address) as broker:
                 until(lambda: sum(counts(broker, topic)) == ROWS - len(rows), "the first task has sent its rows", 120)
-            # It ends in order, and leaves no lock to wait for. Where it has no time to, the next run waits.
+            # By now the first task has usually ended and released its locks. Otherwise the next run waits for them.
             time.sleep(1)
             raise RuntimeError("the second task fails")
         yield from rows.take(random.sample(range(len(rows)), len(rows))).combine_chunks().to_batches()
@@ -90,7 +90,7 @@ def test_a_batch_that_comes_again_with_keyless_rows_in_another_order_is_there_on
 ) -> None:
     topic = f"keyless-{selector}"
     broker.admin.create_topic(topic, 4)
-    # Some rows are there twice, and one batch has more than one queue of them.
+    # Some rows occur twice, and a batch has rows for more than one queue.
     rows = spark.range(ROWS).selectExpr("concat('row-', id div 2 * 2) AS body").repartition(2)
     rows.write.parquet(str(tmp_path / "rows"))
     spoil = spoiler(cluster.address, topic, str(tmp_path / "spoilt"))
@@ -114,7 +114,7 @@ def test_a_batch_that_comes_again_with_keyless_rows_in_another_order_is_there_on
 
 
 def stamps(broker: Broker, topic: str) -> list[list[str]]:
-    """Who sent each message: sink, batch, run, partition."""
+    """Return sink, batch, run and partition from each message's stamp."""
     out: list[list[str]] = []
     for queue, end in zip(broker.log.queues(topic), counts(broker, topic)):
         at = 0
@@ -135,9 +135,9 @@ def file_job(cores: int, address: str, topic: str, folder: Path) -> subprocess.P
 def test_a_killed_query_that_goes_on_with_more_cores_writes_each_row_once(
     spark: SparkSession, quick_locks: Cluster, tmp_path: Path
 ) -> None:
-    """Files are split by the number of cores, so the batch's rows are in other partitions. Some rows of several splits say the same.
+    """Spark splits files by the number of cores, so the batch has other partitions. Some rows of different splits are equal.
 
-    It continues in the tests' session, which is told to split for four cores.
+    The query continues in the tests' session, which is configured to split files for four cores.
     """
     topic, files, lines = "files", 3, 2000
     expected: Counter[str] = Counter()
@@ -154,7 +154,7 @@ def test_a_killed_query_that_goes_on_with_more_cores_writes_each_row_once(
             until((tmp_path / "reached").exists, "a task has sent some of its rows", 240)
             until(lambda: sum(counts(broker, topic)) > files * lines // 3, "the first task has sent its rows", 120)
             workers = psutil.Process(killed.pid).children(recursive=True)
-            # Python and the JVM; the workers end when they notice.
+            # This kills Python and the JVM. The workers end when they notice it.
             os.killpg(killed.pid, signal.SIGKILL)
             assert psutil.wait_procs(workers, 120)[1] == []
         there = sum(counts(broker, topic))
@@ -172,7 +172,7 @@ def test_a_killed_query_that_goes_on_with_more_cores_writes_each_row_once(
         sent = Counter((run, partition) for _, _, run, partition, _ in stamps(broker, topic))
     runs = Counter(run for run, _ in sent)
     assert len(runs) == 2
-    assert sorted(runs.values())[-1] > 2, "the batch was not in other partitions"
+    assert sorted(runs.values())[-1] > 2, "the second run must have had more partitions"
 
 
 def test_a_key_in_two_tasks_is_warned_of_in_words_that_are_true_of_rows_that_are_out(
@@ -231,7 +231,7 @@ def test_delayed_rows_go_to_the_queue_of_their_key_and_need_a_word_where_keys_ha
     df = spark.range(200).selectExpr(
         "concat('row-', id) body", "concat('key-', id div 2) sharding_key", "if(id % 2 = 1, 1, null) delay_time_level"
     )
-    # A key has its ordinary row in one task, and its delayed one in the other.
+    # Each key has its ordinary row in one task and its delayed row in the other.
     df = df.repartition(2, df.delay_time_level.isNull())
     timed = df.withColumn("deliver_timestamp", df.delay_time_level.cast("timestamp")).drop("delay_time_level")
     unordered = {**options, "delayedRows": "unordered"}
@@ -248,7 +248,7 @@ def test_delayed_rows_go_to_the_queue_of_their_key_and_need_a_word_where_keys_ha
     with caplog.at_level(logging.WARNING, "orderedmq"):
         writer.commit(list(written(df, writer)))
     assert caplog.text == ""
-    until(lambda: sum(counts(broker, "delayed")) == 200, "all rows are there")
+    until(lambda: sum(counts(broker, "delayed")) == 200, "all rows have arrived")
     for number, queue in enumerate(broker.log.queues("delayed")):
         rows = broker.log.pull(queue, 0, 1000, 1 << 24, ("body", "sharding_key")).to_pylist()
         keys = Counter(row["sharding_key"] for row in rows)

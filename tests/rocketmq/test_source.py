@@ -1,4 +1,4 @@
-"""The source in real Spark over a real cluster: filters, topics that are not what they were, and messages that are gone."""
+"""The source in real Spark over a real cluster: filters, topics that were changed or recreated, and deleted messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DELETE_EXPIRED_COMMITLOG = 329
 
 @dataclass
 class Rig:
-    """A cluster with topics and a group of the test's own."""
+    """A cluster with topics and a group that belong to the test."""
 
     spark: SparkSession
     cluster: Cluster
@@ -62,7 +62,7 @@ class Rig:
         self.broker.admin.create_topic(self.source, queues)
 
     def fill(self, first: int, count: int, tags: Sequence[str | None] = (None,), **properties: str) -> None:
-        """``count`` messages in the first queue, whose bodies are numbers from ``first`` on and whose tags go round."""
+        """Append ``count`` messages to the first queue. Bodies are numbers from ``first`` on; the tags are used in turn."""
         numbers = range(first, first + count)
         rows: dict[str, Any] = {
             "body": pa.array([b"%d" % number for number in numbers], pa.binary()),
@@ -81,12 +81,12 @@ class Rig:
 
     def batch(self, **options: Any) -> list[int]:
         reader = self.spark.read.format("orderedmq").options(namesrvAddr=self.cluster.address)
-        # A schema of one's own leaves the check to the reader.
+        # A user's schema means that the reader must check the filter.
         rows = reader.options(**{"topic": self.source, **options}).schema(READ).load().collect()
         return sorted(int(row.body) for row in rows)
 
     def run(self, checkpoint: str = "ck", **options: Any) -> Any:
-        """What is there now, into the target."""
+        """Copy the source's current messages to the target."""
         writer = self.stream(**options).writeStream.format("orderedmq").options(namesrvAddr=self.cluster.address)
         writer = writer.options(topic=self.target, topicQueueNums="1", checkpointLocation=str(self.folder / checkpoint))
         query = writer.trigger(availableNow=True).start()
@@ -129,13 +129,13 @@ def without_property_filter(cluster: Cluster) -> Iterator[None]:
 
 
 def test_a_stream_by_tags_reads_them_exactly_and_its_offsets_count_everything(rig: Rig) -> None:
-    """Trap 10: brokers compare hashes, and "Aa" and "BB" have one."""
+    """Trap 10: brokers compare hashes of tags, and "Aa" and "BB" have the same hash."""
     rig.topic()
     rig.fill(0, 5000, tags=("Aa", "BB", None, "c d"))
     rig.run(tags=" Aa ||c d")
     expected = [number for number in range(5000) if number % 4 in (0, 3)]
     assert rig.out() == expected
-    until(lambda: rig.offset() == 5000, "all are processed", 60.0)
+    until(lambda: rig.offset() == 5000, "all messages are processed", 60.0)
     rig.fill(5000, 300, tags=("BB",))
     rig.fill(5300, 1, tags=("Aa",))
     query = rig.run(tags="c d || Aa", maxOffsetsPerTrigger="100")
@@ -176,13 +176,13 @@ def test_a_hundred_thousand_messages_that_do_not_match_stall_nothing(rig: Rig) -
     rig.fill(100_000, 3, tags=("a",))
     begin = time.monotonic()
     assert rig.batch(tags="a") == [100_000, 100_001, 100_002]
-    # A broker looks at 16,000 messages a pull; a pull that it may answer late takes 15 s.
+    # A broker looks at 16,000 messages per pull. If it held one of these pulls back, that pull would take 15 s.
     assert time.monotonic() - begin < 90
 
 
 @pytest.mark.parametrize("kind", ["stream", "batch"])
 def test_sql_that_is_none_is_refused_when_the_query_is_planned(rig: Rig, kind: str) -> None:
-    """Trap 10: a pull with such SQL would bring everything."""
+    """Trap 10: a pull with such a filter would return every message."""
     rig.topic()
     rig.fill(0, 3)
     load = rig.stream if kind == "stream" else rig.batch
@@ -192,12 +192,12 @@ def test_sql_that_is_none_is_refused_when_the_query_is_planned(rig: Rig, kind: s
         with pytest.raises(PySparkException, match=r"ORDEREDMQ_OPTION.UNSUPPORTED\] option filterSql.*enablePropertyFilter"):
             load(filterSql="amount > 5")
         assert rig.batch(tags="*") == [0, 1, 2]
-    assert rig.group not in rig.broker.admin.groups(), "nothing was done before"
+    assert rig.group not in rig.broker.admin.groups(), "the query must be refused before it creates the group"
 
 
 @pytest.mark.holds("agreement")
 def test_a_query_that_filters_otherwise_than_a_java_member_of_its_group_is_refused(rig: Rig) -> None:
-    """A heartbeat replaces the filter of the whole group: the member's messages would be filtered by what this query says."""
+    """A heartbeat replaces the whole group's filter, so the Java member would receive messages by the query's filter."""
     rig.topic()
     rig.fill(0, 3)
     with Client(rig.cluster.address) as java:
@@ -209,7 +209,7 @@ def test_a_query_that_filters_otherwise_than_a_java_member_of_its_group_is_refus
                 rig.run(tags=mine, assignment="shared", lockTimeout="1s")
             assert f"TAG {theirs!r}" in str(caught.value)
             found = java.call_address(rig.cluster.broker.address, group_requests.consumer_connections(rig.group), soon())
-            assert found.subscriptions[rig.source].expression == theirs, "nobody was told of another filter"
+            assert found.subscriptions[rig.source].expression == theirs, "the group's filter must not change"
 
 
 # -- a group that others have moved -----------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_a_reset_by_rocketmqs_own_tools_is_followed_after_one_restart(rig: Rig, 
 
 
 def remake(rig: Rig, first: int, count: int) -> None:
-    """By another connection than the query's, as RocketMQ's own tools do it."""
+    """Recreate the topic through another connection than the query's, as RocketMQ's own tools would."""
     with orderedmq.connect(namesrv_addr=rig.cluster.address) as other:
         other.admin.delete_topic(rig.source)
         other.admin.create_topic(rig.source, 1)
@@ -265,7 +265,7 @@ def remake(rig: Rig, first: int, count: int) -> None:
 @pytest.mark.holds("named loss")
 @pytest.mark.parametrize("count", [5, 100])
 def test_a_topic_that_was_made_anew_is_noticed_at_the_restart(rig: Rig, count: int) -> None:
-    """Also where it has more messages by now than were read of the former one."""
+    """It is noticed even if the new topic already has more messages than were read of the former one."""
     rig.topic()
     rig.fill(0, 20)
     rig.run()
@@ -281,7 +281,7 @@ def test_a_topic_that_was_made_anew_is_noticed_at_the_restart(rig: Rig, count: i
 
 
 def test_a_groups_offset_of_the_former_topic_is_not_followed(rig: Rig) -> None:
-    """RocketMQ 4 keeps a group's offsets when a topic is deleted."""
+    """RocketMQ 4 keeps a group's offsets when a topic is deleted, so they must be ignored."""
     rig.topic()
     rig.fill(0, 20)
     rig.run()
@@ -297,12 +297,12 @@ def test_a_groups_offset_of_the_former_topic_is_not_followed(rig: Rig) -> None:
 
 
 def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed(rig: Rig) -> None:
-    """By what it finds when it looks: no topic, one without the messages that were read, or others in their place."""
+    """The error depends on what the query sees first: no topic, a topic without the messages that it read, or other messages."""
     rig.topic()
     rig.fill(0, 20)
     writer = rig.stream().writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck"))
     query = writer.trigger(processingTime="200 milliseconds").start()
-    until(lambda: sum(progress.numInputRows for progress in query.recentProgress) == 20, "it is through", 60.0)
+    until(lambda: sum(progress.numInputRows for progress in query.recentProgress) == 20, "the messages are processed", 60.0)
     remake(rig, 1000, 100)
     with pytest.raises(PySparkException, match=r"ORDEREDMQ_DATA_LOSS.(TOPIC_RECREATED|TOPIC_DELETED|QUEUE_DELETED|BEYOND_END)"):
         query.awaitTermination(180)
@@ -313,9 +313,9 @@ def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed(rig: Rig) -> None
 def test_a_topic_that_is_deleted_before_its_offset_is_committed_is_a_loss_of_data(
     rig: Rig, accepted: bool, routed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The query has listed its topics a moment ago. The offset of its other topic counts.
+    """The query has just listed its topics, so it does not notice the deletion. It must still commit the other topic's offset.
 
-    ``routed``: as in the middle of a deletion, the nameserver knows the topic still, and the broker refuses the commit.
+    ``routed``: the nameserver still knows the topic, as in the middle of a deletion, and the broker refuses the commit.
     """
     monkeypatch.setattr(topic_watch, "LISTING_INTERVAL", 600.0)
     rig.topic()
@@ -349,7 +349,7 @@ def test_a_topic_that_is_deleted_before_its_offset_is_committed_is_a_loss_of_dat
                 "the query goes on",
             )
         if routed:
-            # The commit came before anybody knew; it must not have stopped at the topic that is gone.
+            # The commit ran before the deletion was noticed. The refusal for the deleted topic must not stop the other topic's commit.
             assert rig.broker.groups.offsets(rig.group, [kept]) == {kept: 2}
 
 
@@ -385,7 +385,7 @@ def test_offsets_do_not_change_while_nothing_is_to_be_read_and_an_anchor_is_kept
 
 
 def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: Rig) -> None:
-    """A broker takes any bytes as a compressed body, here some kB that become 32 MiB; also a sink's queue may have such a message."""
+    """A broker stores any bytes as a compressed body, here some kB that expand to 32 MiB. A sink's queue may also have such a message."""
     rig.topic()
     rig.fill(0, 3)
     [queue] = rig.broker.log.queues(rig.source)
@@ -394,7 +394,7 @@ def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: R
         bomb.write(bytes(2**25))
     now = time.time_ns() // 1_000_000
     request = message_requests.send(queue, sink.getvalue().to_pybytes(), "", group="p", born=now)
-    # The field sysFlag: compressed, by zstd.
+    # 0x201 in the field sysFlag: compressed with zstd.
     request = replace(request, ext={**request.ext, "f": str(0x201)})
     with Client(rig.cluster.address) as client:
         client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
@@ -406,7 +406,7 @@ def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: R
     rig.run(failOnDataLoss="false")
     assert rig.out() == [0, 1, 2, 4, 5, 6]
     assert rig.offset() == 7
-    # A sink's look for what an earlier attempt sent goes past it.
+    # A sink that searches for rows of an earlier attempt must skip this message.
     rows = rig.spark.createDataFrame([(b"7", "k")], "body binary, sharding_key string")
     writer = rows.write.format("orderedmq").mode("append").options(namesrvAddr=rig.cluster.address, topic=rig.source)
     writer.options(txnAppId=rig.group, txnVersion="1").save()
@@ -417,7 +417,7 @@ def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: R
 def test_texts_that_are_not_utf_8_are_what_a_java_consumer_sees_and_go_where_its_producer_sends_them(
     rig: Rig, peers: Peers
 ) -> None:
-    """A broker stores a batch's properties as they come."""
+    """A broker stores a batch's properties without checking them."""
     rig.topic()
     [queue] = rig.broker.log.queues(rig.source)
     rows = {

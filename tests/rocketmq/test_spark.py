@@ -1,4 +1,4 @@
-"""Spark queries over a real cluster, with RocketMQ's Java client as a neighbour: what users of `namesrvAddr` get."""
+"""Spark queries over a real cluster, next to RocketMQ's Java client: the behaviour that users of `namesrvAddr` see."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def sender(peers: Peers, address: str) -> Callable[[str, range], None]:
     producer = peers.producer(address)
 
     def send(topic: str, numbers: range) -> None:
-        """Returns when a reader can see them, which is a little later than they are stored."""
+        """Send the messages, and return when a reader can see them, which is a little after they are stored."""
         with orderedmq.connect(namesrv_addr=address) as broker:
 
             def there() -> int:
@@ -105,12 +105,12 @@ def sender(peers: Peers, address: str) -> Callable[[str, range], None]:
 
 @pytest.fixture(scope="module")
 def send(peers: Peers, cluster: Cluster) -> Callable[[str, range], None]:
-    """Events of seven keys, by Java's own producer and selector."""
+    """A function that sends events of seven keys with Java's own producer and selector."""
     return sender(peers, cluster.address)
 
 
 def in_order(bodies: dict[int, list[str]], count: int) -> None:
-    """Each event once, a key in one queue and in order."""
+    """Assert that each event occurs once, and that each key's events are in one queue and in order."""
     seen: dict[str, list[int]] = defaultdict(list)
     queues: dict[str, set[int]] = defaultdict(set)
     for queue, texts in bodies.items():
@@ -133,7 +133,7 @@ def test_events_of_a_java_producer_come_out_once_in_the_same_queues_and_order(ev
     rig.write(rig.stream(source), target)
     assert rig.bodies(target) == rig.bodies(source)
     in_order(rig.bodies(target), 300)
-    # Its progress is RocketMQ's own.
+    # The query's progress is stored as RocketMQ's own group offsets.
     admin = peers.admin(rig.address)
     assert admin.offsets(rig.group, source) == {queue: end for queue, (_, end) in admin.ends(source).items()}
 
@@ -158,7 +158,7 @@ def test_a_query_stopped_and_restarted_goes_on_where_it_was(rig: Rig, send: Any)
     for begin in (0, 60, 120):
         send(source, range(begin, begin + 60))
         query = rig.write(rig.stream(source), target, now=False)
-        until(lambda: there() >= begin + 60, "it is through", 90.0)  # noqa: B023 (called before the next round)
+        until(lambda: there() >= begin + 60, "all messages are copied", 90.0)  # noqa: B023 (called before the next round)
         query.stop()
     in_order(rig.bodies(target), 180)
 
@@ -204,10 +204,10 @@ def test_a_java_consumer_and_a_shared_query_split_a_topic_and_hand_its_queues_ov
     until(all_there, "both have their share", 90.0)
     consumer.stop()
     send(source, range(120, 160))
-    until(lambda: sum(map(len, rig.bodies(target).values())) + len(consumer.received) >= 160, "the query has it back", 120.0)
+    until(lambda: sum(map(len, rig.bodies(target).values())) + len(consumer.received) >= 160, "all messages are read", 120.0)
     query.stop()
     heard = [body for texts in rig.bodies(target).values() for body in texts] + [one.body.decode() for one in consumer.received]
-    assert sorted(int(body.partition(":")[2]) for body in heard) == list(range(160)), "a hand-over repeats nothing"
+    assert sorted(int(body.partition(":")[2]) for body in heard) == list(range(160)), "a hand-over must repeat no message"
     assert len(consumer.received) > 0
 
 
@@ -232,7 +232,7 @@ def test_the_orderly_listener_puts_a_poison_message_where_rocketmqs_tools_look(r
     assert [(row.begin_offset, row.status, row.attempts) for row in found] == [
         (0, "SUCCESS", 1), (1, "SUCCESS", 1), (2, "DEAD_LETTER", 2), (3, "SUCCESS", 1), (4, "SUCCESS", 1),
     ]  # fmt: skip
-    until(lambda: rig.bodies(f"%DLQ%{rig.group}") == {0: ["2:2"]}, "the dead letter is there", 30.0)
+    until(lambda: rig.bodies(f"%DLQ%{rig.group}") == {0: ["2:2"]}, "the dead letter is written", 30.0)
 
 
 def test_a_row_that_meets_the_condition_is_one_dead_letter_though_its_batch_is_repeated(rig: Rig, send: Any) -> None:
@@ -244,25 +244,25 @@ def test_a_row_that_meets_the_condition_is_one_dead_letter_though_its_batch_is_r
     def write(df: DataFrame, batch: int) -> None:
         passed.append([row.queue_offset for row in df.collect()])
         if len(passed) == 1:
-            raise RuntimeError("behind the letter, before Spark's commit")
+            raise RuntimeError("after the letter, before Spark's commit")
 
     def run() -> None:
         writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(rig.folder / "ck"))
         writer.trigger(availableNow=True).start().awaitTermination()
 
-    with pytest.raises(Exception, match="behind the letter"):
+    with pytest.raises(Exception, match="after the letter"):
         run()
     run()
     assert passed == [[0, 1, 3, 4]] * 2
-    until(lambda: rig.bodies(f"%DLQ%{rig.group}") == {0: ["2:2"]}, "the dead letter is there", 30.0)
+    until(lambda: rig.bodies(f"%DLQ%{rig.group}") == {0: ["2:2"]}, "the dead letter is written", 30.0)
 
 
 @pytest.mark.holds("source to sink once")
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_demo_runs_on_a_cluster_and_its_audit_finds_nothing(quick_locks: Cluster, tmp_path: Path) -> None:
-    """Where a killed attempt's locks end after 3 s; elsewhere the job that is resumed waits for up to 60."""
-    # A path with a blank, as temporary folders of some systems have.
+    """Uses the cluster where a killed attempt's locks end after 3 s, because otherwise the resumed job waits for up to 60 s."""
+    # The path contains a space, as temporary folders of some systems do.
     folder, temporary = tmp_path / "a demo", tmp_path / "tmp"
     temporary.mkdir()
     command = [*COMMAND, "--json", "--namesrv", quick_locks.address, "--path", str(folder)]
@@ -278,12 +278,12 @@ def test_the_demo_runs_on_a_cluster_and_its_audit_finds_nothing(quick_locks: Clu
     assert done.stderr == ""
     produced, killed, resumed, audited = map(json.loads, done.stdout.splitlines())
     assert (produced["step"], produced["events"], produced["queues"]) == ("produced", 8000, 4)
-    # Some batches were committed, one was in flight, and the rest was left to the second run.
+    # Some batches were committed, one was in flight, and the second run wrote the rest.
     assert killed["step"] == "killed"
     assert killed["killed_in"] == killed["committed"] in (2, 3)
     assert (resumed["killed_in"], resumed["committed"], resumed["events"]) == (None, 4, 8000)
     assert (audited["lost"], audited["duplicated"], audited["out_of_order"], audited["ok"]) == (0, 0, 0, True)
-    # No process is left, and no files but those that the demo names.
+    # No process is left, and no files except those that the demo names.
     assert [
         process for process in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(process.info["cmdline"] or [])
     ] == []

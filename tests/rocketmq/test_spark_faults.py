@@ -1,8 +1,8 @@
-"""One query from topic to topic over a real cluster, while servers die, stand still or are cut off and the cluster changes.
+"""One query from topic to topic over a real cluster, while servers are killed, paused or cut off and the cluster changes.
 
-All goes through proxies. After each fault and its end everything comes through, and the judge looks at all that was ever sent and
-delivered: nothing lost, nothing twice, each key in order. A query that failed meanwhile is started again, as a user would. A fault comes
-while rows come through, and ends when they are sent again. What lasts for half a minute by itself is for the long tier.
+All connections of the query go through proxies. After each fault the query drains, and all messages ever sent and delivered are checked:
+none lost, none duplicated, each key in order. A query that failed is started again, as a user would do. Each fault begins while rows
+are being copied, and the test waits until rows are sent again after it. Faults that last half a minute run only in the long tier.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ pytestmark = pytest.mark.spark
 
 TRIGGER = 0.3
 GROUP = "flow-group"
-#: Seconds after which all brokers have reported to a nameserver that was restarted.
+#: Seconds after which all brokers have reported to a restarted nameserver.
 REPORT = 30
-#: Seconds for what comes after a lock's life and a report at the latest, on a machine that is busy.
+#: Seconds to wait on a busy machine for events that follow the end of a lock and the brokers' reports.
 PATIENCE = LOCK_LIFE + REPORT + 120
-#: Rows that are sent to a queue at a time.
+#: Rows that are sent to a queue together.
 ROWS = 5
 
 
 class Flow:
-    """The query, who sends to it, and the judge."""
+    """The query, its producer, and the final check."""
 
     def __init__(self, spark: SparkSession, cluster: Cluster, folder: Path) -> None:
         self.spark, self.cluster, self.folder = spark, cluster, folder
@@ -54,7 +54,7 @@ class Flow:
         for topic in ("flow-in", "flow-out"):
             self.create(topic, 0, 4)
         self.network = Network.before(cluster)
-        #: What the query failed with, whenever it did.
+        #: The errors with which the query failed.
         self.failures: list[str] = []
         self._queries: list[StreamingQuery] = []
         self._acknowledged: list[tuple[str, OffsetRange]] = []
@@ -64,7 +64,7 @@ class Flow:
         self._start()
 
     def create(self, topic: str, at: int, queues: int) -> None:
-        """At one broker, until the nameserver knows."""
+        """Create the topic at one broker and wait until the nameserver knows it."""
         with Client(self.cluster.address) as servers:
 
             def known() -> int:
@@ -88,10 +88,10 @@ class Flow:
         self._queries.append(sink.trigger(processingTime=f"{TRIGGER} seconds").start())
 
     def _send(self) -> None:
-        """A little to each queue, again and again, whatever happens."""
+        """Send a few rows to each queue repeatedly, and ignore errors."""
         while not self._quiet.is_set():
-            # A send that fails may have been stored all the same: the judge takes what is in the topic. A connection of its own for each
-            # round knows the queues that were added.
+            # A send that fails may still have stored its rows, so the check uses the topic's content. Each round uses a new connection,
+            # which knows queues that were added.
             with contextlib.suppress(OrderedMQError), orderedmq.connect(namesrv_addr=self.cluster.address) as broker:
                 for queue in broker.log.queues("flow-in"):
                     names = [f"{queue}:{next(self._numbers)}" for _ in range(ROWS)]
@@ -102,7 +102,7 @@ class Flow:
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
-        """Meanwhile messages come in, and come through at the beginning."""
+        """Send rows during the block. The block starts when rows come through, and its end waits until more rows are sent."""
         self._quiet.clear()
         self._sender = threading.Thread(target=self._send)
         self._sender.start()
@@ -111,7 +111,7 @@ class Flow:
             self.wait(lambda: self.count("flow-out") > before, "rows come through")
             yield
             acknowledged = len(self._acknowledged)
-            # Each queue has some more, whatever happened to the first ones.
+            # Wait until each queue has more rows, even if the first sends failed.
             queues = len(self.broker.log.queues("flow-in"))
             self.wait(lambda: len(self._acknowledged) > acknowledged + 2 * queues, "rows are sent")
         finally:
@@ -119,7 +119,7 @@ class Flow:
             self._sender.join()
 
     def sent_to(self) -> set[str]:
-        """The queues that have got rows."""
+        """Return the queues to which rows have been sent."""
         return {queue for queue, _ in self._acknowledged}
 
     def count(self, topic: str) -> int:
@@ -130,7 +130,7 @@ class Flow:
         return self._queries[-1].isActive
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Until it is true; meanwhile a query that fails is started again."""
+        """Wait until the condition is true. A query that fails before that is started again."""
 
         def tended() -> bool:
             if not self.running:
@@ -138,7 +138,7 @@ class Flow:
                 try:
                     self._start()
                 except AnalysisException as error:
-                    # A nameserver that was restarted knows the brokers that have reported since, for up to 30 s.
+                    # For up to 30 s, a restarted nameserver knows only the brokers that have reported to it since.
                     if "ORDEREDMQ_TOPIC.MISSING" not in str(error):
                         raise
                     time.sleep(1)
@@ -150,21 +150,21 @@ class Flow:
         try:
             until(tended, what, PATIENCE)
         except AssertionError as error:
-            raise AssertionError(f"{error}; what the query failed with: {self.failures}") from error
+            raise AssertionError(f"{error}; errors of the query: {self.failures}") from error
 
     def reported(self) -> bool:
-        """Whether the nameserver knows all brokers: one that was restarted knows those that have reported since, for up to 30 s."""
+        """Return whether the nameserver knows all brokers. After a restart, this may take up to 30 s."""
         with contextlib.suppress(TopicError), Client(self.cluster.address) as servers:
             return all(servers.route(broker.name, soon(), fresh=True) for broker in self.cluster.brokers)
         return False
 
     def settle(self) -> None:
-        """Everything comes through; then the judge."""
+        """Wait until every row is copied, then check the history."""
         until(self.reported, "all brokers have reported", 60.0)
-        # Another connection: this one may not know yet of queues that were added.
+        # Open a new connection, because this one may not know queues that were added.
         self.broker.close()
         self.broker = orderedmq.connect(namesrv_addr=self.cluster.address)
-        self.wait(lambda: self.count("flow-out") >= self.count("flow-in"), "everything is through")
+        self.wait(lambda: self.count("flow-out") >= self.count("flow-in"), "every row is copied")
         self.judge()
 
     def judge(self) -> None:
@@ -186,7 +186,7 @@ class Flow:
 
 @pytest.fixture(scope="module")
 def flow(spark: SparkSession, two_brokers: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flow]:
-    """The topics are at the first broker, which is the one that has the faults. Routes are asked for more often than every 30 s."""
+    """The topics are at the first broker, which also has the faults. Routes are refreshed more often than every 30 s."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "ROUTE_AGE", 3.0)
         made = Flow(spark, two_brokers, tmp_path_factory.mktemp("flow"))
@@ -195,7 +195,7 @@ def flow(spark: SparkSession, two_brokers: Cluster, tmp_path_factory: pytest.Tem
 
 
 def broker_killed(flow: Flow) -> None:
-    """It takes some seconds to boot."""
+    """The broker takes some seconds to start."""
     flow.cluster.broker.restart()
 
 
@@ -212,7 +212,7 @@ def broker_paused_for_longer_than_a_lock_is_trusted(flow: Flow) -> None:
 
 
 def nameserver_away(flow: Flow) -> None:
-    """When it is back, it knows nobody, then the second broker, then both."""
+    """A restarted nameserver knows no broker, then the second one, then both."""
     flow.cluster.namesrv.restart()
     for broker in reversed(flow.cluster.brokers):
         time.sleep(1.5)
@@ -220,7 +220,7 @@ def nameserver_away(flow: Flow) -> None:
 
 
 def nameserver_away_until_brokers_report(flow: Flow) -> None:
-    """By themselves."""
+    """Here the brokers report at their own intervals."""
     flow.cluster.namesrv.kill()
     time.sleep(5)
     flow.cluster.namesrv.start()
@@ -239,7 +239,7 @@ def connections_half_open(flow: Flow) -> None:
 
 
 def queues_and_a_broker_added(flow: Flow) -> None:
-    """Until then the second broker had none of the topic's queues."""
+    """Before this, the second broker had no queues of the topic."""
     flow.create("flow-in", 1, 2)
     flow.broker.admin.add_queues("flow-in", 10)
     flow.wait(lambda: len(flow.sent_to()) == 10, "rows are in all queues")
@@ -250,8 +250,8 @@ def group_deleted(flow: Flow) -> None:
     until(lambda: GROUP in flow.broker.admin.groups() or not flow.running, "the query has noticed", 60.0)
 
 
-#: The long tier has the faults that take long. Single calls meet them in test_log.py and test_groups.py, and a renewal that comes too
-#: late is in test_locks.py.
+#: Slow faults run in the long tier. In the fast tier, test_log.py and test_groups.py test single calls during such faults, and
+#: test_locks.py tests a renewal that is too late.
 FAULTS: list[Any] = [
     connections_cut,
     pytest.param(connections_half_open, marks=pytest.mark.nightly),

@@ -1,4 +1,4 @@
-"""A real Spark cluster over a real RocketMQ: a master and two workers, each in its own folder. Nothing but the network is shared."""
+"""A real Spark cluster over a real RocketMQ: a master and two workers, each in its own folder. They share only the network."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.waits import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.spark]
 
-#: The driver: a query from topic to topic that leaves a mark in each folder in which rows are processed. A task in a folder with a file
-#: "hold" goes no further, and says so. The query begins when both workers are there, and runs until the job's input ends.
+#: The driver: a query from topic to topic that leaves a mark in each folder in which rows are processed. While a folder has a file "hold",
+#: tasks there stop and create a file "held". The query begins when both workers have registered, and runs until the job's input ends.
 JOB = """
 import json, sys, time
 from pathlib import Path
@@ -69,7 +69,7 @@ def standalone(tmp_path: Path) -> Iterator[Standalone]:
 
 
 def send(broker: Broker, topic: str, rows: int) -> None:
-    """Append ``rows`` messages to each queue; the body is queue and offset."""
+    """Append ``rows`` messages to each queue. The body is queue and offset."""
     queues = broker.log.queues(topic)
     ends = broker.log.bounds(queues)
     for queue in queues:
@@ -80,7 +80,7 @@ def send(broker: Broker, topic: str, rows: int) -> None:
 
 
 def read(broker: Broker, topic: str) -> list[dict[str, Any]]:
-    """All rows, queue by queue, in order."""
+    """Return all rows in order, queue by queue."""
     out: list[dict[str, Any]] = []
     for queue in broker.log.queues(topic):
         at, end = 0, broker.log.bounds([queue])[queue].max_offset
@@ -96,7 +96,7 @@ def read(broker: Broker, topic: str) -> list[dict[str, Any]]:
 def test_workers_in_folders_of_their_own_share_the_queues_and_replace_one_another(
     standalone: Standalone, quick_locks: Cluster, tmp_path: Path
 ) -> None:
-    """Where a dead attempt's locks end after 3 s; elsewhere who comes after it waits for up to 60."""
+    """Uses the cluster where a dead attempt's locks end after 3 s, because otherwise its successor waits for up to 60 s."""
     with orderedmq.connect(namesrv_addr=quick_locks.address) as broker:
         for topic in ("standalone-in", "standalone-out"):
             broker.admin.create_topic(topic, 4)
@@ -128,18 +128,18 @@ def test_workers_in_folders_of_their_own_share_the_queues_and_replace_one_anothe
                 return done
 
             def marks() -> dict[str, Path]:
-                """The folder of each worker's executor in which rows were processed."""
+                """Return, for each worker, its executor's folder in which rows were processed."""
                 return {mark.relative_to(tmp_path).parts[0]: mark.parent for mark in tmp_path.rglob("rows-were-here")}
 
             sent = 60
-            until(through(4 * sent), "everything is through", 300.0)
+            until(through(4 * sent), "all rows are copied", 300.0)
             victim = marks()["worker-1"]
             (victim / "hold").touch()
             send(broker, "standalone-in", 100)
             sent += 100
             until((victim / "held").exists, "a task of the first worker is half-way", 180.0)
             standalone.kill(standalone.workers[0])
-            until(through(4 * sent), "the other worker does the rest", 300.0)
+            until(through(4 * sent), "the other worker copies the remaining rows", 300.0)
             answer, _ = job.communicate(timeout=180)
             assert json.loads(answer.splitlines()[-1])["failure"] is None
         finally:
@@ -151,6 +151,6 @@ def test_workers_in_folders_of_their_own_share_the_queues_and_replace_one_anothe
     lanes = defaultdict(list)
     for row in rows:
         lanes[row["sharding_key"], row["queue"]].append(int(row["body"].decode().partition(":")[2]))
-    assert len({key for key, _ in lanes}) == len(lanes), "a key has one queue"
+    assert len({key for key, _ in lanes}) == len(lanes), "each key must be in one queue"
     assert all(numbers == sorted(numbers) for numbers in lanes.values())
     assert marks().keys() == {"worker-1", "worker-2"}

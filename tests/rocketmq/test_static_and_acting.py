@@ -1,4 +1,4 @@
-"""Static topics, and replicas that act as master: refused by name before anything is read or written."""
+"""Static topics, and replicas that act as master, are refused by name before anything is read or written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUEUE = MessageQueue(TOPIC, "__syslo__global__", 0)
 
 
 def make_static_topic(peers: Peers, cluster: Cluster, topic: str, queues: int) -> None:
-    """Make it by RocketMQ's own tool."""
+    """Create a static topic with RocketMQ's own tool."""
     arguments = ["updateStaticTopic", "-n", cluster.address, "-t", topic, "-qn", str(queues), "-c", cluster.name]
     given = peers.array("String", len(arguments))
     for number, argument in enumerate(arguments):
@@ -36,7 +36,7 @@ def make_static_topic(peers: Peers, cluster: Cluster, topic: str, queues: int) -
 
 @pytest.fixture(scope="module")
 def static_topic(cluster: Cluster, peers: Peers) -> Iterator[Broker]:
-    """A topic of two logical queues."""
+    """A broker connection, after the creation of a static topic with two logical queues."""
     make_static_topic(peers, cluster, TOPIC, 2)
     with orderedmq.connect(namesrv_addr=cluster.address) as broker:
         yield broker

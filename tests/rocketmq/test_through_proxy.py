@@ -1,4 +1,4 @@
-"""RocketMQ's own Proxy before brokers of the newest release: what works through it, and what is refused by name."""
+"""RocketMQ's own Proxy in front of brokers of the newest release: what works through it, and what is refused by name."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ BACKLOG = 20_000
 def rig(
     spark: SparkSession, newest: Cluster, proxy: ProxyServer, tmp_path: pathlib.Path, request: pytest.FixtureRequest
 ) -> Iterator[Rig]:
-    """Queries go through the Proxy; topics are made at the brokers."""
+    """A rig whose queries go through the Proxy, while topics are created at the brokers."""
     for made in rigged(spark, newest, tmp_path, request):
         made.address = proxy.address
         yield made
@@ -94,7 +94,7 @@ def test_a_query_reads_and_writes_through_a_proxy_and_goes_on_there_after_a_rest
 def test_a_backlog_is_read_through_a_proxy_without_a_pull_that_waits_for_its_timeout(
     direct: Broker, through: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lane with an unanswered pull ends after 6 s, and everything in flight on it is asked again over another one."""
+    """A lane with an unanswered pull ends after 6 s, and all its pulls in flight are repeated over another lane."""
     direct.admin.create_topic("backlog", 2)
     queue = direct.log.queues("backlog")[0]
     direct.log.append({queue: rows([b"%0100d" % number for number in range(BACKLOG)])})
@@ -122,9 +122,9 @@ def test_a_backlog_is_read_through_a_proxy_without_a_pull_that_waits_for_its_tim
     ]
     assert read == [b"%0100d" % number for number in range(BACKLOG)]
     assert all(lane.proxied for lane in lanes)
-    assert len(set(map(id, lanes))) == 1, "no lane was given up"
-    assert set(asked.values()) == {1}, "no pull has failed"
-    assert len(repeated) < len(asked) / 10, "the Proxy has answered nearly everything at once"
+    assert len(set(map(id, lanes))) == 1, "no lane may be given up"
+    assert set(asked.values()) == {1}, "no pull may fail"
+    assert len(repeated) < len(asked) / 10, "the Proxy must answer nearly all pulls immediately"
 
 
 @pytest.mark.nightly
@@ -156,7 +156,7 @@ def test_a_connection_with_tls_reads_writes_and_locks_through_a_proxy(direct: Br
     assert direct.groups.offsets("encrypted-g", [queue]) == {queue: 2}
     with orderedmq.connect(namesrv_addr=proxy.address, tls=TlsOptions()) as broker, pytest.raises(RocketMQError) as error:
         broker.log.queues("encrypted")
-    assert error.value.sub == RocketMQCondition.TLS, "nobody vouches for the certificate that it made up"
+    assert error.value.sub == RocketMQCondition.TLS, "no authority has signed the certificate that the Proxy generated"
 
 
 @pytest.mark.holds("features through a Proxy")
@@ -183,18 +183,18 @@ def test_a_message_is_parked_through_a_proxy_where_the_parking_lot_exists(
 def test_a_member_that_reads_retries_makes_the_retry_topic_through_a_proxy_and_sends_messages_back(
     newest: Cluster, direct: Broker, through: Broker
 ) -> None:
-    """A heartbeat makes it at each broker, but a Proxy keeps heartbeats to itself."""
+    """Brokers create the topic when they receive a heartbeat, but a Proxy does not forward heartbeats to brokers."""
     direct.admin.create_topic("retried", 2)
     queue = direct.log.queues("retried")[0]
     direct.log.append({queue: rows([b"a"])})
     me = through.groups.join("me")
     through.groups.heartbeat("retrier", me, Subscription("shared", queue.topic, "AVG", failures="retryTopic"))
-    retries = until(lambda: _queues(direct, RETRY_PREFIX + "retrier"), "the retry topic is there")
+    retries = until(lambda: _queues(direct, RETRY_PREFIX + "retrier"), "the retry topic exists")
     assert {one.broker_name for one in retries} == {broker.name for broker in newest.brokers}
     [token] = locked(through, "retrier", me, [queue])
-    until(lambda: _queues(through, RETRY_PREFIX + "retrier"), "the Proxy knows it")
+    until(lambda: _queues(through, RETRY_PREFIX + "retrier"), "the Proxy knows the retry topic")
     assert through.groups.send_back(token, [(0, 1)], 16) == 1
-    until(lambda: sum(at.max_offset for at in direct.log.bounds(retries).values()) == 1, "it has come back")
+    until(lambda: sum(at.max_offset for at in direct.log.bounds(retries).values()) == 1, "the message has come back")
 
 
 @pytest.mark.nightly
@@ -207,17 +207,17 @@ def test_a_query_reads_and_writes_over_tls_through_a_proxy(rig: Rig, direct: Bro
 
 
 def heard(rig: Rig) -> tuple[pathlib.Path, Callable[[], list[str]]]:
-    """A file in which a listener notes what it hears, and its lines."""
+    """Return a file in which a listener records its messages, and a function that returns the file's lines."""
     path = rig.folder / "heard"
     return path, lambda: path.read_text().splitlines() if path.exists() else []
 
 
 def make_topic(cluster: Cluster, broker: Broker, topic: str, queues: int) -> None:
-    """As an administrator does at each broker."""
+    """Create a topic at each broker, as an administrator does."""
     with Client(cluster.address) as client:
         for one in client.cluster(soon()).brokers.values():
             client.call_address(str(one.master), admin_requests.create_topic(topic, queues), soon())
-    until(lambda: len(_queues(broker, topic)) == queues * len(cluster.brokers), "the topic is there")
+    until(lambda: len(_queues(broker, topic)) == queues * len(cluster.brokers), "the topic exists at all brokers")
 
 
 @pytest.mark.nightly
@@ -284,16 +284,14 @@ def test_a_java_consumer_and_this_package_divide_the_queues_through_a_proxy(
     rig: Rig, newest: Cluster, proxy: ProxyServer, peers: Peers
 ) -> None:
     source, target = rig.topic("in"), rig.topic("out")
-    # A Java producer's messages have keys: a Proxy wants another type of topic for them than for batches.
+    # Java sends to the brokers directly: for messages with keys, a Proxy wants a topic of another type than for batches.
     send = sender(peers, newest.address)
     java = peers.consumer(proxy.address, rig.group, source, lambda _: True)
-    until(lambda: len(java.queues) == 4, "Java has all queues")
+    until(lambda: len(java.queues) == 4, "the Java consumer has all queues")
     query = rig.write(rig.stream(source, assignment="shared"), target, now=False)
-    until(lambda: len(java.queues) == 2, "Java has half of the queues")
+    until(lambda: len(java.queues) == 2, "the Java consumer has half of the queues")
     send(source, range(100))
-    until(
-        lambda: sum(map(len, bodies(rig.broker, target).values())) + len(java.received) == 100, "both have read what is theirs"
-    )
+    until(lambda: sum(map(len, bodies(rig.broker, target).values())) + len(java.received) == 100, "both have read their share")
     java.stop()
     query.stop()
 
@@ -335,7 +333,7 @@ def test_a_send_that_is_cut_on_its_way_to_a_proxy_leaves_each_row_once(
         assert not outbox.publish(world.batch(), [receipt]).replayed
 
 
-#: What a Proxy does not pass on, or answers without a look at it.
+#: Calls that a Proxy does not forward, or answers without performing them.
 REFUSED: dict[str, Callable[[Broker, str], object]] = {
     "the list of topics": lambda broker, topic: broker.log.topics(),
     "the creation of topic new": lambda broker, topic: broker.admin.create_topic("new", 2),
@@ -364,7 +362,7 @@ def test_what_a_proxy_does_not_pass_on_is_refused_by_name_and_changes_nothing(
 def test_a_topic_pattern_is_refused_by_name_through_a_proxy_before_anything_is_left_there(
     how: dict[str, str], direct: Broker, proxy: ProxyServer, refused: str
 ) -> None:
-    """Where the DataFrame is built, and where a query goes on that has read by a pattern from the nameserver."""
+    """The pattern is refused when the DataFrame is built, and when a query resumes that had read by pattern from the nameserver."""
     given = {"namesrvAddr": proxy.address, "consumerGroup": "by-pattern", "topicPattern": f"{refused}.*", **how}
     with pytest.raises(RocketMQError, match=r"topicPattern.*option topic .*Proxy.*nameserver") as error:
         planned_schema(given)
@@ -379,7 +377,7 @@ def test_a_topic_pattern_is_refused_by_name_through_a_proxy_before_anything_is_l
 
 @pytest.fixture(scope="module")
 def refused(newest: Cluster) -> str:
-    """A topic."""
+    """The name of a topic with two queues."""
     with orderedmq.connect(namesrv_addr=newest.address) as broker:
         broker.admin.create_topic("refused", 2)
     return "refused"
@@ -389,7 +387,7 @@ def test_a_static_topic_is_refused_by_name_though_a_proxy_does_not_tell(
     newest: Cluster, peers: Peers, direct: Broker, through: Broker
 ) -> None:
     make_static_topic(peers, newest, "proxied-static", 4)
-    queues = until(lambda: _queues(through, "proxied-static"), "the topic is there")
+    queues = until(lambda: _queues(through, "proxied-static"), "the topic exists")
     with pytest.raises(RocketMQError) as error:
         through.log.bounds(queues)
     assert error.value.sub == RocketMQCondition.STATIC_TOPIC
@@ -422,14 +420,14 @@ def test_the_command_produces_and_peeks_through_a_proxy(direct: Broker, proxy: P
 def test_calls_are_traced_through_a_proxy_and_sends_are_not_since_it_wants_no_traces_of_them(
     direct: Broker, through: Broker
 ) -> None:
-    """Its setting traceOn is false by default; Java's producers obey it, too."""
+    """The Proxy's setting traceOn is false by default, and Java's producers also obey it."""
     for topic in ("traced", "its-traces"):
         direct.admin.create_topic(topic, 1)
     traced = through.traced("its-traces")
     traced.log.append({direct.log.queues("traced")[0]: rows([b"a"])})
     assert traced.trace is not None
     traced.trace(TracedCall("billing", "DefaultRegion", "REQUEST", 1, (TracedMessage("ID", None, 0),)))
-    [trace] = until(lambda: bodies(direct, "its-traces")[0], "the trace is there", 60.0)
+    [trace] = until(lambda: bodies(direct, "its-traces")[0], "the trace is written", 60.0)
     assert trace == "SubBefore\x011\x01DefaultRegion\x01billing\x01REQUEST\x01ID\x010\x01null\x02"
 
 

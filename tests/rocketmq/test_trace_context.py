@@ -1,4 +1,4 @@
-"""One trace from a Java producer over a Spark query to a Java consumer; and RocketMQ's message trace of the same query."""
+"""One trace from a Java producer through a Spark query to a Java consumer, and RocketMQ's message traces of the same query."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRACES = {f"{number}": (f"{number + 1:032x}", f"{number + 17:016x}") for number 
 
 
 def listener(address: str, topic: str, spans: str) -> type:
-    """What a user writes. Spans go to a file, as a line of JSON each."""
+    """Return a listener class as a user would write it. It writes each span to a file as a line of JSON."""
 
     class Listener:
         def __init__(self) -> None:
@@ -32,7 +32,7 @@ def listener(address: str, topic: str, spans: str) -> type:
             from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
             out = open(spans, "a", buffering=1)  # noqa: SIM115 (it stays open)
-            # Another test may have set one up in this worker.
+            # Another test may have set a tracer provider in this worker.
             provider = trace.get_tracer_provider()
             if not isinstance(provider, TracerProvider):
                 provider = TracerProvider()
@@ -62,7 +62,7 @@ def test_one_trace_from_java_over_spark_to_java(rig: Rig, peers: Peers) -> None:
         producer.send(source, body.encode(), "k", properties=properties)
     queue = rig.broker.log.queues(source)[0]
     until(lambda: rig.broker.log.bounds([queue])[queue].max_offset == 3, "the messages can be read")
-    # A copy carries what its source's messages carry.
+    # A copied message carries the same trace context as its source.
     traced: dict[str, Any] = {"enableMsgTrace": "true", "customizedTraceTopic": traces}
     rig.write(rig.stream(source, consumerGroup=f"{rig.group}-copy", includeProperties="true"), target, **traced)
     spans = rig.folder / "spans"
@@ -77,7 +77,7 @@ def test_one_trace_from_java_over_spark_to_java(rig: Rig, peers: Peers) -> None:
     found = {span["context"]["span_id"]: span for span in map(json.loads, spans.read_text().splitlines())}
     assert len(found) == 9
     for body, (trace, span) in TRACES.items():
-        # The sink had written before the listener's producer did.
+        # The sink's copy comes first, because the sink wrote before the listener's producer did.
         copied, produced = [properties for text, properties in received if text == body]
         assert copied["traceparent"] == f"00-{trace}-{span}-01"
         assert (produced["tracestate"], produced["baggage"]) == ("java=1", "user=me")
@@ -97,7 +97,7 @@ def test_one_trace_from_java_over_spark_to_java(rig: Rig, peers: Peers) -> None:
         assert [link["context"]["span_id"] for link in process["links"]] == [f"0x{span}"]
 
     def kinds() -> dict[tuple[str, ...], int]:
-        """The message traces of the sink and of the listener: their kind and group, and how many there are."""
+        """Count the message traces of the sink and of the listener, by kind and group."""
         lines = [line.split("\x01") for message in rig.bodies(traces)[0] for line in message.split("\x02")]
         return Counter((line[0], line[8] if line[0] == "SubAfter" else line[3]) for line in lines if line != [""])
 

@@ -1,4 +1,4 @@
-"""The web page over a cluster of two brokers that both have a queue 0."""
+"""The web page over a cluster of two brokers, each of which has a queue 0."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_owners_hand_overs_messages_letters_and_parked_keys_are_shown_and_mended
         said = site.get(f"/groups/{group}").words
         assert re.search(rf"{topic}/broker-a/0 2 - 2 - 1 billing \d+\.\d s {topic}/broker-a/1 0 2 2 - 0 billing ", said), said
         assert "8 in 4 queues" in site.get(f"/topics/{topic}").words
-        # A key's history over the queues of both brokers.
+        # The page shows a key's history over the queues of both brokers.
         history = site.get(f"/topics/{topic}/messages?key=k").words
         assert re.findall(r"broker-[ab]-\d-[ab]", history) == [
             f"{queue.broker_name}-{queue.queue_id}-{part}" for queue in world.queues for part in "ab"
         ]
         assert "broker-b-0-b" in site.get(f"/topics/{topic}/messages?of=broker-b/0&offset=1").words
-        # The first member goes, the second takes its queues.
+        # The first member leaves, and the second one takes its queues.
         broker.groups.unlock(tokens)
         broker.groups.leave(first)
         other = world.connect()
@@ -68,7 +68,7 @@ def test_owners_hand_overs_messages_letters_and_parked_keys_are_shown_and_mended
         world.lock(other, second)
         said = until(lambda: (words := site.get(f"/live/groups/{group}").words) and "→ shipping" in words and words)
         assert re.search(r"billing → shipping|billing → nobody", said), said
-        # What is parked and dead is mended.
+        # Retry the parked message and replay the dead letter.
         retry = [("action", "retry"), ("key", f"{world.queues[0]}/k/k")]
         assert "the owner does so" in site.follow(site.post(f"/groups/{group}/parked/order", retry)).words
         until(lambda: re.search(r"k \S+/0 1 now 2", site.get(f"/groups/{group}/parked").words))
