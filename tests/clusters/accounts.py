@@ -61,7 +61,7 @@ class Right(NamedTuple):
     def pattern(self) -> str:
         """Return a regular expression for the form in which an error names this right."""
         if self.resource == "admin":
-            # The earlier requests of a command need only SUB, so the error may name that right instead.
+            # Earlier requests need only SUB, so the error may name that right instead.
             return r"admin: true|(topic|group)Perms \S+=SUB"
         if self.resource.startswith("default"):
             return rf"{self.resource[7].lower()}{self.resource[8:]}s \S+={self.action}"

@@ -257,7 +257,7 @@ class Storm:
         return _nothing
 
     def connections_half_open(self) -> End:
-        """Stall the connections to one broker and one nameserver, including new ones during the first seconds."""
+        """Stall the connections to one broker and one nameserver, and for 3 s also new connections to them."""
         spoilt = [self.draw.choice(self.network.brokers), self.draw.choice(self.network.namesrvs)]
         for proxy in spoilt:
             proxy.default = Path(up=Way(hold_after=0), down=Way(hold_after=0))
@@ -282,7 +282,7 @@ class Storm:
         return end
 
     def queues_changed(self) -> End:
-        """Add two queues at a master. Some queues stop accepting new messages when the fault ends."""
+        """Add two queues at a master. When the fault ends, some of its queues become read-only."""
         master = self.draw.choice(self.cluster.masters)
         self.cluster.set_queues(master, IN, QUEUES + 2, QUEUES + 2)
         return lambda: self.cluster.set_queues(master, IN, QUEUES + 2, QUEUES - 1)
@@ -351,7 +351,7 @@ class Storm:
         self.broker = orderedmq.connect(namesrv_addr=self.cluster.address)
         began = time.monotonic()
         self.wait(lambda: not self._booting, "the brokers are back")
-        self.wait(self._through, "everything is through")
+        self.wait(self._through, "every message is processed")
         drained = time.monotonic() - began
         history = [*checker.sent(self.broker, IN), *checker.delivered(self.broker, OUT)]
         found = checker.judge(history)

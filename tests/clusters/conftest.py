@@ -1,4 +1,4 @@
-"""Tests with real RocketMQ servers. Each module starts and stops its own servers, so each module is a scope."""
+"""Tests with real RocketMQ servers. Each module starts and stops its own servers, so modules may run in different processes."""
 
 from __future__ import annotations
 

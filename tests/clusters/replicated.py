@@ -1,4 +1,4 @@
-"""A cluster as in production: two nameservers, two masters and a replica of each, all of them behind proxies."""
+"""A cluster as in production: two nameservers, two masters and a replica of each, all reached through proxies."""
 
 from __future__ import annotations
 

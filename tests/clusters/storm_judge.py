@@ -1,4 +1,4 @@
-"""Check what the members of a group handled during a storm: nothing lost, nothing out of order, and who repeated which messages. Pure."""
+"""Checks what a group's members handled during a storm: nothing lost, nothing out of order, and who repeated messages. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Handled(NamedTuple):
-    """A member handled a message. ``at``: time on the machine's monotonic clock, in ns; ``by``: the kind of member."""
+    """A message that a member handled. ``at``: time on the machine's monotonic clock, in ns; ``by``: the kind of member."""
 
     at: int
     by: str
@@ -26,8 +26,8 @@ class Acknowledged(NamedTuple):
 
 class Verdict(NamedTuple):
     """``lost``: acknowledged messages that are not at their offset. ``unhandled``: messages in a queue that no member handled.
-    ``skipped``: messages whose first handling was out of order in their queue. ``repeats``: how often a message was handled again,
-    by the members who handled it first and again. ``first``: how many messages each kind of member handled first."""
+    ``skipped``: messages whose first handling was out of order in their queue. ``repeats``: how often messages were handled again,
+    by the kinds of member that handled them first and again. ``first``: how many messages each kind of member handled first."""
 
     lost: list[Acknowledged]
     unhandled: list[tuple[str, int]]

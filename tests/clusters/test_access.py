@@ -657,7 +657,7 @@ def test_a_deletion_that_is_refused_keeps_what_is_parked(guarded: Cluster, accou
         assert broker.groups.offsets("billing", [lot]) == {lot: 1}
         if guarded.version.startswith("5") and kept != "orders":
             assert f"topic '{name}' is deleted, but not its parking lots ({lot.topic})" in said
-            # No query can process the parked messages of a deleted topic, so the administrator skips them.
+            # Parked messages of a deleted topic can never be processed, so its lots can be deleted although a message is parked again.
             GroupOffsets(broker._checked).write("billing", {lot: 0})
             broker.admin.delete_topic(lot.topic)
             assert lot.topic not in {topic.name for topic in broker.log.topics()}

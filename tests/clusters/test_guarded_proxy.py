@@ -79,7 +79,7 @@ class Rig:
         return Driver(self.folder / f"driver-{time.monotonic_ns()}")
 
     def _produce(self) -> None:
-        """Send messages of seven keys to each queue. If an answer is lost, the message may be stored, so the topic's content counts."""
+        """Send messages of seven keys to each queue. If an answer is lost, the message may be stored, so checks use the topic's content."""
         number = 0
         while not self._enough.wait(PAUSE):
             numbers = range(number, number + ROW)
@@ -168,7 +168,7 @@ def test_a_killed_proxy_broker_and_query_lose_repeat_and_reorder_nothing_and_err
         through = rig.count(SINK)
         rig.wait(lambda: rig.count(SINK) >= through + BETWEEN, f"rows come through after {fault}")  # noqa: B023 (called at once)
     rig.finish()
-    rig.wait(rig.drained, "everything is through")
+    rig.wait(rig.drained, "every message is copied")
     rig.drivers[-1].stop()
     history = [*checker.sent(rig.admin, SOURCE), *checker.delivered(rig.admin, SINK)]
     found = checker.judge(history)

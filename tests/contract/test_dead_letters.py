@@ -98,7 +98,7 @@ def test_a_letter_is_known_by_group_queue_and_offset(broker: Broker, token: Lock
 
 @needs("empty values")
 def test_a_letter_comes_back_with_all_its_columns_and_where_it_is_from(broker: Broker, token: LockToken):
-    """This includes RocketMQ's properties for dead letters, which no other producer may set."""
+    """The columns include RocketMQ's properties for dead letters, which no other producer may set."""
     properties = [
         {"own": "x", "REAL_TOPIC": "orders", "REAL_QID": "0", "ORIGIN_MESSAGE_ID": "ABC", "RECONSUME_TIME": "16"},
         {"ORDEREDMQ_ERROR": "ä\u202e " * 100},
@@ -255,7 +255,7 @@ def test_after_a_seek_messages_have_no_letters_and_may_get_others(broker: Broker
 
 @pytest.mark.holds("quarantine")
 def test_a_message_takes_the_count_of_its_replays_through_the_letters_of_listeners(broker: Broker):
-    """This also works when the listener does not read properties, because they are then read from the queue."""
+    """The count is kept even if the listener does not read properties, because they are then read from the queue."""
     broker.admin.create_topic("poison", 1)
     [queue] = queues_of(broker, "poison")
     [token] = locked(broker, "g", broker.groups.join("me"), [queue])

@@ -104,7 +104,7 @@ def test_a_topic_that_is_not_there_is_missed_with_a_filter(broker: Broker):
 
 @pytest.mark.parametrize("share", [0.5, 0.02, 0.0])
 def test_many_messages_with_any_share_of_matches(broker: Broker, share: float):
-    """This includes runs of about ten thousand messages without a match, and pulls that return fewer rows than requested."""
+    """There are runs of about ten thousand messages without a match, and pulls that return fewer rows than requested."""
     queue = queues_of(broker)[0]
     draw = random.Random(int(share * 100))
     tags = ["a" if draw.random() < share or at == 33_000 else draw.choice(["b", None]) for at in range(40_000)]

@@ -466,7 +466,7 @@ def test_advance_of_an_empty_range_stays(broker: Broker):
 
 
 def test_queues_do_not_mix(broker: Broker):
-    """They do not mix even if one topic's name begins with another's, or if the bytes of a queue's number are special."""
+    """The topics have names that begin alike, and the queue numbers include limits of a byte (255, 256)."""
     broker.admin.create_topic("orders-1", 300)
     broker.admin.create_topic("order", 1)
     some = [*queues_of(broker), *queues_of(broker, "order"), *[queues_of(broker, "orders-1")[n] for n in (0, 1, 255, 256, 257)]]

@@ -128,7 +128,7 @@ def test_a_connection_that_was_closed_has_no_members_and_its_clients_can_still_l
 
 
 def test_groups_have_members_of_their_own(broker: Broker):
-    """They do even if one group's name begins with the other's."""
+    """Groups share no members, even if one group's name begins with the other's."""
     one, two = broker.groups.join("one"), broker.groups.join("two")
     beat(broker, one, "g")
     beat(broker, two, "g2")

@@ -528,7 +528,7 @@ def test_a_replay_whose_first_messages_have_aged_out_is_the_same_batch(broker: B
 @only_atomic
 @pytest.mark.parametrize("other", [{0: (0, 6)}, {0: (5, 9)}, {0: (0, 5), 1: (0, 1)}, {1: (0, 5)}, {0: (0, 3)}], ids=str)
 def test_a_replay_that_read_anything_else_differs(broker: Broker, source, other):
-    """It differs even if it ends earlier, because the next batch would publish the rest again."""
+    """A replay that ends earlier also differs, because the next batch would publish the rest again."""
     assert not replayed(broker, "1", {source[0]: (0, 5)}, "abc")
     before = state(broker, ["orders"])
     with refused("SINK.REPLAY_DIFFERS", "batch 0"):
@@ -545,7 +545,7 @@ def test_a_replay_without_its_sources_differs(broker: Broker, source):
 
 @only_atomic
 def test_a_query_may_read_a_queue_twice(broker: Broker, source):
-    """This is allowed without a group, for example in a union of two reads of one topic."""
+    """A query without a group may do so, for example in a union of two reads of one topic."""
     for run in ("1", "2"):
         batch = numbered(0, run)
         for ends in ((0, 9), (5, 9), (0, 9)):

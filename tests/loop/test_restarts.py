@@ -26,7 +26,7 @@ def test_a_query_that_ends_between_two_steps_goes_on_without_loss_or_repeat(
     else:
         query.stop()
     if (point, batch, killed) == ("planned", "first", False):
-        # The offset that names the owner is not in the checkpoint yet. The next run therefore takes the locks for those of another
+        # The offset that names the owner is not in the checkpoint yet. To the next run, the locks therefore seem to belong to another
         # query, which stopped after planning a batch.
         world.outlast(20, world.held()[0].owner)
     world.produce(10)

@@ -25,7 +25,7 @@ from tests.faults.key_storm import Storm
 from tests.rocketmq.test_key_storm import World
 from tests.waits import until
 
-#: Seconds after the end of a micro-batch in which a killed broker may lose the committed offsets: a broker writes its offsets every 5 s,
+#: Seconds after the end of a micro-batch in which a killed broker may lose its offsets: a broker writes its offsets every 5 s,
 #: but not in the first 10 s after its start.
 FORGETS: Final = 20.0
 #: Minimum number of unprocessed messages, so that each member has work.

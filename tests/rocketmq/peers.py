@@ -108,7 +108,7 @@ class Peers:
         client = self._client(self.rocketmq.client.consumer.DefaultMQPushConsumer(group), namesrv, settings)
         client.setConsumeFromWhere(self.rocketmq.common.consumer.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
         client.subscribe(topic, "*")
-        # Otherwise it would end before it has the result of the listener's last call, and would never store the offset after that call.
+        # Without this wait, the consumer would end before it has the result of the listener's last call, and would not store its offset.
         client.setAwaitTerminationMillisWhenShutdown(5000)
         return Consumer(self, client, topic, consume)
 

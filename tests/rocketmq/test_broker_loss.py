@@ -1,4 +1,4 @@
-"""A broker loses messages when its machine crashes, or has a full disk: what the sink and the source do then.
+"""What the sink and the source do when a broker loses messages in a crash of its machine, or has a full disk.
 
 The tests use a separate cluster with small files.
 """

@@ -76,7 +76,7 @@ EXCHANGES: dict[str, tuple[bool, Callable[[World], Request[Any]]]] = {
     "statistics": (False, lambda w: message_requests.topic_stats(w.topic)),
     "pull": (False, lambda w: message_requests.pull(w.queue, "TOOLS_CONSUMER", 0, 2)),
     "pull at the end": (False, lambda w: message_requests.pull(w.queue, "TOOLS_CONSUMER", 3, 2)),
-    "pull behind the end": (False, lambda w: message_requests.pull(w.queue, "TOOLS_CONSUMER", 9, 2)),
+    "pull after the end": (False, lambda w: message_requests.pull(w.queue, "TOOLS_CONSUMER", 9, 2)),
     "offset": (False, lambda w: group_requests.consumer_offset(w.group, w.queue)),
     "no offset": (False, lambda w: group_requests.consumer_offset(w.group, w.queue._replace(queue_id=7))),
     "commit": (False, lambda w: group_requests.update_consumer_offset(w.group, w.queue, 2)),

@@ -78,7 +78,7 @@ def test_delayed_rows_come_later_and_the_others_are_there_once_in_order(everywhe
     ordinary, late = numbered(40), [f"d{number}" for number in range(40)]
     given = mixed(ordinary, late, "delay_time_level", 1)
     with_java = peers.concurrent_consumer(world.cluster.address, f"java-{world.topic}", world.topic, lambda _: True)
-    # The first attempt ends, but its batch is not committed, so the second one sends the delayed rows again.
+    # The first attempt's batch is not committed, so the second attempt sends the delayed rows again.
     for _ in range(2):
         receipt = attempt(world, given)
     published = world.outbox().publish(world.batch(), [receipt])
@@ -112,7 +112,7 @@ def test_a_batch_of_delayed_rows_alone_is_known_when_it_comes_again(everywhere: 
     assert world.outbox().publish(world.batch(3), [attempt(world, given, 3)]) == Published(True, {})
     world.write(["e1"], 4)
     world.outbox().publish(world.batch(4), [world.write(["e1"], 4)])
-    until(lambda: sorted(world.bodies()) == ["d0", "d1", "e1"], "all are there once")
+    until(lambda: sorted(world.bodies()) == ["d0", "d1", "e1"], "every row is stored once")
 
 
 @pytest.mark.holds("delayed rows")
@@ -128,7 +128,7 @@ def test_what_the_broker_would_not_delay_as_asked_is_refused_before_anything_is_
     if why is None:
         outbox.require_delays(["deliver_timestamp"], world.topic)
         attempt(world, given)
-        until(lambda: sorted(world.bodies()) == ["d0", "d1"], "both are there")
+        until(lambda: sorted(world.bodies()) == ["d0", "d1"], "both rows are stored")
         return
     for refused in (
         lambda: outbox.require_delays(["deliver_timestamp"], world.topic),

@@ -137,7 +137,7 @@ def test_a_group_from_outside(world: World) -> None:
 
 
 def test_a_broker_that_comes_into_the_route_knows_the_member_before_its_locks(two_brokers: Cluster) -> None:
-    """It knows the member immediately, not only after the next renewal, because tasks check that their driver is a member there."""
+    """The broker must know the member before the next renewal, because tasks check that their driver is a member there."""
     with World(two_brokers) as world:
         topic = f"{world.topic}-grows"
         me = world.broker.groups.join("me")
@@ -153,7 +153,7 @@ def test_a_broker_that_comes_into_the_route_knows_the_member_before_its_locks(tw
 
 
 def test_a_client_knows_when_its_membership_went_with_its_connection(usual: World) -> None:
-    """It then also knows that a heartbeat is due, because tasks wait until their driver is a member."""
+    """The client then also knows that a heartbeat is due, because tasks wait until their driver is a member."""
     with Network.before(usual.cluster) as network, RocketMQBroker(network.address) as broker:
         groups = broker.groups
         me = groups.join("me")
@@ -363,7 +363,7 @@ def test_a_java_consumer_takes_over_where_a_query_has_committed(usual: World, pe
 def test_the_reset_number_of_a_broker_that_answers_at_the_second_try_is_believed(
     usual: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a wrong number, a query would ignore its checkpoint and follow the group's offsets."""
+    """With a wrong reset number, a query would ignore its checkpoint and follow the group's offsets."""
     groups = usual.broker.groups
     [token, *_] = usual.lock(usual.broker, groups.join("me"))
     number = groups.reset({token: 0})

@@ -293,7 +293,7 @@ def test_a_topic_is_described_by_what_brokers_tell(everywhere: World) -> None:
 
 def test_a_broker_that_is_killed_and_comes_back_while_it_is_read(world: World) -> None:
     world.log.append({world.queue: numbers(20_000)})
-    # A broker that is killed immediately may not have written everything to disk in order.
+    # Wait, because a broker that is killed right after the append may not have written the messages to disk in order.
     time.sleep(1.0)
     world.log.pull(world.queue, 0, 100, 1 << 40, ("body",))
     world.cluster.broker.kill()

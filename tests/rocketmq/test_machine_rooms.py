@@ -59,7 +59,7 @@ def test_numbers_go_to_the_queues_of_a_room_as_with_javas_hash_among_them(
 ) -> None:
     broker.admin.create_topic("numbers", 6)
     broker.admin.create_topic("java-numbers", 6)
-    # These keys are too large for an Integer, because py4j passes the selector's key back to Java as a Long.
+    # These keys do not fit into an Integer, so that py4j passes the selector's key back to Java as a Long.
     keys = [2**31 + 7 * number for number in range(20)]
     by_hash = peers.rocketmq.client.producer.selector.SelectMessageQueueByHash()
 

@@ -179,7 +179,7 @@ def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces:
     address, reader = world.cluster.address, Reader(peers, world.log, traces)
     in_java = peers.producer(address, "java-producers", enableTrace=True, traceTopic=traces)
     by_java = in_java.send(world.topic, b"j", tags="T", keys="key-j all").id
-    until(lambda: len(ids(world)) == 1, "it can be read")
+    until(lambda: len(ids(world)) == 1, "the message can be read")
     world.broker.traced(traces).log.append({world.queue: rows("a", "b")})
     batch = SinkBatch("a-sink", 0, topic=world.topic)
     staging = world.broker.traced(traces).outbox.open(batch, 0)

@@ -266,7 +266,7 @@ def test_each_release_makes_topics_of_a_type_or_refuses_to(every_version: Cluste
 def test_brokers_before_5_4_behind_a_proxy_have_the_rows_of_a_fifo_topic_with_their_own_keys(
     cluster: Cluster, tmp_path: pathlib.Path
 ) -> None:
-    """Such brokers give the key in a batch's envelope to all messages of the batch."""
+    """Brokers before 5.4 give the key in a batch's envelope to all messages of the batch."""
     made = ProxyServer(tmp_path, cluster, {})
     with jars_required():
         made.start()

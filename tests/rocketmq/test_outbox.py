@@ -127,7 +127,7 @@ def test_a_batch_over_two_brokers(two_brokers: Cluster, on_two: World, monkeypat
 @pytest.mark.holds("out of order")
 @pytest.mark.parametrize("forgotten", [False, True], ids=["known", "forgotten"])
 def test_a_lower_version_for_another_broker_than_the_highest_ones_is_out_of_order(on_two: World, forgotten: bool) -> None:
-    """It is refused before any row is sent, unless its broker has lost the highest version. Then the error counts the sent rows."""
+    """The version is refused before any row is sent. If its broker lost the highest version, the error counts the rows sent."""
     world = on_two
     until(lambda: len(world.log.queues(world.topic)) == 6)
     here, there = world.log.queues(world.topic)[0], world.log.queues(world.topic)[-1]
@@ -283,7 +283,7 @@ def test_the_history_of_an_old_topic_is_not_read(usual: World, network: Network)
 
 
 def test_a_late_task_looks_over_what_others_sent_in_few_round_trips(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task also finds the rows in between that its own earlier attempt sent."""
+    """Among the others' rows, the task also finds the rows that its own earlier attempt sent."""
     monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 10_000)
     monkeypatch.setattr("orderedmq.rocketmq.sink.boundaries.STRIDE", 40)
     outbox = usual.outbox()

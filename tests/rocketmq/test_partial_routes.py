@@ -106,7 +106,7 @@ def blame(call: Callable[[], object]) -> str:
 def test_a_query_that_is_restarted_forgets_no_queue_of_a_broker_that_the_nameserver_does_not_know_yet(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the query would resume at the group's older offset, because a batch is committed to the group when the next begins."""
+    """The query would resume such a queue at the group's older offset, because a batch is committed when the next one begins."""
     monkeypatch.setattr(groups_module, "_LOCK_TIMEOUT", 2.0)
     processed = world.started()
     assert positions(processed, world.topic) == dict.fromkeys(world.queues, 10)

@@ -31,7 +31,7 @@ from tests.waits import soon, until
 BATCHES = int(os.environ.get("ORDEREDMQ_PILE_BATCHES", "3000"))
 #: Number of batches after which each queue has been written to.
 FEW = 10
-#: Number of batches after which the groups and offsets are complete, because each slot of the commit history is in use.
+#: Number of batches after which the groups and offsets stop growing, because each slot of the commit history is in use.
 EVERY_SLOT = SLOTS * WIDTH
 
 
@@ -169,7 +169,7 @@ def test_what_a_sink_leaves_does_not_grow_with_thousands_of_batches(quick_locks:
                 seen.append(left(world, heap=True))
                 each = (time.monotonic() - began) / (number + 1) * 1000
                 print(f"\n{number + 1} batches: {seen[-1]}, {each:.0f} ms each", flush=True)
-    # A repeated batch takes over the locks of killed attempts and releases them.
+    # The write of a killed task's batch took over that task's locks and released them.
     assert_the_same_is_left(seen)
 
 

@@ -67,7 +67,7 @@ class Query:
 
 @pytest.mark.holds("concurrent listener")
 def test_java_and_spark_share_the_retries_of_a_group(rig: Rig, peers: Peers) -> None:
-    """Both refuse each message at first. The owner of the retry topic's queue gets all retries, until the other one takes it over."""
+    """Java and Spark refuse each message at first. The owner of the retry topic's queue gets all retries, until the other takes it over."""
     rig.topic(4)
     until(lambda: len(rig.broker.log.queues(rig.source)) == 4, "the topic is known")
     retry = RETRY_PREFIX + rig.group
@@ -93,7 +93,7 @@ def test_java_and_spark_share_the_retries_of_a_group(rig: Rig, peers: Peers) -> 
         return {f"{number}" for number in range(first, end)}
 
     producer = peers.producer(rig.cluster.address)
-    until(lambda: query.query.exception() is not None or len(in_java.has(rig.source)) == 2, "they share the queues", 90)
+    until(lambda: query.query.exception() is not None or len(in_java.has(rig.source)) == 2, "both share the queues", 90)
     send(0, 16)
     # The query takes its queues of the retry topic together with those of the source.
     until(lambda: bool(of_java(False)) and bool(of_spark(False)), "both have read some messages", 90)

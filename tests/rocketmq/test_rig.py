@@ -173,11 +173,11 @@ def test_java_peers_behind_a_network_of_proxies(cluster: Cluster, peers: Peers) 
         producer.stop()
 
 
-# Tests that need no jars or no servers of the rig.
+# Servers that a test starts itself, and missing jars.
 
 
 def test_servers_end_with_the_process_that_started_them(cluster: Cluster, tmp_path: Path) -> None:
-    """They end even after kill -9. The server is only a nameserver, because that starts fastest."""
+    """The process is killed with kill -9. The server is only a nameserver, because that starts fastest."""
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom orderedmq.rocketmq.local.servers import Cluster\n"
         f"c = Cluster(Path({str(tmp_path)!r}), brokers=0)\nc.namesrv.launch()\nprint(c.namesrv.pid, flush=True)\ntime.sleep(60)"

@@ -81,7 +81,7 @@ class Rig:
 
     def batch(self, **options: Any) -> list[int]:
         reader = self.spark.read.format("orderedmq").options(namesrvAddr=self.cluster.address)
-        # A user's schema means that the reader must check the filter.
+        # With a user's schema, Spark does not ask the data source for one, so the reader makes the checks.
         rows = reader.options(**{"topic": self.source, **options}).schema(READ).load().collect()
         return sorted(int(row.body) for row in rows)
 
@@ -265,7 +265,7 @@ def remake(rig: Rig, first: int, count: int) -> None:
 @pytest.mark.holds("named loss")
 @pytest.mark.parametrize("count", [5, 100])
 def test_a_topic_that_was_made_anew_is_noticed_at_the_restart(rig: Rig, count: int) -> None:
-    """It is noticed even if the new topic already has more messages than were read of the former one."""
+    """The query notices even if the new topic already has more messages than it had read of the former one."""
     rig.topic()
     rig.fill(0, 20)
     rig.run()
@@ -346,7 +346,7 @@ def test_a_topic_that_is_deleted_before_its_offset_is_committed_is_a_loss_of_dat
         with contextlib.nullcontext() if accepted else pytest.raises(DataLossError):
             until(
                 lambda: reader.latestOffset(second, ReadAllAvailable())["next"].get(rig.target) == {"broker-a": {"0": 3}},
-                "the query goes on",
+                "the query continues",
             )
         if routed:
             # The commit ran before the deletion was noticed. The refusal for the deleted topic must not stop the other topic's commit.

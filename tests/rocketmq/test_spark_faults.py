@@ -102,7 +102,7 @@ class Flow:
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
-        """Send rows during the block. The block starts when rows come through, and its end waits until more rows are sent."""
+        """Send rows during the block. The block starts when rows come through. After it, wait until more rows are sent."""
         self._quiet.clear()
         self._sender = threading.Thread(target=self._send)
         self._sender.start()
@@ -212,7 +212,7 @@ def broker_paused_for_longer_than_a_lock_is_trusted(flow: Flow) -> None:
 
 
 def nameserver_away(flow: Flow) -> None:
-    """A restarted nameserver knows no broker, then the second one, then both."""
+    """The restarted nameserver knows no broker at first, then the second one, then both."""
     flow.cluster.namesrv.restart()
     for broker in reversed(flow.cluster.brokers):
         time.sleep(1.5)
@@ -220,7 +220,7 @@ def nameserver_away(flow: Flow) -> None:
 
 
 def nameserver_away_until_brokers_report(flow: Flow) -> None:
-    """Here the brokers report at their own intervals."""
+    """Unlike in `nameserver_away`, the brokers report at their own intervals."""
     flow.cluster.namesrv.kill()
     time.sleep(5)
     flow.cluster.namesrv.start()
@@ -239,7 +239,7 @@ def connections_half_open(flow: Flow) -> None:
 
 
 def queues_and_a_broker_added(flow: Flow) -> None:
-    """Before this, the second broker had no queues of the topic."""
+    """Until this fault, the second broker has no queues of the topic."""
     flow.create("flow-in", 1, 2)
     flow.broker.admin.add_queues("flow-in", 10)
     flow.wait(lambda: len(flow.sent_to()) == 10, "rows are in all queues")
@@ -247,7 +247,7 @@ def queues_and_a_broker_added(flow: Flow) -> None:
 
 def group_deleted(flow: Flow) -> None:
     flow.broker.admin.delete_group(GROUP, force=True)
-    until(lambda: GROUP in flow.broker.admin.groups() or not flow.running, "the query has noticed", 60.0)
+    until(lambda: GROUP in flow.broker.admin.groups() or not flow.running, "the query notices the deletion", 60.0)
 
 
 #: Slow faults run in the long tier. In the fast tier, test_log.py and test_groups.py test single calls during such faults, and
