@@ -1,6 +1,6 @@
 """A real headless Chromium for the tests of the web page. Each module starts one, and its requests are recorded.
 
-The tests are skipped with a message when Chromium or its driver is missing; in CI they fail instead. ``make tools`` installs both.
+Without Chromium and its driver, the tests are skipped, but fail in CI. ``make tools`` installs both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS: Final = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1280,900", "--lang=en",
-    # The browser's own requests (time, start page) go to a port where no server listens, so that they cannot leave the machine.
+    # The browser's own requests (time, start page) go to a port where no server listens.
     "--proxy-server=http://127.0.0.1:9",
 )  # fmt: skip
 
@@ -41,7 +41,6 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def command(self, name: str, **parameters: Any) -> Any:
-        """Send a DevTools protocol command."""
         return self.driver.execute_cdp_cmd(name, parameters)
 
     def note_requests(self) -> list[str]:

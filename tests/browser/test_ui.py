@@ -21,7 +21,7 @@ from tests.browser.conftest import Browser
 from tests.ui_site import GROUP, Served, Shop, rows, served
 from tests.waits import until
 
-#: A member of the group that locks all queues as soon as it can, prints its client id then, and renews its locks every 5 s until killed.
+#: A member of the group that locks all queues when it can, then prints its client id, and renews the locks every 5 s until killed.
 MEMBER: Final = """
 import sys, time, orderedmq
 from orderedmq.ownership.lock import LockToken
@@ -194,7 +194,7 @@ def wait_for_member(shop: Shop, name: str) -> None:
 
 
 def wait_for_owner(browser: Browser, name: str) -> float:
-    """Wait until the page shows a member as the owner of all queues. Return the seconds that this took."""
+    """Wait until the page shows a member as the owner of all queues. Return the seconds this took."""
     begun = time.monotonic()
     until(lambda: browser.run(OWNED, name) == 4, "all queues have their new owner", 30)
     return time.monotonic() - begun

@@ -104,8 +104,6 @@ def _rights(who: str, version: str) -> list[Right]:
 
 
 class Accounts:
-    """Creates accounts at a cluster's broker."""
-
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._numbers = itertools.count()

@@ -48,14 +48,14 @@ LASTS: Final = 10.0
 DRAIN: Final = 300.0
 #: Maximum size of a file on a full disk: larger than the files with settings and offsets, smaller than a file of messages.
 NO_ROOM: Final = 256 << 10
-#: Seconds before the first fault. Repeats in this time are an error, because no fault has caused them.
+#: Seconds before the first fault. Repeats in this time are an error.
 CALM: Final = 10.0
 
 End = Callable[[], None]
 
 
 class Storm:
-    """The storm, as a context manager; see the module."""
+    """A context manager; see the module."""
 
     def __init__(self, cluster: ReplicatedCluster, folder: Folder, patch: pytest.MonkeyPatch, seed: int) -> None:
         self.cluster, self.folder, self.seed = cluster, folder, seed
@@ -119,7 +119,6 @@ class Storm:
             self._calm.wait(PAUSE)
 
     def _peers(self, name: str) -> Peers:
-        """Start a separate JVM, which can be killed."""
         home = self.folder / name
         home.mkdir()
         return Peers(home)
@@ -172,7 +171,7 @@ class Storm:
             self._start_query(name)
 
     def tend(self) -> None:
-        """Do what users and administrators do all the time: restart queries that failed, and make restarted brokers report."""
+        """Do a user's and an administrator's work: restart queries that failed, and make restarted brokers report."""
         self._booting = [broker for broker in self._booting if broker.running and not broker.ready()]
         if self._starting is not None:
             if not self._starting.done():

@@ -99,7 +99,6 @@ def sink(cluster: Place, account: Credentials, topic: str, group: str | None = N
 
 
 def write(cluster: Place, account: Credentials, topic: str) -> None:
-    """Make a batch write without identity."""
     with connect(cluster, account) as broker:
         staging = broker.outbox.open(SinkBatch(None), 0)
         staging.add(broker.log.targets(topic)[0], row())
@@ -120,7 +119,7 @@ def owner(
 
 
 def put_aside(cluster: Place, account: Credentials, group: str) -> int:
-    """Write two dead letters twice, as a listener's task does. The second attempt must find that nothing is left to do."""
+    """Write two dead letters twice, as a listener's task does. The second attempt must write nothing."""
     letters = pa.concat_batches([row(), row()])
     put = []
     with owner(cluster, account, group, "listener") as (_, token):
@@ -182,6 +181,5 @@ def held(cluster: Place, admin: Credentials, group: str, account: Credentials, *
 
 
 def commit(cluster: Place, admin: Credentials, group: str) -> None:
-    """Create a group with an offset."""
     with owner(cluster, admin, group, "earlier") as (broker, token):
         broker.groups.commit({token: 0})

@@ -473,7 +473,6 @@ def play(
 
 
 def refusal(act: Callable[[], object]) -> str | None:
-    """Return the error, or None if ``act`` succeeds."""
     try:
         act()
     except (RocketMQError, roles.Refused) as error:
@@ -579,7 +578,7 @@ def test_an_error_names_all_rights_that_are_missing_at_a_proxy_that_checks_accou
 
 
 def left_behind(cluster: Cluster) -> tuple[set[str], dict[str, int]]:
-    """Return the groups and topics that a broker knows (also from offsets and retry topics), and the end offsets of two topics."""
+    """Return the groups and topics that a broker knows, and the end offsets of two topics."""
     configured = ask(cluster, ADMIN, admin.groups())
     offsets = ask(cluster, ADMIN, groups.all_consumer_offsets())
     with Client(cluster.address) as client:

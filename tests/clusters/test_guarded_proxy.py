@@ -71,7 +71,6 @@ class Rig:
         self.admin.close()
 
     def finish(self) -> None:
-        """Stop the producer."""
         self._enough.set()
         self._producer.join()
 

@@ -113,7 +113,7 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def broker_factory(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Place]]:
-    """A function that returns an empty place. Embedded places are new at each call; over RocketMQ they share the one cluster."""
+    """A function that returns an empty place: a new store at each call, or the one RocketMQ cluster."""
     made: list[Place] = []
     cannot = {} if kind in (_EMBEDDED, _SEGMENTS) else lacks(kind.removeprefix(_ROCKETMQ))
     for marker in request.node.iter_markers("needs"):

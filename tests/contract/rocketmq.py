@@ -106,7 +106,6 @@ class LockClock(FakeClock):
 
 
 def _unlock(client: Client, locks: Mapping[tuple[str, str], list[MessageQueue]]) -> None:
-    """Unlock at every broker, under the owners' names."""
     deadline = soon()
     for broker in client.cluster(deadline).brokers.values():
         for (group, name), queues in locks.items():

@@ -21,7 +21,7 @@ from orderedmq.ownership.membership import Subscription
 from tests.waits import until
 
 SECOND = 1_000_000
-BIG = 9000  # rows: enough to stay in a separate chunk, because merging never produces a chunk of this size
+BIG = 9000  # rows: too many for merging, so they stay in a separate chunk
 EVERYTHING = 1 << 40
 
 

@@ -43,7 +43,6 @@ def park(broker: Broker, token: LockToken, offsets: Iterable[int]) -> list[bool]
 
 
 def lot_of(broker: Broker, queue: MessageQueue, group: str = "g") -> Lot:
-    """Return the lot from the group's offset to its end."""
     place = parked_queue(group, queue)
     lot = Lot(broker.groups.offsets(group, [place]).get(place, 0))
     end = broker.log.bounds([place])[place].max_offset

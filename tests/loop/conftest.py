@@ -82,7 +82,6 @@ class LoopWorld(StoreWorld):
         self.checkpoints: dict[str, Checkpoint] = {}
 
     def start(self, checkpoint: str = "ck", *, available_now: bool = False, **more: Any) -> MicroBatchLoop:
-        """Start a query from topic ``in`` to topic ``out``."""
         spec = self.spec(checkpoint, **more)
         source = {"path": spec["path"], "topic": spec.get("topic", "in"), **spec["source"]}
         if spec["group"] is not None:

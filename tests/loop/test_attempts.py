@@ -236,7 +236,7 @@ def test_a_task_of_an_earlier_run_reads_nothing_once_another_query_has_the_queue
 
 
 def test_a_commit_that_is_refused_for_its_keys_is_aborted_without_a_trace(rig: Rig) -> None:
-    # Two tasks write the same key: the second attempt reads the same queue, but is relabelled as partition 1 of the run.
+    # Two tasks write the same key: the second one reads the same queue, but counts as partition 1.
     messages = [rig.attempt(run(0), 0, 0, 10), rig.attempt(run(0), 0, 10, 20)]
     receipt = messages[1].receipt
     messages[1].receipt = replace(receipt, partition=1)

@@ -31,7 +31,7 @@ from tests.rocketmq.rocketmq_proxy import ProxyServer
 
 #: The fixtures that start servers.
 _CLUSTERS = ("cluster", "two_brokers", "quick_locks", "aging", "newest", "every_version")
-#: Clusters that few tests need. Their tests run first, so that the clusters can stop early: an idle broker takes 6 % of a CPU.
+#: Clusters that few tests need. Their tests run first, so that the clusters can stop early.
 _SOME = ("quick_locks", "two_brokers", "aging", "newest")
 #: Seconds. The first test's time may include the download of the jars.
 _TIMEOUT = 900
@@ -104,7 +104,6 @@ class Clusters:
         return cluster
 
     def extra(self, name: str, **more: Any) -> Cluster:
-        """Return a cluster of _SOME, and start it if necessary."""
         if name not in self._extra:
             started, self._aging = (self._aging, None) if name == "aging" else (None, self._aging)
             self._extra[name] = started.result() if started is not None else self.start(name, **more)

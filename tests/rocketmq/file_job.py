@@ -2,7 +2,7 @@
 
     python -m tests.rocketmq.file_job CORES NAMESERVER TOPIC FOLDER
 
-While the file FOLDER/hold exists, all tasks except the first create FOLDER/reached and stop half-way, after sending their rows so far.
+While the file FOLDER/hold exists, all tasks except the first stop half-way with their rows sent, and create FOLDER/reached.
 """
 
 from __future__ import annotations

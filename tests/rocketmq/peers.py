@@ -198,7 +198,6 @@ class Producer:
         keys: str | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> Any:
-        """Return the message as a Java object."""
         message = self._peers.rocketmq.common.message.Message(topic, bytearray(body))
         if tags is not None:
             message.setTags(tags)
@@ -250,7 +249,6 @@ class Consumer:
         return _Listener(self)
 
     def wait(self, count: int, timeout: float = 60.0) -> list[Received]:
-        """Wait until the listener has received ``count`` messages."""
         deadline = time.monotonic() + timeout
         while len(self.received) < count:
             assert time.monotonic() < deadline, f"{len(self.received)} of {count} messages after {timeout:.0f} s"
@@ -338,8 +336,6 @@ class _Listener:
 
 
 class _ConcurrentListener(_Listener):
-    """The listener that Java calls for a concurrent consumer."""
-
     def consumeMessage(self, messages: Any, context: Any) -> Any:
         context.setDelayLevelWhenNextConsume(1)
         return self._consumer._given(messages, context.getMessageQueue())
@@ -367,7 +363,6 @@ class Admin:
     # 4.9 broker does not know.
 
     def offsets(self, group: str, topic: str) -> dict[Queue, int]:
-        """Return a group's committed offsets, for the queues that have one."""
         found = {}
         for (name, queue), address in self._queues(topic).items():
             header = self._peers.rocketmq.remoting.protocol.header.QueryConsumerOffsetRequestHeader()
@@ -399,7 +394,6 @@ class Admin:
         return {queue: brokers[queue[0]] for queue in sorted(queues)}
 
     def members(self, group: str) -> list[str]:
-        """Return the client ids of a group's connected members."""
         connections = self.client.examineConsumerConnectionInfo(group).getConnectionSet()
         return sorted(str(connection.getClientId()) for connection in connections)
 

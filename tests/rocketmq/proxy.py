@@ -107,11 +107,9 @@ class Connection:
         self.proxy._do(free)
 
     def cut(self) -> None:
-        """Close the connection on both sides."""
         self.proxy._do(lambda: self._close(False))
 
     def reset(self) -> None:
-        """Reset the connection on both sides."""
         self.proxy._do(lambda: self._close(True))
 
     def alter(self, path: Path) -> None:
@@ -375,7 +373,6 @@ class Network:
 
     @classmethod
     def before(cls, cluster: Cluster) -> Network:
-        """Return proxies in front of the nameserver and every broker of a cluster."""
         return cls(cluster.address, [broker.address for broker in cluster.brokers])
 
     @property

@@ -19,7 +19,7 @@ from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.conftest import AGING
 from tests.rocketmq.outbox_world import World, numbered
 
-#: A short patience, because the default of a minute and a half is long for a test with a broker that has a full disk.
+#: Shorter than the default of a minute and a half, so that the test with a full disk is quick.
 IMPATIENT = LockTiming(patience=2.0)
 
 

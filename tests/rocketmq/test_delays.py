@@ -217,7 +217,7 @@ def test_a_producer_and_the_command_delay_messages(timed: World) -> None:
         b"p1": ("b", None),
         b"p6": (None, "k"),
     }
-    # If a broker would deliver one row at another time than requested, the row is refused and no row of the call is sent.
+    # If a broker would deliver a row at another time than requested, the whole call is refused.
     late = pa.record_batch({"body": ["f0", "f1"], "delay_time_level": [None, 19]})
     with pytest.raises(MessageError, match=r"BAD_DELAY.*delay_time_level is 19.*levels 1 to 18"):
         producer.send(late)

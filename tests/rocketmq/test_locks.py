@@ -92,7 +92,7 @@ def test_locks_are_anothers_when_they_were_not_renewed(quick: World) -> None:
 
 @pytest.mark.parametrize("assignment", ["exclusive", "shared"])
 def test_a_restart_beside_a_former_run_that_is_paused_skips_nothing(quick: World, assignment: str) -> None:
-    """The former run logged a batch, holds the locks and does nothing more. Spark commits what the restarted run returns for the batch."""
+    """The former run logged a batch, holds the locks and does nothing more. Spark commits the restarted run's version of the batch."""
     queue = quick.queues[0]
     quick.send(queue, 20)
     options = {"namesrvAddr": quick.cluster.address, "topic": quick.topic, "consumerGroup": quick.group, "lockTimeout": "30s"}
@@ -290,7 +290,7 @@ def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_bac
 
 
 def test_a_renewal_never_takes_back_what_is_committed_beside_it(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The renewal sees that the broker's offset is too low, and is delayed before it writes. A later commit must not be undone."""
+    """The renewal finds the broker's offset too low, and is delayed before it writes. It must not undo a commit made in between."""
     groups, [queue] = usual.broker.groups, usual.queues[:1]
     [token] = usual.lock(usual.broker, groups.join("me"), [queue])
     groups.commit({token: 4})

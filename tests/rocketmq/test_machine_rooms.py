@@ -23,7 +23,6 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster with one broker in room a and one in room b."""
     made = Cluster(tmp_path_factory.mktemp("rooms"), names=("a@one", "b@one"), jvm=QUICK_SERVER)
     with jars_required():
         made.start()

@@ -36,7 +36,6 @@ KEYS = ["a", "b"] * 20
 
 
 def make(broker: Broker, topic: str, message_type: str, queues: int = 2) -> MessageQueue:
-    """Create a topic of a message type and return its first queue."""
     broker.admin.create_topic(topic, queues, message_type=message_type)
     return broker.log.queues(topic)[0]
 
@@ -48,7 +47,6 @@ def messages(broker: Broker, queue: MessageQueue) -> list[tuple[bytes, Any]]:
 
 
 def write(broker: Broker, queue: MessageQueue, given: pa.RecordBatch, job: str = "", batch: int = 0) -> Published:
-    """Write and publish a sink's batch."""
     one = SinkBatch("a sink", batch, job=job, topic=queue.topic)
     staging = broker.outbox.open(one, 0)
     try:

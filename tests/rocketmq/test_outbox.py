@@ -83,7 +83,7 @@ def test_every_column_and_an_empty_body_arrive_and_are_known_again(everywhere: W
         stamp = read_stamp(dict(row["properties"]), world.sink)
         assert stamp is not None
         assert (stamp.batch, stamp.partition, stamp.sequence) == (7, 3, number)
-        # A sink stores everything it says about a message in one property, because each property costs the broker work.
+        # A sink puts all its data into one property, because each property costs the broker work.
         assert [name for name in dict(row["properties"]) if name.startswith("OMQ")] == ["OMQ"]
     assert dict(got[0]["properties"])["x"] == "1"
 
@@ -385,7 +385,7 @@ def test_the_group_of_a_sink_that_is_gone_can_be_deleted_by_its_name(usual: Worl
 
 
 def test_a_topic_that_is_deleted_meanwhile_is_not_made_again(usual: World) -> None:
-    # At its end, the attempt searches for the rows that it sent, but the topic is gone. A short ``visible`` limits that search.
+    # At its end, the attempt searches for its rows although the topic is gone. A short ``visible`` limits that search.
     late = usual.outbox(timing=replace(usual.timing, visible=0.5)).open(usual.batch(), 0)
     late.add(usual.queue, rows(["a1"]))
     until(lambda: usual.bodies() == ["a1"])

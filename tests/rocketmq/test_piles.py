@@ -79,7 +79,7 @@ def lock_names(exchanges: list[Exchange], code: int) -> set[str]:
 
 
 def write(world: World, outbox: Any, number: int) -> None:
-    """Write a batch as a new job of two tasks. Some batches also have a second attempt of a task, an abandoned attempt or another job."""
+    """Write a batch as a new job of two tasks. Some batches also have a second or an abandoned attempt, or another job."""
     if number % 5 == 1:
         given_up = outbox.open(world.batch(number, f"dead-{number}"), 0)
         given_up.add(world.queue, rows(numbered(2)))

@@ -64,7 +64,7 @@ def test_ordered_messages_of_java_peers(every_version: Cluster, peers: Peers, to
     admin = peers.admin(every_version.address)
     ends = {queue: end for queue, (_, end) in admin.ends(topic).items()}
     assert sum(ends.values()) == 60
-    # A stopping consumer stores its offsets without waiting for the answer, so they may get lost. Check them before it stops.
+    # A stopping consumer does not wait until its offsets are stored, so check them before it stops.
     until(lambda: admin.offsets(f"g-{topic}", topic) == ends, "the consumer's offsets are stored")
     consumer.stop()
     bodies: defaultdict[str | None, list[int]] = defaultdict(list)
@@ -219,7 +219,7 @@ def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) ->
 
 
 def test_ctrl_c_while_servers_start_leaves_none(cluster: Cluster, tmp_path: Path) -> None:
-    """The first server was just started, or is about to start. ``cluster`` is requested so that the test is skipped without jars."""
+    """The first server is just starting. ``cluster`` is requested so that the test is skipped without jars."""
     port = Cluster(tmp_path / "unused", brokers=0).namesrv.port
     command = [sys.executable, "-m", "orderedmq", "--path", str(tmp_path), "rocketmq", "up", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

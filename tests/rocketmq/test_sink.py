@@ -48,7 +48,6 @@ def broker(cluster: Cluster) -> Iterator[Broker]:
 
 
 def counts(broker: Broker, topic: str) -> list[int]:
-    """Return the number of messages in each queue."""
     queues = broker.log.queues(topic)
     bounds = broker.log.bounds(queues)
     return [bounds[queue].max_offset for queue in queues]

@@ -349,7 +349,7 @@ def test_a_topic_that_is_deleted_before_its_offset_is_committed_is_a_loss_of_dat
                 "the query continues",
             )
         if routed:
-            # The commit ran before the deletion was noticed. The refusal for the deleted topic must not stop the other topic's commit.
+            # The deletion was not noticed before the commit. The refused commit must not stop the one of the other topic.
             assert rig.broker.groups.offsets(rig.group, [kept]) == {kept: 2}
 
 
@@ -385,7 +385,7 @@ def test_offsets_do_not_change_while_nothing_is_to_be_read_and_an_anchor_is_kept
 
 
 def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: Rig) -> None:
-    """A broker stores any bytes as a compressed body, here some kB that expand to 32 MiB. A sink's queue may also have such a message."""
+    """A broker stores any bytes as a compressed body, here some kB that expand to 32 MiB. Sinks may also meet such a message."""
     rig.topic()
     rig.fill(0, 3)
     [queue] = rig.broker.log.queues(rig.source)

@@ -195,7 +195,6 @@ def flow(spark: SparkSession, two_brokers: Cluster, tmp_path_factory: pytest.Tem
 
 
 def broker_killed(flow: Flow) -> None:
-    """The broker takes some seconds to start."""
     flow.cluster.broker.restart()
 
 

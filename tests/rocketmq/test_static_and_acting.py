@@ -26,7 +26,6 @@ QUEUE = MessageQueue(TOPIC, "__syslo__global__", 0)
 
 
 def make_static_topic(peers: Peers, cluster: Cluster, topic: str, queues: int) -> None:
-    """Create a static topic with RocketMQ's own tool."""
     arguments = ["updateStaticTopic", "-n", cluster.address, "-t", topic, "-qn", str(queues), "-c", cluster.name]
     given = peers.array("String", len(arguments))
     for number, argument in enumerate(arguments):

@@ -377,7 +377,6 @@ def test_a_topic_pattern_is_refused_by_name_through_a_proxy_before_anything_is_l
 
 @pytest.fixture(scope="module")
 def refused(newest: Cluster) -> str:
-    """The name of a topic with two queues."""
     with orderedmq.connect(namesrv_addr=newest.address) as broker:
         broker.admin.create_topic("refused", 2)
     return "refused"
