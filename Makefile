@@ -141,6 +141,10 @@ $(DIST): $(STAMP)
 reference: $(STAMP) ## write the generated parts of docs/reference, and the diagrams
 	@$(BIN)/python docs/generate.py && $(BIN)/python docs/diagrams.py
 
+examples: ready tools ## choose the examples of docs/reference/conditions.md from what the tests raise
+	@CI=true $(BIN)/python -m pytest $(SIDE_BY_SIDE) --write-examples $(ARGS)
+	@$(BIN)/python docs/generate.py
+
 demo-svg: $(PREPARED) ## record the demo as docs/demo.svg, a picture in the README
 	@$(BIN)/python docs/record_demo.py
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -78,14 +78,14 @@ class ShownErrors:
         self._wanted = {example["test"]: (condition, example["message"]) for condition, example in examples().items()}
         self._running = ""
         self._met: list[Met] = []
-        init = OrderedMQError.__init__
+        init: Callable[..., None] = OrderedMQError.__init__
 
         def noting(error: OrderedMQError, *args: Any, **named: Any) -> None:
             init(error, *args, **named)
             if self._running:
                 self._met.append(Met(error.condition, masked(error.message), self._running))
 
-        OrderedMQError.__init__ = noting  # type: ignore[method-assign]
+        OrderedMQError.__init__ = noting  # type: ignore[assignment, method-assign]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
@@ -117,6 +117,6 @@ class ShownErrors:
         if not self._writes:
             return
         if hasattr(session.config, "workerinput"):
-            session.config.workeroutput[_KEY] = [tuple(one) for one in dict.fromkeys(self._met)]
+            session.config.workeroutput[_KEY] = [tuple(one) for one in dict.fromkeys(self._met)]  # type: ignore[attr-defined]
             return
         FILE.write_text(json.dumps(chosen(self._met, examples()), indent=1, ensure_ascii=False) + "\n")

@@ -107,8 +107,25 @@ def test_the_page_of_conditions_has_every_condition_with_what_is_said_of_it(gene
         for condition in conditions:
             assert condition.messages, condition.name
             assert f"### {condition.name}\n" in made
+    examples = json.loads((ROOT / "docs" / "reference" / "examples.json").read_text())
+    assert sorted(examples) == sorted(condition.name for _, _, conditions in found for condition in conditions)
     aged_out = made.partition("### ORDEREDMQ_DATA_LOSS.AGED_OUT\n")[2].partition("\n### ")[0]
     assert "Keep messages longer or read sooner" in aged_out
+
+
+def test_messages_have_one_form(generate: ModuleType) -> None:
+    """The rule is at the top of orderedmq/errors.py."""
+    conditions = [condition for *_, found in generate.families() for condition in found]
+    messages = [re.sub("\0[^\0]*\0", "X", message) for condition in conditions for message in condition.messages]
+    assert len(messages) > 400
+    assert [message for message in messages if ";" in message.replace("';'", "")] == [], "a remedy is a sentence"
+    assert [message for message in messages if re.search(r"[a-z0-9)']\. [a-z]", message)] == [], (
+        "later sentences have a capital"
+    )
+    assert [message for message in messages if message.endswith(".")] == [], "the last sentence has no full stop"
+    names = ("X", "LMDB", "LagListener", "Tracing", "ORDEREDMQ", "RocketMQ", "Spark", "Java", "JSON", "TLS")
+    capital = [message for message in messages if message[:1].isupper() and not message.startswith(names)]
+    assert capital == [], "the first sentence begins with a small letter"
 
 
 def test_the_page_of_the_command_has_every_command() -> None:
