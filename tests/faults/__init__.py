@@ -1,5 +1,6 @@
 """Tests that kill or pause processes.
 
-With this file, fixtures of scope ``package`` end with the last test of the folder, and so their Spark stops then. Without it
-they would live until the end of the session.
+This file makes the folder a package, so that fixtures of scope ``package`` (and their Spark) end with the folder's last
+test
+instead of at the end of the session.
 """

@@ -1,4 +1,6 @@
-"""A world per test: a store with topics ``in`` and ``out``, points, an observer of locks and offsets, a judge at the end."""
+"""Each test gets a world: a store with topics ``in`` and ``out``, points, an observer of locks and offsets, and a final
+judgement.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from tests.faults.store_access import age, staged
 from tests.waits import STEP, until
 
 GROUP = "g"
-#: Rows per RecordBatch of the source: points count rows in these steps.
+#: Rows per RecordBatch of the source. Points count rows in these steps.
 PULL = 10
 
 
@@ -36,7 +38,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 class Observer:
-    """Records changes of locks and group offsets. It runs in the test's process, so no kill stops it."""
+    """Records changes of locks and group offsets. It runs in the test's process, so kills of other processes do not stop
+    it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.events: list[dict[str, Any]] = []
@@ -64,7 +68,7 @@ class Observer:
                         where = {"group": lock.group, "queue": str(lock.queue), "epoch": lock.epoch, "owner": lock.owner}
                         self._note({"event": "grant", "at": at, **where})
                 for group in broker.admin.groups():
-                    # The group may be deleted by now.
+                    # The group may have been deleted since it was listed.
                     with contextlib.suppress(GroupError):
                         self._look_at(broker, group, at, resets)
 
@@ -81,7 +85,7 @@ class Observer:
 
 
 class StoreWorld:
-    """One store, and the actions and checks of a test."""
+    """A store, with the actions and checks of a test."""
 
     group = GROUP
 
@@ -95,13 +99,13 @@ class StoreWorld:
             self.broker.admin.create_topic(topic, queues)
         self.queues: list[MessageQueue] = self.broker.log.queues("in")
         self.observer = Observer(folder / "store")
-        #: Everything with a method ``stop`` that the test has started.
+        #: Objects with a method ``stop`` that the test has started.
         self._queries: list[Any] = []
 
     # -- doing --------------------------------------------------------------------------------------------------------------
 
     def produce(self, rows: int, topic: str = "in") -> None:
-        """Add ``rows`` messages to each queue: the body is queue and offset, and no two queues share a key."""
+        """Append ``rows`` messages to each queue. The body is the queue and the offset, and no two queues share a key."""
         queues = self.broker.log.queues(topic)
         ends = {queue: at.max_offset for queue, at in self.broker.log.bounds(queues).items()}
         for queue in queues:
@@ -116,14 +120,14 @@ class StoreWorld:
         return {"path": self.path, "checkpoint": str(self.folder / checkpoint), "group": GROUP, "source": source, **more}
 
     def lives(self, life: float, linger: float = 20.0) -> None:
-        """Give locks that sources take from now on a life of ``life`` seconds, without renewals.
+        """Make locks that sources take from now on live ``life`` seconds, without renewals.
 
-        A renewal writes, and a process that is stopped in a write stops all other writers.
+        A renewal is a write, and a process that is stopped during a write blocks all other writers.
         """
         self.points._write("lives", "json", {"life": life, "linger": linger})
 
     def outlast(self, seconds: float, owner: str) -> None:
-        """Make the locks and the membership of this owner older by ``seconds``."""
+        """Age the locks and the membership of ``owner`` by ``seconds``."""
         age(self.path, owner, seconds)
 
     # -- looking ------------------------------------------------------------------------------------------------------------
@@ -146,18 +150,18 @@ class StoreWorld:
         return [lock for lock in self.broker.admin.locks(group) if lock.held]
 
     def tokens(self) -> int:
-        """Number of attempts whose rows are staged and not published."""
+        """The number of attempts whose rows are staged and not published."""
         return staged(self.path)
 
     def log(self) -> str:
-        """The warnings of the source and the sink."""
+        """The warnings that the source and the sink logged."""
         file = self.points.folder / "log.txt"
         return file.read_text() if file.exists() else ""
 
     def judge(self, *more: dict[str, Any], drained: bool = True, group: str = GROUP) -> None:
-        """Assert that ``out`` has all sent messages exactly once and in order, and that no offset or epoch went back.
+        """Assert that ``out`` has all sent messages exactly once and in order, and that no offset or epoch decreased.
 
-        ``drained``: the group must be at the end of every queue, too. `close` checks the store.
+        With ``drained``, also assert that the group is at the end of every queue. `close` checks the store.
         """
         history = sorted([*self.observer.events, *self.points.history()], key=lambda event: event["at"])
         end = {"at": time.monotonic_ns()}
@@ -177,25 +181,25 @@ class StoreWorld:
 
 
 class World(StoreWorld):
-    """A store, and Spark's queries over it."""
+    """A store, and Spark queries that read and write it."""
 
     def __init__(self, folder: Path, spark: SparkSession, queues: int) -> None:
         super().__init__(folder, queues)
         self.spark = spark
 
     def start(self, checkpoint: str = "ck", **more: Any) -> StreamingQuery:
-        """Start a query in this process's Spark."""
+        """Start a query in the Spark session of this process."""
         query = faulty.start(self.spark, **self.spec(checkpoint, **more))
         self._queries.append(query)
         return query
 
     def run(self, checkpoint: str = "ck", **more: Any) -> None:
-        """Run a query in this process's Spark until it has processed all current messages and ended."""
+        """Run a query in this process until it has processed all current messages and ended."""
         query = self.start(checkpoint, available_now=True, **more)
         assert query.awaitTermination(60), "the query did not end"
 
     def fail(self, query: StreamingQuery, timeout: float = 60.0) -> str:
-        """Wait until a query fails. Return the error's text."""
+        """Wait until a query fails, and return the text of its error."""
         until(lambda: not query.isActive, "the query ends", timeout)
         failure = query.exception()
         assert failure is not None, "the query ended without a failure"
@@ -204,14 +208,14 @@ class World(StoreWorld):
 
 @pytest.fixture(scope="session")
 def session(spark: SparkSession) -> SparkSession:
-    """This process's Spark, with the format of these tests registered."""
+    """The Spark session of this process, with the data source of these tests registered."""
     spark.dataSource.register(faulty.FaultySource)
     return spark
 
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory, session: SparkSession) -> Iterator[Callable[..., World]]:
-    """A function that makes worlds, which live as long as the module's tests."""
+    """A function that creates worlds. They are closed after the module's last test."""
     made: list[World] = []
 
     def make(queues: int = 3) -> World:
@@ -232,7 +236,7 @@ def world(tmp_path: Path, session: SparkSession) -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Driver]]:
-    """A function that starts separate Spark drivers, to be killed or stopped."""
+    """A function that starts separate Spark drivers for tests that kill or stop them."""
     made: list[Driver] = []
 
     def make(master: str = "local[2]") -> Driver:
@@ -254,7 +258,9 @@ def _lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Driver]]
 
 @pytest.fixture
 def lasting(_lasting: list[Driver], tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """A separate Spark that tests of all modules share until one kills it. They leave no query running in it."""
+    """A separate Spark driver that tests of all modules share until one of them kills it. Each test must stop its queries
+    in it.
+    """
     if not _lasting or not _lasting[-1].alive:
         _lasting.append(Driver(tmp_path_factory.mktemp("driver"), "local[4]"))
     return _lasting[-1]

@@ -1,4 +1,4 @@
-"""Spark drivers in their own processes, and signals to exactly the processes that a test started."""
+"""Spark drivers in separate processes, and signals that reach only processes that a test started."""
 
 from __future__ import annotations
 
@@ -26,25 +26,28 @@ JVM = "org.apache.spark.deploy.SparkSubmit"
 
 
 def send(process: psutil.Process, kind: str, which: int) -> None:
-    """Signal a process of the test, after a check that it is still of the expected kind. Raises NoSuchProcess if it has ended."""
+    """Send a signal to a process of the test after checking that its kind is still the expected one.
+
+    Raises NoSuchProcess if the process has ended.
+    """
     words = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     if not words:
-        # It waits for its parent to notice its end.
+        # The process is a zombie: it has ended, and its parent has not reaped it yet.
         raise psutil.NoSuchProcess(process.pid)
-    assert kind in words, f"process {process.pid} is not a {kind} but {words!r}"
-    assert process.is_running(), f"process {process.pid} is another one by now"
+    assert kind in words, f"process {process.pid} is not a {kind}; its command line is {words!r}"
+    assert process.is_running(), f"the id {process.pid} now belongs to another process"
     os.kill(process.pid, which)
 
 
 def kill_below(pid: int, kind: str, ancestor: int | None = None) -> None:
-    """SIGKILL a process that this process, or ``ancestor``, started."""
+    """SIGKILL a process that is a descendant of ``ancestor`` (default: this process)."""
     process = psutil.Process(pid)
-    assert (ancestor or os.getpid()) in [parent.pid for parent in process.parents()], f"process {pid} is not ours"
+    assert (ancestor or os.getpid()) in [parent.pid for parent in process.parents()], f"process {pid} is not a descendant"
     send(process, kind, signal.SIGKILL)
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, reaped or not."""
+    """Whether a process has ended. Zombies count as ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -54,7 +57,7 @@ def gone(pid: int) -> bool:
 def _of_kind(kind: str, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     found = []
     for process in processes:
-        # A process may end meanwhile.
+        # The process may have ended since it was listed.
         with contextlib.suppress(psutil.NoSuchProcess):
             if any(kind in word for word in process.cmdline()):
                 found.append(process)
@@ -62,21 +65,21 @@ def _of_kind(kind: str, processes: Iterable[psutil.Process]) -> list[psutil.Proc
 
 
 def children(kind: str, of: int | None = None) -> list[psutil.Process]:
-    """The processes of a kind below ``of`` (default: this process)."""
+    """The descendants of ``of`` (default: this process) whose command line contains ``kind``."""
     return _of_kind(kind, psutil.Process(of).children(recursive=True))
 
 
 class Refused(Exception):
-    """A query was refused at its start."""
+    """The start of a query was refused."""
 
 
 class Driver:
-    """One ``tests.faults.job``: a Python driver, its JVM, its source runners and its workers."""
+    """A process that runs ``tests.faults.job``: a Python driver with its JVM, source runners and workers."""
 
     def __init__(
         self, folder: Path, master: str = "local[2]", settings: Mapping[str, str] | None = None, *, run_by: Sequence[str] = ()
     ) -> None:
-        """``settings``: Spark's. ``run_by``: a command that starts the driver, such as one that gives it another user."""
+        """``settings``: Spark's settings. ``run_by``: a command that starts the driver, for example with fewer rights."""
         folder.mkdir(parents=True, exist_ok=True)
         self.errors = folder / "stderr.txt"
         with self.errors.open("wb") as errors:
@@ -98,24 +101,24 @@ class Driver:
 
     @property
     def code(self) -> int | None:
-        """The driver's exit code, once it has ended."""
+        """The driver's exit code, or None while it runs."""
         return self._process.poll()
 
     @property
     def alive(self) -> bool:
-        """Whether the driver was not killed."""
+        """Whether the driver process still runs."""
         return self._process.poll() is None
 
-    # -- commands to it -----------------------------------------------------------------------------------------------------
+    # -- commands to the driver ---------------------------------------------------------------------------------------------
 
     def start(self, query: str = "q", **spec: Any) -> None:
-        """Start a query: see tests.faults.faulty.start. Raises Refused if it is refused, as by what it reads from."""
+        """Start a query, with the arguments of `tests.faults.faulty.start`. Raises Refused if the query does not start."""
         refused = self._tell({"do": "start", "query": query, **spec}).get("refused")
         if refused is not None:
             raise Refused(refused)
 
     def failure(self, query: str = "q", timeout: float = 60.0) -> str:
-        """Wait until a query fails. Return the error's text."""
+        """Wait until a query fails, and return the text of its error."""
         state = until(lambda: (state := self.state(query)) and not state["active"] and state, f"query {query} ends", timeout)
         assert state["failure"], f"query {query} ended without a failure"
         text: str = state["failure"]
@@ -128,15 +131,17 @@ class Driver:
         return self._tell({"do": "stop", "query": query})
 
     def wait_for_its_query(self, query: str = "q") -> None:
-        """Have the driver's main thread wait in `awaitTermination`. It takes no further command."""
+        """Make the driver's main thread wait in `awaitTermination`. After that the driver takes no commands."""
         self._tell({"do": "await", "query": query})
 
     def stop_on_sigterm(self) -> None:
-        """Have SIGTERM stop the queries at a boundary."""
+        """Make SIGTERM stop the queries at a boundary."""
         self._tell({"do": "stop on sigterm"})
 
     def go_on(self, done: Callable[[], bool], what: str, **spec: Any) -> int:
-        """Wait until ``done``. Start the query again whenever it has failed, as its users do, and return how often that was."""
+        """Wait until ``done``, and restart the query whenever it has failed, as its users do. Return the number of
+        restarts.
+        """
         failed = 0
 
         def there() -> bool:
@@ -149,10 +154,10 @@ class Driver:
         until(there, what, 300)
         return failed
 
-    # -- signals to its processes -------------------------------------------------------------------------------------------
+    # -- signals to the driver's processes ----------------------------------------------------------------------------------
 
     def processes(self) -> list[psutil.Process]:
-        """The living processes below this driver, itself included; known ones stay listed after they lose their parent."""
+        """The driver and its living descendants, including known ones whose parent has died since."""
         if self._process.poll() is None:
             own = psutil.Process(self._process.pid)
             self._known |= {process.pid: process for process in [own, *own.children(recursive=True)]}
@@ -167,14 +172,14 @@ class Driver:
         processes = self.of_kind(WORKER)
         known, found = {process.pid for process in processes}, []
         for process in processes:
-            # A process may end meanwhile.
+            # The process may have ended since it was listed.
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.ppid() in known:
                     found.append(process)
         return found
 
     def kill_jvm(self) -> None:
-        """kill -9 the Python driver and the JVM; source runners and workers have to notice it themselves."""
+        """kill -9 the Python driver and its JVM. Source runners and workers have to notice that themselves."""
         self.processes()
         for kind in ("tests.faults.job", JVM):
             for process in self.of_kind(kind):
@@ -182,8 +187,8 @@ class Driver:
         self._process.wait()
 
     def kill_all(self) -> None:
-        """kill -9 every process, all at once, so that no source runner can unlock its queues."""
-        # `close` finds those that are no descendants any more.
+        """kill -9 all processes at the same time, so that no source runner can unlock its queues."""
+        # Remember them, so that `close` also finds processes that are orphaned by the kill.
         self.processes()
         kill_all(self._process)
 
@@ -191,7 +196,7 @@ class Driver:
         """SIGSTOP the processes of these kinds."""
         for kind in kinds:
             for process in self.of_kind(kind):
-                # A process may end meanwhile.
+                # The process may have ended since it was listed.
                 with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):
                     if not gone(process.pid):
                         send(process, kind, signal.SIGSTOP)
@@ -203,7 +208,7 @@ class Driver:
                 send(process, _kind(process), signal.SIGCONT)
 
     def close(self) -> None:
-        """Kill all processes that are left, and close the pipes."""
+        """Kill all remaining processes, and close the pipes."""
         for process in self.processes():
             try:
                 send(process, _kind(process), signal.SIGKILL)
@@ -218,7 +223,7 @@ class Driver:
             except BrokenPipeError:
                 continue
 
-    # -- inside -------------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------------
 
     def _tell(self, command: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None

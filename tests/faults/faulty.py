@@ -1,17 +1,19 @@
-"""The format ``orderedmq`` with points at which tests can stop it, registered as ``orderedmq_faulty``.
+"""The data source ``orderedmq`` with points at which tests can stop it, registered as ``orderedmq_faulty``.
 
-The classes are the real ones; their calls pass points, which tests control by the folder ``points`` beside the store.
+Its classes are subclasses of the real ones. Their methods pass points, which tests control through the folder ``points``
+next to
+the store.
 
     initial    source runner: initialOffset was called
-    boundary   source runner: latestOffset was called, nothing is committed yet
-    planned    source runner: a new offset was made, Spark has not logged it
-    logged     source runner: the batch is in Spark's offset log, nothing is read
-    read       executor: at each RecordBatch that is read of a queue; counts rows
-    write      executor: at each RecordBatch that reaches the writer; counts rows
-    staged     executor: all rows are staged, Spark does not know yet
-    publish    driver side: all tasks are done, nothing is published; also as "publish of" the id of a query
-    published  driver side: published, Spark has not committed the batch
-    appended   driver side: foreachBatch has appended to a Parquet table
+    boundary   source runner: latestOffset was called, and nothing is committed yet
+    planned    source runner: a new offset was computed, and Spark has not logged it
+    logged     source runner: the batch is in Spark's offset log, and nothing was read
+    read       executor: at each RecordBatch that is read from a queue; counts rows
+    write      executor: at each RecordBatch that the writer gets; counts rows
+    staged     executor: all rows are staged, and Spark does not know it yet
+    publish    driver: all tasks have ended, and nothing is published; also as "publish of" and a query's id
+    published  driver: the batch is published, and Spark has not committed it
+    appended   driver: foreachBatch has appended to a Parquet table
 """
 
 from __future__ import annotations
@@ -50,18 +52,18 @@ from tests.faults.points import Points
 from tests.quick_spark import jvm_options
 
 FORMAT = "orderedmq_faulty"
-#: SQL for a row's origin, in the form that the checker reads.
+#: A SQL expression for the queue and offset that a row came from, in the form that the checker reads.
 ORIGIN = "concat(topic, '/', broker_name, '/', queue_id, ':', queue_offset)"
 
 
 def points_of(path: str) -> Points:
-    """The points of a store. Later warnings of this process are logged to a file beside them."""
+    """Return the points of a store. From now on, this process logs its warnings to a file next to them."""
     points = Points(Path(path).parent / "points")
     file = points.folder / "log.txt"
     log = logging.getLogger("orderedmq")
     if not any(isinstance(handler, logging.FileHandler) and handler.baseFilename == str(file) for handler in log.handlers):
         points.folder.mkdir(exist_ok=True)
-        # Remove the handlers of earlier stores: Spark's workers outlive a test and its store.
+        # Remove the handlers of earlier stores, because Spark's workers outlive a test and its store.
         for handler in list(log.handlers):
             log.removeHandler(handler)
             handler.close()
@@ -70,7 +72,7 @@ def points_of(path: str) -> Points:
 
 
 class FaultyReader(StreamReader):
-    """StreamReader with points."""
+    """A StreamReader that passes points."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.points = points_of(options["path"])
@@ -96,7 +98,7 @@ class FaultyReader(StreamReader):
             self.points.reach("logged")
         planned = super().partitions(start, end)
         if (self.points.folder / "elsewhere").exists():
-            # As for an executor on another machine, which finds another store or none.
+            # Simulate an executor on another machine, which finds another store or none.
             return [replace(partition, identity="0" * 32) for partition in planned if isinstance(partition, QueuePartition)]
         return planned
 
@@ -119,7 +121,7 @@ class FaultyReader(StreamReader):
         points.reach("read", count)
 
     def _connect(self) -> tuple[Broker, TopicWatch]:
-        """Connect, and set the lives of locks if the test asked for ones that it can outlast."""
+        """Connect. If the test called `lives`, set the lives of locks that it chose."""
         fresh = self._connected is None
         connected = super()._connect()
         lives = self.points.folder / "lives.json"
@@ -132,7 +134,7 @@ class FaultyReader(StreamReader):
 
 
 class FaultyWriter(StreamWriter):
-    """StreamWriter with points."""
+    """A StreamWriter that passes points."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
@@ -149,7 +151,7 @@ class FaultyWriter(StreamWriter):
                 count += batch.num_rows
             points.reach("write", count)
 
-        # The rows of an attempt are in a segment, however few there are.
+        # Stage the rows of every attempt in a segment file, however few they are.
         with patch.object(transaction, "INLINE_BYTES", 0):
             message = super().write(watched())
         points.reach("staged")
@@ -178,7 +180,7 @@ class FaultyWriter(StreamWriter):
 
 
 class FaultySource(DefaultSource):
-    """DefaultSource with points in its stream."""
+    """A DefaultSource whose stream readers and writers pass points."""
 
     @classmethod
     def name(cls) -> str:
@@ -192,7 +194,7 @@ class FaultySource(DefaultSource):
 
 
 def session_config() -> dict[str, str]:
-    """The configuration of every Spark of these tests."""
+    """The Spark configuration of these tests."""
     return {
         "spark.driver.memory": "1g",
         "spark.executor.extraJavaOptions": jvm_options(),
@@ -220,12 +222,15 @@ def start(
     letters: str | None = None,
     shuffle: bool = False,
 ) -> StreamingQuery:
-    """Start a query from ``topic`` to ``sink``: a topic, ``noop``, or ``parquet:<folder>``.
+    """Start a query that reads ``topic`` and writes to ``sink``: a topic, ``noop``, or ``parquet:<folder>``.
 
-    It reads and writes the store at ``path``, or at RocketMQ's ``servers`` (namesrvAddr), where nothing has points.
-    ``listener``: the settings of its order (per key with a parking lot, else per queue), if the query has a listener that records its
-    calls. ``letters``: the condition of `dead_letter`, if the query has dead letters. ``shuffle``: whether the rows are shuffled before
-    they are written.
+    The query uses the store at ``path``, or RocketMQ at ``servers`` (namesrvAddr) and then passes no points.
+
+    - ``listener``: run the listener `Recorder`, with these settings of `OrderPerKey` if the source has a parking lot, else
+      of
+      `OrderPerQueue`.
+    - ``letters``: send messages that meet this SQL condition to the dead letter topic.
+    - ``shuffle``: shuffle the rows before they are written.
     """
     format, place = ("orderedmq", ("namesrvAddr", servers)) if servers else (FORMAT, ("path", path))
     reader = spark.readStream.format(format).option(*place).option("topic", topic)
@@ -243,7 +248,7 @@ def start(
         folder = sink.partition(":")[2]
 
         def append(batch: DataFrame, number: int) -> None:
-            # The time distinguishes a repeat of a batch from its first delivery.
+            # The time tells a repeat of a batch from its first delivery.
             at = time.monotonic_ns()
             batch.selectExpr("*", f"{number} AS batch", f"{at} AS at").write.mode("append").parquet(folder)
             Points(Path(path).parent / "points").reach("appended")

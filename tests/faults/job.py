@@ -1,10 +1,12 @@
-"""A Spark driver in its own process, for tests that kill or stop one: it executes commands line by line and answers each.
+"""A Spark driver in a separate process, for tests that kill or stop it. It executes the commands that it reads and answers
+each.
 
     python -m tests.faults.job local[2,3]
     python -m tests.faults.job local[2] spark.plugins=...    with settings of Spark
-    python -m tests.faults.job sc://127.0.0.1:15002          a client of that server
+    python -m tests.faults.job sc://127.0.0.1:15002          as a Spark Connect client of that server
 
-Commands are JSON lines on stdin, answers JSON lines on stdout that begin with ``@`` (Spark may print there, too).
+Commands are JSON lines on stdin. Answers are JSON lines on stdout that begin with ``@``, because Spark may also print
+there.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from tests.faults.faulty import FaultySource, session_config, start
 
 def state(query: StreamingQuery) -> dict[str, Any]:
     """A query's id, whether it is active, and the text of its failure, if any."""
-    # In this order: a query that fails between the two looks would otherwise have ended without a failure.
+    # Read isActive first: in the other order, a query that fails between the two reads would seem to have ended without
+    # failing.
     active, failure = query.isActive, query.exception()
     return {"id": str(query.id), "active": active, "failure": None if failure is None else str(failure)}
 
@@ -37,7 +40,7 @@ MAIN = threading.get_ident()
 
 
 def when_main_waits(done: Callable[[], None]) -> None:
-    """Call ``done`` once the main thread waits for Java's answer to ``awaitTermination``."""
+    """Call ``done`` once the main thread waits in ``awaitTermination`` for Java's answer."""
     waits = {"awaitTermination", "readinto"}
     while not waits <= {frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._current_frames()[MAIN])}:
         time.sleep(0.01)

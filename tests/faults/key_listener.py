@@ -1,4 +1,4 @@
-"""A listener with order per key that writes down each call, and the judge of what it wrote."""
+"""A listener with order per key that logs each call, and a judge of these logs."""
 
 from __future__ import annotations
 
@@ -23,22 +23,25 @@ from orderedmq.pulls import pulls
 from orderedmq.rows.dead_letters import ORIGIN_BROKER, ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC
 from tests import event_log
 
-#: The environment variable with the folder where calls are written down. Spark's workers inherit it.
+#: The environment variable with the folder of the call logs. Spark's workers inherit it.
 CALLS: Final = "ORDEREDMQ_TEST_CALLS"
-#: Keys of which no message is ever accepted begin so.
+#: A prefix of keys. The listener never accepts a message of such a key.
 POISON: Final = "poison"
-#: Most calls of keys that begin so fail: some of their messages become dead letters that another attempt would accept.
+#: A prefix of keys. Most calls for such a key fail, so some of its messages become dead letters that another attempt would
+#: accept.
 MOODY: Final = "moody"
-#: Share of these calls that fail.
+#: The share of calls for moody keys that fail.
 BAD_MOOD: Final = 0.75
-#: Seconds that a call takes.
+#: The seconds that a call takes.
 CALL: Final = 0.02
-#: Share of calls that fail at random.
+#: The share of all other calls that fail, at random.
 BAD_LUCK: Final = 0.01
 
 
 class Recorder:
-    """The listener, one object per thread of a worker. A call that was written down outlives a kill of the worker."""
+    """The listener; each worker thread has one object. Each call is logged to a file, which survives a kill of the
+    worker.
+    """
 
     def __init__(self) -> None:
         self.random = random.Random()
@@ -47,7 +50,7 @@ class Recorder:
         key = messages[0].sharding_key
         offsets = [message.queue_offset for message in messages]
         began = time.time_ns() // 1000
-        # A call takes some time, so that a micro-batch is at work for a while.
+        # Take some time, so that a kill can hit a micro-batch while it runs.
         time.sleep(CALL)
         ok = not key.startswith(POISON) and self.random.random() >= (BAD_MOOD if key.startswith(MOODY) else BAD_LUCK)
         call = {
@@ -63,18 +66,18 @@ class Recorder:
             call |= {"query": run.query_id, "batch": run.batch_id, "run": run.run_id}
         event_log.write(Path(os.environ[CALLS]), **call)
         if not ok:
-            raise RuntimeError("it is not to be")
+            raise RuntimeError("this call was chosen to fail")
         return ConsumeOrderlyStatus.SUCCESS
 
 
 def at_work(folder: Path) -> int | None:
-    """The worker that made a call just now."""
+    """The process id of the worker that made the most recent call, or None if no call was logged in the last moments."""
     last, pid = max(((file.stat().st_mtime, int(file.stem)) for file in folder.iterdir()), default=(0.0, 0))
     return pid if time.time() - last < 2 * CALL else None
 
 
 def read_lot(broker: Broker, group: str, queue: MessageQueue) -> Lot:
-    """What is parked of a queue now."""
+    """Return the current content of a queue's parking lot."""
     parked = parked_queue(group, queue)
     lot = Lot(broker.groups.offsets(group, [parked]).get(parked, 0))
     reading.read(broker.log, lot, parked, reading.end_of(broker.log, parked))
@@ -82,7 +85,7 @@ def read_lot(broker: Broker, group: str, queue: MessageQueue) -> Lot:
 
 
 def dead_letters(broker: Broker, group: str) -> Iterator[tuple[str, str, int, int]]:
-    """Queue, key, offset and time (µs since 1970) of each dead letter, in the order in which they were stored."""
+    """The queue, key, offset and time (µs since 1970) of each dead letter, in the order in which they were stored."""
     topic = DEAD_LETTER_PREFIX + group
     if topic not in {one.name for one in broker.log.topics()}:
         return
@@ -98,9 +101,11 @@ def dead_letters(broker: Broker, group: str) -> Iterator[tuple[str, str, int, in
 
 
 def judge(broker: Broker, group: str, queues: Sequence[MessageQueue], folder: Path) -> Counter[str]:
-    """Assert that each message was decided once, in the order of its key, and nothing is parked. Return what was counted.
+    """Assert that each message was decided once, in the order of its key, and that nothing is parked. Return counts.
 
-    A repeat may give up what a killed attempt had accepted. What an attempt has given up never comes to the listener again.
+    A repeated batch may give up a message that a killed attempt had accepted. A message that was given up must never reach
+    the
+    listener again.
     """
     last: dict[tuple[str, int], int] = {}
     first: dict[tuple[str, int], int] = {}
@@ -120,7 +125,7 @@ def judge(broker: Broker, group: str, queues: Sequence[MessageQueue], folder: Pa
     dead: dict[tuple[str, str], list[int]] = defaultdict(list)
     for where, key, offset, stored in dead_letters(broker, group):
         late = last[where, offset] - stored
-        assert late <= 0, f"{where}:{offset} is a dead letter, and came to the listener {late} µs later"
+        assert late <= 0, f"{where}:{offset} became a dead letter, but the listener got it again {late} µs later"
         seen["dead letters"] += 1
         if (where, offset) in first:
             seen["accepted, then given up in a repeat"] += 1
@@ -128,7 +133,7 @@ def judge(broker: Broker, group: str, queues: Sequence[MessageQueue], folder: Pa
             dead[where, key].append(offset)
     for of in (order, dead):
         for lane, offsets in of.items():
-            assert offsets == sorted(set(offsets)), f"{lane}: {offsets}"
+            assert offsets == sorted(set(offsets)), f"messages of {lane} are repeated or out of order: {offsets}"
     for queue in queues:
         end = broker.log.bounds([queue])[queue].max_offset
         assert broker.groups.offsets(group, [queue]) == {queue: end}

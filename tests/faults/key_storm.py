@@ -1,7 +1,8 @@
 """A storm over listeners with order per key: workers and drivers die, keys fail at random or always, brokers restart.
 
-`storm` runs it over any world that has a broker: queries in drivers of their own, listeners that write down their calls, and the
-judge of `key_listener` at the end.
+`Storm` works with any world that has a broker. It starts queries in separate drivers with listeners that log their calls,
+and calls
+the judge of `key_listener` at the end.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ LISTENER: Final = {
     "max_reconsume_times": 3,
     "suspend_current_queue_time_millis": 10,
 }
-#: Seconds between two looks at the group: each reads the parking lots.
+#: Seconds between two checks of the group, because each check reads the parking lots.
 _LOOK: Final = 0.25
 
 
 class StormWorld(Protocol):
-    """A broker with a topic, and what starts a query that reads it."""
+    """What a storm needs: a broker, the queues of a topic, and the arguments that start a query for them."""
 
     folder: Path
     broker: Broker
@@ -46,11 +47,11 @@ class StormWorld(Protocol):
     group: str
 
     def spec(self, checkpoint: str, **more: Any) -> dict[str, Any]:
-        """The arguments that start a query in a driver of its own (`tests.faults.faulty.start`)."""
+        """Return the arguments that start a query in a separate driver (see `tests.faults.faulty.start`)."""
 
 
 class Storm:
-    """A storm over ``members`` queries of a world's group. ``folder`` gets what the listeners write down."""
+    """A storm over ``members`` queries of a world's group. The listeners log their calls to ``folder``."""
 
     def __init__(self, world: StormWorld, folder: Path, monkeypatch: pytest.MonkeyPatch, *, keys: int, members: int) -> None:
         folder.mkdir()
@@ -58,7 +59,7 @@ class Storm:
         self.world, self.folder, self.keys, self.members = world, folder, keys, members
         self.drivers: list[Driver] = []
         self.killed: Counter[str] = Counter()
-        #: Queries that failed and were started again, and what the last one failed with.
+        #: How many queries failed and were restarted, and the error of the last one.
         self.failed = 0
         self.failure: str | None = None
 
@@ -72,9 +73,10 @@ class Storm:
         interrupts: Sequence[Callable[[], None]] = (),
         seconds: float = 900.0,
     ) -> Counter[str]:
-        """Kill a worker or a whole driver ``kills`` times, let the queries finish, and judge. Return what was counted.
+        """Kill a worker or a whole driver ``kills`` times, let the queries finish, and judge. Return counts.
 
-        ``interrupts`` are called between the kills, each while a listener is at work. They may take the broker away for a while.
+        The functions ``interrupts`` are called between kills, each while a listener runs. They may stop the broker for some
+        time.
         """
         pending = list(interrupts)
         self.produce(messages, poison, moody)
@@ -92,7 +94,9 @@ class Storm:
                             break
                         self.produce(1000, 0)
                     looked = time.monotonic()
-                assert time.monotonic() < deadline, f"after {self.killed} not all is done: {self.left()}, {self.failure}"
+                assert time.monotonic() < deadline, (
+                    f"messages are left after the kills {self.killed}: {self.left()}; last failure: {self.failure}"
+                )
                 time.sleep(0.02)
                 self.restart_failed()
                 pid = at_work(self.folder)
@@ -109,7 +113,7 @@ class Storm:
                 driver.close()
         seen = judge(self.world.broker, self.world.group, self.world.queues, self.folder)
         print(f"\nkilled {dict(self.killed)}, queries failed {self.failed}: {dict(seen)}")
-        # Kills came in the middle of micro-batches.
+        # Some kills hit micro-batches while they ran.
         assert seen["repeats"] > 0
         assert seen["dead letters"] > 0
         assert seen["failures"] > seen["dead letters"]
@@ -118,7 +122,9 @@ class Storm:
     # -- messages ------------------------------------------------------------------------------------------------------------
 
     def produce(self, messages: int, poison: int, moody: int = 0) -> None:
-        """Append messages of all keys, of which ``poison`` are poisoned and ``moody`` are moody; a key has one queue."""
+        """Append messages with random keys, of which ``poison`` are poisoned and ``moody`` are moody. Each key is in one
+        queue.
+        """
         queues = self.world.queues
         kinds = [POISON] * poison + [MOODY] * moody
         names = [f"{kinds[number] if number < len(kinds) else 'key'}-{number}" for number in range(self.keys)]
@@ -130,14 +136,14 @@ class Storm:
             self.world.broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": mine})})
 
     def done(self) -> bool:
-        """Whether everything is decided. What is parked is made due, as an operator may do."""
+        """Whether every message is decided. Makes parked messages due, as an operator may do."""
         world = self.world
         at = world.broker.groups.offsets(world.group, world.queues)
         ends = {queue: one.max_offset for queue, one in world.broker.log.bounds(world.queues).items()}
         return self.retry_all() == 0 and at == ends
 
     def retry_all(self) -> int:
-        """Make all parked keys due. Return how many messages are parked."""
+        """Make all parked keys due. Return the number of parked messages."""
         world, left = self.world, 0
         for queue in world.queues:
             lot = read_lot(world.broker, world.group, queue)
@@ -150,7 +156,7 @@ class Storm:
         return left
 
     def left(self) -> Sequence[object]:
-        """What an error says of the group."""
+        """The group's offsets, the queues' bounds and the numbers of parked messages, for an error message."""
         broker, group = self.world.broker, self.world.group
         lots = {str(queue): read_lot(broker, group, queue).messages for queue in self.world.queues}
         return broker.admin.group_offsets(group), broker.log.bounds(self.world.queues), lots
@@ -169,7 +175,7 @@ class Storm:
         self.drivers[member].start(**self.world.spec(f"ck-{member}", sink="noop", source=source, listener=LISTENER))
 
     def restart_failed(self) -> None:
-        """Start failed queries again, as their users do: a worker that is killed fails its query."""
+        """Restart failed queries, as their users do, because killing a worker fails its query."""
         for member, driver in enumerate(self.drivers):
             state = driver.state()
             if not state["active"]:
@@ -178,7 +184,7 @@ class Storm:
                 self.query(member)
 
     def kill(self, pid: int) -> None:
-        """Kill a worker that is at work, or each third time its whole driver."""
+        """Kill the worker ``pid`` or, every third time, its whole driver."""
         mine = next(
             (one for one in range(self.members) if pid in {process.pid for process in self.drivers[one].processes()}), None
         )

@@ -1,12 +1,15 @@
-"""The recipes of docs/guides/other-sinks.md in a Spark of their own, in the current folder, stopped where a test kills them.
+"""Runs the recipes of docs/guides/other-sinks.md in a separate Spark, in the current folder, and stops them where a test
+kills them.
 
     python -m tests.faults.other_sinks_job ADDRESS writing
 
-ADDRESS is PostgreSQL's. The second argument is where each recipe stops, for ever, at the point of its name in the folder points:
+ADDRESS is the address of PostgreSQL. The second argument says where each recipe stops forever, at the point of its name in
+the folder
+``points``:
 
-    writing   a part of batch 0 is written: rows to files, or to the staging table, and nothing is committed
-    written   the table has batch 1, Spark's checkpoint does not
-    -         nowhere: the page goes on to its end
+    writing   a part of batch 0 is written to files or to the staging table, and nothing is committed
+    written   the table has batch 1, and Spark's checkpoint does not
+    -         nowhere: the page runs to its end
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ from tests.faults.points import Points
 from tests.snippets import ROOT, Snippet, execute, snippets
 
 PAGE = ROOT / "docs" / "guides" / "other-sinks.md"
-#: PostgreSQL's address in the page.
+#: The address of PostgreSQL on the page.
 ADDRESS = "127.0.0.1:5432"
-#: Rows that a task hands over before it stops.
+#: How many rows a task passes on before it stops.
 PART = 20
 
 
@@ -40,7 +43,7 @@ def runs(one: Snippet) -> bool:
 
 
 class Partly:
-    """A DataFrame whose rows come in two parts, with the point ``name`` between them."""
+    """A DataFrame whose rows arrive in two parts. Between them, the point ``name`` is reached."""
 
     def __init__(self, df: DataFrame, name: str, points: Points) -> None:
         self._df, self._name, self._points = df, name, points
@@ -60,7 +63,7 @@ class Partly:
         return pa.RecordBatchReader.from_batches(rows.schema, parts())
 
     def selectExpr(self, *columns: str) -> DataFrame:
-        """For executors that write."""
+        """For writes by executors."""
         name, points = self._name, self._points
 
         def parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -73,7 +76,7 @@ class Partly:
 
 
 def hold_iceberg(points: Points) -> None:
-    """Stop each commit to an Iceberg table when its files are written and the catalog does not know them."""
+    """Stop each commit to an Iceberg table after its files are written and before the catalog knows them."""
     commit = Transaction.commit_transaction
 
     def held(self: Transaction) -> Any:
@@ -84,7 +87,7 @@ def hold_iceberg(points: Points) -> None:
 
 
 def held(write: Callable[[Any, int], None], name: str, where: str, points: Points) -> Callable[[DataFrame, int], None]:
-    """Return a recipe that stops ``where``."""
+    """Return the recipe ``write``, changed so that it stops at ``where``."""
 
     def writing(df: DataFrame, batch_id: int) -> None:
         write(df if name in ("to-iceberg", "to-merged") else Partly(df, name, points), batch_id)

@@ -1,7 +1,10 @@
-"""Named points in Spark's processes at which a test stops, fails or kills them, and a history of the events that they report.
+"""Named points in Spark's processes at which a test stops, fails or kills them, and a history of the events that they
+report.
 
-A test and the processes share a folder. The test arms a point; the first process that reaches it takes it (by a rename, so only
-one can), writes its pid, and acts. The production code has no points: tests/faults/faulty.py calls ``reach``.
+A test and the processes share a folder. The test arms a point. The first process that reaches the point takes it by a
+rename, which
+only one process can do. Then it writes its pid and acts. The production code has no points: tests/faults/faulty.py calls
+``reach``.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from tests import event_log
 from tests.waits import until
 
 Action = Literal["hold", "kill", "fail"]
-#: Seconds until a process that is never released fails; longer than all tests of a module take on a busy machine.
+#: Seconds until a process that is not released fails. This is longer than all tests of a module take on a busy machine.
 PATIENCE = 900.0
 
 
@@ -32,10 +35,12 @@ class Points:
         self.folder = folder
         self._history = folder / "history"
 
-    # -- the test's side ----------------------------------------------------------------------------------------------------
+    # -- for the test -------------------------------------------------------------------------------------------------------
 
     def arm(self, name: str, action: Action = "hold", *, after: int = 0) -> None:
-        """Make the next process at ``name`` do ``action``; where rows are counted, only after ``after`` rows or more."""
+        """Make the next process that reaches ``name`` do ``action``. Where rows are counted, act only after at least
+        ``after`` rows.
+        """
         for state in ("taken", "reached", "go"):
             self._file(name, state).unlink(missing_ok=True)
         self._write(name, "armed", {"action": action, "after": after})
@@ -44,13 +49,13 @@ class Points:
         self._file(name, "armed").unlink(missing_ok=True)
 
     def wait(self, name: str, timeout: float = 60.0) -> int:
-        """Wait until a process took the point, and return its pid."""
+        """Wait until a process has taken the point, and return its pid."""
         until(self._file(name, "reached").exists, f"point {name} is reached", timeout)
         pid: int = json.loads(self._file(name, "reached").read_text())["pid"]
         return pid
 
     def release(self, name: str) -> None:
-        """Let the held process go on."""
+        """Let the process that is held at the point continue."""
         self._write(name, "go", {})
 
     def release_all(self) -> None:
@@ -60,10 +65,10 @@ class Points:
             self.release(path.name.partition(".")[0])
 
     def history(self) -> list[dict[str, Any]]:
-        """The events reported by the processes, in order of time."""
+        """The events that the processes reported, in order of time."""
         return event_log.read(self._history)
 
-    # -- the side of Spark's processes --------------------------------------------------------------------------------------
+    # -- for Spark's processes ----------------------------------------------------------------------------------------------
 
     def reach(self, name: str, count: int = 0) -> None:
         """Pass the point ``name``: if it is armed, take it and do its action."""
@@ -74,7 +79,7 @@ class Points:
             self._file(name, "armed").rename(self._file(name, "taken"))
         except FileNotFoundError:
             return
-        # A stuck worker would not notice the end of its Spark either.
+        # Like a stuck worker, a held process must not notice the end of its Spark.
         if armed["action"] == "hold" and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._write(name, "reached", {"pid": os.getpid()})
@@ -82,7 +87,7 @@ class Points:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "fail":
-                raise ToldToFail(f"told to fail at {name}")
+                raise ToldToFail(f"the test asked for a failure at {name}")
         until(self._file(name, "go").exists, f"point {name} is released", PATIENCE)
 
     def tell(self, event: str, **facts: Any) -> None:

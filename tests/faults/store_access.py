@@ -1,4 +1,6 @@
-"""Reaches into a store: ages the locks and memberships of one owner, so that no test waits for their end, and counts staged attempts."""
+"""Access to the inside of a store: age the locks and membership of an owner, so that no test waits for their end; count
+staged rows.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from orderedmq.ownership.lock import Instant
 
 
 def age(path: str, owner: str, seconds: float) -> None:
-    """Make the locks and the membership of ``owner`` older by ``seconds`` (younger, if negative)."""
+    """Make the locks and the membership of ``owner`` older by ``seconds`` (younger if negative)."""
 
     def earlier(instant: Instant) -> Instant:
         return replace(instant, seconds=instant.seconds - seconds)
@@ -35,7 +37,9 @@ def age(path: str, owner: str, seconds: float) -> None:
 
 
 def staged(path: str) -> int:
-    """Number of segment files that are not published, and may still be. What nobody can publish any more is deleted first."""
+    """The number of segment files that are not published but still could be. Files that can never be published are deleted
+    first.
+    """
     store = Store.open(Path(path))
     try:
         garbage.collect_now(store, SystemClock())

@@ -1,4 +1,4 @@
-"""Where a query begins when it is killed, or messages arrive, before that is decided. tests/loop/test_checkpoints.py has the rest."""
+"""Kills and new messages before a query has decided where to begin. tests/loop/test_checkpoints.py has the other cases."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def at(world: World, offset: int) -> dict[int, int]:
 
 
 def assert_exact_from(world: World, first: int) -> None:
-    """Assert that ``out`` has all messages from ``first`` on, once and in order, and none before."""
+    """Assert that ``out`` has all messages from ``first`` on, once and in order, and no earlier ones."""
     before = [{"event": "loss", "queue": str(queue), "begin": 0, "end": first} for queue in world.queues]
     assert min(row[1] for event in checker.delivered(world.broker, "out") for row in event["rows"]) == first
     world.judge(*before)
 
 
 def test_asking_where_to_begin_decides_nothing(world: World) -> None:
-    # Spark asks twice; messages arrive in between, and after the answer.
+    # Spark calls initialOffset twice. Messages arrive between the calls, and after the second one.
     world.produce(10)
     world.points.arm("initial")
     query = world.start(source=START)
@@ -36,7 +36,7 @@ def test_asking_where_to_begin_decides_nothing(world: World) -> None:
     world.points.arm("planned")
     world.points.release("boundary")
     world.points.wait("planned")
-    assert world.group_at() == at(world, 30), "the group was reset to where the query begins"
+    assert world.group_at() == at(world, 30), "the group must be at the offset where the query begins"
     world.produce(10)
     world.points.release("planned")
     world.wait_for(30)
@@ -61,7 +61,7 @@ def test_a_crash_in_the_first_batch_loses_nothing_behind_where_it_began(point: s
     world.points.arm("boundary")
     query = world.start(source=START)
     world.points.wait("boundary")
-    # There is nothing to read: the first batch only records where the query begins.
+    # No message is left to read, so the first batch only records where the query begins.
     world.points.arm(point)
     world.points.release("boundary")
     pid = world.points.wait(point)

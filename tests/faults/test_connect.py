@@ -1,4 +1,6 @@
-"""Spark Connect under kill -9: the client, its server, the source runner or workers die, and the query is started again."""
+"""Spark Connect under kill -9: the client, its server, the source runner or workers are killed, and the query is
+restarted.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from orderedmq.rocketmq.local.probe import find_free_port
 from tests.faults.conftest import World
 from tests.faults.drivers import RUNNER, WORKER, Driver, send
 
-#: What is killed, one after the other.
+#: The kinds of processes to kill, in this order.
 KILLS: Final = ("workers", "runner", "client", "server") * 2
 
 
@@ -36,8 +38,8 @@ def test_killed_clients_servers_runners_and_workers_lose_and_repeat_nothing(tmp_
         for number, kind in enumerate(KILLS):
             world.produce(150)
             before = world.count()
-            seen["failed queries"] += client.go_on(lambda: world.count() > before, "the query goes on", **spec)  # noqa: B023
-            # So that kills come at different places of a micro-batch.
+            seen["failed queries"] += client.go_on(lambda: world.count() > before, "the query continues", **spec)  # noqa: B023
+            # Wait a random time, so that the kills hit different places of a micro-batch.
             time.sleep(draw.random() / 2)
             seen[f"kills of {kind}"] += 1
             if kind in ("workers", "runner"):
@@ -53,7 +55,8 @@ def test_killed_clients_servers_runners_and_workers_lose_and_repeat_nothing(tmp_
             client.kill_all()
             client.close()
             if kind == "client":
-                # The server and its query continue without the client. The next client's query takes the place of that query.
+                # The server and its query continue without the client, until the next client starts its query, which
+                # replaces that one.
                 world.produce(100)
                 world.wait_for(3 * (150 * (number + 1) + 100 * seen["kills of client"]), timeout=300)
             else:
@@ -63,7 +66,7 @@ def test_killed_clients_servers_runners_and_workers_lose_and_repeat_nothing(tmp_
             client = Driver(tmp_path / f"client-{number}", f"sc://127.0.0.1:{port}")
             client.start(**spec)
         ends = {queue.queue_id: at.max_offset for queue, at in world.broker.log.bounds(world.queues).items()}
-        seen["failed queries"] += client.go_on(lambda: world.group_at() == ends, "everything is read", **spec)
+        seen["failed queries"] += client.go_on(lambda: world.group_at() == ends, "all messages are read", **spec)
         assert client.stop()["failure"] is None
         world.judge()
         print(f"\n{dict(seen)}: {world.count()} messages, 0 lost, 0 duplicated, 0 out of order")

@@ -1,4 +1,4 @@
-"""``dead_letter`` under kill -9: workers and drivers die while letters and the rows that pass are written."""
+"""``dead_letter`` under kill -9: workers and drivers are killed while dead letters and the remaining rows are written."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from tests.faults.conftest import GROUP, World
 from tests.faults.drivers import WORKER, Driver, send
 from tests.faults.key_listener import dead_letters
 
-#: Workers or drivers are killed at least this often, and until a kill hits a worker that is running a task: killing an idle worker
-#: does not fail the query.
+#: The minimum number of kills of workers or drivers. Kills continue until one has hit a worker that runs a task, because
+#: killing
+#: an idle worker does not fail the query.
 KILLS: Final = 10
-#: Which messages become dead letters: those at every third offset.
+#: The condition of messages that become dead letters: one message of three.
 BAD: Final = "queue_offset % 3 = 1"
 
 
 def judge(world: World) -> Counter[str]:
-    """Assert that each message is in ``out`` or is a dead letter, once, in the order of its queue. Return what was counted."""
+    """Assert that each message is once in ``out`` or once a dead letter, in the order of its queue. Return counts."""
     passed: dict[str, list[int]] = defaultdict(list)
     for queue in world.broker.log.queues("out"):
         end = world.broker.log.bounds([queue])[queue].max_offset
@@ -63,10 +64,10 @@ def test_ten_kills_leave_each_message_in_the_output_or_as_one_letter(tmp_path: P
         for kill in itertools.count():
             world.produce(500)
             before = world.count()
-            seen["failed queries"] += driver.go_on(lambda: world.count() > before, "rows pass", **spec)  # noqa: B023
+            seen["failed queries"] += driver.go_on(lambda: world.count() > before, "more output", **spec)  # noqa: B023
             if kill >= KILLS and seen["failed queries"]:
                 break
-            # So that kills come at different places of a micro-batch.
+            # Wait a random time, so that the kills hit different places of a micro-batch.
             time.sleep(draw.random() / 2)
             if kill % 5 == 4:
                 driver.kill_all()
@@ -80,7 +81,7 @@ def test_ten_kills_leave_each_message_in_the_output_or_as_one_letter(tmp_path: P
                         send(worker, WORKER, signal.SIGKILL)
                         seen["killed workers"] += 1
         ends = {queue.queue_id: at.max_offset for queue, at in world.broker.log.bounds(world.queues).items()}
-        driver.go_on(lambda: world.group_at() == ends, "everything is read", **spec)
+        driver.go_on(lambda: world.group_at() == ends, "all messages are read", **spec)
         assert driver.stop()["failure"] is None
         print(f"\n{dict(seen + judge(world))}")
     finally:

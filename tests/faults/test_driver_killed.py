@@ -1,8 +1,10 @@
 """kill -9 of a Spark driver at named points of a micro-batch. The restarted query's output is its input, once and in order.
 
-One driver runs a query per point, each in its own store, until all are held at their points; then one kill ends them all. A
-task or a commit that is held at a point survives its driver without noticing its end. It continues when the restarted query is
-done, and must have no effect. A source runner resumes at once and finds its driver gone.
+One driver runs a query per point, each with its own store, until each query is held at its point. Then one kill ends them
+all. A task
+or commit that is held at a point survives its driver and does not notice the driver's end. It continues after the restarted
+query has
+ended, and must have no effect. A source runner continues immediately and finds its driver gone.
 """
 
 from __future__ import annotations
@@ -46,18 +48,18 @@ class Killed:
     def start(self, driver: Driver) -> None:
         self.world.produce(30)
         driver.start(str(self.world.folder), **self.world.spec(**self.more))
-        # Start one query after the other: Spark gives a Python process 10 s to start.
+        # Wait for each query before starting the next: Spark gives a Python process 10 s to start.
         self.world.wait_for_offset(30)
 
     def catch(self) -> None:
-        """Hold the second batch at the point, and produce messages for one more."""
+        """Hold the second batch at the point, and produce messages for a third one."""
         self.world.points.arm(self.point, after=POINTS.get(self.point, 0))
         self.world.produce(50)
         self.pid = self.world.points.wait(self.point)
         self.world.produce(7)
 
     def let_go(self) -> None:
-        """Let the process of the killed run go on, and wait until it has ended."""
+        """Let the held process of the killed run continue, and wait until it has ended."""
         self.world.points.release(self.point)
         until(lambda: gone(self.pid), f"process {self.pid} of the killed run ends")
 
@@ -67,7 +69,7 @@ class Killed:
 
 @pytest.fixture(scope="module")
 def killed(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> Iterator[dict[str, Killed]]:
-    # Eight cores, because a held task keeps its core.
+    # Use eight cores, because a held task keeps its core.
     driver = drivers("local[8]")
     cases = {name: Killed(worlds(), name.partition(",")[0]) for name in (*POINTS, LATE)}
     foreign = worlds()
@@ -91,18 +93,20 @@ def test_a_driver_killed_in_a_batch_is_replaced_without_loss_or_repeat(point: st
     world = case.world
     # With a slow producer the batch may have the rows of only some queues, but always all rows of a queue.
     seen = (140, 190, 240) if point == "published" else (90,)
-    assert world.count() in seen, "the batch became visible too early, or not at all"
+    assert world.count() in seen, "the batch was published too early, or not at all"
     world.run()
     assert world.count() == 261
     if point not in IN_RUNNER:
         case.let_go()
     if point == "publish":
         words = case.last_words()
-        assert (words["event"], words["accepted"], words["replayed"]) == ("publish", True, True), "not known as done"
+        assert (words["event"], words["accepted"], words["replayed"]) == ("publish", True, True), (
+            "the repeated commit must be accepted as already done"
+        )
     assert world.count() == 261
     world.judge()
     if point in ("write", "staged"):
-        # One more batch sweeps the rows that the killed run staged, late ones included.
+        # The next batch sweeps all rows that the killed run staged, also those that it staged after the restart.
         world.produce(1)
         world.run()
         world.judge()
@@ -131,7 +135,7 @@ def test_a_late_commit_of_the_killed_run_is_refused_while_the_next_run_is_at_wor
 def test_another_sink_gets_the_last_batch_again_as_a_whole_and_nothing_else(killed: dict[str, Killed]) -> None:
     case = killed["appended"]
     world = case.world
-    assert world.group_at() == {0: 30, 1: 30, 2: 30}, "the group is past what Spark has committed"
+    assert world.group_at() == {0: 30, 1: 30, 2: 30}, "the group must not be after the offsets that Spark has committed"
     world.run(**case.more)
     table = [row.asDict() for row in world.spark.read.parquet(str(world.folder / "table")).collect()]
     deliveries = []

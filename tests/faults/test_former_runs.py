@@ -1,7 +1,9 @@
-"""Restarts of a query while its own former run still holds its queues: paused, slow to die, or the job was started twice.
+"""Restarts of a query whose former run still holds its queues: the former run is paused, dies slowly, or the job was
+started twice.
 
-One driver runs a query per case, each in its own store, until all are in the middle of a batch. Then the source runners are
-stopped and the driver is killed. The batch is logged, nobody has processed it, and the locks have an owner that is alive.
+One driver runs a query per case, each with its own store, until all queries are in the middle of a batch. Then the source
+runners are
+stopped and the driver is killed. Now the batch is logged but not processed, and the locks have an owner that is alive.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from tests.waits import until
 pytestmark = pytest.mark.timeout(400)
 
 SHARED: Final = {"assignment": "shared"}
-#: Life of a lock and of a membership, in seconds, in tests that outlast them.
+#: How many seconds a lock and a membership live in tests that wait for their end.
 LIFE: Final = 4.0
 
 
 @pytest.fixture(scope="module")
 def driver(drivers: Callable[..., Driver]) -> Driver:
-    """The Spark of all first runs. The tests that it survives come first. A task held at a point keeps its core."""
+    """The Spark driver of all first runs. Tests that do not kill it come first. A task held at a point keeps its core."""
     return drivers("local[8]")
 
 
@@ -75,7 +77,7 @@ class Former:
         text = self.world.fail(self.restart(lockTimeout="1s"))
         assert "another run of this same query" in text
         assert "the query was started twice on one checkpointLocation" in text
-        assert self.world.count() == 90, "nothing of the batch is out"
+        assert self.world.count() == 90, "no message of the batch may be published"
         assert self.world.group_at() == {0: 30, 1: 30, 2: 30}
 
     def goes_on(self) -> None:
@@ -100,7 +102,7 @@ def former(worlds: Callable[..., World], driver: Driver, nightly: bool) -> Itera
     made: dict[str, World] = {}
     for name, source in cases.items():
         world = made[name] = worlds()
-        # Locks end only for the tests that wait for it; the others' live until those tests run.
+        # Locks expire only in the tests that wait for it. In the others they must live until the test runs.
         world.lives(LIFE if "expired" in name else 1000)
         world.produce(30)
         driver.start(name, **world.spec(source=source))
@@ -124,7 +126,7 @@ def former(worlds: Callable[..., World], driver: Driver, nightly: bool) -> Itera
 
 def ended(case: Former, how: int) -> None:
     send(case.runner, RUNNER, how)
-    until(lambda: gone(case.runner.pid), "the former runner has ended")
+    until(lambda: gone(case.runner.pid), "the former run's source runner ends")
 
 
 @pytest.mark.holds("former run")
@@ -163,7 +165,10 @@ def test_a_former_run_that_is_paused_for_longer_than_its_locks_live_is_replaced(
 def test_a_restart_goes_on_by_itself_when_the_former_run_ends_within_its_patience(former: dict[str, Former]) -> None:
     case = former["patient"]
     query = case.restart(lockTimeout="120s")
-    until(lambda: "another run of this same query" in case.world.log(), "the restart says for whom it waits")
+    until(
+        lambda: "another run of this same query" in case.world.log(),
+        "the restarted query warns that it waits for the former run",
+    )
     ended(case, signal.SIGKILL)
     case.world.wait_for(171)
     case.world.wait_for_offset(57)

@@ -1,4 +1,6 @@
-"""Messages that are lost before they are read: the error and the warnings in real Spark. tests/loop/test_loss.py has all other cases."""
+"""Messages that are deleted before they are read: the error and the warnings in a real Spark. tests/loop/test_loss.py has
+other cases.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +37,16 @@ def test_messages_that_aged_out_between_two_runs(world: World) -> None:
     assert "[ORDEREDMQ_DATA_LOSS.AGED_OUT] messages 100 to 139 (40) of queue in/embedded/" in text
     assert "were deleted by retention before they were read" in text
     assert "set failOnDataLoss=false to skip them" in text
-    assert world.group_at() == {0: 100, 1: 100, 2: 100}, "nothing was skipped in silence"
+    assert world.group_at() == {0: 100, 1: 100, 2: 100}, "no message may be skipped without a warning"
     world.run(source=ACCEPT)
     for queue in world.queues:
         assert f"messages 100 to 139 (40) of queue {queue} were deleted" in world.log()
-    assert world.log().count("AGED_OUT") == 3, "each loss is told once"
+    assert world.log().count("AGED_OUT") == 3, "each loss is logged once"
     world.judge(*sent_before(world, 100), *history, *lost(world, 100, 140))
 
 
 def sent_before(world: World, end: int) -> list[dict[str, Any]]:
-    """The sends of messages below ``end``, which ``produce`` wrote and retention has deleted since."""
+    """The events of sending messages below ``end``. `produce` sent them, and retention has deleted them since."""
     return [
         {"event": "send", "queue": str(queue), "offset": place, "key": f"{queue.queue_id}-{place % 7}", "id": f"{queue}:{place}",
          "outcome": "ok"}

@@ -38,12 +38,12 @@ class Job:
         if where != "-":
             for name in RECIPES:
                 self._points.arm(name)
-        # A core for each task, so that those that stop leave none of the others without.
+        # Use a core for each task, because a task that is stopped at its point keeps its core.
         cores = 2 if where == "-" else 8
         self._process = packages.start("tests.faults.other_sinks_job", [postgres.address, where], folder, self._errors, cores)
 
     def kill_when_all_stand(self) -> None:
-        """Wait until every recipe stops at its point, and kill -9 the driver, its JVM and all workers."""
+        """Wait until every recipe is stopped at its point. Then kill -9 the driver, its JVM and all workers."""
 
         def stand() -> bool:
             if self._process.poll() is not None:
@@ -51,7 +51,7 @@ class Job:
                 raise AssertionError("the job has ended")
             return all((self._points.folder / f"{name}.reached").exists() for name in RECIPES)
 
-        until(stand, "every recipe stands at its point", 300)
+        until(stand, "every recipe is stopped at its point", 300)
         kill_all(self._process)
 
     def end(self) -> None:
@@ -62,14 +62,14 @@ class Job:
 
 
 def committed(folder: Path) -> dict[str, list[int]]:
-    """The batches that Spark has committed, per recipe."""
+    """The batches that Spark has committed, for each recipe."""
     return {
         name: sorted(int(file.name) for file in (folder / "data" / f"ck-{name}" / "commits").glob("[0-9]*")) for name in RECIPES
     }
 
 
 def appended(folder: Path) -> list[int]:
-    """How many commits Delta's table has, and how many snapshots each Iceberg table."""
+    """The number of commits of Delta's table, and of snapshots of each Iceberg table."""
     delta = str(folder / "data/payments-delta")
     lake = SqlCatalog("lake", uri=f"sqlite:///{folder}/data/lake/catalog.db")
     return [
@@ -96,7 +96,7 @@ def test_each_table_has_each_message_once_after_a_kill_in_the_write_and_one_behi
         jobs[-1].kill_when_all_stand()
         assert list(committed(tmp_path).values()) == [[0]] * len(RECIPES)
         assert (appended(tmp_path), postgres.query(counted)) == ([2, 2, 2], [(200,)])
-        # The rest of the page: it runs the recipes to their end, and says what their tables must have.
+        # Run the page to its end. It waits for the recipes and checks the content of the tables.
         jobs.append(Job(tmp_path, postgres, "-"))
         jobs[-1].end()
         assert list(committed(tmp_path).values()) == [[0, 1, 2]] * len(RECIPES)

@@ -14,7 +14,7 @@ from tests.waits import until
 
 
 def test_available_now_ends_at_what_was_there_while_producers_go_on(world: World) -> None:
-    """The run reads exactly its target, which is fixed before the first offset."""
+    """The run reads exactly up to its target, which is fixed before the first offset."""
     world.produce(50)
     world.points.arm("initial")
     query = world.start(available_now=True, source={"maxOffsetsPerTrigger": 40})
@@ -22,7 +22,7 @@ def test_available_now_ends_at_what_was_there_while_producers_go_on(world: World
     stopped = threading.Event()
 
     def go_on() -> None:
-        # A few hundred messages at most, since all are read in the end.
+        # Produce slowly, because all of these messages are read in the end.
         while not stopped.wait(0.2):
             world.produce(5)
 
@@ -37,7 +37,7 @@ def test_available_now_ends_at_what_was_there_while_producers_go_on(world: World
         producer.join()
     assert world.count() == 150
     assert world.group_at() == {0: 50, 1: 50, 2: 50}
-    # The next run takes the rest.
+    # The next run reads the rest.
     world.run()
     world.judge()
 
@@ -59,7 +59,7 @@ def test_an_executor_that_sees_another_store_says_that_a_store_serves_one_machin
 
 @pytest.mark.nightly
 def test_executors_in_processes_of_their_own(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> None:
-    """Source to sink with two executors, each a JVM with its own workers."""
+    """A query from source to sink with two executors, each of them a JVM with its own workers."""
     world = worlds()
     driver = drivers("local-cluster[2,1,1024]")
     world.produce(40)
@@ -70,7 +70,7 @@ def test_executors_in_processes_of_their_own(worlds: Callable[..., World], drive
     world.wait_for(240, timeout=120)
 
     def both_at_work() -> bool:
-        # The second executor may start after the first batches.
+        # The second executor may start only after the first batches.
         world.produce(1)
         return len({event["pid"] for event in world.points.history() if event["event"] == "read"}) >= 2
 
@@ -81,7 +81,7 @@ def test_executors_in_processes_of_their_own(worlds: Callable[..., World], drive
 
 
 def test_without_a_group_a_batch_that_the_sink_has_is_not_repeated(world: World) -> None:
-    """Broadcasting has no locks to lose; the checkpoint and the sink's record of batches are enough."""
+    """Broadcasting has no locks to lose. The checkpoint and the batches that the sink has recorded are enough."""
     world.produce(20)
     source = {"messageModel": "broadcasting", "startingOffsets": "earliest"}
     world.points.arm("published")

@@ -1,4 +1,6 @@
-"""Queries that share a group: queues in flight stay, killed and paused members lose theirs, no message is lost or repeated."""
+"""Queries that share a group: queues in flight stay with their owner, killed and paused members lose theirs, no message is
+lost or repeated.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from tests.faults.conftest import GROUP, World
 from tests.faults.drivers import JVM, RUNNER, WORKER, Driver, kill_below
 from tests.waits import until
 
-#: Life of a queue lock and of a membership, in seconds: no test waits for their end.
+#: How many seconds a queue lock and a membership live. No test waits for their end.
 LIFE: Final = 1000.0
 SHARED: Final = {"assignment": "shared"}
 EVERYTHING: Final = ("tests.faults.job", JVM, RUNNER, WORKER)
@@ -37,12 +39,13 @@ def shares(world: World) -> list[int]:
 
 
 def divided(world: World, *wanted: int, timeout: float = 120.0) -> None:
-    until(lambda: shares(world) == sorted(wanted), f"the queues are shared out {wanted}, not {shares(world)}", timeout)
+    until(lambda: shares(world) == sorted(wanted), f"the members own {wanted} queues, not {shares(world)}", timeout)
 
 
 @pytest.mark.holds("no sharing of messages in flight")
 def test_a_queue_with_messages_in_flight_is_not_given_to_another_member(world: World) -> None:
-    # The classic hazard: one member has messages 1 to 5 in flight while another gets the queue and messages 6 to 10.
+    # A common bug of shared groups: one member has messages 1 to 5 in flight while another gets the queue and messages 6 to
+    # 10.
     share(world, "ck1")
     world.produce(5)
     world.wait_for(15)
@@ -51,7 +54,7 @@ def test_a_queue_with_messages_in_flight_is_not_given_to_another_member(world: W
     world.produce(5)
     world.points.wait("read")
     second = share(world, "ck2")
-    # The second query has asked for its queues once, without success.
+    # Wait until the second query has asked for its queues once, without success.
     until(
         lambda: len([event for event in world.points.history() if event["event"] == "entered"]) == 2, "the second has entered"
     )
@@ -72,7 +75,7 @@ def test_a_queue_with_messages_in_flight_is_not_given_to_another_member(world: W
 
 @pytest.mark.holds("hand-over")
 def test_a_hand_over_repeats_nothing_also_with_a_foreign_sink(world: World) -> None:
-    # One table each: two Spark jobs that append to one folder delete each other's unfinished files.
+    # Use one table per query, because two Spark jobs that append to the same folder delete each other's unfinished files.
     tables = [str(world.folder / name) for name in ("one", "two")]
     first = share(world, "ck1", sink=f"parquet:{tables[0]}")
     world.produce(20)
@@ -106,7 +109,7 @@ def test_an_available_now_run_whose_queues_are_all_held_by_others_says_so_and_en
 
 @pytest.fixture(scope="module")
 def other(drivers: Callable[..., Driver]) -> Driver:
-    """A separate Spark. The tests that it survives come first."""
+    """A separate Spark driver. The tests that do not kill it come first."""
     return drivers("local[4]")
 
 
@@ -120,7 +123,7 @@ def test_the_queues_of_a_killed_runner_are_taken_over_within_two_triggers(world:
     divided(world, 1, 2)
     (pid,) = [process.pid for process in other.of_kind(RUNNER)]
     kill_below(pid, RUNNER)
-    # Its lock would outlive this wait by far: two triggers of 100 ms, and the time that a busy machine needs for them.
+    # The lock would outlive this wait, which allows two triggers of 100 ms and the time that a busy machine needs for them.
     divided(world, 3)
     world.produce(5)
     world.wait_for(30)
@@ -128,7 +131,9 @@ def test_the_queues_of_a_killed_runner_are_taken_over_within_two_triggers(world:
 
 
 class Producers:
-    """A thread that writes to the world's topic until stopped, at a pace that leaves queries idle between some batches."""
+    """A thread that writes to the world's topic until it is stopped, so slowly that queries are idle between some
+    batches.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -166,10 +171,10 @@ def test_two_then_three_then_one_query_with_one_killed_and_one_paused_lose_and_r
         divided(four, 2, 2)
         last = share(four, "last")
         divided(four, 1, 1, 2)
-        # A death is noticed at once, long before the lock expires.
+        # A death is noticed immediately, long before the lock expires.
         killed.kill_all()
         divided(four, 2, 2)
-        # Pause it in a batch but not in a write transaction, where a stopped process would stop the others.
+        # Pause the query in a batch, but not in a write transaction, where a stopped process would block all other writers.
         publish = f"publish of {paused.state('paused')['id']}"
         four.points.arm(publish)
         four.points.wait(publish)
@@ -182,7 +187,7 @@ def test_two_then_three_then_one_query_with_one_killed_and_one_paused_lose_and_r
         finally:
             four.points.release(publish)
             paused.resume()
-        # Under its old locks it changes nothing and fails; then it is restarted.
+        # With its old locks the query changes nothing and fails. Then it is restarted.
         assert "ORDEREDMQ_LOCK.LOST" in paused.failure("paused")
         paused.start("again", **four.spec("paused", source=SHARED))
         divided(four, 2, 2)

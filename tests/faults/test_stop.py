@@ -1,4 +1,6 @@
-"""query.stop(): an idle query unlocks its queues at once; in the middle of a batch it gives its tasks time to end."""
+"""query.stop(): an idle query unlocks its queues immediately; in the middle of a batch, the locks linger so that tasks can
+end.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def test_a_query_stopped_while_idle_leaves_its_queues_to_the_next_at_once(world:
     first = world.start()
     world.wait_for_offset(30)
     first.stop()
-    # Without the unlock, its locks would live for 40 s at least.
+    # Without an unlock, the locks would live for at least 40 s.
     until(lambda: not world.held(), "the queues are free", 30)
     world.produce(10)
     world.run("ck2", source={"lockTimeout": "0"})
@@ -45,7 +47,7 @@ def test_a_query_stopped_in_a_batch_restarts_at_once_and_its_late_task_counts_fo
     world.points.release("write")
     world.produce(10)
     world.run()
-    until(lambda: world.tokens() == 0, "what the stopped run staged is swept")
+    until(lambda: world.tokens() == 0, "the staged rows of the stopped run are swept")
     world.judge()
 
 
@@ -70,7 +72,7 @@ def test_another_query_waits_until_the_tasks_of_a_stopped_one_must_have_ended(wo
     assert second.awaitTermination(60)
     assert world.count() == 210
     world.points.release("write")
-    # Restart the first query: the other one has processed its batch.
+    # Restart the first query. The second query has processed the first one's batch.
     world.produce(10)
     world.run()
     world.judge()
@@ -90,13 +92,13 @@ def _in_a_batch(world: World) -> StreamingQuery:
 @pytest.mark.holds("stop at a boundary")
 def test_a_query_that_stops_at_a_boundary_finishes_its_batch_and_its_queues_are_free_at_once(world: World) -> None:
     first = _in_a_batch(world)
-    # For another batch, which is not planned any more.
+    # These messages are for another batch, which is not planned because the query stops before it.
     world.produce(10)
     stopped: list[bool] = []
     stopping = threading.Thread(target=lambda: stopped.append(stop_at_boundary(first)))
     stopping.start()
     time.sleep(0.5)
-    assert first.isActive, "its batch is not done"
+    assert first.isActive, "the query must run until its batch is done"
     world.points.release("write")
     stopping.join(90)
     assert stopped == [True]
@@ -162,13 +164,13 @@ def test_an_application_that_is_told_to_end_stops_its_queries_at_a_boundary(whom
         [process] = driver.of_kind(kind)
         send(process, kind, signal.SIGTERM)
         time.sleep(1.0)
-        assert process.is_running(), "its batch is not done"
+        assert process.is_running(), "the program must run until its batch is done"
         world.points.release("write")
-        until(lambda: gone(process.pid), "the program ends")
+        until(lambda: gone(process.pid), "the program has ended")
         assert not world.held()
         assert "was stopped between two micro-batches" in world.log() + driver.errors.read_text()
         if whom != "java":
-            until(lambda: driver.code is not None, "its driver has ended")
+            until(lambda: driver.code is not None, "the Python driver has ended")
             assert (driver.code, "Traceback" in driver.errors.read_text()) == (143, False), driver.errors.read_text()
     finally:
         driver.close()

@@ -15,10 +15,10 @@ from tests.faults.conftest import World
 from tests.faults.drivers import ROOT, Driver
 from tests.waits import until
 
-#: As another user owns the store. Root has no more rights than that of an owner without these capabilities.
+#: A user to whom a test gives the store. Without the capabilities below, root has no rights to another user's files.
 NOBODY: Final = 65534
 ONLY_AN_OWNER: Final = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
-#: Connects for every few messages, and writes down which ones the store has acknowledged.
+#: A program that connects again for every few messages and logs which messages the store has acknowledged.
 PRODUCER: Final = """
 import sys, time
 import pyarrow as pa
@@ -49,7 +49,7 @@ def tree(path: Path) -> Iterator[Path]:
 
 def give(path: Path, user: int) -> None:
     for one in tree(path):
-        # A query removes files of its earlier batches.
+        # A query may remove files of its earlier batches while this loop runs.
         try:
             os.chown(one, user, user)
         except FileNotFoundError:
@@ -111,7 +111,7 @@ def test_a_store_that_loses_its_rights_six_times_fails_queries_by_name_and_loses
             driver.start(**world.spec())
         producer.kill()
         producer.wait()
-        until(drained, "everything is read", 120)
+        until(drained, "all messages are read", 120)
         assert driver.stop()["failure"] is None
     finally:
         producer.kill()

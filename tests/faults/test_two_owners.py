@@ -1,4 +1,6 @@
-"""Two queries of one group: the second is refused while the first lives, and replaces one that is dead or paused too long."""
+"""Two queries of one group: the second is refused while the first lives, and replaces it if it is dead or was paused for
+too long.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ from tests.faults.conftest import GROUP, World
 from tests.faults.drivers import JVM, RUNNER, WORKER, Driver
 from tests.waits import until
 
-#: Life of a lock in seconds: a test that pauses an owner waits that long.
+#: How many seconds a lock lives. A test that pauses an owner waits that long.
 LIFE = 3.0
 EVERYTHING = ("tests.faults.job", JVM, WORKER, RUNNER)
 
 
 @pytest.fixture
 def other(lasting: Driver) -> Driver:
-    """A separate Spark for the first query. The tests that it survives come first."""
+    """A separate Spark driver for the first query. The tests that do not kill it come first."""
     return lasting
 
 
@@ -49,7 +51,7 @@ def test_a_second_query_in_the_same_session_is_refused_and_the_first_goes_on(wor
     world.wait_for(90)
     (owner,) = {lock.owner for lock in world.held()}
     assert_refused(world.fail(world.start("ck2", source={"lockTimeout": "0"})), owner)
-    # All or none: the queues of the refused query that were free are free again.
+    # All queues or none: the refused query keeps no lock of the queues that were free.
     text = world.fail(world.start("ck3", topic="more,in", source={"lockTimeout": "0"}))
     assert f"3 of 5 queues of group 'g' belong to query {owner}" in text
     assert {lock.queue.topic for lock in world.held()} == {"in"}
@@ -85,7 +87,7 @@ def test_an_owner_paused_in_a_batch_beyond_its_locks_life_publishes_nothing_more
     assert "Restart the query. It resumes without a gap" in refused["error"]
     assert world.count() == 240
     world.judge()
-    # Restart the first query: the other one has processed its logged batch.
+    # Restart the first query. The second query has processed the first one's logged batch.
     second.stop()
     world.produce(10)
     world.run()
@@ -129,7 +131,7 @@ def test_an_owner_that_was_killed_is_replaced_at_once_and_not_when_its_lock_ends
     dead = {lock.queue: lock for lock in world.broker.admin.locks(GROUP)}
     assert all(lock.held and not lock.alive and lock.remaining > 500 for lock in dead.values()), dead
     world.produce(10)
-    # With a lockTimeout of 0 there is one try: the locks are granted at once or not at all.
+    # A lockTimeout of 0 allows one try: the locks are granted immediately or not at all.
     query = world.start("ck2", source={"lockTimeout": "0"})
     world.wait_for(120)
     query.stop()

@@ -1,4 +1,6 @@
-"""kill -9 of executor workers and of the source runner, and failing tasks: a retry, or a failed query and an exact restart."""
+"""kill -9 of executor workers and the source runner, and failing tasks: Spark retries the task, or the query fails and
+restarts exactly.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,9 @@ def test_a_source_runner_killed_fails_the_query_and_its_restart_goes_on(point: s
     world.points.arm(point)
     world.produce(40)
     kill_below(world.points.wait(point), RUNNER)
-    # Spark only sees the end of the runner's pipe, an exception without a message.
+    # Spark only sees the end of the runner's pipe, as an exception without a message.
     assert "STREAM_FAILED" in world.fail(query)
-    # The dead owner did not unlock its queues; they are free at once all the same.
+    # The dead owner did not unlock its queues, but the next run gets them immediately.
     assert all(lock.held and not lock.alive and lock.remaining > 500 for lock in world.broker.admin.locks())
     world.run()
     world.judge()
@@ -68,7 +70,7 @@ def test_a_worker_killed_with_retries_is_made_good_in_the_same_batch(point: str,
     kill_below(world.points.wait(point), WORKER)
     world.wait_for(before + 120)
     world.judge()
-    until(lambda: world.tokens() == 0, "what the killed attempt staged is gone")
+    until(lambda: world.tokens() == 0, "the staged rows of the killed attempt are deleted")
     assert driver.state()["active"]
 
 
@@ -82,4 +84,4 @@ def test_a_task_that_fails_on_its_first_attempt_counts_once(point: str, after: i
     world.points.wait(point)
     world.wait_for(before + 120)
     world.judge()
-    until(lambda: world.tokens() == 0, "what the failed attempt staged is gone")
+    until(lambda: world.tokens() == 0, "the staged rows of the failed attempt are deleted")
