@@ -64,7 +64,7 @@ def test_ten_kills_leave_each_message_in_the_output_or_as_one_letter(tmp_path: P
         for kill in itertools.count():
             world.produce(500)
             before = world.count()
-            seen["failed queries"] += driver.go_on(lambda: world.count() > before, "more output", **spec)  # noqa: B023
+            seen["failed queries"] += driver.go_on(lambda: world.count() > before, "rows pass", **spec)  # noqa: B023
             if kill >= KILLS and seen["failed queries"]:
                 break
             # Wait a random time, so that the kills hit different places of a micro-batch.

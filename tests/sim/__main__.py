@@ -1,4 +1,4 @@
-"""``python -m tests.sim``: runs many seeds, or one seed with a trace of its events."""
+"""``python -m tests.sim``: simulates many seeds, or one seed with a trace of its events."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.sim", description="Simulate queries of a consumer group, seed by seed."
     )
-    parser.add_argument("--seeds", type=int, default=10_000, help="how many (default 10000)")
-    parser.add_argument("--first", type=int, default=0, help="the first one")
-    parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--trace", action="store_true", help="with --seed: print what happens")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"random steps before everything heals (default {STEPS})")
+    parser.add_argument("--seeds", type=int, default=10_000, help="how many seeds (default 10000)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="simulate only this seed")
+    parser.add_argument("--trace", action="store_true", help="with --seed: print the events")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help=f"number of random steps before the faults end (default {STEPS})"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument(
-        "--planted", action="store_true", help="search the first of 1000 seeds that notices each planted bug, and keep them"
+        "--planted",
+        action="store_true",
+        help="for each planted bug, find the first of 1000 seeds that notices it, and store the table",
     )
     asked = parser.parse_args()
     if asked.planted:
         missed = write_seeds(1000)
-        print("\n".join(f"no seed notices {name}" for name in missed) or "each planted bug has its seed")
+        print("\n".join(f"no seed notices {name}" for name in missed) or "each planted bug is noticed by a seed")
         return int(bool(missed))
     if asked.seed is not None:
         report = run(asked.seed, asked.steps)

@@ -1,4 +1,4 @@
-"""Deliberate bugs in the real code or in the broker's rules, to test that the simulation notices each."""
+"""Deliberate bugs in the real code or in the broker's rules. Tests check that the simulation notices each of them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _instead(where: Any, name: str, by: Callable[..., Any]) -> AbstractContextMa
 
 
 def no_epoch_check() -> AbstractContextManager[Any]:
-    """A mutation is accepted under any epoch."""
+    """The broker accepts a change under any epoch."""
     return _instead(rules, "is_current", lambda lock, token: lock is not None)
 
 
 @contextlib.contextmanager
 def offset_read_before_the_lock() -> Iterator[None]:
-    """The group's offset is read before the queue is locked: the last owner may still move it."""
+    """The group's offset is read before the queue is locked, while the last owner may still move it."""
     take, offsets = GroupSession._take, Process.offsets
     early: dict[Process, dict[Any, int]] = {}
 
@@ -48,7 +48,7 @@ def offset_read_before_the_lock() -> Iterator[None]:
 
 
 def unlock_before_commit() -> AbstractContextManager[Any]:
-    """A queue is unlocked before its offset is committed: the next owner reads the old offset."""
+    """A queue is unlocked before its offset is committed, so the next owner reads the old offset."""
     boundary = Owner.boundary
 
     def unlocks_first(self: Owner, *arguments: Any) -> Any:
@@ -58,7 +58,9 @@ def unlock_before_commit() -> AbstractContextManager[Any]:
 
 
 def commit_of_a_given_up_queue() -> AbstractContextManager[Any]:
-    """Giving up a queue commits the end that was found at the broker, though nobody has processed up to there."""
+    """When an owner gives up a queue, it commits the queue's end at the broker, although the messages up to there are not
+    processed.
+    """
     boundary = Owner.boundary
 
     def commits_all(self: Owner, *arguments: Any) -> Any:
@@ -73,7 +75,7 @@ def commit_of_a_given_up_queue() -> AbstractContextManager[Any]:
 
 
 def renew_that_grants_a_free_queue() -> AbstractContextManager[Any]:
-    """A client that lost a queue and finds it free gets it back by a renewal, and resumes where it was."""
+    """A client that lost a queue gets it back by a renewal if the queue is free, and resumes at its old position."""
     renew = rules.renew
 
     def grants(lock: QueueLock | None, token: LockToken, now: Instant) -> QueueLock | None:
@@ -86,17 +88,17 @@ def renew_that_grants_a_free_queue() -> AbstractContextManager[Any]:
 
 
 def expired_too_early() -> AbstractContextManager[Any]:
-    """``<=`` for ``<``: a lock whose age equals its life exactly is taken over."""
+    """``<=`` instead of ``<``: a lock is taken over when its age equals its life exactly."""
     return _instead(QueueLock, "expired", lambda self, now: self.life <= self.age(now))
 
 
 def wall_clock() -> AbstractContextManager[Any]:
-    """The age of a lock is taken from the wall clock, which jumps."""
+    """The age of a lock is computed from the wall clock, which jumps."""
     return _instead(World, "instant", lambda self: Instant(f"boot-{self.boot}", self.wall()))
 
 
 def _trusting(name: str) -> AbstractContextManager[Any]:
-    """An Owner whose method ``name`` assumes that no other query owned its queues in between."""
+    """Patch the method ``name`` of Owner to assume that no other query has owned its queues since."""
     method = getattr(Owner, name)
 
     def trusts(self: Owner, *arguments: Any) -> Any:
@@ -107,22 +109,22 @@ def _trusting(name: str) -> AbstractContextManager[Any]:
 
 
 def replay_of_a_moved_queue() -> AbstractContextManager[Any]:
-    """A logged batch is repeated without a check whether its queues had another owner since."""
+    """A logged batch is repeated without checking whether its queues have had another owner since."""
     return _trusting("replay")
 
 
 def start_trusted_after_a_break() -> AbstractContextManager[Any]:
-    """A queue is read from ``start.next``, though it had another owner since."""
+    """A queue is read from ``start.next``, although it has had another owner since."""
     return _trusting("enter")
 
 
 def replay_without_what_a_former_run_holds() -> AbstractContextManager[Any]:
-    """A logged batch is run without the queues that the query's former run holds; later their tenure is found unbroken."""
+    """A logged batch is run without the queues that the query's former run holds. Later their tenure seems unbroken."""
     return _instead(Owner, "indispensable", lambda self, asked, refused: list(refused) if asked.all_or_none else [])
 
 
 def stop_that_unlocks_a_queue_in_flight() -> AbstractContextManager[Any]:
-    """A stopped query unlocks its queues at once, while its tasks are still at work."""
+    """A stopped query unlocks its queues immediately, while its tasks still run."""
     stop = Owner.stop
 
     def at_once(self: Owner, group: Any) -> Unlock:
@@ -133,7 +135,7 @@ def stop_that_unlocks_a_queue_in_flight() -> AbstractContextManager[Any]:
 
 
 def letters_of_a_queue_not_honoured() -> AbstractContextManager[Any]:
-    """With order per queue, a task does not look for what an earlier attempt of its range has made dead letters of."""
+    """With order per queue, a task does not look for dead letters that an earlier attempt of its range has written."""
     return _instead(Settled, "without_lot", lambda letters: Settled(Lot(0), LotPlan(0, 0, 0, 0)))
 
 

@@ -1,4 +1,6 @@
-"""Deliberate bugs in parking lots and in listeners with order per key, to test that the simulation notices each."""
+"""Deliberate bugs in parking lots and in listeners with order per key. Tests check that the simulation notices each of
+them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def _instead(where: Any, name: str, by: Any, **how: Any) -> AbstractContextManag
 
 @contextlib.contextmanager
 def parked_after_the_commit() -> Iterator[None]:
-    """A message is parked later than its task says, when the next one is: a crash before that loses it."""
+    """A task reports a message as parked, but parks it only together with the next one. A crash in between loses the
+    message.
+    """
     park = Lots.park
     owed: dict[int, tuple[Any, Any]] = {}
 
@@ -50,17 +54,17 @@ def parked_after_the_commit() -> Iterator[None]:
 
 
 def keys_read_only_to_the_ranges_end() -> AbstractContextManager[Any]:
-    """A task does not look for what an earlier attempt of its range has parked."""
+    """A task does not look for messages that an earlier attempt of its range has parked."""
     return _instead(key_task, "Settled", lambda lot, plan, letters: Settled(Lot(plan.end), plan, letters))
 
 
 def letters_not_honoured() -> AbstractContextManager[Any]:
-    """A task does not look for what an earlier attempt of its range has made dead letters of."""
+    """A task does not look for dead letters that an earlier attempt of its range has written."""
     return _instead(key_task, "Settled", lambda lot, plan, letters: Settled(lot, plan))
 
 
 def lot_not_committed_with_its_queue() -> AbstractContextManager[Any]:
-    """The offset of a lot is not committed with that of its queue: the next owner finds the old one."""
+    """The offset of a parking lot is not committed with its queue's offset, so the next owner finds the old one."""
     processed = Owner.processed
 
     def without_lots(self: Owner, start: Any) -> Commit | None:
@@ -74,7 +78,7 @@ def lot_not_committed_with_its_queue() -> AbstractContextManager[Any]:
 
 
 def lot_kept_when_its_queue_is_given_up() -> AbstractContextManager[Any]:
-    """A queue that is given up and comes back finds its lot where it was when it was given up."""
+    """When a queue is given up and comes back, its parking lot resumes at the position from before."""
     locked, forget = Owner.locked, Owner._forget
     kept: dict[tuple[int, Any], int] = {}
 
@@ -98,17 +102,19 @@ def lot_kept_when_its_queue_is_given_up() -> AbstractContextManager[Any]:
 
 
 def due_a_moment_too_late() -> AbstractContextManager[Any]:
-    """``<`` for ``<=``: who is due exactly now is moved without a call."""
+    """``<`` instead of ``<=``: a key that is due exactly now is moved in the lot, and its listener is not called."""
     return _instead(Ticket, "is_due", lambda self, now: self.due == -2 or (self.due != HELD and self.due < now))
 
 
 def due_too_early() -> AbstractContextManager[Any]:
-    """The driver plans a lot in time, and the task consumes all of it, whether it is due or not."""
+    """The driver plans a lot when its time has come, but the task consumes all planned messages, also those that are not
+    due.
+    """
     return _instead(Ticket, "is_due", lambda self, now: self.due != HELD)
 
 
 def identity_ignored() -> AbstractContextManager[Any]:
-    """A message that was parked from a place is parked from there again."""
+    """A message that was already parked from a place is parked from that place again."""
     return _instead(Lots, "parked_before", lambda self, lot, put: False)
 
 
@@ -118,7 +124,7 @@ def newer_message_not_diverted() -> AbstractContextManager[Any]:
 
 
 def dead_letter_overtaken() -> AbstractContextManager[Any]:
-    """While a dead letter is written, the key's next message is consumed, in a lane of its own."""
+    """While a dead letter is written, the next message of its key is consumed in a separate lane."""
     consumed = KeyEngine.consumed
 
     def goes_on(self: KeyEngine, batch: Any, *arguments: Any) -> Any:
@@ -134,23 +140,23 @@ def dead_letter_overtaken() -> AbstractContextManager[Any]:
 
 
 def settled_place_parked_again() -> AbstractContextManager[Any]:
-    """What lies below the group's offset can be parked: a late repeat raises it from the dead."""
+    """A message below the group's offset can be parked, so a late repeat parks a message that is already decided."""
     return _instead(Lots, "settled", lambda self, put: False)
 
 
 def dropped_by_a_seek_and_still_known() -> AbstractContextManager[Any]:
-    """A message whose copy a seek has dropped is not parked from its place again."""
+    """A message whose parked copy was dropped by a seek is not parked again from its place."""
     return _instead(Lots, "parked_before", lambda self, lot, put: put.place in self.known.get(lot, {}))
 
 
 def lot_not_sought_with_its_queue() -> AbstractContextManager[Any]:
-    """A lot is read on from the checkpoint, though a seek or another owner came between."""
+    """A lot is read from the checkpoint's offset, although a seek or another owner came in between."""
     unbroken = Owner.unbroken
     return _instead(Owner, "unbroken", lambda self, owned, *given: owned.leader is not None or unbroken(self, owned, *given))
 
 
 def passed_over_before_what_is_parked() -> AbstractContextManager[Any]:
-    """A message that fails while newer ones of its key are parked is passed over: it might have been decided before."""
+    """A message that fails while newer messages of its key are parked is passed over, as if it had been decided before."""
     consumed = KeyEngine.consumed
 
     def passes(self: KeyEngine, batch: Any, answer: Any, now: float) -> Any:
@@ -163,32 +169,34 @@ def passed_over_before_what_is_parked() -> AbstractContextManager[Any]:
 
 
 def lot_planned_before_what_is_older() -> AbstractContextManager[Any]:
-    """A lot is planned though it has messages at or behind the queue's position, and older ones of their keys are to come."""
+    """A lot is planned although it has messages at or after the queue's position, whose keys have older messages still to
+    come.
+    """
     return _instead(Lot, "max_offset", property(lambda self: -1, lambda self, value: None), create=True)
 
 
 def parked_from_the_first_copy() -> AbstractContextManager[Any]:
-    """A message that lies twice is parked from the place of its first copy, from which it was parked already."""
+    """A message that is in the lot twice is parked from the place of its first copy, from which it was parked before."""
     return _instead(Lot, "place", lambda self, offset: self.places[offset])
 
 
 def order_missed_by_what_moves() -> AbstractContextManager[Any]:
-    """An order does not concern what a task was moving when it was given."""
+    """An operator's order has no effect on messages that a task is moving while the order is given."""
     return _instead(parking_lot, "_places_in_lot", lambda rows: [-1] * rows.num_rows)
 
 
 def lot_in_its_own_order() -> AbstractContextManager[Any]:
-    """The messages of a key come in the order of the lot, not of the queue."""
+    """The messages of a key are processed in the order of the lot instead of the queue's order."""
     return _instead(key_engine, "sorted", lambda messages, key: messages, create=True)
 
 
 def lot_read_on_from_the_checkpoint() -> AbstractContextManager[Any]:
-    """A lot of which nothing was committed is read on from the checkpoint, though its queue had another owner."""
+    """A lot without committed offsets is read from the checkpoint's offset, although its queue had another owner."""
     return _instead(ownership, "_at_group", lambda owned, group: group.get(owned.queue))
 
 
 def queue_stopped_by_a_lot_that_waits_for_it() -> AbstractContextManager[Any]:
-    """A full lot stops its queue, though the lot itself waits for the queue."""
+    """A full lot stops its queue, although the lot itself waits for the queue."""
     plan = LotPlanner.plan
 
     def stops(self: LotPlanner, owner: Owner, *arguments: Any) -> Any:

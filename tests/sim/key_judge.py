@@ -1,13 +1,20 @@
-"""Judges listeners with order per key: the invariants K1 to K5, whatever the rules say.
+"""Judges listeners with order per key by the invariants K1 to K5, independently of the rules in the code.
 
-K1: per key the first decisions (success, dead letter, dropped) come in offset order, but that an order drops what lay in the
-lot when it was given, and older messages may be parked after that. K2: after a committed success of n no
-listener sees an offset up to n of the key, except in a repeat of the same micro-batch. K3: every message of a committed range is
-decided once, or lies in the lot once. K4: no listener sees a key while an older message of it is parked and not due, and who is
-due is called. K5: other keys go on while one is parked, and lots drain once their listeners accept (`Simulation._heal`).
+- K1: The first decisions of a key's messages (success, dead letter, dropped) are in offset order. Exception: an operator's
+  order drops
+  messages that are in the lot when it is given, and older messages may be parked after that.
+- K2: After a committed success at offset n, no listener gets a message of the key at or below n, except in a repeat of the
+  same
+  micro-batch.
+- K3: Every message of a committed range is either decided once, or is in the lot once.
+- K4: No listener gets messages of a key while an older message of the key is parked and not due. Listeners are called for
+  keys that
+  are due.
+- K5: Other keys continue while one is parked, and lots drain once their listeners accept (`Simulation._heal`).
 
-A seek starts over: what comes again is decided again, and is judged with what is parked and kept, by K1 to K5, from there. What
-a seek skips or drops is decided by that.
+After a seek, messages that are read again are decided again. From there, K1 to K5 apply to them and to the parked messages
+that were
+kept. Messages that a seek skips or drops count as decided.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ from tests.sim.world import GROUP, World
 if TYPE_CHECKING:
     from tests.sim.key_task import KeyTask
 
-#: What some default number of seeds has to reach (`World.reached`): tests rely on it.
+#: Events that must happen within the default number of seeds (counted in `World.reached`), so that the tests cover them.
 REACHED: Final = (
     "parked",
     "diverted",
@@ -52,36 +59,39 @@ REACHED: Final = (
     "lot ahead of its queue",
 )
 _DECIDED: Final = ("SUCCESS", "DEAD_LETTER", "DROPPED")
-#: A seek passed over it.
+#: The decision of a message that a seek passed over.
 _SKIPPED: Final = "SKIPPED"
 
 
 class KeyJudge:
-    """What became of each message. ``strict``: False with two runs on one checkpoint, of which one may repeat committed batches."""
+    """Records the decision of each message. ``strict`` is False if two runs use one checkpoint, as one may repeat committed
+    batches.
+    """
 
     def __init__(self, world: World, lots: Lots) -> None:
         self.world, self.lots = world, lots
         self.strict = True
-        #: Each message's first decision, and the last of each key in offset order.
+        #: The first decision of each message, and the offset of the last decided message of each key.
         self.first: dict[tuple[MessageQueue, int], str] = {}
         self.last: dict[tuple[MessageQueue, object], int] = {}
-        #: What the committed run of its range made of a message that it decided, and the name of that micro-batch.
+        #: For each decided message: the decision in the committed run of its range, and the name of that micro-batch.
         self.final: dict[tuple[MessageQueue, int], tuple[str, object]] = {}
         #: The highest committed success of a key, and its micro-batch.
         self.best: dict[tuple[MessageQueue, object], tuple[int, object]] = {}
-        #: The last run of a range, by the queue and the ends of its ranges.
+        #: The last run of each range, by the queue and the ends of the ranges in the queue and the lot.
         self.runs: dict[tuple[MessageQueue, int, int], KeyTask] = {}
         self.at: dict[MessageQueue, tuple[int, int]] = {}
-        #: Keys that were due when some run of a range began, by where the lot's range begins. The clock may have been put back since.
+        #: Keys that were due when some run of a range began, with the begin of the lot's range. The clock may have gone
+        #: back since.
         self.due: set[tuple[MessageQueue, int, object]] = set()
-        #: The epoch of each queue's last seek: what runs under an older token counts no more.
+        #: The epoch of each queue's last seek. Decisions under older tokens do not count.
         self.anew: dict[MessageQueue, int] = {}
 
     def lane(self, queue: MessageQueue, offset: int) -> object:
         return lane_key(self.lots.key_of(queue, offset), offset)
 
     def began(self, task: KeyTask) -> None:
-        """An attempt of a task has read the lot."""
+        """Record that an attempt of a task has read the lot."""
         for lane, head in task.heads.items():
             if head.is_due(task.began):
                 self.due.add((task.token.queue, task.lot.begin, lane))
@@ -89,35 +99,37 @@ class KeyJudge:
     # -- listeners -------------------------------------------------------------------------------------------------------------
 
     def called(self, task: KeyTask, offsets: Sequence[int]) -> None:
-        """A listener is called with messages of one key."""
+        """Check a call of a listener with messages of one key."""
         queue = task.token.queue
         if not self.world.check(task.token):
-            # Its queue is another's by now: what it does will not be committed.
+            # The queue has another owner by now, so the results of this call will not be committed.
             return
         lane = self.lane(queue, offsets[0])
         if any(self.lane(queue, one) != lane for one in offsets) or sorted(offsets) != list(offsets):
-            self.world.fail(f"{task}: {offsets} came to the listener together")
+            self.world.fail(f"{task}: {offsets} were passed to the listener in one call")
         if offsets[0] <= task.passed.get(lane, -1):
-            self.world.fail(f"{task}: the listener sees {offsets[0]} of key {lane!r} after {task.passed[lane]} (K2)")
+            self.world.fail(f"{task}: the listener gets {offsets[0]} of key {lane!r} after {task.passed[lane]} (K2)")
         best, batch = self.best.get((queue, lane), (-1, None))
         if self.strict and offsets[0] <= best and batch != task.batch:
-            self.world.fail(f"{task}: the listener sees {offsets[0]} of key {lane!r} after a success of {best} (K2)")
+            self.world.fail(f"{task}: the listener gets {offsets[0]} of key {lane!r} after {best} has succeeded (K2)")
         behind = self.lots.entries.get(task.lot.queue, [])[task.lot.end :]
         for one in behind:
             if one.order is None and one.lane == lane and one.offset <= offsets[-1]:
-                self.world.fail(f"{task}: the listener sees {offsets} of key {lane!r}, but {one.offset} is parked (K4)")
+                self.world.fail(f"{task}: the listener gets {offsets} of key {lane!r}, but {one.offset} is parked (K4)")
         head = task.heads.get(lane)
         if head is None:
             return
         if head.dropped.intersection(offsets):
-            self.world.fail(f"{task}: the listener sees {offsets}, which were dropped (K4)")
+            self.world.fail(f"{task}: the listener gets {offsets}, which were dropped (K4)")
         if (queue, task.lot.begin, lane) not in self.due and any(one not in head.dropped for one in head.offsets):
             self.world.fail(
-                f"{task}: the listener sees {offsets} of key {lane!r}, which is due at {head.due}, not {task.began} (K4)"
+                f"{task}: the listener gets {offsets} of key {lane!r} at {task.began}, but the key is due at {head.due} (K4)"
             )
 
     def decided(self, task: KeyTask, offset: int, status: str, *, earlier: bool = False) -> None:
-        """A message was decided by a run of its range, whether that is committed or not. ``earlier``: by one before this run."""
+        """Record a run's decision of a message, committed or not. ``earlier``: an attempt before this run has decided
+        it.
+        """
         queue = task.token.queue
         lane = self.lane(queue, offset)
         if status != "DROPPED" and not earlier:
@@ -126,20 +138,24 @@ class KeyJudge:
             return
         last = self.last.get((queue, lane), -1)
         if offset < last:
-            self.world.fail(f"{task}: {offset} of key {lane!r} is {status} for the first time after {last} (K1)")
+            self.world.fail(f"{task}: {offset} of key {lane!r} is first decided ({status}) after {last} (K1)")
         self.first[queue, offset] = status
         if status != "DROPPED":
             self.last[queue, lane] = offset
 
     def finished(self, task: KeyTask) -> None:
-        """A run of a range is done: every message has one outcome, and who was due was called."""
+        """Check a finished run of a range: every message has one outcome, and listeners were called for all keys that were
+        due.
+        """
         skipped = {one for one in task.expected if task.lies(one)}
         if task.outcomes.keys() | skipped != task.expected or task.outcomes.keys() & skipped:
             self.world.fail(f"{task}: outcomes {task.outcomes}, skipped {skipped}, expected {task.expected}")
         for lane, head in task.heads.items():
             first = next((one for one in head.offsets if one not in head.dropped), None)
             if first is not None and head.is_due(task.began) and first not in task.seen and first not in skipped:
-                self.world.fail(f"{task}: key {lane!r} is due at {head.due}, and nobody was called at {task.began} (K4)")
+                self.world.fail(
+                    f"{task}: key {lane!r} was due at {head.due}, but no listener was called for it at {task.began} (K4)"
+                )
         name = task.token.queue, task.span.end, task.lot.end
         known = self.runs.get(name)
         if known is None or known.token.epoch <= task.token.epoch:
@@ -148,7 +164,7 @@ class KeyJudge:
     # -- commits ---------------------------------------------------------------------------------------------------------------
 
     def moved(self, tokens: Iterable[LockToken]) -> None:
-        """The group's offsets were moved under these tokens."""
+        """Record that the group's offsets were moved under these tokens."""
         offsets = self.world.group_offsets
         for queue in {guarding(token).queue for token in tokens}:
             at = offsets.get(queue, 0), offsets.get(parked_queue(GROUP, queue), 0)
@@ -166,19 +182,19 @@ class KeyJudge:
             if status in _DECIDED:
                 self._decided(task, queue, offset, status)
                 if lies:
-                    self.world.fail(f"{task}: {offset} is {status}, and lies in the lot (K3)")
+                    self.world.fail(f"{task}: {offset} is {status}, but is still in the lot (K3)")
             elif lies > 1:
-                self.world.fail(f"{task}: {offset} lies in the lot {lies} times (K3)")
+                self.world.fail(f"{task}: {offset} is in the lot {lies} times (K3)")
             elif not lies:
                 if (queue, offset) not in self.first or status == "PARKED":
-                    self.world.fail(f"{task}: {offset} is {status}, and does not lie in the lot (K3)")
-                # An earlier run of the range has decided it.
+                    self.world.fail(f"{task}: {offset} is {status}, but is not in the lot (K3)")
+                # An earlier run of the range has decided the message.
                 self._decided(task, queue, offset, self.first[queue, offset])
 
     def _decided(self, task: KeyTask, queue: MessageQueue, offset: int, status: str) -> None:
         then = self.final.get((queue, offset))
         if then is not None and then[1] != task.batch and self.strict:
-            self.world.fail(f"{task}: {offset} is {status}, it was {then[0]} in {then[1]} (K3)")
+            self.world.fail(f"{task}: {offset} is {status}, but was {then[0]} in {then[1]} (K3)")
         self.final[queue, offset] = status, task.batch
         if status == "SUCCESS":
             lane = self.lane(queue, offset)
@@ -187,11 +203,11 @@ class KeyJudge:
                 self.best[queue, lane] = offset, task.batch
 
     def sought(self, queue: MessageQueue, to: int) -> None:
-        """The queue is read from ``to`` on, and what lies in its lot was kept."""
+        """Record a seek: the queue is read from ``to`` on, and the messages in its lot were kept."""
         world = self.world
         self.anew[queue] = world.numbers
         kept = {one.offset for one in self.lots.messages(queue)}
-        # Of each key, where what is to come begins.
+        # The first offset of each key that is still to be processed.
         begins: dict[object, int] = {}
         for offset in sorted({*kept, *range(to, world.ends[queue])}):
             begins.setdefault(self.lane(queue, offset), offset)
@@ -214,7 +230,7 @@ class KeyJudge:
     # -- the end ---------------------------------------------------------------------------------------------------------------
 
     def others(self, room: int) -> None:
-        """Fail unless every message is decided that is not parked, except behind a full lot (K5)."""
+        """Fail unless every message that is not parked is decided, except in queues that a full lot stops (K5)."""
         for queue, end in self.world.ends.items():
             parked = {one.offset for one in self.lots.live(queue) if one.order is None}
             if len(parked) >= room:
@@ -222,10 +238,10 @@ class KeyJudge:
                 continue
             for offset in range(end):
                 if offset not in parked and (queue, offset) not in self.first:
-                    self.world.fail(f"{queue}: {offset} is not decided, and does not lie in the lot (K5)")
+                    self.world.fail(f"{queue}: {offset} is not decided and not in the lot (K5)")
 
     def drained(self) -> None:
-        """Fail unless every message is decided, and committed, once."""
+        """Fail unless every message is decided, and committed once."""
         for queue, end in self.world.ends.items():
             for offset in range(end):
                 if (queue, offset) not in (self.final if self.strict else self.first):

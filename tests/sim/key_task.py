@@ -1,4 +1,6 @@
-"""The task of a listener with order per key in the simulation: the real engine over a range of a lot, then a range of its queue."""
+"""A task with order per key in the simulation: the real engine over a range of the parking lot, then a range of its
+queue.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ _FAILURES: Final = (ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT, None)
 
 @dataclass
 class Worker:
-    """The process of one attempt of a task, as the network sees it."""
+    """The process of one attempt of a task, as a caller of the network."""
 
     name: str
     dead: bool = False
@@ -54,16 +56,18 @@ class Worker:
 
 @dataclass
 class Listener:
-    """The listener of all queries. ``poison``: share of messages that fail some times, ``deadly``: share of those that always do.
+    """The listener of all queries.
 
-    ``flaky``: share of calls that fail though the messages are good.
+    - ``poison``: the share of messages that fail several times.
+    - ``deadly``: the share of poisoned messages that always fail.
+    - ``flaky``: the share of calls that fail although the messages are good.
     """
 
     random: Random
     poison: float
     deadly: float
     flaky: float
-    #: True: it accepts everything.
+    #: True makes the listener accept every message.
     calm: bool = False
 
     def __post_init__(self) -> None:
@@ -71,7 +75,7 @@ class Listener:
         self.calls: dict[tuple[MessageQueue, int], int] = {}
 
     def accepts(self, queue: MessageQueue, offsets: Iterable[int]) -> bool:
-        """Count a call with each message. Return whether it accepts all of them."""
+        """Count a call for each message. Return whether the listener accepts all of them."""
         good = not self.flaky or self.random.random() >= self.flaky
         for offset in offsets:
             name = queue, offset
@@ -88,13 +92,16 @@ class Listener:
 
 @dataclass(frozen=True)
 class Keys:
-    """Listeners with order per key, of a scenario. ``keyless``: some messages have no key. ``orders``: operators give orders.
+    """The listeners with order per key of a scenario.
 
-    ``keys``: how many each queue has. ``seeks``: operators seek, and keep or drop what is parked.
+    - ``keyless``: some messages have no key.
+    - ``orders``: operators give orders.
+    - ``keys``: the number of keys of each queue.
+    - ``seeks``: operators seek, and keep or drop parked messages.
     """
 
     settings: OrderPerKey
-    #: Messages that may be in a lot.
+    #: The maximum number of messages in a lot.
     room: int
     poison: float
     deadly: float
@@ -110,7 +117,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Around:
-    """What all tasks of a world share."""
+    """Objects that all tasks of a world share."""
 
     network: Network
     lots: Lots
@@ -119,7 +126,7 @@ class Around:
 
 
 class KeyTask(Task):
-    """Runs a listener over what is planned of the lot and then of the queue. Several calls are under way."""
+    """Runs a listener over the planned range of the lot and then of the queue. Several calls can run at the same time."""
 
     def __init__(
         self,
@@ -145,7 +152,7 @@ class KeyTask(Task):
 
     def step(self, random: Random) -> None:
         if self.busy:
-            # It waits for the broker, and others step meanwhile.
+            # The task waits for the broker while other tasks and queries step.
             return
         self.busy = True
         try:
@@ -174,18 +181,18 @@ class KeyTask(Task):
         self.engine = None
 
     def start(self) -> None:
-        """Begin an attempt: read the lot to its end first."""
+        """Begin an attempt by reading the lot to its end."""
         lots, lot, reached = self.around.lots, self.lot, self.world.reached
         self.position = self.span.begin
         self.attempts += 1
         self.worker = Worker(f"{self.run.query}.{self.token.queue.queue_id}")
-        #: Broker time in ms.
+        #: The broker's time in ms.
         self.began = self.world.milliseconds()
         self.heads: dict[object, Head] = lots.lanes(lot.queue, lot.begin, lot.end)
         self.expected = {one for head in self.heads.values() for one in head.offsets} | set(
             range(self.span.begin, self.span.end)
         )
-        #: Offset → status, and who was at the listener.
+        #: The status of each decided offset, and the offsets that were passed to the listener.
         self.outcomes: dict[int, str] = {}
         self.seen: set[int] = set()
         #: The last message of each key that this attempt has decided.
@@ -242,7 +249,7 @@ class KeyTask(Task):
         return not self.done and self.engine is not None and "PARKED" in self.outcomes.values()
 
     def lies(self, offset: int) -> bool:
-        """Whether a message lay in the lot and was not planned when the attempt began."""
+        """Whether a message was in the lot, outside the planned range, when the attempt began."""
         return offset in self.behind
 
     def work(self, random: Random) -> None:
@@ -264,7 +271,7 @@ class KeyTask(Task):
                     self.world.listening(self.token, offsets)
                     self.in_flight.append(batch)
                     if len(self.in_flight) > self.settings.concurrency:
-                        self.world.fail(f"{self}: {len(self.in_flight)} calls at once")
+                        self.world.fail(f"{self}: {len(self.in_flight)} calls at the same time")
                 case GiveUp([message]):
                     self._dead_letter(message)
                 case Park(messages):
@@ -297,7 +304,7 @@ class KeyTask(Task):
             self.position = end
 
     def _unsettled(self, messages: list[Message]) -> list[Message]:
-        """Return the messages that no earlier attempt has settled, and note the dead letters among the others."""
+        """Return the messages that no earlier attempt has settled. Record the dead letters among the settled ones."""
         left, settled = self.settled.divide(messages)
         for one in settled:
             if one.status == "DEAD_LETTER":
@@ -307,7 +314,7 @@ class KeyTask(Task):
         return left
 
     def _finish(self, random: Random) -> None:
-        """One of the calls returns."""
+        """Let one of the calls return."""
         assert self.engine is not None
         batch = self.in_flight.pop(random.randrange(len(self.in_flight)))
         good = self.around.listener.accepts(self.token.queue, [one._offset for one in batch.messages])
@@ -322,12 +329,13 @@ class KeyTask(Task):
         network, worker = self.around.network, self.worker
 
         def unless_gone(*given: Any) -> Any:
-            # A process that is gone changes nothing later: the store's transaction was its own.
+            # A killed process changes nothing later, because its store transaction ended with it.
             return None if worker.dead else effect(*given)
 
         try:
             answer = network.call(worker, effect.__name__, unless_gone, *args)
-            # The rarest of what a network does to a write is what its identity is for.
+            # Lose the answer of a write more often than a network does: parking must recognise a repeated write by its
+            # identity.
             return None if network.random.random() < 2 * network.mishap else answer
         except StoreError:
             return None
@@ -394,4 +402,4 @@ class KeyTask(Task):
         self.done = True
 
     def invariants(self) -> None:
-        """Everything is checked where it happens."""
+        """Do nothing: everything is checked when it happens."""

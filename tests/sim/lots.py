@@ -1,4 +1,4 @@
-"""The parking lots of the simulated broker: what lies in them, by the rules of parking.rules, and orders of operators."""
+"""The parking lots of the simulated broker: their content by the rules of parking.rules, and orders of operators."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from tests.sim.world import GROUP, World
 
 @dataclass(slots=True)
 class Entry:
-    """What lies at a place of a lot: a copy of the message ``offset`` of the queue with its ticket, or an order."""
+    """The content of one place in a lot: a copy of the queue's message ``offset`` with its ticket, or an operator's
+    order.
+    """
 
     place: int
     offset: int
     key: str | None
     ticket: Ticket | None = None
     order: Order | None = None
-    #: Where the message was copied from, as text (`Put.place`), and that place in the lot if it was there (-1: in the queue).
+    #: The place of which the message is a copy, as text (`Put.place`), and its number if that place is in the lot (-1: in
+    #: the queue).
     source: str = ""
     moved_from: int = -1
 
@@ -43,7 +46,9 @@ class Entry:
 
 @dataclass(slots=True)
 class Head:
-    """A parked key by the specification: its messages in the queue's order, when the first is due, and those that were dropped."""
+    """A parked key by the specification: its messages in queue order, when the first one is due, and the dropped
+    messages.
+    """
 
     due: int
     offsets: list[int] = field(default_factory=list)
@@ -54,33 +59,33 @@ class Head:
 
 
 class Lots:
-    """All parking lots of the group. ``key_of`` tells the sharding key of a message."""
+    """All parking lots of the group. ``key_of`` returns the sharding key of a message."""
 
     def __init__(self, world: World, key_of: Callable[[MessageQueue, int], str | None]) -> None:
         self.world = world
         self.key_of = key_of
         self.entries: dict[MessageQueue, list[Entry]] = {}
-        #: The places of which there is a copy, and where the last one lies.
+        #: For each place that was copied, the place of its latest copy.
         self.known: dict[MessageQueue, dict[str, int]] = {}
-        #: What lies before this place may have been deleted.
+        #: The first place that must still exist. Entries before it may have been deleted.
         self.begins: dict[MessageQueue, int] = {}
 
     # -- the broker ------------------------------------------------------------------------------------------------------------
 
     @property
     def made(self) -> bool:
-        """Whether the topic of the lots exists: it is made with its first message."""
+        """Whether the topic of the lots exists. It is created with its first message."""
         return bool(self.entries)
 
     def end(self, lot: MessageQueue) -> int:
         return len(self.entries.get(lot, ()))
 
     def settled(self, put: Put) -> bool:
-        """Whether the place of a put lies below the group's offset of its queue."""
+        """Whether a message's place is below the group's offset of the queue or lot that it is parked from."""
         return put.at < self.world.group_offsets.get(put.source, 0)
 
     def parked_before(self, lot: MessageQueue, put: Put) -> bool:
-        """Whether a copy that was made from this place lies in the lot. A seek may have dropped it."""
+        """Whether a copy of this place is in the lot. A seek may have dropped it."""
         return self.known.get(lot, {}).get(put.place, -1) >= self.world.group_offsets.get(lot, 0)
 
     def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
@@ -91,7 +96,7 @@ class Lots:
         out: list[bool] = []
         for put in puts:
             if put.source not in (token.queue, lot):
-                self.world.fail(f"{put.source} is not parked under the lock of {token.queue}")
+                self.world.fail(f"{put.source} was parked under the lock of {token.queue}")
             if self.settled(put):
                 self.world.reached["settled place refused"] += 1
                 out.append(False)
@@ -110,7 +115,7 @@ class Lots:
             self.world.fail(f"{lot} has no message at {put.at} any more")
         was = self.entries[lot][put.at]
         if was.order is not None or was.offset != put.ticket.offset:
-            self.world.fail(f"{lot} has another message at {put.at} than {put.ticket.offset}")
+            self.world.fail(f"{lot} has another message than {put.ticket.offset} at {put.at}")
         return Entry(0, was.offset, was.key, put.ticket, None, put.place, put.at)
 
     def order(self, queue: MessageQueue, orders: Sequence[Order]) -> None:
@@ -126,7 +131,7 @@ class Lots:
         return entry.place
 
     def sought(self, queue: MessageQueue, offset: int, parked: AtSeek) -> None:
-        """Do with the queue's lot what ``group seek --parked`` does. ``offset``: where the queue is read from now."""
+        """Change the queue's lot as ``group seek --parked`` does. ``offset``: the queue's new offset."""
         lying = [one.offset for one in self.messages(queue)]
         if not lying:
             return
@@ -138,9 +143,9 @@ class Lots:
         self.world.ledger.lot_sought(lot, self.world.group_offsets.get(lot, 0))
 
     def pull(self, lot: MessageQueue, begin: int, end: int) -> pa.RecordBatch:
-        """Return the rows (LOT_COLUMNS) of a lot from ``begin`` to ``end``."""
+        """Return the rows of a lot from ``begin`` to ``end``, with the columns LOT_COLUMNS."""
         if begin < self.begins.get(lot, 0):
-            self.world.fail(f"{lot} is read from {begin} on, but it was deleted up to {self.begins[lot]}")
+            self.world.fail(f"{lot} is read from {begin} on, but it was deleted below {self.begins[lot]}")
         lying = self.entries.get(lot, [])[begin:end]
         arrays = [
             pa.array([one.place for one in lying], pa.int64()),
@@ -150,25 +155,27 @@ class Lots:
         return pa.RecordBatch.from_arrays(arrays, names=list(LOT_COLUMNS))
 
     def passed(self, lot: MessageQueue, before: int) -> None:
-        """The group's offset moved on from ``before``: what lies before that may be deleted."""
+        """Record that the group's offset has moved on from ``before``, so that earlier entries may be deleted."""
         self.begins[lot] = before
 
     # -- the specification -----------------------------------------------------------------------------------------------------
 
     def live(self, queue: MessageQueue) -> list[Entry]:
-        """Return what lies in the queue's lot from the group's offset to its end."""
+        """Return the entries in the queue's lot from the group's offset to the end."""
         lot = parked_queue(GROUP, queue)
         return self.entries.get(lot, [])[self.world.group_offsets.get(lot, 0) :]
 
     def messages(self, queue: MessageQueue) -> list[Entry]:
-        """Return the messages in the queue's lot. A copy counts when the one that it was made from does not lie there any more."""
+        """Return the messages in the queue's lot. A copy counts only after the group's offset has passed the entry that it
+        copies.
+        """
         begin = self.world.group_offsets.get(parked_queue(GROUP, queue), 0)
         return [one for one in self.live(queue) if one.order is None and one.moved_from < begin]
 
     def lanes(self, lot: MessageQueue, begin: int, end: int) -> dict[object, Head]:
         """Return the keys that are parked from ``begin`` to ``end``.
 
-        An order concerns the messages that lay in the lot when it was given, also those that were moved since.
+        An order applies to the messages that were in the lot when it was given, also to those that were moved since.
         """
         out: dict[object, Head] = {}
         orders: dict[object, Entry] = {}
@@ -191,7 +198,7 @@ class Lots:
             if head is None:
                 head = out[one.lane] = Head(0)
             if head.dropped.issuperset(head.offsets):
-                # It is the first that is not dropped.
+                # This message is the first of its key that is not dropped.
                 head.due = one.ticket.due if action is None else _DUE[action]
             if action == "drop":
                 head.dropped.add(one.offset)

@@ -1,20 +1,22 @@
-"""Exhaustive model of the ownership rules: visits every interleaving of a few steps of two queries.
+"""An exhaustive model of the ownership rules: it visits every interleaving of a few steps of two queries.
 
-It models the locks of `orderedmq.ownership.lock`, how `orderedmq.ownership.owner` enters queues and repeats batches, the publish of
+It models the locks of `orderedmq.ownership.lock`, how `orderedmq.ownership.owner` enters queues and repeats batches, the
+publish of
 the embedded outbox, and these faults of a query:
 
-- a crash after which its locks are free at once;
-- a crash that leaves its *former run* behind: a runner that is paused or slow to die and still holds the locks;
+- a crash after which its locks are free immediately;
+- a crash that leaves a *former run*: a source runner that is paused or slow to die and still holds the locks;
 - a pause that outlasts a lock;
 - a publish of an earlier run that takes effect late.
 
-It checks after each step:
+After each step it checks:
 
 - atomic sink: the published messages of a queue are 0, 1, 2, … once and in order, and the group's offset never passes them;
-- foreign sink: no message is first delivered before its predecessor, and the group's offset never passes delivered messages.
+- foreign sink: no message is first delivered before its predecessor, and the group's offset never passes delivered
+  messages.
 
-It checks safety only; the simulation checks that all messages are delivered in the end. ``python -m tests.sim.ownership_model``
-explores larger bounds.
+The model checks safety only. The simulation checks that all messages are delivered in the end.
+``python -m tests.sim.ownership_model`` explores larger bounds.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeVar
 
-#: Rules that can be left out one at a time, to test that the model notices.
+#: Rules that a test can leave out one at a time, to check that the model notices.
 RULES: Final = ("tenure", "fence", "replay_check", "own_run")
 
 
@@ -33,7 +35,9 @@ _T = TypeVar("_T")
 
 
 class Lock(NamedTuple):
-    """A lock. ``state``: free, held, former (held by a former run of ``holder``), stale (expired, its holder unaware)."""
+    """A lock. ``state``: free, held, former (held by a former run of ``holder``), or stale (expired without its holder's
+    knowledge).
+    """
 
     state: str = "free"
     holder: str | None = None
@@ -43,7 +47,7 @@ class Lock(NamedTuple):
 
 
 Span = tuple[int, int]
-#: A logged batch: (queue, range, tenure) each.
+#: A logged batch: the queue, range and tenure of each part.
 Batch = tuple[tuple[int, Span, int], ...]
 
 
@@ -56,7 +60,9 @@ class Running(NamedTuple):
 
 
 class Query(NamedTuple):
-    """``log``: batches logged by Spark; ``committed``: how many are committed; ``held``: queue → (epoch, position or None)."""
+    """``log``: batches logged by Spark; ``committed``: how many are committed; ``held``: queue → (epoch, position or
+    None).
+    """
 
     up: bool = False
     log: tuple[Batch, ...] = ()
@@ -97,7 +103,7 @@ class Bounds:
 
 @dataclass
 class Result:
-    """The outcome of an exploration. ``wrong`` None: no violation. ``complete``: every state was visited."""
+    """The outcome of an exploration. ``wrong`` is None if no rule is violated. ``complete``: every state was visited."""
 
     states: int
     wrong: str | None = None
@@ -108,8 +114,9 @@ class Result:
 class Model:
     """Two queries of one group.
 
-    ``atomic``: the sink publishes and moves the group's offset in one step. ``fenced``: the broker has epochs and lineage, like
-    the embedded one; RocketMQ has neither. ``without``: a rule of RULES to leave out.
+    ``atomic``: the sink publishes and moves the group's offset in one step. ``fenced``: the broker has epochs and tenures
+    like the
+    embedded broker; RocketMQ has neither. ``without``: the rule of RULES to leave out.
     """
 
     def __init__(
@@ -135,7 +142,9 @@ class Model:
         return world._replace(locks=_put(world.locks, queue, Lock("held", name, epoch, name, tenure)))
 
     def unbroken(self, world: World, name: str, queue: int, logged: int, processed: int) -> bool:
-        """Whether ``name``, just granted the queue, resumes at its own position. ``processed``: how far that would be."""
+        """Whether ``name``, just after it got the queue, resumes at its own position. ``processed``: the offset before that
+        position.
+        """
         if not self.fenced and not self.shared:
             return world.group[queue] <= processed
         lock = world.locks[queue]
@@ -148,7 +157,7 @@ class Model:
         out, group = world.out, world.group
         if not self.atomic:
             for queue, (begin, end) in run.ranges:
-                # A bound that keeps the model finite: repeats could go on for ever.
+                # This limit keeps the model finite, because repeats could continue forever.
                 if len(out[queue]) < 3 * self.bounds.messages:
                     out = _put(out, queue, out[queue] + tuple(range(begin, end)))
             return world._replace(out=out), True
@@ -179,7 +188,7 @@ class Model:
                 yield from self.faults(world, name, query)
         for queue, lock in enumerate(world.locks):
             if lock.state == "former":
-                # It is killed, or it is resumed, finds Spark gone and ends, or its lock expires.
+                # The former run is killed, or it resumes, finds Spark gone and ends, or its lock expires.
                 ended = lock._replace(state="free", holder=None)
                 yield (
                     f"{lock.holder}'s former run ends, queue {queue} is free",
@@ -202,7 +211,7 @@ class Model:
             if granted is None:
                 own = self.fenced and lock.state == "former" and lock.holder == name
                 if not self.shared or (own and self.has("own_run")):
-                    # The query waits and fails in the end: it does nothing of the batch and keeps no lock.
+                    # The query waits and finally fails. It does nothing of the batch and keeps no lock.
                     return
                 continue
             world = granted
@@ -243,7 +252,7 @@ class Model:
             elif at.gives:
                 rest = tuple(one for one in now.held if one[0] != queue)
                 given = _release(at, name, [(queue, mine[queue][0])])._replace(gives=at.gives - 1)
-                yield f"{name} gives up {queue}", _with(given, name, now._replace(held=rest))
+                yield f"{name} unlocks queue {queue}", _with(given, name, now._replace(held=rest))
         yield from self.plan(at, name, now)
 
     def take(self, taken: World, name: str, query: Query, queue: int) -> tuple[str, World]:
@@ -253,7 +262,7 @@ class Model:
             position = logged[-1][0]
             taken = taken._replace(group=_put(taken.group, queue, max(taken.group[queue], position)))
         held = tuple(sorted((*query.held, (queue, (taken.locks[queue].epoch, position)))))
-        return f"{name} takes {queue} at {position}", _with(taken, name, query._replace(held=held))
+        return f"{name} takes queue {queue} at {position}", _with(taken, name, query._replace(held=held))
 
     def plan(self, world: World, name: str, query: Query) -> Iterator[tuple[str, World]]:
         found = {queue: at for queue, (_, at) in query.held if at is not None and at < self.bounds.messages}
@@ -265,7 +274,7 @@ class Model:
         held = tuple((queue, (epoch, found[queue] + 1 if queue in found else at)) for queue, (epoch, at) in query.held)
         run = Running(len(query.log), ranges, epochs)
         planned = query._replace(log=(*query.log, batch), held=held, phase="planned", running=run)
-        yield f"{name} plans {run.batch}: {dict(ranges)}", _with(world, name, planned)
+        yield f"{name} plans batch {run.batch}: {dict(ranges)}", _with(world, name, planned)
 
     def work(self, world: World, name: str, query: Query) -> Iterator[tuple[str, World]]:
         assert query.running is not None
@@ -275,10 +284,13 @@ class Model:
             return
         after, accepted = self.publish(world, name, query.running)
         if accepted:
-            said = f"{name} publishes {query.running.batch}: {dict(query.running.ranges)}"
+            said = f"{name} publishes batch {query.running.batch}: {dict(query.running.ranges)}"
             yield said, _with(after, name, query._replace(phase="published"))
         else:
-            yield f"{name}'s publish is refused, it fails", _with(_release(after, name, _tokens(query)), name, _down(query))
+            yield (
+                f"{name}'s publish is refused, and the query fails",
+                _with(_release(after, name, _tokens(query)), name, _down(query)),
+            )
 
     def faults(self, world: World, name: str, query: Query) -> Iterator[tuple[str, World]]:
         if world.crashes:
@@ -290,10 +302,10 @@ class Model:
                 yield f"{name} crashes while it publishes", dead._replace(late=((name, query.running),))
             if query.held:
                 orphan = _with(_leave(left, name, query), name, _down(query))
-                yield f"{name}'s driver is killed, its runner still has the locks", orphan
+                yield f"{name}'s driver is killed while its runner still holds the locks", orphan
                 if query.phase == "planned" and not world.late:
                     assert query.running is not None
-                    said = f"{name}'s driver is killed while it publishes, its runner still has the locks"
+                    said = f"{name}'s driver is killed during a publish while its runner still holds the locks"
                     yield said, orphan._replace(late=((name, query.running),))
         if world.pauses:
             for queue, (epoch, _) in query.held:
@@ -301,11 +313,11 @@ class Model:
                 if (lock.state, lock.holder, lock.epoch) == ("held", name, epoch):
                     expired = _put(world.locks, queue, lock._replace(state="stale"))
                     yield (
-                        f"{name} pauses for longer than its lock of {queue} lives",
+                        f"{name} pauses for longer than its lock of queue {queue} lives",
                         world._replace(locks=expired, pauses=world.pauses - 1),
                     )
 
-    # -- all of them ---------------------------------------------------------------------------------------------------------
+    # -- exploration ---------------------------------------------------------------------------------------------------------
 
     def wrong(self, world: World) -> str | None:
         for queue, out in enumerate(world.out):
@@ -313,7 +325,7 @@ class Model:
                 if out != tuple(range(len(out))):
                     return f"queue {queue}: published {out}"
                 if world.group[queue] > len(out):
-                    return f"queue {queue}: the group is at {world.group[queue]}, {len(out)} were published"
+                    return f"queue {queue}: the group is at {world.group[queue]}, but {len(out)} messages were published"
                 continue
             seen = -1
             for offset in out:
@@ -321,11 +333,11 @@ class Model:
                     return f"queue {queue}: delivered {out}"
                 seen = max(seen, offset)
             if world.group[queue] > seen + 1:
-                return f"queue {queue}: the group is at {world.group[queue]}, {seen + 1} were delivered"
+                return f"queue {queue}: the group is at {world.group[queue]}, but {seen + 1} messages were delivered"
         return None
 
     def explore(self, limit: int = 1_000_000) -> Result:
-        """Visit states in the order of their number of steps, at most ``limit``, until one is wrong."""
+        """Visit states breadth-first until one is wrong, or until ``limit`` states were visited."""
         queues = self.bounds.queues
         first = World(
             (Lock(),) * queues, (0,) * queues, frozenset(), ((),) * queues, Query(), Query(), (),
@@ -373,7 +385,7 @@ def _release(world: World, name: str, tokens: list[tuple[int, int]]) -> World:
 
 
 def _leave(world: World, name: str, query: Query) -> World:
-    """Mark the locks of a run that outlives its driver as those of a former run."""
+    """Mark the locks of a run that outlives its driver as locks of a former run."""
     for queue, epoch in _tokens(query):
         lock = world.locks[queue]
         if (lock.state, lock.holder, lock.epoch) == ("held", name, epoch):

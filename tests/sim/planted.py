@@ -1,4 +1,4 @@
-"""Where each planted bug shows: a table of seeds in `planted_seeds.json`, and the search that makes it."""
+"""The seeds that notice each planted bug, stored in `planted_seeds.json`, and the search for them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _FILE: Final = Path(__file__).with_name("planted_seeds.json")
 
 
 def known_seeds() -> dict[str, int]:
-    """The seed of each bug, by the bug's name."""
+    """The seed that notices each bug, by the bug's name."""
     seeds: dict[str, int] = json.loads(_FILE.read_text())
     return seeds
 
 
 def first_seed(bug: Bug, seeds: int) -> int | None:
-    """The first of ``seeds`` seeds that notices the bug; None if none does."""
+    """The first of ``seeds`` seeds that notices the bug, or None."""
     for seed in range(seeds):
-        # A bug in order per key cannot show where the order is per queue.
+        # A bug in order per key cannot show in a seed without order per key.
         if bug in KEY_BUGS and Scenario.of(seed).kind.keys is None:
             continue
         with bug():
@@ -38,7 +38,7 @@ def first_seed(bug: Bug, seeds: int) -> int | None:
 
 
 def write_seeds(seeds: int) -> list[str]:
-    """Search a seed for each bug and keep the table. Return the names of bugs that no seed notices; the table lacks these."""
+    """Find a seed for each bug and store the table. Return the names of bugs that no seed notices; the table lacks them."""
     found = {bug.__name__: first_seed(bug, seeds) for bug in ALL}
     _FILE.write_text(json.dumps({name: seed for name, seed in found.items() if seed is not None}, indent=1) + "\n")
     return [name for name, seed in found.items() if seed is None]

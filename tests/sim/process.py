@@ -1,4 +1,4 @@
-"""Processes of the simulation: the broker, the time and the signals that a source runner sees, and the faults of its calls."""
+"""Processes of the simulation: a source runner's view of the broker, time and signals, and the faults of its calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from orderedmq.parking.rules import leader_of
 from orderedmq.rows.pull_settings import PullSettings
 from tests.sim.world import GROUP, TICK, World
 
-#: Faults of a call; the number of entries is the weight. A late call takes effect after its caller has given up.
+#: The possible faults of a call. A repeated entry makes a fault more frequent. A late call takes effect after its caller
+#: gave up.
 MISHAPS: Final = (
     "no answer",
     "lost",
@@ -40,7 +41,7 @@ MISHAPS: Final = (
 
 
 class Killed(BaseException):
-    """kill -9 of the process that made the call. It is no Exception, so that no code of the project catches it."""
+    """kill -9 of the process that made the call. It is a BaseException, so that no code of the project catches it."""
 
 
 class Caller(Protocol):
@@ -57,14 +58,16 @@ class Caller(Protocol):
 
 
 class Network:
-    """Passes calls to the broker. ``mishap``: share of faulty calls; ``overlap``: share of calls around which others run."""
+    """Passes calls to the broker. ``mishap``: the share of faulty calls; ``overlap``: the share of calls during which
+    others run.
+    """
 
     def __init__(self, world: World, random: Random) -> None:
         self.world = world
         self.random = random
         self.mishap = 0.0
         self.overlap = 0.05
-        #: Calls that their callers gave up and that are still under way.
+        #: Calls that their callers gave up and that may still take effect.
         self.late: list[tuple[str, Callable[[], object]]] = []
         self.meanwhile: Callable[[], None] = lambda: None
         self.pause: Callable[[Caller], None] = lambda _: None
@@ -73,7 +76,7 @@ class Network:
         if caller.dead:
             raise Killed
         chance = self.random.random()
-        # A renewal overlaps with others only in runs with faults: one that outlasts its lock is a fault, too.
+        # A renewal overlaps with other calls only in runs with faults, because a renewal that outlasts its lock is a fault.
         if chance > self.overlap + self.mishap or (caller.renewing and not self.mishap):
             return effect(*args)
         if chance <= self.overlap:
@@ -119,7 +122,7 @@ class Network:
 
 
 def _unreachable(what: str) -> StoreError:
-    return StoreError(StoreCondition.IO, f"{what} failed: a fault of the simulation")
+    return StoreError(StoreCondition.IO, f"{what} failed because of a simulated fault")
 
 
 class Process:
@@ -196,7 +199,8 @@ class Process:
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
         if self.world.lots is None and any(map(is_parked, queues)):
-            # No scenario without lots asks more of the network than it did before there were any.
+            # Without lots, make no call, so that seeds without lots keep the random draws that they had before lots were
+            # added.
             return {}
         return self._call(self.world.bounds, queues)
 
@@ -219,7 +223,7 @@ class Process:
         assert lots is not None
         mine = lock is not None and self.client is not None and lock.client_id == self.client.client_id
         if begin < lots.begins.get(lot, 0) and not mine:
-            # This process was paused, and the next owner has moved the group's offset.
+            # This process was paused, and since then the next owner has moved the group's offset.
             raise aged_out(lot, begin, lots.begins[lot])
         return lots.pull(lot, begin, end)
 
@@ -275,7 +279,7 @@ class Process:
 
 
 class VirtualRenewal(Renewal):
-    """The renewal without its thread: the world's clock starts each round."""
+    """The renewal without its thread. The world's clock starts each round."""
 
     def start(self) -> None:
         process = self._groups
@@ -294,7 +298,7 @@ class VirtualRenewal(Renewal):
 
 
 class Clock:
-    """Stands in for the module ``time`` in a process of the world."""
+    """Replaces the module ``time`` in a process of the world."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -312,7 +316,9 @@ class Clock:
 
 @contextlib.contextmanager
 def virtual(network: Network, connect: Callable[[str], Process]) -> Iterator[None]:
-    """Run the source's own code against the world: its broker, its clock, names drawn from the seed, no signals, no log."""
+    """Run the source's real code in the world: with its broker and clock, names drawn from the seed, no signals and no
+    log.
+    """
     clock, logger = Clock(network), logging.getLogger("orderedmq")
     drawn = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{network.random.getrandbits(32):08x}"))
     signals = SimpleNamespace(SIGTERM=15, SIG_IGN=1, signal=lambda *_: None)

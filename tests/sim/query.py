@@ -1,6 +1,6 @@
 """A streaming query of the simulation: steps of Spark's micro-batch loop (tests/micro_batches.py) around the real reader.
 
-The driver may outlive the source runner: it notices the runner's death at its next call. Tasks may outlive the driver.
+The driver may outlive the source runner, whose death it notices at its next call. Tasks may outlive the driver.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCHEMA: Final = StructType([StructField("queue_offset", LongType())])
 class Kind:
     """The kind of queries in a world. ``atomic``: their sink is atomic; ``listener``: they run an orderly listener.
 
-    ``keys``: its order is per key.
+    ``keys``: the settings of order per key, or None for order per queue.
     """
 
     shared: bool
@@ -56,37 +56,38 @@ class Query:
         self.strategy = kind.strategy
         self.name, self.kind, self.world, self.network, self.sink, self.random = name, kind, world, network, sink, random
         self.settings = OrderPerQueue(kind.batch_size, suspend_current_queue_time_millis=1000, max_reconsume_times=3)
-        #: What its tasks share with those of the others, with order per key.
+        #: With order per key: objects that its tasks share with those of other queries.
         self.around: Around | None = None
         self.twin = twin
         self.checkpoint: Checkpoint = Checkpoint() if twin is None else twin.checkpoint
-        #: Spark's side of the present run, or of the last one.
+        #: Spark's state of the current or last run.
         self.batches: MicroBatches | None = None
         self.runs = 0
-        #: No other run is started on the checkpoint.
+        #: Whether no other query uses the checkpoint.
         self.alone = twin is None
         if twin is not None:
             twin.alone = False
         self.phase = "down"
         self.busy = False
-        #: Whether the query took a step since its invariants were checked.
+        #: Whether the query took a step after the last check of its invariants.
         self.moved = False
         self.checks = 0
         self.process: Process | None = None
         self.reader: StreamReader | None = None
-        #: Some runs end when they have nothing more to read.
+        #: Some runs are availableNow: they end when they have nothing more to read.
         self.available_now = False
         self.staying = False
-        #: The last boundary found nothing to read.
+        #: Whether the last boundary found nothing to read.
         self.quiet = False
         self.tasks: list[Task] = []
-        #: Tasks that outlived their driver, and the runs whose publish was under way when it died.
+        #: Tasks that outlived their driver, and the runs whose driver died during a publish.
         self.zombies: list[Task] = []
         self.late: list[Run] = []
-        #: Runners whose driver is dead and which still hold their locks, with the offset that Spark may have asked about last.
+        #: Former runs whose driver is dead and whose runner holds its locks, with the offset that Spark may have asked
+        #: about last.
         self.former: list[tuple[Process, StreamReader, dict[str, Any] | None]] = []
 
-    # -- what the others see -----------------------------------------------------------------------------------------------
+    # -- what other objects see --------------------------------------------------------------------------------------------
 
     @property
     def up(self) -> bool:
@@ -116,7 +117,7 @@ class Query:
 
     @property
     def committed(self) -> int:
-        """Number of batches that the run knows to be committed."""
+        """The number of batches that the run knows to be committed."""
         return 0 if self.batches is None else self.batches.committed
 
     def options(self) -> dict[str, str]:
@@ -136,17 +137,17 @@ class Query:
     # -- Spark's loop ------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Take the query's next step, by its phase."""
+        """Take the query's next step, as its phase requires."""
         self.busy = self.moved = True
         try:
             getattr(self, f"_{self.phase}")()
         except OrderedMQError as error:
             self.world.note(f"{self.name}: fails: {type(error).__name__}.{error.sub}")
             if self.process is not None:
-                # Otherwise it was killed while one of its tasks waited for the broker.
+                # Without a process, the query was killed while one of its tasks waited for the broker.
                 self.leave(terminated=True)
         except AnotherRun as found:
-            self.world.note(f"{self.name}: another run has {found}, Spark ends this one")
+            self.world.note(f"{self.name}: another run has {found}, so Spark ends this one")
             self.leave(terminated=True)
         except Killed:
             self.crash()
@@ -184,13 +185,13 @@ class Query:
             batches.commit_source()
             self.phase = "planned"
         else:
-            self.world.note(f"{self.name}: what was planned is not logged")
+            self.world.note(f"{self.name}: the planned offset is not logged")
 
     def _planned(self) -> None:
         partitions = self._spark().partitions()
         self.tasks = [self._task(one) for one in partitions if isinstance(one, QueuePartition)]
         if len({task.token.queue for task in self.tasks}) < len(self.tasks):
-            self.world.fail(f"{self.name}: a queue has two partitions")
+            self.world.fail(f"{self.name}: one queue has two partitions")
         self.phase = "running"
         if self.world.trace is not None:
             spans = " ".join(task.reads() for task in self.tasks)
@@ -202,7 +203,7 @@ class Query:
         lot, kind = partition.lot, self.kind
         empty = span.begin == span.end and (lot is None or lot.begin == lot.end)
         if empty or not 0 <= span.begin <= span.end <= self.world.ends[token.queue]:
-            self.world.fail(f"{self.name}: {token.queue} is to be read from {span.begin} to {span.end}")
+            self.world.fail(f"{self.name}: {token.queue} was planned from {span.begin} to {span.end}")
         if kind.keys is not None:
             assert lot is not None
             assert self.around is not None
@@ -220,7 +221,7 @@ class Query:
             return self._publishing()
         task = self.random.choice(waiting)
         if self.random.random() < self.network.mishap:
-            self.world.note(f"{task}: a further attempt")
+            self.world.note(f"{task}: another attempt")
             task.retry()
         task.step(self.random)
         return None
@@ -232,9 +233,9 @@ class Query:
             except SinkError as error:
                 if self.alone:
                     self.world.fail(error.message)
-                # The other run has committed the batch without the messages that this run was working on.
+                # The other run has committed the batch without the messages that this run worked on.
                 raise
-        self.world.note(f"{self.name}: batch {self.run.batch} is out")
+        self.world.note(f"{self.name}: batch {self.run.batch} is published or delivered")
         self.phase = "committing"
         if self.kind.keys is not None and self.random.random() < 10 * self.network.mishap:
             self.world.note(f"{self.name}: is killed before Spark commits batch {self.run.batch}")
@@ -248,7 +249,7 @@ class Query:
         self.world.note(f"{self.name}: Spark commits batch {self.committed - 1}")
 
     def _spark(self) -> MicroBatches:
-        """The run's loop. Raises Killed if the source runner is dead, as Spark finds out at its next call."""
+        """The run's loop. Raises Killed if the source runner is dead, which Spark notices at its next call."""
         assert self.process is not None
         assert self.batches is not None
         if self.process.dead:
@@ -258,7 +259,9 @@ class Query:
     # -- the end -----------------------------------------------------------------------------------------------------------
 
     def leave(self, *, terminated: bool) -> None:
-        """Stop the query, or end it after a failure: Spark asks the runner to end. ``terminated`` False: Spark itself died."""
+        """Stop the query, or end it after a failure, in which case Spark ends the runner. ``terminated`` False: Spark
+        itself died.
+        """
         process, reader, busy = self.process, self.reader, self.busy
         assert process is not None
         assert reader is not None
@@ -275,7 +278,7 @@ class Query:
                     pass
             reader.stop()
         except (OrderedMQError, Killed):
-            self.world.note(f"{self.name}: its runner ends without having given back everything")
+            self.world.note(f"{self.name}: its runner ends and has not unlocked everything")
         self.busy = busy
         self._gone(process)
 
@@ -286,13 +289,13 @@ class Query:
             self._gone(self.process)
 
     def kill(self) -> None:
-        """Kill the driver; a publish that it asked for may still happen."""
+        """Kill the driver. A publish that it has requested may still take effect."""
         if self.phase == "publishing" and self.random.random() < 0.5:
             self.late.append(self.run)
         self.crash()
 
     def orphan(self) -> None:
-        """Kill the driver without its runner noticing: the runner is stopped, or too slow."""
+        """Kill the driver without its runner noticing, because the runner is stopped or too slow."""
         process, reader = self.process, self.reader
         assert process is not None
         assert reader is not None
@@ -313,7 +316,7 @@ class Query:
             self.world.note(f"{process.name}: the former run is killed")
             process.kill()
             return
-        self.world.note(f"{process.name}: the former run goes on, and ends")
+        self.world.note(f"{process.name}: the former run continues, and ends")
         process.frozen = False
         try:
             if asked is not None and self.random.random() < 0.5:
@@ -323,7 +326,7 @@ class Query:
         try:
             reader.stop()
         except (OrderedMQError, Killed):
-            self.world.note(f"{process.name}: it ends without having given back everything")
+            self.world.note(f"{process.name}: the runner ends and has not unlocked everything")
         process.kill()
 
     def _gone(self, process: Process) -> None:
@@ -338,15 +341,15 @@ class Query:
             self.zombies += [task for task in tasks if not task.done and task.checked is not None]
 
     def late_task(self) -> None:
-        """Step a task whose driver is gone."""
+        """Step a task whose driver is dead."""
         task = self.random.choice(self.zombies)
         try:
             task.step(self.random)
         except OrderedMQError as error:
-            self.world.note(f"{task}, forsaken, fails: {error.sub}")
+            self.world.note(f"{task} without a driver fails: {error.sub}")
             task.done = True
         else:
-            self.world.note(f"{task}, forsaken, is at {task.position}")
+            self.world.note(f"{task} without a driver is at {task.position}")
         if task.done or self.random.random() < 0.1:
             self.zombies = [one for one in self.zombies if one is not task]
 
@@ -357,7 +360,7 @@ class Query:
         except OrderedMQError as error:
             self.world.note(f"{self.name}: a late publish of batch {run.batch} is refused: {error.sub}")
         else:
-            self.world.note(f"{self.name}: a late publish of batch {run.batch} of run {run.number}")
+            self.world.note(f"{self.name}: late publish of batch {run.batch} of run {run.number}")
 
     # -- checks ------------------------------------------------------------------------------------------------------------
 
@@ -365,14 +368,14 @@ class Query:
         self.moved = False
         owner = self.owner
         self.checks += 1
-        # Lots double the queues, and what this costs.
+        # Check less often with lots, because they double the number of queues and so the cost of a check.
         if owner is not None and (self.kind.keys is None or self.checks % 3 == 0):
             owner._check()
         for task in self.tasks:
             task.invariants()
 
     def at_work(self, token: LockToken) -> bool:
-        """Whether a task works on a queue under this token. A task that only repeats published messages does not count."""
+        """Whether a task works on a queue under this token. Tasks that only repeat published messages do not count."""
 
         def repeats(task: Task) -> bool:
             return task.staged or not self.alone

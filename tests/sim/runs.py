@@ -1,4 +1,4 @@
-"""Runs many seeds in several processes."""
+"""Simulates many seeds in several processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _CHUNK: Final = 50
 
 @dataclass
 class Report:
-    """Counts of one or more seeds. ``repeats``: messages that an at-least-once sink got again. ``failures``: seed → error."""
+    """Counts of one or more seeds. ``repeats``: messages that an at-least-once sink got again. ``failures``: seed →
+    error.
+    """
 
     seeds: int = 0
     steps: int = 0
@@ -42,12 +44,14 @@ class Report:
         )
 
     def keys(self) -> str:
-        """What happened to listeners with order per key."""
+        """Return counts of the events in listeners with order per key, as text."""
         return ", ".join(f"{name} {count:,}" for name, count in sorted(self.reached.items()))
 
 
 def run(seed: int, steps: int = STEPS) -> Report:
-    """Run one seed. An error raised by the code under test is a failure, too: none should get this far."""
+    """Simulate one seed. An error that the code under test raises is also a failure, because the simulation should handle
+    it.
+    """
     simulation = Simulation(Scenario.of(seed))
     failures = {}
     try:
@@ -61,7 +65,7 @@ def run(seed: int, steps: int = STEPS) -> Report:
 
 
 def trace(seed: int, steps: int = STEPS) -> list[str]:
-    """The events of a seed, one per line."""
+    """Return the events of a seed, one per line."""
     simulation = Simulation(Scenario.of(seed), trace=True)
     assert simulation.world.trace is not None
     try:
@@ -76,7 +80,7 @@ def command(seed: int) -> str:
 
 
 def _chunk(seeds: Sequence[int], steps: int) -> Report:
-    # A world is full of reference cycles and lives for milliseconds, so collect once per chunk.
+    # A world is full of reference cycles and lives for milliseconds, so collect garbage once per chunk.
     gc.disable()
     total = Report()
     for seed in seeds:
@@ -86,11 +90,11 @@ def _chunk(seeds: Sequence[int], steps: int) -> Report:
 
 
 class Many:
-    """Starts seeds in ``jobs`` processes at once."""
+    """Simulates seeds in ``jobs`` parallel processes."""
 
     def __init__(self, seeds: range, steps: int = STEPS, jobs: int = 2) -> None:
         self.count = len(seeds)
-        # Not fork, because PyArrow has threads.
+        # Do not fork, because PyArrow has threads.
         spawn = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(jobs, spawn)
         parts = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]

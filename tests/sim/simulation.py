@@ -1,4 +1,6 @@
-"""Runs one seed: a few hundred random steps of queries, time and faults; then faults end, and all queries must come to rest."""
+"""Simulates one seed: a few hundred random steps of queries, time and faults. Then faults end, and all queries must become
+idle.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from tests.sim.task import ListenerTask
 from tests.sim.world import TICK, Violation, World, message
 
 STEPS: Final = 200
-#: Maximum depth of steps within steps, which others take while a call is under way.
+#: The maximum depth of nested steps, which other queries take while a call runs.
 _DEPTH: Final = 3
 
 
@@ -37,7 +39,7 @@ class Scenario:
     members: int
     queues: int
     seeks: bool
-    #: The last member has another strategy than the others: either it or they should be refused.
+    #: The last member has another strategy than the others. Either it or the others should be refused.
     stranger: bool
     #: The first query is sometimes started a second time on the same checkpoint.
     twin: bool
@@ -62,14 +64,16 @@ class Scenario:
         if kind.listener and not seeks:
             kind = replace(kind, keys=_keys(seed))
         if kind.keys is not None:
-            # Few queues have many messages each, and their lots cost less.
+            # Use few queues, so that each has many messages and the lots cost less.
             queues = min(queues, 4)
             seeks = not calm and kind.keys.seeks
         return cls(seed, calm, members, queues, seeks, stranger, not calm and draw.random() < 0.25, kind)
 
 
 def _keys(seed: int) -> Keys | None:
-    """Draw whether the listeners have order per key, apart from the other draws, which are as they would be without."""
+    """Draw the settings of order per key, or None. A separate generator keeps the other draws as they are without order per
+    key.
+    """
     draw = random.Random(f"lots {seed}")
     if draw.random() >= 0.45:
         return None
@@ -96,7 +100,7 @@ def _keys(seed: int) -> Keys | None:
 
 
 class Simulation:
-    """One run of a scenario. ``steps`` counts all steps, those within others included."""
+    """One run of a scenario. ``steps`` counts all steps, including nested ones."""
 
     def __init__(self, scenario: Scenario, *, trace: bool = False) -> None:
         self.scenario = scenario
@@ -117,7 +121,8 @@ class Simulation:
             self.queries.append(Query("A'", scenario.kind, self.world, self.network, self.sink, self.random, first))
         self.by_path = {query.options()["path"]: query for query in self.queries}
         kind = scenario.kind
-        # Without auto-commit, a listener that leaves messages uncommitted fails its query, and the restart repeats the batch.
+        # Without auto-commit, a listener that leaves messages uncommitted fails its query, and the restart repeats the
+        # batch.
         self.world.ledger.exact = kind.atomic or (scenario.calm and (kind.auto_commit or not kind.listener))
         self.world.ledger.strict = not scenario.twin
         self.world.ledger.at_work = self._at_work
@@ -126,12 +131,12 @@ class Simulation:
             self._park(kind.keys)
         self.steps = 0
         self.depth = 0
-        #: Faults have ended, and no query starts.
+        #: Whether faults have ended. Then no query starts.
         self.healing = False
         self.events = self._events()
 
     def _park(self, keys: Keys) -> None:
-        """Give the world parking lots, and their judge."""
+        """Add parking lots and their judge to the world."""
         world = self.world
         world.lots = Lots(world, keys.key_of)
         world.keys = KeyJudge(world, world.lots)
@@ -142,7 +147,7 @@ class Simulation:
             query.around = around
 
     def run(self, steps: int = STEPS) -> None:
-        """Run the seed. Raises AssertionError for a violation."""
+        """Simulate the seed. Raises AssertionError for a violation."""
         self.world.note(str(self.scenario))
         with virtual(self.network, lambda path: self.by_path[path].connect()):
             for queue in self.world.queues:
@@ -157,7 +162,7 @@ class Simulation:
     # -- steps ---------------------------------------------------------------------------------------------------------------
 
     def _events(self) -> tuple[list[Callable[[], None]], list[int]]:
-        """The events of a step, and the cumulative sums of their weights."""
+        """Return the events of a step, and the cumulative sums of their weights."""
         table: list[tuple[Callable[[], None], int]] = [
             (self._go, 760),
             (self._little_time, 60),
@@ -217,7 +222,7 @@ class Simulation:
     def _go(self) -> None:
         query = self._some(_can_step)
         if query is not None and query.phase == "idle" and query.quiet:
-            # An idle query has nothing to do, so draw again.
+            # A quiet idle query has nothing to do, so draw once more.
             query = self._some(_can_step)
         if query is not None and (query.up or (not self.healing and self.random.random() < 0.4)):
             query.step()
@@ -235,7 +240,7 @@ class Simulation:
     def _grow(self) -> None:
         if len(self.world.queues) < 10:
             self.world.grow()
-            self.world.note(f"there are {len(self.world.queues)} queues")
+            self.world.note(f"the topic has {len(self.world.queues)} queues now")
 
     def _wall_jumps(self) -> None:
         self.world.wall_offset += self.random.choice((-3600.0, -90.0, 90.0, 3600.0))
@@ -246,7 +251,7 @@ class Simulation:
     def _stop(self) -> None:
         query = self._some(self._may_stop)
         if query is not None and query.up:
-            self.world.note(f"{query.name}: is stopped while {query.phase}")
+            self.world.note(f"{query.name}: is stopped in phase {query.phase}")
             query.leave(terminated=True)
 
     def _may_stop(self, query: Query) -> bool:
@@ -261,25 +266,25 @@ class Simulation:
     def _kill_runner(self) -> None:
         query = self._some(lambda one: one.process is not None and not one.process.dead)
         if query is not None and query.process is not None:
-            self.world.note(f"{query.name}: its runner is killed while {query.phase}")
+            self.world.note(f"{query.name}: its runner is killed in phase {query.phase}")
             query.process.kill()
 
     def _kill_driver(self) -> None:
         query = self._some(lambda one: one.up)
         if query is not None:
-            self.world.note(f"{query.name}: is killed while {query.phase}")
+            self.world.note(f"{query.name}: is killed in phase {query.phase}")
             query.kill()
 
     def _driver_ends(self) -> None:
         query = self._some(lambda one: one.up and not one.busy and not one.frozen)
         if query is not None:
-            self.world.note(f"{query.name}: its driver ends while {query.phase}")
+            self.world.note(f"{query.name}: its driver ends in phase {query.phase}")
             query.leave(terminated=False)
 
     def _orphan(self) -> None:
         query = self._some(lambda one: one.process is not None and not one.busy and not one.frozen and not one.process.renewing)
         if query is not None:
-            self.world.note(f"{query.name}: its driver is killed while {query.phase}, its runner is not")
+            self.world.note(f"{query.name}: its driver is killed in phase {query.phase}, but its runner is not")
             query.orphan()
 
     def _former_ends(self) -> None:
@@ -293,7 +298,9 @@ class Simulation:
             self._pause(query.process)
 
     def _pause(self, caller: Caller) -> None:
-        """SIGSTOP a process for some time. Other processes go on, and so do the driver and the tasks of a paused runner."""
+        """SIGSTOP a process for some time. Other processes continue, including the driver and the tasks of a paused
+        runner.
+        """
         process = caller.process if isinstance(caller, Query) else caller
         if not isinstance(process, Process) or process.frozen or self.depth >= _DEPTH:
             return
@@ -307,7 +314,7 @@ class Simulation:
                 self.step()
         self.depth -= 1
         process.frozen = False
-        self.world.note(f"{process.name}: goes on")
+        self.world.note(f"{process.name}: it continues")
 
     def _late_task(self) -> None:
         query = self._some(lambda one: bool(one.zombies))
@@ -350,7 +357,7 @@ class Simulation:
         if self.world.lots is not None:
             parked = self.random.choice(("keep", "keep", "drop"))
             for queue in chosen:
-                # Often back to the first that is parked, or to before it.
+                # Often seek to the first parked message, or to an offset before it.
                 lying = self.world.lots.messages(queue)
                 if lying and self.random.random() < 0.7:
                     first = min(one.offset for one in lying)
@@ -360,18 +367,20 @@ class Simulation:
         self.world.seek(offsets, parked)
 
     def _kill_after_parking(self) -> None:
-        """Kill a driver whose tasks have parked something: whoever has the queue next finds a range that is half done."""
+        """Kill a driver whose tasks have parked messages, so that the next owner of the queue finds a half-processed
+        range.
+        """
         query = self._some(lambda one: one.up and any(isinstance(task, KeyTask) and task.half_done() for task in one.tasks))
         if query is not None:
-            self.world.note(f"{query.name}: is killed after it parked something")
+            self.world.note(f"{query.name}: is killed after it parked a message")
             query.kill()
             for other in self.queries:
-                # They take its queues over before it is back.
+                # Let other queries take over its queues before it restarts.
                 if other.phase == "idle" and _can_step(other):
                     other.step()
 
     def _until_due(self) -> None:
-        """Let time pass until some parked key is due, exactly or not."""
+        """Let time pass until a parked key is due, or some seconds longer."""
         assert self.world.lots is not None
         queue = self.random.choice(self.world.queues)
         due = [one.ticket.due for one in self.world.lots.live(queue) if one.ticket is not None]
@@ -379,7 +388,7 @@ class Simulation:
         self.world.advance(min(left, 130.0) + self.random.choice((0.0, 0.0, 10.0, 30.0)))
 
     def _order(self) -> None:
-        """An operator gives an order for a key that is parked."""
+        """Let an operator give an order for a parked key."""
         lots = self.world.lots
         assert lots is not None
         queue = self.random.choice(self.world.queues)
@@ -397,13 +406,13 @@ class Simulation:
     # -- the end -------------------------------------------------------------------------------------------------------------
 
     def _heal(self) -> None:
-        """End all faults. The queries that stay must soon own the queues that the strategy gives them, and drain them."""
-        self.world.note("everything heals")
+        """End all faults. The remaining queries must soon own the queues that the strategy gives them, and drain these."""
+        self.world.note("faults end")
         self.world.history.append({"event": "heal"})
         self.network.mishap, self.network.overlap = 0.0, 0.03
         keys = self.scenario.kind.keys
         if keys is not None and (keys.room < 1000 or keys.settings.max_reconsume_times < 0):
-            # What fails may hold up its queue for ever.
+            # A message that always fails may hold up its queue forever.
             self.listener.calm = True
         while self.network.late or any(query.late for query in self.queries):
             self._late_call()
@@ -415,7 +424,7 @@ class Simulation:
         staying = self._staying()
         for query in self.queries:
             query.staying = query in staying
-            # A run that its twin has overtaken would fail with its next batch and never come to rest.
+            # A run that its twin has overtaken would fail with its next batch and never become idle.
             if query.up and (query.available_now or not query.staying or not query.alone):
                 while not self._may_stop(query):
                     self.world.advance(1.0)
@@ -432,7 +441,7 @@ class Simulation:
             if runs == [query.runs for query in staying]:
                 break
         else:
-            self.world.fail("queries fail again and again, though nothing happens to them")
+            self.world.fail("queries fail repeatedly, although there are no faults")
         self._owned(staying)
         moves = len(self.world.moves)
         for queue in self.world.queues:
@@ -443,14 +452,16 @@ class Simulation:
             self._drain(staying)
         if len(self.world.moves) > moves:
             queue, client = self.world.moves[-1]
-            self.world.fail(f"{queue} went to {client}, though nobody came or went")
+            self.world.fail(f"{queue} went to {client}, although no member joined or left")
         for queue, end in self.world.ends.items():
             at, processed = self.world.group_offsets.get(queue), self.world.ledger.processed[queue]
             if processed != end or at != end:
-                self.world.fail(f"{queue}: {end} messages, {processed} came out, the group is at {at}")
+                self.world.fail(f"{queue}: {processed} of {end} messages came out, and the group is at {at}")
 
     def _drain(self, staying: Sequence[Query]) -> None:
-        """Fail unless every message is decided that is not parked, and then, as listeners accept, what is parked."""
+        """Fail unless all messages that are not parked are decided, and then, with listeners that accept everything, the
+        parked ones.
+        """
         lots, judge, keys = self.world.lots, self.world.keys, self.scenario.kind.keys
         assert lots is not None
         assert judge is not None
@@ -473,7 +484,7 @@ class Simulation:
         judge.drained()
 
     def _frozen(self, query: Query) -> bool:
-        """Pause some of the queries that do not stay, for ever. Return whether this one was paused."""
+        """Pause, forever, some of the queries that do not stay. Return whether this query was paused."""
         process = query.process
         if query.staying or self.scenario.calm or process is None or process.dead or self.random.random() < 0.5:
             return False
@@ -488,7 +499,7 @@ class Simulation:
         return [self.random.choice(alike)]
 
     def _rounds(self, staying: Sequence[Query]) -> None:
-        """Step each query until it is idle with nothing to read."""
+        """Step each query until it is idle and has nothing to read."""
         self.world.advance(1.0)
         for query in staying:
             query.quiet = False
@@ -503,7 +514,7 @@ class Simulation:
                 if query.phase == "idle" and query.quiet:
                     break
             else:
-                self.world.fail(f"{query.name} does not come to rest, it is {query.phase}")
+                self.world.fail(f"{query.name} does not become idle; its phase is {query.phase}")
 
     def _owned(self, staying: Sequence[Query]) -> None:
         """Fail unless every queue has the owner that the strategy gives it."""
@@ -514,7 +525,7 @@ class Simulation:
             wanted = owner.strategy(self.world.queues, members)
             leaders = {queue: owned for queue, owned in owner.owned.items() if owned.leader is None}
             if sorted(leaders) != sorted(wanted):
-                self.world.fail(f"{query.name} owns {sorted(leaders)}, the strategy gives it {sorted(wanted)}")
+                self.world.fail(f"{query.name} owns {sorted(leaders)}, but the strategy gives it {sorted(wanted)}")
             for queue, owned in leaders.items():
                 lock = self.world.locks[queue]
                 if owned.token is None or not lock.held or lock.epoch != owned.token.epoch:

@@ -1,4 +1,6 @@
-"""The simulation's atomic sink, by the outbox's rules: one step publishes a batch and moves its sources' offsets."""
+"""The simulation's atomic sink. As in the embedded outbox, one step publishes a batch and moves the offsets of its source
+queues.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,16 @@ class Sink:
         self.registered.setdefault(run, {})[token.queue] = (span, token)
 
     def publish(self, run: Run) -> None:
-        """Publish the batch of ``run``, or do nothing if it was published. Raises LockError LOST, SinkError REPLAY_DIFFERS."""
+        """Publish the batch of ``run``, unless it was published before. Raises LockError LOST, SinkError REPLAY_DIFFERS."""
         sources = self.registered.get(run, {})
         known = self.records.get((run.query, run.batch))
         if known is not None:
             for queue, (span, _) in sources.items():
                 then = known.get(queue)
-                # A replay may lack queues, but its ranges must end at the same offsets.
+                # A repeated batch may lack queues, but its ranges must end at the same offsets.
                 if then is None or not then.begin <= span.begin <= span.end == then.end:
                     raise SinkError(
-                        SinkCondition.REPLAY_DIFFERS, f"batch {run.batch} of {run.query}: {queue} had {then}, now {span}"
+                        SinkCondition.REPLAY_DIFFERS, f"batch {run.batch} of {run.query}: {queue} had {then} and now has {span}"
                     )
             return
         for _, token in sources.values():
@@ -70,5 +72,6 @@ class Sink:
                 then = record.get(queue)
                 if query == run.query and then is not None and span.begin < then.end and then.begin < span.end:
                     raise SinkError(
-                        SinkCondition.REPLAY_DIFFERS, f"batch {run.batch} of {run.query}: {queue} {span} was in batch {batch}"
+                        SinkCondition.REPLAY_DIFFERS,
+                        f"batch {run.batch} of {run.query}: {span} of {queue} was in batch {batch}",
                     )

@@ -1,4 +1,6 @@
-"""The tasks of a micro-batch in the simulation: one range of one queue each, under the driver's lock, a few messages per step."""
+"""Tasks of a micro-batch in the simulation. Each reads one range of one queue under the driver's lock, a few messages per
+step.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _ANSWERS: Final = (
 
 
 class Task:
-    """Delivers its range to a sink: staged messages come out when the batch is published, others at once (a foreign sink)."""
+    """Delivers its range to a sink. Staged messages come out when the batch is published, others immediately (a foreign
+    sink).
+    """
 
     def __init__(self, world: World, sink: Sink, run: Run, span: OffsetRange, token: LockToken, *, staged: bool) -> None:
         self.world, self.sink, self.run, self.span, self.token = world, sink, run, span, token
@@ -45,11 +49,11 @@ class Task:
         return f"{self.token.queue.queue_id}:{self.span.begin}-{self.span.end}"
 
     def unpublished(self) -> bool:
-        """Whether the group's offset has not reached the end of what the task reads."""
+        """Whether the group's offset is still below the end of the task's range."""
         return self.span.end > self.world.group_offsets.get(self.token.queue, 0)
 
     def step(self, random: Random) -> None:
-        """Check the lock when it is due, then work on some messages. Raises LockError LOST."""
+        """Check the lock if a check is due, then work on some messages. Raises LockError LOST."""
         now = self.world.now
         if self.checked is None:
             self.check()
@@ -68,7 +72,7 @@ class Task:
         self.checked = self.world.now
 
     def start(self) -> None:
-        """Begin the range, also at each further attempt."""
+        """Begin the range. Each attempt calls this."""
         self.position = self.span.begin
 
     def retry(self) -> None:
@@ -103,7 +107,7 @@ class ListenerTask(Task):
         super().__init__(world, sink, run, span, token, staged=staged)
         self.settings = settings
         self.auto = auto
-        #: False: the listener accepts every message.
+        #: False makes the listener accept every message.
         self.moody = True
         self.start()
 
@@ -156,12 +160,12 @@ class ListenerTask(Task):
         status = random.choice(_ANSWERS) if self.moody else ConsumeOrderlyStatus.SUCCESS
         last = self.letters.issuperset(range(end, self.span.end))
         if not self.auto and status is ConsumeOrderlyStatus.SUCCESS and last:
-            # It must commit the last message that comes to it.
+            # Without auto-commit, the listener must commit with the last message that it gets.
             status = ConsumeOrderlyStatus.COMMIT
         return status, self.auto
 
     def _finished(self) -> None:
-        """Fail unless the outcomes cover the range, each message once."""
+        """Fail unless the outcomes cover each message of the range once."""
         decided = sorted(at for outcome in self.outcomes for at in range(outcome.begin, outcome.end))
         if decided != list(range(self.span.begin, self.span.end)):
             self.world.fail(f"{self}: outcomes of {decided}")

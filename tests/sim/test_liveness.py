@@ -1,7 +1,8 @@
-"""After each change of membership every queue gets its owner in time, and no queue moves without the strategy's decision.
+"""After each change of membership every queue gets its owner in time, and queues move only as the strategy decides.
 
-The time is two triggers of every query after a join, a clean stop or a kill on this machine, which are noticed at once. After a
-pause, or a stop in the middle of a batch, the lock that still holds the queue has to expire first.
+"In time" is two triggers of every query after a join, a clean stop or a kill on this machine, because these are noticed
+immediately.
+After a pause, or a stop in the middle of a batch, the old owner's lock has to expire first.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Group:
             query.staying = True
 
     def trigger(self, running: Sequence[Query]) -> None:
-        """Run one trigger of each query: its boundary, and a micro-batch if there is anything to read."""
+        """Run one trigger of each query: its boundary, and a micro-batch if there are messages to read."""
         self.world.advance(1.0)
         for query in running:
             for _ in range(100):
@@ -50,7 +51,7 @@ class Group:
             self.simulation._check()
 
     def settle(self, running: Sequence[Query]) -> None:
-        """Run four triggers of each query: twice two, because a new query has an empty batch first."""
+        """Run four triggers of each query. Two are not enough, because a new query's first batch is empty."""
         for _ in range(4):
             self.trigger(running)
         self.simulation._owned(running)
@@ -60,7 +61,9 @@ class Group:
 
     @contextmanager
     def change(self, left: Sequence[Query], wait: float = 0.0) -> Iterator[None]:
-        """Assert that the body leads, within two triggers, to the strategy's owners of ``left`` and to no other move."""
+        """Assert that two triggers after the ``with`` body, the queries ``left`` own what the strategy gives them, and no
+        other queue moved.
+        """
         before, at = self.owners(), len(self.world.moves)
         for queue in self.world.queues:
             self.world.produce(queue, 2)

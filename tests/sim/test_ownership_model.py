@@ -1,6 +1,7 @@
-"""An exhaustive model of the ownership rules: no interleaving breaks a promise; without any one of the rules, some do.
+"""An exhaustive model of the ownership rules: no interleaving breaks a promise. If a rule is left out, some interleaving
+does.
 
-To explore larger bounds: ``python -m tests.sim.ownership_model QUEUES MESSAGES CRASHES PAUSES GIVES``.
+``python -m tests.sim.ownership_model QUEUES MESSAGES CRASHES PAUSES GIVES`` explores larger bounds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ SMALL = Bounds(queues=1, messages=1, crashes=2, pauses=1, gives=1)
 
 @pytest.fixture(autouse=True)
 def _without_collector() -> Iterator[None]:
-    """A model makes 200,000 tuples and no cycles, which the collector walks over again and again: a quarter of the time."""
+    """Turn off the garbage collector, which takes a quarter of the time: a model makes 200,000 tuples and no reference
+    cycles.
+    """
     gc.disable()
     yield
     gc.enable()
@@ -45,7 +48,7 @@ def test_no_interleaving_loses_or_reorders_a_message(fenced: bool, shared: bool,
 @pytest.mark.parametrize("rule", RULES)
 def test_without_a_rule_a_promise_is_broken(rule: str) -> None:
     result = Model(SMALL, atomic=True, without=rule).explore()
-    assert result.wrong is not None, f"{result.states} states did not notice that {rule} is missing"
+    assert result.wrong is not None, f"none of {result.states} states shows that {rule} is missing"
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "foreign"])

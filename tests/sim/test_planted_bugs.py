@@ -1,4 +1,4 @@
-"""Deliberate bugs test the simulation itself: it must notice each of them in a seed that passes without the bug."""
+"""Deliberate bugs test the simulation itself: for each of them, a seed must fail with the bug and pass without it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.sim.planted import ALL, first_seed, known_seeds
 from tests.sim.runs import run
 
-#: Number of seeds within which a bug must show. The rarest one shows in seed 512, most before seed 100.
+#: The number of seeds within which a bug must show. The rarest one shows in seed 512, most of them before seed 100.
 ENOUGH = 1000
 
 
@@ -21,14 +21,14 @@ def test_a_planted_bug_is_caught_in_its_known_seed(bug) -> None:
     with bug():
         found = run(seed).failures
     assert found, f"seed {seed} does not notice: {bug.__doc__} Look for another seed: python -m tests.sim --planted"
-    assert not run(seed).failures, f"seed {seed} fails without the bug as well"
+    assert not run(seed).failures, f"seed {seed} also fails without the bug"
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_caught_in_the_first_seeds(bug) -> None:
-    """Finds bugs that the simulation has become almost blind to, though it still notices them in one seed."""
+    """Finds bugs that almost no seed notices any more, although one known seed still does."""
     seed = first_seed(bug, ENOUGH)
     assert seed is not None, f"{ENOUGH} seeds did not notice: {bug.__doc__}"
-    assert not run(seed).failures, f"seed {seed} fails without the bug as well"
+    assert not run(seed).failures, f"seed {seed} also fails without the bug"

@@ -1,7 +1,7 @@
-"""Simulated queries of a group: the real reader, group session, Owner, offsets and listener engine, no Spark.
+"""Simulated queries of a group, with the real reader, group session, Owner, offsets and listener engine, without Spark.
 
 A seed determines the number of queries and queues, the sink and the faults. Broker, network, clocks and processes are
-simulated. More seeds: ``make simulate SEEDS=100000``. One of them: ``python -m tests.sim --seed 7 --trace``.
+simulated. More seeds: ``make simulate SEEDS=100000``. One seed: ``python -m tests.sim --seed 7 --trace``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.sim.key_judge import REACHED
 from tests.sim.runs import Many, Report, command, run, trace
 from tests.sim.simulation import STEPS, Scenario
 
-#: Seeds of the fast tier and of the long one. `make simulate` runs more.
+#: The number of seeds in the fast tier and in the long one. `make simulate` runs more.
 SEEDS = 500
 MANY_SEEDS = 10_000
 
@@ -25,7 +25,7 @@ MANY_SEEDS = 10_000
 def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happens(pytestconfig, nightly: bool, capsys):
     count = pytestconfig.getoption("--seeds") or (MANY_SEEDS if nightly else SEEDS)
     total = Report()
-    # One process: the other processor belongs to the other process of the test run.
+    # Use one process, because the test run uses the other processor for its other process.
     running = Many(range(count), jobs=1)
     for part in running.reports():
         total.add(part)
@@ -42,7 +42,7 @@ def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happe
     assert total.seeds == count
     assert total.steps >= total.seeds * STEPS
     missed = [name for name in REACHED if not total.reached[name]]
-    assert not missed or count < SEEDS, f"listeners with order per key never came to: {', '.join(missed)}"
+    assert not missed or count < SEEDS, f"these events never happened in listeners with order per key: {', '.join(missed)}"
 
 
 def test_a_seed_is_one_run():

@@ -1,7 +1,8 @@
 """The simulated broker: locks and members by the real rules, group offsets, and two clocks that only the simulation moves.
 
-A test can break the rules. So the world keeps separate records (``Holding``, ``Ledger``), which state what must be true
-whatever the rules say. A contradiction is a Violation, raised where it happens.
+Planted bugs can break the rules. So the world keeps separate records (``Holding``, ``Ledger``) of what must be true
+independently of
+the rules. A contradiction raises a Violation when it happens.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 GROUP: Final = "billing"
 TOPIC: Final = "orders"
-#: Times are multiples of this, exact as floats, so that an age can equal its limit exactly.
+#: All times are multiples of this, which floats represent exactly, so that an age can equal its limit.
 TICK: Final = 0.125
 
 
@@ -36,7 +37,7 @@ class Violation(AssertionError):
 
 
 class Renewing(Protocol):
-    """A process that renews its locks and its membership from time to time."""
+    """A process that regularly renews its locks and its membership."""
 
     frozen: bool
 
@@ -47,7 +48,7 @@ class Renewing(Protocol):
 
 @dataclass(slots=True)
 class Holding:
-    """The client that may work on a queue by the specification, kept by the true clock and apart from the lock's record."""
+    """The client that may work on a queue by the specification. It is recorded by the true clock, apart from the lock."""
 
     client: ClientIdentity
     since: float
@@ -56,7 +57,9 @@ class Holding:
 
 
 class World:
-    """One machine with one store. ``alive``: ids of living clients; ``now``: the monotonic clock; ``wall``: the wall clock."""
+    """One machine with one store. ``alive``: ids of living clients; ``now``: the monotonic clock; ``wall``: the wall
+    clock.
+    """
 
     def __init__(self, random: Random, queues: int) -> None:
         self.random = random
@@ -70,25 +73,25 @@ class World:
         self.ends: dict[MessageQueue, int] = dict.fromkeys(self.queues, 0)
         self.locks: dict[MessageQueue, QueueLock] = {}
         self.group_offsets: dict[MessageQueue, int] = {}
-        #: The messages of each queue that have dead letters.
+        #: The offsets of each queue whose messages are dead letters.
         self.letters: dict[MessageQueue, set[int]] = {}
         self.group_members: dict[str, Member] = {}
         self.resets = 0
         self.numbers = 0
         self.changes = 0
         self.ledger = Ledger(self)
-        #: The specification's records of the locks: the holder and the highest epoch of each queue.
+        #: By the specification, apart from the locks: the holder and the highest epoch of each queue.
         self.holdings: dict[MessageQueue, Holding] = {}
         self.highest: dict[MessageQueue, int] = {}
-        #: Each grant in order (queue, client id); tests check that a queue does not move without a reason.
+        #: Each grant (queue, client id), in order. Tests check that a queue does not move without a reason.
         self.moves: list[tuple[MessageQueue, str]] = []
         self.trace: list[str] | None = None
         self.history: list[dict[str, Any]] = []
         self.broken: str | None = None
-        #: The parking lots and their judge, where listeners have order per key.
+        #: The parking lots and their judge, if the listeners have order per key.
         self.lots: Lots | None = None
         self.keys: KeyJudge | None = None
-        #: How often what the simulation is there for happened.
+        #: How often each event happened that the simulation must cover.
         self.reached: Counter[str] = Counter()
 
     # -- for the simulation --------------------------------------------------------------------------------------------------
@@ -98,7 +101,7 @@ class World:
             self.trace.append(f"{self.now - 1000:9.3f}  {text}")
 
     def fail(self, what: str) -> None:
-        """Raise a Violation, and keep it in case the code under test catches it."""
+        """Raise a Violation, and record it in case the code under test catches it."""
         self.broken = self.broken or what
         raise Violation(what)
 
@@ -109,11 +112,11 @@ class World:
         return self.now + self.wall_offset
 
     def milliseconds(self) -> int:
-        """The broker's time: ms since 1970."""
+        """The broker's time in ms since 1970."""
         return int(self.wall() * 1000)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; processes that are not frozen renew when their renewal is due."""
+        """Let time pass. Processes that are not frozen renew their locks when a renewal is due."""
         target = self.now + seconds
         while True:
             due = [(at, n) for n, one in enumerate(self.processes) if not one.frozen and (at := one.renew_due()) is not None]
@@ -137,7 +140,7 @@ class World:
         self.changes += 1
 
     def reboot(self) -> None:
-        """Restart the monotonic clock; all processes are dead already."""
+        """Restart the monotonic clock. All processes must be dead already."""
         self.boot += 1
         self.now = 1000.0
         self.alive.clear()
@@ -161,16 +164,16 @@ class World:
         self.resets += 1
 
     def dead_letter(self, token: LockToken, offsets: Iterable[int]) -> None:
-        """Do what `Groups.dead_letter` promises. It is fenced by the token, as a commit is."""
+        """Do what `Groups.dead_letter` promises. Like a commit, it is refused if the token is not current."""
         self.require_current(token)
         self.accepted(token)
         self.letters.setdefault(token.queue, set()).update(offsets)
 
     def listening(self, token: LockToken, offsets: Iterable[int]) -> None:
-        """A listener is called with messages. Fail if one of them is a dead letter, unless the queue is another owner's by now."""
+        """A listener is called with messages. Fail if one of them is a dead letter and the queue's lock is still valid."""
         found = self.letters.get(token.queue, set()).intersection(offsets)
         if found and self.check(token):
-            self.fail(f"{token.queue}: {sorted(found)} came to a listener and are dead letters")
+            self.fail(f"{token.queue}: {sorted(found)} are dead letters, but a listener got them again")
 
     def release(self, queue: MessageQueue) -> None:
         """Do what ``lock release --force`` does."""
@@ -232,10 +235,10 @@ class World:
     def _granted(self, queue: MessageQueue, before: QueueLock | None, after: QueueLock, client: ClientIdentity) -> None:
         holding = self.holdings.get(queue)
         if holding is not None and holding.client != client and self._protected(holding, client):
-            self.fail(f"{queue} was given to {client.client_id}, though it is {holding.client.client_id}'s")
+            self.fail(f"{queue} was given to {client.client_id}, although it is still {holding.client.client_id}'s")
         renewed = before is not None and before.held and before.epoch == after.epoch
         if not renewed and after.epoch <= self.highest.get(queue, 0):
-            self.fail(f"{queue} was granted under epoch {after.epoch}, {self.highest[queue]} was before")
+            self.fail(f"{queue} was granted under epoch {after.epoch} after epoch {self.highest[queue]}")
         self.numbers = max(self.numbers, after.epoch)
         self.highest[queue] = after.epoch
         self.holdings[queue] = Holding(client, self.now)
@@ -247,7 +250,9 @@ class World:
         self.history.append(event)
 
     def _protected(self, holding: Holding, asker: ClientIdentity) -> bool:
-        """Whether the queue is still the holder's: not expired, and its client is alive or has stopped with a task at work."""
+        """Whether the queue still belongs to the holder: the lock is not expired, and its client is alive or has stopped
+        while tasks ran.
+        """
         if self.now - holding.since > holding.life:
             return False
         if holding.lingering:
@@ -263,10 +268,12 @@ class World:
                 gone.append(token)
                 continue
             if after.epoch != self.highest[token.queue]:
-                self.fail(f"{token.queue} was renewed under epoch {after.epoch}, {self.highest[token.queue]} was granted since")
+                self.fail(
+                    f"{token.queue} was renewed under epoch {after.epoch}, but {self.highest[token.queue]} was granted since"
+                )
             holding = self.holdings.get(token.queue)
             if holding is None:
-                self.fail(f"{token.queue} was renewed for {token.client_id}, though it was free")
+                self.fail(f"{token.queue} was renewed for {token.client_id}, although it was free")
             else:
                 holding.since = self.now
             self._put(token.queue, after)
@@ -280,7 +287,7 @@ class World:
                 continue
             holding = self.holdings.get(token.queue)
             if holding is None:
-                self.fail(f"{token.queue} was given back by {token.client_id}, though it was free")
+                self.fail(f"{token.queue} was unlocked by {token.client_id}, although it was free")
             elif linger:
                 left = max(0.0, holding.life - (self.now - holding.since))
                 self.holdings[token.queue] = Holding(holding.client, self.now, min(left, linger), lingering=True)
@@ -318,7 +325,7 @@ class World:
         """A change under ``token`` was accepted. Fail if the queue was granted under a later epoch."""
         highest = self.highest[guarding(token).queue]
         if token.epoch < highest:
-            self.fail(f"{token.queue}: accepted under epoch {token.epoch}, {highest} was granted before")
+            self.fail(f"{token.queue}: a change was accepted under epoch {token.epoch}, although {highest} was granted before")
 
     def forward(self, queue: MessageQueue, offset: int) -> None:
         known = self.group_offsets.get(queue)
@@ -327,7 +334,9 @@ class World:
         self.changes += 1
         self.group_offsets[queue] = offset
         if offset > self.ledger.processed.get(queue, 0):
-            self.fail(f"{queue}: the group is at {offset}, processed is {self.ledger.processed.get(queue, 0)}")
+            self.fail(
+                f"{queue}: the group is at {offset}, but only messages below {self.ledger.processed.get(queue, 0)} are processed"
+            )
         if self.lots is not None and is_parked(queue):
             self.lots.passed(queue, known or 0)
         self.history.append({"event": "offset", "group": GROUP, "queue": str(queue), "offset": offset})
@@ -342,21 +351,22 @@ class World:
 
 
 class Ledger:
-    """Checks the messages that come out of each queue: their order, repeats, and the epochs under which they come.
+    """Checks the messages that come out of each queue: their order, their repeats, and the epochs under which they come
+    out.
 
     ``processed``: all messages below this offset came out since the last seek. ``exact``: no message may come out twice.
-    Otherwise, if ``strict``, an owner repeats no message below the group's offset.
+    If not ``exact`` but ``strict``, an owner must not repeat messages below the group's offset.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.exact = True
-        #: False with two runs on one checkpoint: one may not have seen that the other committed a batch.
+        #: False with two runs on one checkpoint, because one may not know that the other has committed a batch.
         self.strict = True
         self.processed: dict[MessageQueue, int] = dict.fromkeys(world.queues, 0)
         #: All messages below this offset came out at some time, or were skipped by a seek.
         self.seen: dict[MessageQueue, int] = dict.fromkeys(world.queues, 0)
-        #: Messages that come out under an epoch up to this one were planned before the last seek.
+        #: Messages that come out under this epoch or an earlier one were planned before the last seek.
         self.before_seek: dict[MessageQueue, int] = {}
         #: Whether a task works on a queue under a token.
         self.at_work: Callable[[LockToken], bool] = lambda token: False
@@ -374,19 +384,19 @@ class Ledger:
         self.before_seek[queue] = self.world.numbers
 
     def lot_sought(self, lot: MessageQueue, offset: int) -> None:
-        """The queue of a parking lot was sought; the group is at ``offset`` in the lot."""
+        """Record a seek of a parking lot's queue. The group is now at ``offset`` in the lot."""
         self.processed[lot] = offset
         self.seen[lot] = max(offset, self.seen.get(lot, 0))
         self.before_seek[lot] = self.world.numbers
 
     def called(self, queue: MessageQueue, begin: int, end: int) -> None:
-        """A listener is called with messages. Fail if a predecessor was never seen."""
+        """A listener is called with messages. Fail if it never got their predecessor."""
         if begin > self.seen[queue]:
-            self.world.fail(f"{queue}: {begin} is at the listener before {self.seen[queue]} was")
+            self.world.fail(f"{queue}: the listener gets {begin} before {self.seen[queue]}")
         self.seen[queue] = max(end, self.seen[queue])
 
     def out(self, query: str, token: LockToken, span: OffsetRange) -> None:
-        """Messages came out. Fail if one comes before its predecessor or, if ``exact``, a second time."""
+        """Messages came out. Fail if one comes out before its predecessor or, if ``exact``, a second time."""
         queue = token.queue
         if is_parked(queue):
             self.processed.setdefault(queue, 0)
@@ -398,13 +408,15 @@ class Ledger:
             return
         at = self.processed[queue]
         if span.begin > at:
-            self.world.fail(f"{queue}: {query} delivers from {span.begin} on, but {at} did not come out yet")
+            self.world.fail(f"{queue}: {query} delivers from {span.begin} on, but {at} has not come out yet")
         if span.begin < at:
             group = self.world.group_offsets.get(queue, 0)
             if self.strict and token.epoch == self.world.highest[guarding(token).queue] and span.begin < group:
-                self.world.fail(f"{queue}: {query} delivers {span.begin} again, the group is at {group} already")
+                self.world.fail(f"{queue}: {query} delivers {span.begin} again, although the group is already at {group}")
             if self.exact:
-                self.world.fail(f"{queue}: {query} delivers {span.begin} to {span.end - 1} again, {at - 1} was there before")
+                self.world.fail(
+                    f"{queue}: {query} delivers {span.begin} to {span.end - 1} again, although all up to {at - 1} came out before"
+                )
             self.repeats += min(span.end, at) - span.begin
         if span.end > at:
             self.processed[queue] = span.end
@@ -414,11 +426,11 @@ class Ledger:
             self.world.history.append({"event": "deliver", "lane": str(queue), "rows": rows})
 
     def unlocked(self, token: LockToken) -> None:
-        """A queue became free without a delay. Fail if a task is at work on it."""
+        """A queue became free without a delay. Fail if a task works on it."""
         if self.at_work(token):
-            self.world.fail(f"{token.queue} was unlocked by {token.client_id} while a task is at work on it")
+            self.world.fail(f"{token.queue} was unlocked by {token.client_id} while a task works on it")
 
 
 def message(queue: MessageQueue, offset: int) -> tuple[str, str]:
-    """The key and the id of the message at ``offset``."""
+    """Return the key and the id of the message at ``offset``."""
     return f"{queue.queue_id}.{offset % 3}", f"{queue.queue_id}:{offset}"
