@@ -1,7 +1,8 @@
-"""Makes the states in which a loss of power can leave the files of a recording.
+"""Generates the states in which a loss of power can leave the files of a recording.
 
-Since a file's last sync, each write may be complete, missing, or torn at 512 bytes; the length of a file and the entries of a folder
-are as old as their last sync allows. The states of different files and folders do not depend on each other.
+Each write since a file's last sync may be complete, missing, or torn at 512 bytes. Changes of a file's length and of a
+folder's entries
+since the last sync may also be missing. Different files and folders are independent of each other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SECTOR: Final = 512
 
 @dataclass
 class _File:
-    """``durable``: what the last sync has left. ``pending``: what came since."""
+    """``durable``: the content after the last sync. ``pending``: the changes since then."""
 
     durable: bytearray = field(default_factory=bytearray)
     pending: list[Write | Truncate] = field(default_factory=list)
@@ -42,13 +43,13 @@ class _File:
                 _apply(content, change)
             elif fate == "torn" and isinstance(change, Write):
                 for begin in range(0, len(change.data), SECTOR):
-                    # Sectors are those of the disk, and a write may begin within one.
+                    # Sectors are aligned on the disk, and a write may begin within a sector.
                     begin = max(0, begin - change.position % SECTOR)
                     piece = change.data[begin : begin + SECTOR - (change.position + begin) % SECTOR]
                     if random.random() < 0.5:
                         _apply(content, Write(change.path, change.position + begin, piece, False))
         if changes and random.random() < 0.5:
-            # The length is metadata: it may be older or newer than the content.
+            # The length is metadata, so it may be older or newer than the content.
             length = random.randint(min(len(self.durable), longest), longest)
             del content[length:]
             content.extend(bytes(length - len(content)))
@@ -67,7 +68,7 @@ def _apply(content: bytearray, change: Write | Truncate) -> None:
 
 @dataclass
 class _Folder:
-    """``durable``: the entries that the last sync has left, numbers of files by name. ``pending``: changes of entries since."""
+    """``durable``: the file numbers by name after the last sync. ``pending``: the changes of entries since then."""
 
     durable: dict[str, int] = field(default_factory=dict)
     pending: list[dict[str, int | None]] = field(default_factory=list)
@@ -80,7 +81,7 @@ class _Folder:
         return _entries(self.durable, self.pending)
 
     def after_loss(self, random: Random) -> dict[str, int]:
-        # Journals keep the order of such changes. A file system without one may not.
+        # A file system with a journal keeps the order of such changes. One without may not.
         if random.random() < 0.5:
             kept = self.pending[: random.randint(0, len(self.pending))]
         else:
@@ -100,14 +101,14 @@ def _entries(entries: dict[str, int], changes: Sequence[dict[str, int | None]]) 
 
 
 class Disk:
-    """The files below a folder, as events change them, and what a loss of power leaves of them."""
+    """The files below a folder, as the events change them, and what a loss of power leaves of them."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._folders: dict[int, _Folder] = {0: _Folder()}
         self._files: dict[int, _File] = {}
         self._next = 1
-        #: What the process had said, in order.
+        #: What the process had reported, in order.
         self.marks: list[str] = []
 
     def apply(self, event: Event) -> None:
@@ -135,7 +136,7 @@ class Disk:
             case Write(path, _, _, synced):
                 file = self._files[self._number(path)]
                 if synced:
-                    # It does not write what else is pending, and nothing of that has the same bytes.
+                    # A synchronous write does not write other pending changes, and none of them concerns the same bytes.
                     _apply(file.durable, event)
                 else:
                     file.pending.append(event)
@@ -145,13 +146,13 @@ class Disk:
                 number = self._number(path)
                 found = self._folders.get(number) or self._files[number]
                 if failed:
-                    # The kernel marks the pages as clean: nothing writes them any more.
+                    # After a failed sync, the kernel marks the pages as clean, so they are never written.
                     found.pending.clear()
                 else:
                     found.sync()
 
     def after_loss(self, place: Path, random: Random, under_way: Event | None) -> None:
-        """Write what a loss of power leaves into the folder ``place``. ``under_way``: the event that had begun."""
+        """Write the files that a loss of power leaves to the folder ``place``. ``under_way``: the event that had begun."""
         self._write(0, place, random, under_way)
 
     def _write(self, number: int, place: Path, random: Random, under_way: Event | None) -> None:
@@ -184,7 +185,9 @@ class Disk:
 
 
 def states(events: Sequence[Event], root: Path, seeds: Sequence[int]) -> Iterator[tuple[int, Random, Disk, Event | None]]:
-    """Yield (seed, its random numbers, the disk, the event under way) for each seed, in the order of the points in time."""
+    """Yield (seed, its random numbers, the disk, the event that had begun) for each seed, ordered by the time of the loss
+    of power.
+    """
     points = sorted((Random(seed).randrange(len(events) + 1), seed) for seed in seeds)
     disk, done = Disk(root), 0
     for point, seed in points:

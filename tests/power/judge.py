@@ -1,4 +1,6 @@
-"""Judges what a loss of power has left: what was acknowledged is there, nothing else is, and work can go on."""
+"""Judges the state after a loss of power: acknowledged changes are in the store, no other changes are, and the store is
+usable.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,14 @@ from tests.contract.support import bodies, queues_of, rows
 from tests.power.workload import LARGE, BootClock, seen
 
 State = dict[str, Any] | None
-#: Of a file that is being written, as nobody has changed it for a while.
+#: A modification time so old that the file cannot belong to a running writer.
 LONG_AGO = 3600.0
 
 
 def allowed(marks: Sequence[str], all_marks: Sequence[str]) -> list[State]:
-    """The states that may be there after ``marks``: the one that was last seen, and that after the step under way."""
+    """Return the states that are allowed after ``marks``: the last reported state, and the state after a step that had
+    begun.
+    """
     known = [json.loads(mark) for mark in marks]
     out = [next((mark["state"] for mark in reversed(known) if "state" in mark), None)]
     if known and "begin" in known[-1]:
@@ -34,14 +38,14 @@ def allowed(marks: Sequence[str], all_marks: Sequence[str]) -> list[State]:
 
 
 def allowed_copy(marks: Sequence[str], all_marks: Sequence[str]) -> list[State]:
-    """The states that the copy may be in: there is none, or it has what the store had when it was made."""
+    """Return the allowed states of the copy: no copy, or the state of the store when the copy was made."""
     made = next(mark for mark in map(json.loads, all_marks) if mark.get("end") == "snapshot" and mark["error"] is None)
     done = any(json.loads(mark) == made for mark in marks)
     return [made["state"]] if done else [None, made["state"]]
 
 
 def findings(store: Path, states: Sequence[State]) -> list[str]:
-    """What is wrong with the store: it must be in one of these states, sound, without garbage, and usable."""
+    """Return what is wrong with the store: it must be in one of these states, sound, without garbage, and usable."""
     clock = BootClock("boot-after", 1_700_001_000_000_000)
     try:
         with EmbeddedBroker(store, clock=clock) as broker:
@@ -53,7 +57,7 @@ def findings(store: Path, states: Sequence[State]) -> list[str]:
             found = examine(store).findings
             return found or [*_garbage(store, clock), *_more(broker), *examine(store).findings]
     except StoreError as error:
-        # What was never acknowledged may be half made: it is refused by name.
+        # A store that was never acknowledged may be half made. It must be refused with a named error.
         half_made = error.sub in (StoreCondition.NOT_A_STORE, StoreCondition.NOT_EMPTY)
         return [] if states[0] is None and half_made else [str(error)]
     except OrderedMQError as error:
@@ -72,7 +76,7 @@ def _differences(there: State, states: Sequence[State]) -> str:
 
 
 def _garbage(store: Path, clock: BootClock) -> list[str]:
-    """What stays in the folder of segments that nobody needs."""
+    """Return the unneeded files that remain in the folder of segments after garbage collection."""
     for name in examine(store).unused:
         os.utime(store / "segments" / name, (LONG_AGO, LONG_AGO))
     opened = Store.open(store)
@@ -85,7 +89,7 @@ def _garbage(store: Path, clock: BootClock) -> list[str]:
 
 
 def _more(broker: EmbeddedBroker) -> list[str]:
-    """Every way to write, once more. The new messages are behind the others, and nothing else has changed."""
+    """Write once more in every way. Return an error unless the new messages follow the old ones and these are unchanged."""
     out = []
     queues = queues_of(broker)
     before = {queue: _bodies(broker, queue) for queue in queues}

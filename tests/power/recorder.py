@@ -1,7 +1,8 @@
-"""Records what a process does to the files below a folder, with all data, in order: it runs under strace.
+"""Records everything that a process does to the files below a folder, with all data, in order, by running it under strace.
 
-An event is a system call that has returned without an error, and a sync also if it failed. Marks are what the process writes to a
-file named `MARKS` in the folder: they say in the recording what the process knew at that point.
+An event is a system call that succeeded, or a sync that failed. The process also writes marks to the file `MARKS` in the
+folder. In the
+recording, they say what the process knew at that point.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 MARKS: Final = "marks"
-#: The file of the recording itself.
+#: The name of the recording's own file.
 _OUTPUT: Final = "strace.txt"
 _CALLS: Final = (
     "openat,close,lseek,pwrite64,pwritev,pwritev2,write,writev,ftruncate,fallocate,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,"
@@ -29,7 +30,7 @@ _FILE: Final = re.compile(rb"^(\d+)<((?:\\x[0-9a-f]{2})*)>(?:\(deleted\))?")
 
 @dataclass(frozen=True)
 class Write:
-    """Bytes that were written at a position. ``synced``: the file was open for synchronous writes, so they are on the disk."""
+    """Bytes written at a position. ``synced``: the file was open for synchronous writes, so the bytes are on the disk."""
 
     path: Path
     position: int
@@ -46,7 +47,7 @@ class Truncate:
 
 @dataclass(frozen=True)
 class Sync:
-    """A sync of a file or a folder. ``failed``: it reported an error, and what it should have written is lost."""
+    """A sync of a file or a folder. ``failed``: it reported an error, and the data that it should have written are lost."""
 
     path: Path
     failed: bool = False
@@ -55,7 +56,7 @@ class Sync:
 
 @dataclass(frozen=True)
 class Make:
-    """A new file, or a new folder."""
+    """The creation of a file or a folder."""
 
     path: Path
     folder: bool = False
@@ -87,9 +88,10 @@ Event = Write | Truncate | Sync | Make | Rename | Link | Unlink | Mark
 
 
 def record(command: Sequence[str | Path], folder: Path, *, failing: str | None = None) -> list[Event]:
-    """Run a command, and return what it did below ``folder``.
+    """Run a command, and return the events below ``folder``.
 
-    ``failing``: a sync that fails, as strace's option inject names it ("fdatasync:error=EIO:when=3"). It is not carried out then.
+    ``failing``: a sync or write that fails, in the form of strace's option inject ("fdatasync:error=EIO:when=3"). It is not
+    carried out.
     """
     inject = [] if failing is None else ["-e", f"inject={failing}"]
     output = folder / _OUTPUT
@@ -121,7 +123,7 @@ def _decode(text: bytes) -> bytes:
 
 
 class _Parser:
-    """Turns strace's lines into events. It knows the position and the mode of each open file of one process."""
+    """Turns the lines of strace into events. It tracks the position and mode of each open file of one process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -186,7 +188,7 @@ class _Parser:
     def _write(self, name: str, path: Path, number: int, data: bytes, arguments: bytes, done: int) -> Iterator[Event]:
         data = data[:done]
         if name.startswith("p"):
-            # The last argument of pwritev2 has its flags.
+            # The last argument of pwritev2 is its flags, so the position is the one before.
             position = int(arguments.rsplit(b", ", 2)[-2 if name == "pwritev2" else -1])
         else:
             position = self._positions.get(number, 0)

@@ -1,4 +1,4 @@
-"""A program that moves micro-batches of ten rows from source to sink, and says when one begins and when the producer sends."""
+"""A program that moves micro-batches of ten rows from source to sink, and marks when each send and micro-batch begins."""
 
 from __future__ import annotations
 

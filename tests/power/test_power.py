@@ -1,7 +1,9 @@
-"""A loss of power at any moment: what was acknowledged is there, once and in order; nothing else is; and work can go on.
+"""A loss of power at any moment: acknowledged messages are in the store, once and in order, no others are, and the store is
+usable.
 
-A workload is recorded, and the product opens the states in which a loss of power could have left its files (`crash`). ``--nightly``
-tries 10,000 states, otherwise 300; a failure names the seed of its state.
+A workload is recorded. Then the product opens the states in which a loss of power could have left its files (`crash`).
+``--nightly``
+tries 10,000 states, other runs try 300. A failure names the seed of its state.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from tests.power.recorder import Event, Mark, Sync, Write, record
 from tests.power.workload import BUGS, COPY, STORE
 
 FEW, MANY = 300, 10_000
-#: Without ``--nightly``: calls that fail in turn, of each kind.
+#: Without ``--nightly``, this many calls of each kind fail in turn.
 SAMPLE = 2
-#: States that are tried of each recording with a failed sync.
+#: The number of states that are tried for each recording with a failed sync.
 AFTER_FAILURE = 30
-#: States within which a planted bug is found.
+#: The number of states within which a planted bug must be found.
 ENOUGH = 600
 
 
@@ -41,14 +43,14 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def sound(folder: Path) -> tuple[Path, list[Event]]:
-    """A run of the workload in which nothing fails."""
+    """A run of the workload without faults."""
     return recorded(folder, "sound")
 
 
 def recorded(
     folder: Path, name: str, *bug: str, failing: str | None = None, program: str = "tests.power.workload"
 ) -> tuple[Path, list[Event]]:
-    """The folder that a run of a program filled, and what was done in it."""
+    """Run a program. Return the folder that it filled, and the recorded events."""
     if shutil.which("strace") is None:
         why = "no strace on this machine: make tools installs it from Debian's archive, or install it yourself"
         if os.environ.get("CI") == "true":
@@ -61,7 +63,7 @@ def recorded(
 
 
 def tried(folder: Path, base: Path, events: Sequence[Event], seeds: Sequence[int]) -> Iterator[tuple[int, list[str]]]:
-    """Each seed with what is wrong with its state."""
+    """Yield each seed with what is wrong with its state."""
     marks = [event.text for event in events if isinstance(event, Mark)]
     place = folder / "state"
     for seed, random, disk, under_way in states(events, base, seeds):
@@ -76,18 +78,20 @@ def tried(folder: Path, base: Path, events: Sequence[Event], seeds: Sequence[int
 def test_after_a_loss_of_power_there_is_what_was_acknowledged_and_nothing_else(folder: Path, sound, nightly: bool):
     base, events = sound
     wrong = {seed: found for seed, found in tried(folder, base, events, range(MANY if nightly else FEW)) if found}
-    assert not wrong, f"{len(wrong)} states, for example {list(wrong.items())[:3]}"
+    assert not wrong, f"{len(wrong)} states are wrong, for example {list(wrong.items())[:3]}"
 
 
 def in_turn(events: Sequence[Event], kind: type[Sync | Write], call: str, nightly: bool) -> list[str]:
-    """strace's option for each call of a kind in a recording, so that it fails; without ``nightly`` for the first and some others."""
+    """Return strace options that make each call of a kind fail. Without ``nightly``: only the first call and some
+    others.
+    """
     first, *rest = range(1, 1 + sum(isinstance(event, kind) for event in events))
     chosen = [first, *(rest if nightly else Random(9).sample(rest, SAMPLE - 1))]
     return [f"{call}:when={number}" for number in chosen]
 
 
 def outcomes(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """What the workload said at the end of each step."""
+    """What the workload reported at the end of each step."""
     marks = [json.loads(event.text) for event in events if isinstance(event, Mark)]
     return [mark for mark in marks if "end" in mark]
 
@@ -95,7 +99,9 @@ def outcomes(events: Sequence[Event]) -> list[dict[str, Any]]:
 @pytest.mark.holds("loss of power")
 @pytest.mark.timeout(7200)
 def test_after_a_failed_sync_nothing_is_acknowledged_that_is_not_on_the_disk(folder: Path, sound, nightly: bool):
-    """Each sync in turn reports an error once, and what it should have written is lost; the step is then tried again."""
+    """Each sync in turn reports an error once, and the data that it should have written are lost. Then the step is tried
+    again.
+    """
     _, events = sound
     for call in ("fdatasync", "fsync"):
         kind = [event for event in events if isinstance(event, Sync) and event.data_only is (call == "fdatasync")]
@@ -105,7 +111,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged_that_is_not_on_the_disk(fol
             for one in outcomes(failed):
                 assert one["error"] is None or (one["error"] == "ORDEREDMQ_STORE.IO" and not one["again"]), (failing, one)
             wrong = {seed: found for seed, found in tried(folder, base, failed, range(AFTER_FAILURE)) if found}
-            assert not wrong, f"{failing}: {len(wrong)} states, for example {list(wrong.items())[:3]}"
+            assert not wrong, f"{failing}: {len(wrong)} states are wrong, for example {list(wrong.items())[:3]}"
             shutil.rmtree(base)
 
 
@@ -114,7 +120,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged_that_is_not_on_the_disk(fol
 def test_a_disk_that_is_full_at_one_write_says_so_changes_nothing_and_works_once_there_is_room(
     folder: Path, sound, nightly: bool
 ):
-    """Each write in turn finds no room, on the disk or in a quota; the step is then tried again."""
+    """Each write in turn finds no room, on the disk or in a quota. Then the step is tried again."""
     _, events = sound
     for call, error in (("pwrite64", "ENOSPC"), ("writev", "EDQUOT"), ("pwritev2", "ENOSPC")):
         kind = [event for event in events if isinstance(event, Write) and event.call == call]
@@ -130,21 +136,23 @@ def test_a_disk_that_is_full_at_one_write_says_so_changes_nothing_and_works_once
 
 
 def test_a_small_micro_batch_and_a_send_are_one_commit_each(folder: Path) -> None:
-    """A commit waits twice for the disk: LMDB syncs its pages, and writes its meta page synchronously. Nothing else waits."""
+    """A commit waits twice for the disk, because LMDB syncs its pages and writes its meta page synchronously. Nothing else
+    waits.
+    """
     _, events = recorded(folder, "small-batches", program="tests.power.small_batches")
     waits: list[list[str]] = []
     for event in events:
         if isinstance(event, Mark):
             waits.append([event.text])
         elif not waits:
-            # The topics are made.
+            # The topics are created before the first mark.
             continue
         elif isinstance(event, Sync):
             waits[-1].append(f"sync of {event.path.name}")
         elif isinstance(event, Write) and event.synced:
             waits[-1].append("commit")
     usual = ["sync of data.mdb", "commit"]
-    # The first micro-batches join the group and lock their queues.
+    # Skip the first micro-batches, which join the group and lock their queues.
     assert waits[4:-1] == [[json.dumps(what), *usual] for _ in range(4) for what in ("send", "micro-batch")]
 
 

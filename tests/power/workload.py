@@ -1,6 +1,6 @@
-"""A program that uses a store in every way that writes, and says after each step what the store has.
+"""A program that uses a store in every way that writes, and reports the content of the store after each step.
 
-It runs under strace (`recorder`): what it says is in the recording, between the writes that made it so. ``python -m
+It runs under strace (`recorder`), so the recording contains its reports between the writes that they follow. ``python -m
 tests.power.workload FOLDER [BUG]`` plants one of `BUGS` first.
 """
 
@@ -35,14 +35,14 @@ from orderedmq.parking.rules import Put, Ticket
 from tests.contract.support import locked, queues_of, rows
 from tests.power.recorder import MARKS
 
-#: The store, and a copy of it, in the folder of a run.
+#: The names of the store and of its copy in the folder of a run.
 STORE, COPY = "store", "copy"
-#: Bytes of a body with which an append or a task writes a segment.
+#: The size of a body in bytes for which an append or a task writes a segment.
 LARGE: Final = 70_000
 
 
 class BootClock:
-    """Clocks of one boot, that go on by a second with each look."""
+    """Clocks of one boot. Each reading of the wall clock moves them forward by a second."""
 
     def __init__(self, boot: str, micros: int = 1_700_000_000_000_000) -> None:
         self.boot = boot
@@ -57,7 +57,7 @@ class BootClock:
 
 
 def observed(broker: EmbeddedBroker) -> dict[str, Any]:
-    """Everything that a user can see of a store, as JSON has it; of bodies a checksum."""
+    """Return everything that a user can see of a store, in JSON types. Long bodies are replaced by checksums."""
     out: dict[str, Any] = {}
     for topic in broker.log.topics():
         for queue in queues_of(broker, topic.name):
@@ -82,7 +82,7 @@ def _messages(broker: EmbeddedBroker, queue: MessageQueue) -> Iterator[Any]:
 
 
 class Workload:
-    """The steps, in order. A step that has several transactions leaves nothing between them that a user could see."""
+    """The steps, in order. The intermediate states of a step with several transactions must be invisible to a user."""
 
     def __init__(self, folder: Path) -> None:
         self.broker = EmbeddedBroker(folder / STORE, clock=BootClock("boot-before"))
@@ -97,7 +97,7 @@ class Workload:
         return queues_of(self.broker, topic)[number]
 
     def append(self, *sizes: int, topic: str = "orders") -> None:
-        """One message into each queue of the topic, of these sizes."""
+        """Append one message of each of these sizes to the topic's queues, in turn."""
         queues = zip(queues_of(self.broker, topic), sizes)
         self.broker.log.append({queue: rows([self.body(size)]) for queue, size in queues})
 
@@ -113,7 +113,7 @@ class Workload:
         self.broker.outbox.publish(batch, receipts)
 
     def snapshot(self) -> None:
-        # A copy that could not be made leaves files, which its user deletes.
+        # A failed copy leaves files, which its user has to delete.
         shutil.rmtree(self._copy, ignore_errors=True)
         snapshot(self.broker.path, self._copy)
 
@@ -165,7 +165,7 @@ def _no_folder_sync() -> None:
 
 
 def _published_before_sync() -> None:
-    """The segment is synced when the transaction that publishes it has been committed."""
+    """The segment is synced after the commit of the transaction that publishes it."""
     late: list[tuple[int, Path]] = []
     write = Store.write
 
@@ -199,7 +199,7 @@ def _deleted_before_commit() -> None:
 
 
 def _merge_not_synced() -> None:
-    """A transaction's own segment is completed after its commit."""
+    """The segment that a transaction writes is completed after its commit."""
     sign, end = Transaction.sign, Transaction.end
 
     def unsynced(self: Transaction, *, always: bool = False) -> None:
@@ -215,7 +215,7 @@ def _merge_not_synced() -> None:
     Transaction.sign, Transaction.end = unsynced, late  # type: ignore[method-assign]
 
 
-#: By name: what is done too late, or not at all.
+#: Functions that plant a bug, by the name of the bug.
 BUGS: Final[Mapping[str, Callable[[], None]]] = {
     "no sync of a segment": _no_segment_sync,
     "no sync of the folder": _no_folder_sync,
@@ -236,7 +236,7 @@ def main() -> None:
 
     work = Workload(folder)
     for name, step in work.steps():
-        # What fails because the disk does is tried again.
+        # A step that fails because of the disk is tried again.
         for again in (False, True):
             say(begin=name)
             error = None
@@ -250,7 +250,7 @@ def main() -> None:
 
 
 def seen(broker: EmbeddedBroker) -> dict[str, Any] | None:
-    """What a user can see, None if there is no store, or one without a topic: the first topic makes the store."""
+    """Return what a user can see. Return None without a store or topics, because the first topic creates the store."""
     try:
         return observed(broker) or None
     except StoreError as error:

@@ -1,4 +1,6 @@
-"""The rules for alerts and the dashboard: promtool accepts the rules, each alert fires when it should, and both name metrics that exist."""
+"""The alert rules and the dashboard: promtool accepts the rules, alerts fire exactly when they should, and all named
+metrics exist.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ LETTERS = f"orderedmq_group_dead_letters_total{{{_GROUP}}}"
 HANDOVERS = f"orderedmq_group_handovers_total{{{_GROUP}}}"
 MESSAGES = [f"orderedmq_group_lag_messages{queue(number)}" for number in range(4)]
 FOUR_QUEUES = dict.fromkeys(MESSAGES, "0x60")
-#: What a query that hangs goes on exporting by itself: it had processed everything, and no micro-batch ends any more.
+#: The metric that a hanging query still exports. It had processed everything before it hung, and no micro-batch ends any
+#: more.
 LAST_KNOWN = {'orderedmq_queue_lag_messages{query="billing",topic="orders",broker="embedded",queue="0"}': "0x30"}
 WELL = {UP: "1x60"}
 
@@ -59,11 +62,13 @@ CASES = [
     Case("ExporterMissing", "nothing is scraped", {}, 6, True),
     Case("ExporterMissing", "one of two is not scraped", {**WELL, 'up{instance="f:9405",job="orderedmq"}': "0x20"}, 8, True),
     Case("ExporterMissing", "both are scraped", {**WELL, 'up{instance="f:9405",job="orderedmq"}': "1x20"}, 8, False),
-    Case("ExporterMissing", "a broker that is away is no missing exporter", {UP: "0x60"}, 10, False),
+    Case("ExporterMissing", "the broker is away, but the exporter answers", {UP: "0x60"}, 10, False),
     Case("BrokerUnreachable", "the broker went away", {UP: "1x3 0x10"}, 8, True),
-    Case("BrokerUnreachable", "it came back within two minutes", {UP: "1x3 0 1x10"}, 8, False),
-    Case("GroupNotSeen", "a group is refused at each look", {**WELL, FAILURES: "0+4x40"}, 20, True),
-    Case("GroupNotSeen", "the whole broker is away, which is another alert", {UP: "0x60", FAILURES: "0+4x40"}, 20, False),
+    Case("BrokerUnreachable", "the broker came back within two minutes", {UP: "1x3 0 1x10"}, 8, False),
+    Case("GroupNotSeen", "every read of a group is refused", {**WELL, FAILURES: "0+4x40"}, 20, True),
+    Case(
+        "GroupNotSeen", "the whole broker is away, for which another alert fires", {UP: "0x60", FAILURES: "0+4x40"}, 20, False
+    ),
     Case(
         "QueuesGone",
         "the nameserver no longer lists one of two brokers",
@@ -75,40 +80,56 @@ CASES = [
     Case("QueuesGone", "a broker restarts", {**WELL, MESSAGES[0]: "5x60", MESSAGES[1]: "5x20 _ _ 5x40"}, 24, False),
     Case("QueuesGone", "queues are added", {**WELL, MESSAGES[0]: "5x60", MESSAGES[1]: "_x20 5x40"}, 40, False),
     Case(
-        "QueuesGone", "the whole broker is away, which is another alert", {UP: "1x20 0x40", MESSAGES[0]: "5x20 _x40"}, 40, False
+        "QueuesGone",
+        "the whole broker is away, for which another alert fires",
+        {UP: "1x20 0x40", MESSAGES[0]: "5x20 _x40"},
+        40,
+        False,
     ),
     Case(
         "GroupStuck",
-        "a query hangs that had processed everything, and renews its locks",
+        "a query that had processed everything hangs, and still renews its locks",
         {**WELL, **LAST_KNOWN, LAG: "0x5 0+60x20", COMMIT: "0+60x30", LOCK: "55x30"},
         14,
         True,
     ),
     Case("GroupStuck", "a query is behind and commits", {**WELL, LAG: "0+60x30", COMMIT: "20x30", LOCK: "55x30"}, 25, False),
-    Case("GroupStuck", "a topic is at rest", {**WELL, LAG: "0x30", COMMIT: "0+60x30", LOCK: "55x30"}, 25, False),
-    Case("GroupStuck", "nobody owns the queue, which is another alert", {**WELL, LAG: "0+60x30", COMMIT: "0+60x30"}, 25, False),
+    Case("GroupStuck", "no messages are waiting", {**WELL, LAG: "0x30", COMMIT: "0+60x30", LOCK: "55x30"}, 25, False),
+    Case(
+        "GroupStuck",
+        "no query owns the queue, for which another alert fires",
+        {**WELL, LAG: "0+60x30", COMMIT: "0+60x30"},
+        25,
+        False,
+    ),
     Case("QueueWithoutOwner", "messages wait, and no query runs", {**WELL, LAG: "0+60x20"}, 8, True),
     Case("QueueWithoutOwner", "the owner is dead", {**WELL, LAG: "0+60x20", LOCK: "0x20"}, 8, True),
-    Case("QueueWithoutOwner", "the owner is at work", {**WELL, LAG: "0+60x20", LOCK: "55x20"}, 15, False),
-    Case("GroupBehind", "it stays behind", {**WELL, LAG: "1000x30"}, 12, True),
-    Case("GroupBehind", "it is behind for seven minutes", {**WELL, LAG: "1000x30"}, 7, False),
-    Case("RetentionNear", "half of a day is over", {**WELL, LAG: "44000+60x20", HORIZON: "42400-60x20"}, 7, True),
-    Case("RetentionNear", "a day is left of seven", {**WELL, LAG: "1000+60x20", HORIZON: "603800-60x20"}, 15, False),
-    Case("RetentionNear", "the topic is kept for ever", {**WELL, LAG: "9000000x20"}, 15, False),
+    Case("QueueWithoutOwner", "the owner is alive", {**WELL, LAG: "0+60x20", LOCK: "55x20"}, 15, False),
+    Case("GroupBehind", "the group stays behind", {**WELL, LAG: "1000x30"}, 12, True),
+    Case("GroupBehind", "the group is behind for seven minutes", {**WELL, LAG: "1000x30"}, 7, False),
+    Case(
+        "RetentionNear",
+        "more than half of the retention time is over",
+        {**WELL, LAG: "44000+60x20", HORIZON: "42400-60x20"},
+        7,
+        True,
+    ),
+    Case("RetentionNear", "nearly all of seven days is left", {**WELL, LAG: "1000+60x20", HORIZON: "603800-60x20"}, 15, False),
+    Case("RetentionNear", "the topic has no retention", {**WELL, LAG: "9000000x20"}, 15, False),
     Case("MessagesDeleted", "the group lost messages", {**WELL, DELETED: "0x5 7x5"}, 7, True),
     Case("MessagesDeleted", "nothing was deleted", {**WELL, DELETED: "0x10"}, 7, False),
     Case("KeysParked", "a key waits for over an hour", {**WELL, OLDEST: "3000+60x30", KEYS: "2x30", HELD: "1x30"}, 20, True),
     Case("KeysParked", "a key waits for some minutes", {**WELL, OLDEST: "100+60x30", KEYS: "1x30", HELD: "0x30"}, 20, False),
-    Case("KeysParked", "an operator holds them all", {**WELL, OLDEST: "9000+60x30", KEYS: "2x30", HELD: "2x30"}, 20, False),
-    Case("DeadLetters", "a letter is written", {**WELL, LETTERS: "0x5 1x10"}, 8, True),
-    Case("DeadLetters", "those that are there are old", {**WELL, LETTERS: "3x30"}, 20, False),
-    Case("OwnersFlap", "each minute a queue is handed over", {**WELL, **FOUR_QUEUES, HANDOVERS: "0+1x60"}, 40, True),
+    Case("KeysParked", "an operator holds all keys", {**WELL, OLDEST: "9000+60x30", KEYS: "2x30", HELD: "2x30"}, 20, False),
+    Case("DeadLetters", "a dead letter is written", {**WELL, LETTERS: "0x5 1x10"}, 8, True),
+    Case("DeadLetters", "all dead letters are old", {**WELL, LETTERS: "3x30"}, 20, False),
+    Case("OwnersFlap", "a queue is handed over every minute", {**WELL, **FOUR_QUEUES, HANDOVERS: "0+1x60"}, 40, True),
     Case("OwnersFlap", "a query was restarted once", {**WELL, **FOUR_QUEUES, HANDOVERS: "0x20 4x40"}, 40, False),
 ]
 
 
 def judged(rules: Path, cases: list[Case]) -> str:
-    """The tests of these cases as promtool reads them. JSON is YAML."""
+    """Return the tests of these cases for promtool. They are JSON, which is also YAML."""
     tests = [
         {
             "interval": "1m",

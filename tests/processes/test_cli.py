@@ -45,7 +45,8 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-#: Words of Spark's users. One without a capital may be a plain word.
+#: Names of options in Spark. Messages for users of the command must not use them. A name without a capital may be a plain
+#: word.
 OPTIONS = [option.name for option in (*SOURCE_OPTIONS, *SINK_OPTIONS) if not option.name.islower()]
 
 
@@ -55,7 +56,9 @@ def assert_speaks_of_commands(said: str) -> None:
 
 @pytest.fixture
 def run(store: Path) -> Run:
-    """Run the command; returns the JSON lines that it printed, having checked the exit code."""
+    """Run the command and check its exit code. Return the JSON lines that it printed, or standard error if it was
+    refused.
+    """
 
     def call(*arguments: str, code: int = 0, input: str | bytes | None = None) -> Any:
         result = CliRunner().invoke(app, ["--path", str(store), *arguments], input=input)
@@ -73,7 +76,7 @@ def run(store: Path) -> Run:
 
 @pytest.fixture
 def text(store: Path) -> Run:
-    """Run the command for a person; returns standard output and standard error."""
+    """Run the command for a person. Return standard output and standard error."""
 
     def call(*arguments: str, code: int = 0, input: str | None = None) -> str:
         result = CliRunner().invoke(app, ["--path", str(store), "--no-json", *arguments], input=input)
@@ -90,7 +93,7 @@ def broker(store: Path) -> Iterator[Broker]:
         yield broker
 
 
-# In general.
+# General.
 
 
 def test_version_and_help(run: Run) -> None:
@@ -128,7 +131,7 @@ def test_what_help_says_of_a_command_is_what_the_command_says() -> None:
 
 
 def completed(store: Path | None, *words: str) -> list[str]:
-    """The words that bash would offer instead of the last one, which is incomplete."""
+    """Return the words that bash would offer to complete the last word."""
     line = ["orderedmq", *(["--path", str(store)] if store else []), *words]
     environment = {"_ORDEREDMQ_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1)}
     result = CliRunner().invoke(app, [], prog_name="orderedmq", env=environment)
@@ -162,7 +165,7 @@ def test_completion_does_not_wait_for_a_cluster_that_is_away(monkeypatch: pytest
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
         assert completed(None, "peek", "--namesrv", address, "o") == []
-        # A request to a nameserver that does not answer is given up after 30 s.
+        # Without this limit, a request to a nameserver that does not answer is given up only after 30 s.
         assert time.monotonic() - began < 15
 
 
@@ -170,7 +173,7 @@ def test_a_store_is_made_only_where_nothing_else_is(run: Run, text: Run, store: 
     create = ("topic", "create", "a", "--queues", "1")
     store.mkdir()
     run(*create)
-    # One whose file is gone leaves its folders.
+    # A store whose file is gone still has its folders.
     (store / "owners").mkdir(exist_ok=True)
     (store / "data.mdb").unlink()
     run(*create)
@@ -287,7 +290,7 @@ def test_what_to_do_about_a_nameserver_that_cannot_be_reached() -> None:
 
 
 def _options() -> list[tuple[list[str], str]]:
-    """Each command with numbers but those that start servers or Spark, with each of its options but those that name a broker."""
+    """Each option of each command, without the commands that start servers or Spark and the options that name a broker."""
     found = []
     for first in ({*cli.COMMANDS} | {*cli.GROUPS}) - {"check", "demo", "rocketmq", "spark", "ui"}:
         made: Any = cli.load(first)
@@ -307,7 +310,7 @@ def test_a_number_that_nothing_has_room_for_ends_no_command_with_a_traceback(sto
     codes = {}
     for words, option in _options():
         names = {"audit": ["a", "a"], "parked": ["g"], "dlq": ["g"], "group": ["g"], "top": []}.get(words[0], ["a"])
-        # An offset is one of a queue.
+        # An offset needs a queue.
         more = ["--queue", "0"] if words == ["peek"] and option == "--offset" else []
         done = CliRunner().invoke(app, ["--path", str(store), *words, *names, *more, option, text], input="y\n")
         assert isinstance(done.exception, SystemExit | None), (words, option, done.exception)
@@ -425,7 +428,7 @@ def test_a_topics_life(run: Run, text: Run, broker: Broker) -> None:
 def test_trim(run: Run, text: Run) -> None:
     run("produce", "a", "--queues", "3", input="1\n2\n3\n4\n5\n")
     gone = run("topic", "trim", "a", "--before", '{"a": {"embedded": {"0": -1, "1": 1, "2": -2}}}')
-    # Whole chunks only: queue 1 has one of two messages.
+    # Only whole chunks are deleted: before offset 1, queue 1 has half of a chunk of two messages.
     assert [(row["queue_id"], row["deleted"], row["min_offset"]) for row in gone] == [(0, 2, 2), (1, 0, 0), (2, 0, 0)]
     assert "forever" in text("topic", "trim", "a")
     for before in ('{"a": {"embedded": {"9": 1}}}', '{"b": {"embedded": {"0": 1}}}', '{"a": {"embedded": {"0": 99}}}', "{"):
@@ -440,12 +443,12 @@ def test_lines_go_round_and_keys_go_to_their_queue(run: Run, broker: Broker) -> 
     assert bodies(broker, "a") == [[(None, b"1"), (None, b"3")], [(None, b""), (None, b"\xff")]]
     run("produce", "k", "--queues", "4", "--key-separator", "::", input="x::1\ny::2::3\nx::4")
     assert sorted(filter(None, bodies(broker, "k"))) == [[("x", b"1"), ("x", b"4")], [("y", b"2::3")]]
-    # Java's hash: "x".hashCode() is 120, "y" 121.
+    # As in Java, "x".hashCode() is 120 and "y".hashCode() is 121.
     assert [len(queue) for queue in bodies(broker, "k")] == [2, 1, 0, 0]
 
 
 def test_a_key_that_is_a_number_goes_as_a_java_producer_sends_it(run: Run, broker: Broker) -> None:
-    # 2^32 + 2 has the hash 3 as a Long, and "4294967298" one that 8 divides.
+    # As a Long, 2^32 + 2 has the hash 3. The hash of the text "4294967298" is a multiple of 8.
     broker.admin.create_topic("n", 8)
     for arguments in ([], ["--sharding-key-type", "long"], ["--selector", "mod"], ["--sharding-key-type", "text"]):
         run("produce", "n", "--key", "id", *arguments, input='{"id": 4294967298}')
@@ -518,7 +521,7 @@ def test_what_cannot_be_produced(
 
 
 def pulled(broker: Broker, topic: str, *columns: str) -> list[tuple[Any, ...]]:
-    """Columns of the messages of a topic of one queue."""
+    """Return these columns of all messages of a topic with one queue."""
     [queue] = broker.log.queues(topic)
     batch = broker.log.pull(queue, 0, 1000, 1 << 24, columns)
     return list(zip(*(batch[name].to_pylist() for name in columns), strict=True))
@@ -558,7 +561,7 @@ def test_fields_of_objects_are_tags_and_properties(run: Run, broker: Broker) -> 
         ("y", None, [("src", "test")]),
         ("z", None, [("src", "test"), ("n", "1.5")]),
     ]
-    # A field says that lines are objects, without --key as well.
+    # The field options say that lines are JSON objects, even without --key.
     assert "not JSON" in CliRunner().invoke(app, ["produce", "a", *fields, "--path", str(broker.path)], input="no").stderr  # type: ignore[attr-defined]
 
 
@@ -582,13 +585,13 @@ def test_nothing_is_drawn_over_what_is_typed(store: Path, broker: Broker) -> Non
     read_until(lambda: b"Ctrl-D" in said)
     for number, line in enumerate((b"hello\n", b"world\n"), 1):
         os.write(ours, line)
-        # A bar is drawn ten times a second: it has had its time when the line is written.
+        # A progress bar would be drawn ten times a second, so it would have appeared by the time the line is written.
         read_until(lambda number=number: broker.log.bounds([queue])[queue].max_offset == number)  # type: ignore[misc]
     os.write(ours, b"\x04")
     read_until(lambda: b"wrote 2 messages" in said)
     assert process.wait(60) == 0
     os.close(ours)
-    # Not one control character, and nothing between what was typed.
+    # The output has no control character, and nothing else between the typed lines.
     assert b"\x1b" not in said
     assert said.startswith(b"reading lines from the terminal. Press Ctrl-D to end\r\nhello\r\nworld\r\nwrote 2 messages")
 
@@ -630,7 +633,7 @@ def test_peek(run: Run, text: Run) -> None:
 
 
 class Following:
-    """``peek --follow`` in a process of its own."""
+    """``peek --follow`` in a separate process."""
 
     def __init__(self, store: Path, *arguments: str) -> None:
         command = [*COMMAND, "peek", "a", "--follow", "--path", str(store), *arguments]
@@ -642,7 +645,7 @@ class Following:
         return [(row["queue_id"], row["body"]) for row in found]
 
     def end(self) -> str:
-        """What it says to Ctrl-C, after which it ends as it should."""
+        """Send Ctrl-C, assert that the process ends normally, and return its standard error."""
         self.process.send_signal(signal.SIGINT)
         left, said = self.process.communicate(timeout=60)
         assert self.process.returncode == 0
@@ -662,7 +665,7 @@ def test_follow_shows_what_comes_until_ctrl_c(store: Path, broker: Broker) -> No
     assert all_of_it.rows(1) == [(1, "y0")]
     broker.log.append({first: rows["x2"]})
     assert all_of_it.rows(1) == of_key.rows(1) == [(0, "x2")]
-    # A queue that is new.
+    # A queue that is added later is followed.
     broker.admin.add_queues("a", 3)
     broker.log.append({broker.log.queues("a")[2]: rows["y1"]})
     assert all_of_it.rows(1) == [(2, "y1")]
@@ -683,14 +686,16 @@ def test_follow_ends_after_a_count_and_says_when_the_topic_is_another(store: Pat
     broker.admin.delete_topic("a")
     broker.admin.create_topic("a", 1)
     _, said = following.process.communicate(timeout=60)
-    # Either state may be seen first.
+    # The command may see the topic deleted or created again.
     assert following.process.returncode in (1, 3)
     assert b"DATA_LOSS.TOPIC_RECREATED" in said or b"TOPIC.MISSING" in said
     assert len(said.splitlines()) == 1
 
 
 def test_a_message_gives_a_terminal_no_orders(run: Run, text: Run, store: Path, broker: Broker) -> None:
-    """Escape sequences set the terminal's title or clear its screen, or make it answer as if the user had typed."""
+    """Escape sequences can set the terminal's title, clear its screen, or make it send an answer as if the user had typed
+    it.
+    """
     broker.admin.create_topic("a", 1)
     body, key = "\x1b]0;title\x07\tend\x9b2J\r\nnext\u202egnp.exe\u2066\u200f", "k\x1b[2J\r"
     broker.log.append({broker.log.queues("a")[0]: pa.record_batch({"body": [body], "sharding_key": [key], "tags": ["\x7f"]})})
@@ -702,7 +707,7 @@ def test_a_message_gives_a_terminal_no_orders(run: Run, text: Run, store: Path, 
     assert not obeyed.search(json_lines)
     for shown in (text("peek", "a"), text("peek", "a", "--full"), followed):
         for said in (r"\x1b]0;title\x07", r"end\x9b2J", r"next\u202egnp.exe\u2066\u200f", r"k\x1b[2J\r", r"\x7f"):
-            # A cell is folded.
+            # The table folds long cells, so compare without white space.
             assert said in re.sub(r"\s", "", shown)
         assert not obeyed.search(shown)
 
@@ -710,7 +715,7 @@ def test_a_message_gives_a_terminal_no_orders(run: Run, text: Run, store: Path, 
 def test_a_terminal_gets_a_screen_of_a_long_value_its_length_and_how_to_see_all_of_it(
     run: Run, text: Run, store: Path, broker: Broker
 ) -> None:
-    """4 MiB of NULs are 16 million characters when they are escaped: rich takes a minute to fold them."""
+    """Escaped, 4 MiB of NULs are 16 million characters, which rich takes a minute to fold."""
     broker.admin.create_topic("a", 1)
     [queue] = broker.log.queues("a")
     for row in (
@@ -723,9 +728,9 @@ def test_a_terminal_gets_a_screen_of_a_long_value_its_length_and_how_to_see_all_
         broker.log.append({queue: pa.RecordBatch.from_pylist([row], schema=PRODUCER_SCHEMA)})
     followed = ("peek", "a", "-f", "--last", "5", "-n", "5")
     for shown in (text("peek", "a"), text(*followed)):
-        # A screen has 80 times 24 characters. A table adds what it takes to fold a value.
+        # A screen has 80 times 24 characters. A table needs more, because it folds values.
         assert len(shown) < 10 * 5 * 1920
-        # A cell is folded.
+        # The table folds long cells, so compare without white space.
         said = re.sub(r"\s", "", shown)
         for length in ("4,194,304", "10,002", "1,500", "4,000", "3,000"):
             assert said.count(f"…({length}characters,--fullshowsall)") == 1
@@ -818,7 +823,7 @@ def test_audit(run: Run, text: Run, tmp_path: Path) -> None:
     assert "no field 'v'" in run("audit", "one", "two", "--id-field", "v", code=2)
 
 
-# As processes.
+# In separate processes.
 
 
 def spawn(*arguments: str, **settings: Any) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""The command's part for consumer groups: describing, seeking and deleting them, locks, dead letters, the live view.
+"""The commands for consumer groups: describing, seeking and deleting groups, locks, dead letters, and the live view.
 
 Long because its commands are tested on the same group with the same helpers.
 """
@@ -39,7 +39,7 @@ from orderedmq.tools.seek import Target, parse_target
 from tests.command import COMMAND, ENVIRONMENT, Run, bodies, on_terminal
 
 SHARED = Subscription("shared", "a", "averagely")
-#: Holds queue 0 of topic a in group g until it is killed.
+#: A program that owns queue 0 of topic a in group g until it is killed.
 HOLDER = """
 import sys, time, orderedmq
 from orderedmq.ownership.membership import Subscription
@@ -50,7 +50,7 @@ with orderedmq.connect(sys.argv[1]) as broker:
     print(client.client_id, flush=True)
     time.sleep(600)
 """
-#: The command, killed between the append of its second piece of letters and the commit.
+#: The command, killed after it has appended its second piece of letters and before it commits that piece.
 KILLED_REPLAY = """
 import os
 from orderedmq.tools import dead_letters
@@ -75,7 +75,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(store: Path) -> Run:
-    """Run the command; returns the JSON lines that it printed, or what it said when it refused."""
+    """Run the command. Return the JSON lines that it printed, or standard error if it was refused."""
 
     def call(*arguments: str, code: int = 0) -> Any:
         result = CliRunner().invoke(app, ["--path", str(store), *arguments])
@@ -91,7 +91,7 @@ def run(store: Path) -> Run:
 
 @pytest.fixture
 def text(store: Path) -> Run:
-    """Run the command for a person; returns what it says."""
+    """Run the command for a person. Return its output."""
 
     def call(*arguments: str) -> str:
         result = CliRunner().invoke(app, ["--path", str(store), "--no-json", *arguments], env={"COLUMNS": "240"})
@@ -103,7 +103,7 @@ def text(store: Path) -> Run:
 
 @pytest.fixture
 def broker(store: Path) -> Iterator[Broker]:
-    """A store with topic a: three messages in each of two queues."""
+    """A store with topic a, which has three messages in each of two queues."""
     with orderedmq.connect(store) as broker:
         broker.admin.create_topic("a", 2)
         for queue in broker.log.queues("a"):
@@ -117,7 +117,7 @@ def take(broker: Broker, group: str, client: ClientIdentity, *queues: MessageQue
 
 
 def commit(broker: Broker, group: str, offsets: dict[MessageQueue, int]) -> None:
-    """Offsets of a query that has ended."""
+    """Set the group's offsets as a query does that has ended since."""
     client = broker.groups.join("earlier")
     tokens = take(broker, group, client, *offsets)
     broker.groups.commit({token: offsets[token.queue] for token in tokens})
@@ -131,7 +131,7 @@ def offsets(broker: Broker, group: str = "g") -> list[int]:
 
 @pytest.fixture
 def holder(store: Path, broker: Broker) -> Iterator[subprocess.Popen[str]]:
-    """A process that is a member of group g and has queue 0."""
+    """A process that is a member of group g and owns queue 0."""
     child = subprocess.Popen([sys.executable, "-c", HOLDER, str(store)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline()
@@ -140,7 +140,7 @@ def holder(store: Path, broker: Broker) -> Iterator[subprocess.Popen[str]]:
     child.communicate()
 
 
-# In general.
+# General.
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_seek_to_each_kind_of_place(run: Run, text: Run, broker: Broker) -> None
     first, second = broker.log.queues("a")
     broker.admin.create_topic("other", 1)
     commit(broker, "g", {first: 2})
-    # All queues of the topics that the group has offsets of.
+    # Seek all queues of the topics in which the group has offsets.
     rows = run("group", "seek", "g", "--to", "latest")
     assert [(row["topic"], row["queue_id"], row["old"], row["new"]) for row in rows] == [("a", 0, 2, 3), ("a", 1, None, 3)]
     assert {(row["reset"], row["dry_run"]) for row in rows} == {(1, False)}
@@ -346,7 +346,7 @@ def test_delete_says_what_there_was(run: Run, text: Run, broker: Broker) -> None
 
 @pytest.fixture
 def parked(broker: Broker) -> MessageQueue:
-    """The first queue of topic a, of which group g has parked two messages and processed the rest."""
+    """The first queue of topic a. Group g has parked two of its messages and processed the others."""
     queue = broker.log.queues("a")[0]
     client = broker.groups.join("query")
     [token] = take(broker, "g", client, queue)
@@ -414,7 +414,7 @@ def test_release(run: Run, text: Run, broker: Broker) -> None:
     assert run("lock", "list") == []
     take(broker, "g", client, first, second)
     broker.groups.leave(client)
-    # Its owner is gone: nothing to force.
+    # The owner is gone, so no --force is needed.
     assert len(run("lock", "release", "g")) == 2
     assert "none of these queues is locked" in text("lock", "release", "g")
     for queue, code in (("none", 3), ("a/2", 3), ("a/x", 2), ("a/broker-a/0", 3), ("/1", 2), ("a/0/0/0", 2)):
@@ -432,7 +432,7 @@ def put_aside(
     error: str = "ValueError: no",
     **columns: Any,
 ) -> None:
-    """Messages of a queue, offset → sharding key, go to the group's dead letters."""
+    """Write dead letters of the group for messages of a queue, given as offset → sharding key."""
     client = broker.groups.join("listener")
     [token] = take(broker, group, client, queue)
     rows = [
@@ -459,7 +459,7 @@ def put_aside(
 
 
 def sent(broker: Broker, topic: str = "a") -> list[list[bytes]]:
-    """The bodies of each queue, without the three that topic a begins with."""
+    """The bodies in each queue, without the three messages that topic a has from the start."""
     return [[body for _, body in rows if b"-" in body] for rows in bodies(broker, topic)]
 
 
@@ -513,7 +513,7 @@ def test_dead_letters_are_listed(run: Run, text: Run, broker: Broker) -> None:
     assert [row["offset"] for row in run("dlq", "list", "g", "--offset", "1", "-n", "1")] == [1]
     assert "more letters follow: --offset 2" in text("dlq", "list", "g", "-n", "2")
     assert "BEYOND_END" in run("dlq", "list", "g", "--offset", "4", code=1)
-    # They outlive their group.
+    # Dead letters outlive their group.
     broker.admin.delete_group("g")
     assert len(run("dlq", "list", "g")) == 3
 
@@ -531,7 +531,7 @@ def test_a_dead_letter_gives_a_terminal_no_orders(run: Run, text: Run, broker: B
 
 def test_replay_sends_each_letter_once(run: Run, text: Run, broker: Broker) -> None:
     first, second = broker.log.queues("a")
-    # Java's hash: "x".hashCode() is 120, "y" 121.
+    # As in Java, "x".hashCode() is 120 and "y".hashCode() is 121.
     put_aside(broker, first, {0: "x", 1: "y", 2: None}, tags="t", keys="k1")
     put_aside(broker, second, {0: None, 2: "x"})
     [done] = run("dlq", "replay", "g", "--all")
@@ -544,11 +544,11 @@ def test_replay_sends_each_letter_once(run: Run, text: Run, broker: Broker) -> N
     assert "replayed 1 dead letter of group g: 1 to a" in text("dlq", "replay", "g", "--all")
     assert sent(broker)[1] == [b"0-1", b"1-0", b"1-1"]
     row = broker.log.pull(first, 3, 1, 1 << 20, ("tags", "keys", "sharding_key", "properties")).to_pylist()[0]
-    # The message as it was, with nothing of its failure, but how often it was replayed.
+    # The message is as it was, without the properties of its failure, but with the number of its replays.
     own = [("mine", "x"), ("ORDEREDMQ_REPLAYS", "g=1")]
     assert row == {"tags": "t", "keys": "k1", "sharding_key": "x", "properties": own}
     assert run("lock", "list", "--group", REPLAY_GROUP) == []
-    # Again on purpose.
+    # A seek of the replay group makes the letters replayable again.
     run("group", "seek", REPLAY_GROUP, "--to", "earliest")
     assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 6
 
@@ -560,7 +560,7 @@ def test_replay_of_chosen_letters(run: Run, broker: Broker) -> None:
     assert run("dlq", "replay", "g", "--offset", "1", "--offset", "0", "--offset", "4", "--offset", "0")[0]["replayed"] == 3
     assert sent(broker)[0] == [b"0-0", b"0-1", b"1-1"]
     assert [row["offset"] for row in run("dlq", "list", "g") if row["replayed"]] == [0, 1, 4]
-    # Whoever names a letter wants it sent, also again; --all leaves out what was sent.
+    # --offset sends a letter even if it was sent before; --all leaves out letters that were sent.
     assert run("dlq", "replay", "g", "--offset", "1")[0]["replayed"] == 1
     assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 3
     assert sent(broker)[0][4:] == [b"0-2", b"1-0", b"1-2"]
@@ -594,7 +594,7 @@ def test_replay_into_another_topic(run: Run, broker: Broker) -> None:
     put_aside(broker, broker.log.queues("a")[0], {0: "x"})
     put_aside(broker, broker.log.queues("gone")[2], {0: None, 1: "y"})
     broker.admin.delete_topic("gone")
-    # Nothing is sent unless all have a place to go to.
+    # No letter is sent unless all letters have a topic to go to.
     said = run("dlq", "replay", "g", "--all", code=3)
     assert "dead letter 1 came from topic 'gone'" in said
     assert sent(broker) == [[], []]
@@ -604,7 +604,7 @@ def test_replay_into_another_topic(run: Run, broker: Broker) -> None:
 
 
 def test_replay_of_keys_that_are_numbers_goes_to_the_queue_that_they_came_from(run: Run, broker: Broker) -> None:
-    # As a String "17" has the hash 1574 and goes to the first queue; as a number it is odd.
+    # As a String, "17" has the hash 1574 and goes to the first queue. As a number it is odd and goes to the second.
     first, second = broker.log.queues("a")
     put_aside(broker, second, {0: "17"})
     put_aside(broker, first, {1: "x", 2: "4294967298"})
@@ -615,7 +615,7 @@ def test_replay_of_keys_that_are_numbers_goes_to_the_queue_that_they_came_from(r
     assert "--sharding-key-type text" in said
     assert "dead letter 3 " in (said := run("dlq", "replay", "g", "--offset", "3", code=2))
     assert "queues: --sharding-key-type long, or" in said
-    # What its text sent there goes as before, and so does a key that is no number.
+    # Keys that are not numbers, and keys that went to their queue by their text, are sent as before.
     assert run("dlq", "replay", "g", "--offset", "1", "--offset", "2")[0]["replayed"] == 2
     assert sent(broker) == [[b"0-1", b"0-2"], []]
     run("dlq", "replay", "g", "--offset", "3", "--selector", "mod")
@@ -644,9 +644,9 @@ def test_a_killed_replay_loses_nothing_and_repeats_one_piece(run: Run, store: Pa
     script = [sys.executable, "-c", KILLED_REPLAY, "--path", str(store), "dlq", "replay", "g", "--all"]
     killed = subprocess.run(script, capture_output=True, env=ENVIRONMENT)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    # Pieces of three: the second one was appended and not committed.
+    # Pieces have three letters. The second piece was appended and not committed.
     assert [row["replayed"] for row in run("dlq", "list", "g")] == [True] * 3 + [False] * 7
-    # Its lock died with it.
+    # The lock of the killed process is free.
     assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 7
     order = [*range(6), *range(3, 10)]
     assert sent(broker)[0] == [f"0-{offset}".encode() for offset in order]
@@ -670,7 +670,7 @@ def test_rates() -> None:
     assert rates.see(2.0, {"a": 10, "b": 5}) == {"a": 5.0}
     assert rates.see(4.0, {"a": 10, "b": 9}) == {"a": 2.5, "b": 2.0}
     assert rates.see(14.0, {"a": 10}) == {"a": 0.0}
-    # After a seek back there is nothing to compare with.
+    # After a seek back, there is no earlier value to compare with.
     assert rates.see(15.0, {"a": 3, "b": 9}) == {}
     assert rates.see(16.0, {"a": 4}) == {"a": 1.0}
 
@@ -733,7 +733,7 @@ def test_top_follows_and_ends_with_ctrl_c(store: Path, broker: Broker) -> None:
             break
     os.close(ours)
     assert b"Traceback" not in said
-    # The cursor is back.
+    # The cursor is visible again at the end.
     assert said.rindex(b"\x1b[?25h") > said.rindex(b"\x1b[?25l")
 
 

@@ -1,4 +1,4 @@
-"""The demo's data and what it works out of them, without Spark."""
+"""The demo's data, and the results that it computes from them, without Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def at(event: dict[str, Any]) -> float:
 
 
 def test_a_year_of_flights_is_in_order_and_makes_sense(events: pa.RecordBatch) -> None:
-    # 328,521 flights left; of these 328,063 are known to have landed.
+    # 328,521 flights departed, and 328,063 of them are known to have landed.
     assert events.num_rows == 656_584
     lines = pa.py_buffer(b"\n".join(events["body"].to_pylist()))
     fields = pa.schema([(name, pa.string()) for name in ("id", "type", "tailnum", "actual")])
@@ -47,7 +47,8 @@ def test_a_year_of_flights_is_in_order_and_makes_sense(events: pa.RecordBatch) -
     assert pc.count_distinct(aircraft).as_py() == 4037
     assert np.array_equal(pc.sort_indices(texts), np.arange(len(texts)))
     assert (texts[0].as_py(), texts[-1].as_py()) == ("2013-01-01 10:17:00Z", "2014-01-01 10:53:00Z")
-    # Time zones are right: every flight takes its time, and next to none overlaps with the next of its aircraft.
+    # The time zones are right, because every flight has a positive duration, and almost no flight overlaps with its
+    # aircraft's next one.
     minutes = pc.strptime(texts, "%Y-%m-%d %H:%M:%SZ", "s").cast(pa.int64()).to_numpy() / 60
     flight = pc.replace_substring_regex(ids, r"/[^/]*$", "")
     lands = np.flatnonzero(pc.equal(kinds, "arrival"))
@@ -69,7 +70,7 @@ def test_fewer_events_are_the_first_ones(events: pa.RecordBatch) -> None:
 
 
 def one_by_one(bodies: list[bytes]) -> list[dict[str, Any]]:
-    """The same again, event by event."""
+    """Compute the results of `follow` again, event by event."""
     known: dict[str, dict[str, Any]] = {}
     out = []
     for body in bodies:
@@ -95,7 +96,7 @@ def one_by_one(bodies: list[bytes]) -> list[dict[str, Any]]:
 
 
 def test_every_event_is_what_following_it_by_hand_gives_in_any_batches(events: pa.RecordBatch) -> None:
-    # One in forty aircraft, so that the same ones come again and again.
+    # Choose one of forty aircraft, so that the same aircraft occur often.
     chosen = [
         body for body, key in zip(events["body"].to_pylist(), events["sharding_key"].to_pylist()) if hash_of(key) % 40 == 0
     ]

@@ -1,4 +1,4 @@
-"""What a release consists of: the sdist and the wheel that `make dist` builds, from the files as they are."""
+"""The files of a release: the sdist and the wheel that `make dist` builds from the current sources."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def build(out: Path, *options: str) -> str:
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a release, whose wheel was built from its sdist, and what the build said."""
+    """The folder of a release, whose wheel was built from its sdist, and the output of the build."""
     out = tmp_path_factory.mktemp("release")
     return out, build(out)
 
@@ -61,7 +61,7 @@ def test_the_wheel_has_what_users_need_and_nothing_else(wheel: Path) -> None:
     for package in ("orderedmq", "ordered_source", "ordered_sink"):
         assert f"{package}/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-    # The web page's templates and what they load.
+    # The templates of the web page, and the files that they load.
     page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "orderedmq" / "ui").rglob("*.*") if path.suffix != ".pyc"}
     assert {Path(name).suffix for name in page} == {".py", ".html", ".css", ".js", ".svg"}
     assert page - set(names) == set()
@@ -79,7 +79,7 @@ def test_the_wheel_says_where_its_command_and_its_plugin_are(wheel: Path) -> Non
 def test_the_sdist_has_every_file_of_the_repository_but_those_of_its_host(release: tuple[Path, str]) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
-        pytest.skip("no git repository says which files belong to it")
+        pytest.skip("without a git repository, the list of its files is not known")
     with tarfile.open(release[0] / f"{NAME}.tar.gz") as archive:
         names = {name.removeprefix(f"{NAME}/") for name in archive.getnames()}
     tracked = {name for name in listed.stdout.splitlines() if not name.startswith(".") and (ROOT / name).exists()}
@@ -105,4 +105,4 @@ def test_the_metadata_is_valid_and_says_what_an_index_shows(wheel: Path) -> None
     assert minors == sorted(minors)
     assert isinstance(metadata.requires_python, SpecifierSet)
     oldest = next(minor for minor in range(20) if f"3.{minor}" in metadata.requires_python)
-    assert minors[0] == str(oldest), "the oldest Python that is named is the oldest that pip lets in"
+    assert minors[0] == str(oldest), "the oldest Python in the classifiers must be the oldest that requires_python allows"

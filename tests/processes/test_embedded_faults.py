@@ -1,6 +1,7 @@
-"""The store under faults: killed processes, many at once, no room, flipped bits. After each the store is checked.
+"""The store under faults: killed processes, many concurrent processes, no room, flipped bits. Each test checks the store
+afterwards.
 
-Processes are forked from a server that has imported everything, and killed by their own pid.
+Processes are forked from a server that has imported everything, and are killed by their pid.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from orderedmq.parking.rules import Put, Ticket, parked_queue
 from tests.contract.support import BIG, bodies, locked, pull, queues_of, refused, rows, span, state
 
 PROCESSES = mp.get_context("forkserver")
-# pandas: pyarrow imports it when it makes its first array.
+# Preload pandas because pyarrow imports it when it creates its first array.
 PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.processes.test_embedded_faults"])
 
 
@@ -57,7 +58,7 @@ class Child:
         theirs.close()
 
     def messages(self, most: int | None = None) -> Iterator[Any]:
-        """What it says, until it ends."""
+        """Yield the objects that the process sends, until it ends."""
         for _ in itertools.count() if most is None else range(most):
             try:
                 yield self.pipe.recv()
@@ -65,7 +66,7 @@ class Child:
                 return
 
     def kill(self) -> list[Any]:
-        """What it had said and was not heard yet."""
+        """Kill the process. Return the objects that it had sent and that were not received yet."""
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.join()
@@ -84,7 +85,9 @@ def _run(path: Path, pipe: Connection, work: Callable[..., None], *arguments: ob
 
 
 def settle(broker: Broker) -> None:
-    """Take the writer's turn once: a commit whose writer was killed at its very last step is seen only after another writer came."""
+    """Become the writer once, because a commit whose writer was killed in its last step becomes visible only to the next
+    writer.
+    """
     broker.groups.renew([])
 
 
@@ -102,7 +105,7 @@ def append_for_ever(broker: Broker, pipe: Connection) -> None:
 
 @pytest.mark.holds("kill -9")
 def test_a_producer_that_is_killed_loses_nothing_it_was_told_is_there(path: Path, broker: EmbeddedBroker):
-    """20 kills; after each, what was acknowledged is there, and at most one append that was not."""
+    """After each of 20 kills, all acknowledged appends are in the store, and at most one more append."""
     random, queue = Random(1), queues_of(broker)[0]
     for _ in range(20):
         before = broker.log.bounds([queue])[queue].max_offset
@@ -120,7 +123,7 @@ def test_a_producer_that_is_killed_loses_nothing_it_was_told_is_there(path: Path
 def publish_for_ever(broker: Broker, pipe: Connection) -> None:
     queues = queues_of(broker)
     number = broker.log.bounds(queues)[queues[0]].max_offset // 2
-    # The last one may have been published without a word.
+    # The killed process may have published the last batch without reporting it.
     for batch in itertools.count(max(0, number - 1)):
         staging = broker.outbox.open(SinkBatch("s", batch), 0)
         staging.add(queues[0], rows([f"{batch}a", f"{batch}b"]))
@@ -168,10 +171,10 @@ def test_a_consumer_that_is_killed_leaves_both_offsets_where_one_commit_put_them
         assert offsets[queues[0]] - heard[-1][1] in (0, 1)
         epochs.append(heard[-1][0])
         assert check(path) == []
-    assert epochs == sorted(set(epochs)), "each restart was granted its locks at once, under a new epoch"
+    assert epochs == sorted(set(epochs)), "each restart must get its locks immediately, under a new epoch"
 
 
-# -- many processes at once -------------------------------------------------------------------------------------------------------
+# -- many concurrent processes ----------------------------------------------------------------------------------------------------
 
 
 def write_some(broker: Broker, pipe: Connection, name: int, turns: int) -> None:
@@ -194,7 +197,9 @@ def write_some(broker: Broker, pipe: Connection, name: int, turns: int) -> None:
 
 
 def read_all(broker: Broker, pipe: Connection, expected_end: Connection) -> None:
-    """Reads both topics until told that the writers are done and nothing is left; every pull begins where the last one ended."""
+    """Read both topics until told that the writers have ended and no message is left. Each pull begins where the last one
+    ended.
+    """
     queues = [*queues_of(broker), *queues_of(broker, "aged")]
     at = dict.fromkeys(queues, 0)
     seen: dict[str, int] = {}
@@ -215,7 +220,7 @@ def read_all(broker: Broker, pipe: Connection, expected_end: Connection) -> None
             if queue.topic == "orders":
                 for body in batch.column(1).to_pylist():
                     writer, number = body.decode().split(".")
-                    assert int(number) == seen.get(writer, 0), "a writer's rows come in its order"
+                    assert int(number) == seen.get(writer, 0), "the rows of a writer must be in its order"
                     seen[writer] = int(number) + 1
             at[queue] += batch.num_rows
             moved = moved or batch.num_rows > 0
@@ -244,7 +249,9 @@ def test_many_writers_readers_and_retention_share_a_store(path: Path, broker: Em
         [(seen, _)] = reader.end()
         assert seen == sent
     assert len(trimmer.end()) == 1
-    assert sum(broker.log.bounds([queue])[queue].min_offset for queue in queues_of(broker, "aged")) > 0, "something aged out"
+    assert sum(broker.log.bounds([queue])[queue].min_offset for queue in queues_of(broker, "aged")) > 0, (
+        "retention must have deleted messages"
+    )
     assert check(path) == []
     assert sum(len(bodies(broker, queue)) for queue in queues_of(broker)) == sum(sent.values())
 
@@ -253,7 +260,7 @@ def test_many_writers_readers_and_retention_share_a_store(path: Path, broker: Em
 
 
 class Writes:
-    """Every kind of write, each call a little different, so that it needs room."""
+    """Every kind of write. Each call writes different data, so that it needs more room."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self.broker = broker
@@ -270,7 +277,7 @@ class Writes:
         self.broker.log.append({self.queue: rows([os.urandom(1000).hex()])})
 
     def send(self) -> None:
-        """To two queues, the second row much larger than the first: both or none."""
+        """Send to two queues, with a second row that is much larger than the first. Both rows or none must be stored."""
         Producer(self.broker.log, "orders").send(pa.record_batch({"body": [b"small", os.urandom(20_000)]}))
 
     def publish(self) -> None:
@@ -282,7 +289,7 @@ class Writes:
         self.broker.groups.lock(f"{'g' * 100}{self.number}", self.client, queues_of(self.broker))
 
     def commit(self) -> None:
-        """In turn the lock and the commit under it: a call is one write."""
+        """Alternate between a lock and a commit under it, so that each call is one write."""
         if self.token is None:
             self.number += 1
             [self.token] = locked(self.broker, f"{'c' * 100}{self.number}", self.client, [self.queue])
@@ -299,7 +306,7 @@ class Writes:
         self.broker.admin.seek(f"{'s' * 100}{self.number}", {self.queue: 1})
 
     def park(self) -> None:
-        """Again, behind the others: the lot grows."""
+        """Park the message again at the end of the lot, so that the lot grows."""
         last = self.broker.log.bounds([self.lot])[self.lot].max_offset - 1
         self.broker.groups.park(self.parking, [Put(self.lot, last, Ticket(0, 1, 1, 9, os.urandom(500).hex()))])
 
@@ -308,10 +315,10 @@ KINDS = ["append", "send", "publish", "lock", "commit", "create_topic", "seek", 
 
 
 def fill(broker: EmbeddedBroker, write: Callable[[], object]) -> None:
-    """Write until there is no room; nothing was changed by what was refused."""
+    """Write until there is no room, and assert that the refused writes changed nothing."""
     while not refuses(write):
         pass
-    # Again, with a look at everything before: a call that needs less may still have found room.
+    # Repeat with a look at the whole store before each write, because a write that needs less may still have found room.
     before = everything(broker)
     while not refuses(write):
         before = everything(broker)
@@ -327,7 +334,7 @@ def refuses(write: Callable[[], object]) -> bool:
 
 
 def everything(broker: EmbeddedBroker) -> dict[str, Any]:
-    """Every entry of the store, payloads by their size: what a refusal must not change."""
+    """Return every entry of the store, with the sizes of payloads. A refused write must not change them."""
     opened = Store.open(broker.path)
     try:
         with opened.read() as txn:
@@ -341,7 +348,7 @@ def everything(broker: EmbeddedBroker) -> dict[str, Any]:
 
 @pytest.fixture
 def in_lmdb(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages fill LMDB's file, as few bytes of many writes do in the end."""
+    """Store all messages in LMDB's file, so that they fill it, as small messages of many writes would do over time."""
     monkeypatch.setattr(transaction, "INLINE_BYTES", 1 << 30)
 
 
@@ -353,7 +360,7 @@ def test_a_full_store_says_so_changes_nothing_and_works_once_there_is_room(path:
         writes = Writes(broker)
         write = getattr(writes, kind)
         write()
-        # Most of the room goes to what can be deleted again.
+        # Fill most of the room with messages that can be deleted again.
         fill(broker, lambda: broker.log.append({writes.queue: rows([os.urandom(10_000).hex()])}))
         fill(broker, write)
         assert check(path) == []
@@ -368,7 +375,7 @@ def test_a_full_store_says_so_changes_nothing_and_works_once_there_is_room(path:
 @pytest.mark.usefixtures("in_lmdb")
 @pytest.mark.parametrize("kind", ["publish", "commit", "create_topic"])
 def test_a_full_store_lets_a_query_renew_and_stop_and_a_user_delete(path: Path, kind: str):
-    """Filled with what trimming cannot delete, so that there is no page left for anything."""
+    """The store is filled with data that trimming cannot delete, so that no page is left."""
     with EmbeddedBroker(path, map_size=400_000) as broker:
         broker.admin.create_topic("orders", 2)
         writes = Writes(broker)
@@ -397,7 +404,7 @@ def write_beyond(broker: Broker, pipe: Connection) -> None:
 
 
 def test_a_process_with_a_smaller_map_follows_one_that_writes_beyond_it(path: Path):
-    """While its own threads read: the map moves only when none of them is inside a transaction."""
+    """Threads of the process read at the same time. The map moves only while none of them is inside a transaction."""
     with EmbeddedBroker(path, map_size=400_000) as broker:
         broker.admin.create_topic("orders", 2)
         queue = queues_of(broker)[0]
@@ -445,7 +452,7 @@ def fill_the_disk(broker: EmbeddedBroker, pipe: Connection, kind: str) -> None:
 @pytest.mark.holds("kill -9", "all queues or none")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_disk_says_so_changes_nothing_and_works_once_there_is_room(path: Path, broker: EmbeddedBroker, kind: str):
-    """The disk's place is taken by the greatest size of a file that the process may write."""
+    """A full disk is simulated by limiting the size of files that the process may write."""
     assert Child(path, fill_the_disk, kind).end() == [[], "after", []]
 
 
@@ -453,7 +460,7 @@ def test_a_full_disk_says_so_changes_nothing_and_works_once_there_is_room(path: 
 
 
 class Place(NamedTuple):
-    """A payload: its queue, first offset and number of messages; its file, where in that it begins, and its length."""
+    """A payload: its queue, first offset and number of messages; its file, its begin in the file, and its length."""
 
     queue: MessageQueue
     first: int
@@ -464,7 +471,7 @@ class Place(NamedTuple):
 
 
 def payload_places(broker: EmbeddedBroker) -> list[Place]:
-    """Each payload that is in a segment, or in pages of its own in LMDB's file."""
+    """Return each payload that is in a segment or in separate pages of LMDB's file."""
     data = broker.path / "data.mdb"
     content = data.read_bytes()
     out = []
@@ -494,7 +501,9 @@ def flip(path: Path, at: int, bit: int) -> None:
 @pytest.mark.holds("changed bits")
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 def test_a_flipped_bit_is_never_delivered(path: Path, broker: EmbeddedBroker, compression: str):
-    """150 flips anywhere in a payload, padding too: each is named by topic, queue and offsets, whatever is asked for."""
+    """Flip 150 bits anywhere in payloads and their padding. Each error names topic, queue and offsets, whichever columns
+    are read.
+    """
     broker.admin.create_topic("t", 2, compression=compression)
     random = Random(3)
     for queue in queues_of(broker, "t"):
@@ -503,7 +512,7 @@ def test_a_flipped_bit_is_never_delivered(path: Path, broker: EmbeddedBroker, co
         broker.log.append({queue: rows([random.randbytes(8) for _ in range(500)])})
     places = [place for place in payload_places(broker) if place.queue.topic == "t"]
     assert len(places) == 8
-    assert len({place.file for place in places}) == 7, "in segments and in LMDB"
+    assert len({place.file for place in places}) == 7, "payloads must be in segments and in LMDB's file"
     for turn in range(150):
         place = random.choice(places)
         queue, first, count = place.queue, place.first, place.messages

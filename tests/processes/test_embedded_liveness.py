@@ -1,4 +1,4 @@
-"""Who is alive: a dead owner is known to be dead at once, a stopped or a forking one is alive."""
+"""Which clients are alive: a dead owner is known to be dead immediately; a stopped owner, or one that forked, is alive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OWNER = """
 
 
 class OwnerProcess:
-    """A process that owns a queue until it is told to go, or killed."""
+    """A process that owns a queue until the test ends or kills it."""
 
     def __init__(self, path: Path, more: str) -> None:
         code = textwrap.dedent(OWNER).format(more=more)
@@ -57,7 +57,7 @@ class OwnerProcess:
         self.process.communicate("go\n", timeout=30)
 
     def kill(self) -> None:
-        """Dead, and not reaped: a zombie."""
+        """Kill the process without reaping it, so that it is a zombie."""
         self.process.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
@@ -118,7 +118,7 @@ def test_a_killed_owner_is_dead_at_once_and_its_locks_are_free_also_before_it_is
     owner.kill()
     assert not is_alive(broker.path, owner.client_id)
     assert isinstance(ask(broker), LockToken)
-    assert owner.process.poll() == -signal.SIGKILL, "it was a zombie until now"
+    assert owner.process.poll() == -signal.SIGKILL, "the process must have been a zombie until now"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The store's directory: when it is made, who may open it, how it is shared by threads, connections, processes and forks.
+"""The store's directory: when it is created, who may open it, and how threads, connections, processes and forks share it.
 
 Long because each way of sharing a directory has its own refusals.
 """
@@ -39,7 +39,7 @@ def broker(path: Path) -> Iterator[Broker]:
 
 
 def script(code: str, *arguments: object) -> str:
-    """Run Python code in a process of its own; what it printed. Arguments are in ``sys.argv[1:]``."""
+    """Run Python code in a separate process, and return its output. The arguments are in ``sys.argv[1:]``."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         cwd=ROOT,
@@ -53,7 +53,7 @@ def script(code: str, *arguments: object) -> str:
     return done.stdout
 
 
-# -- making and opening -----------------------------------------------------------------------------------------------------------
+# -- creating and opening ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_reader_never_makes_a_store_and_says_where_it_looked(path: Path):
@@ -196,7 +196,7 @@ AS_NOBODY = """
 
 
 def test_a_store_that_may_not_be_used_is_refused_by_name():
-    """In a process of another user, or with the rights taken away where the tests do not run as root."""
+    """As root, the test runs in a process of another user. Otherwise it takes the rights away from its own files."""
     with tempfile.TemporaryDirectory() as above:
         os.chmod(above, 0o755)
         closed, readable, unwritable = (Path(above) / name for name in ("closed", "readable", "unwritable"))
@@ -300,11 +300,11 @@ def test_a_store_whose_rights_are_taken_away_says_which_and_goes_on_when_they_ar
 
 @pytest.mark.holds("lost rights")
 def test_a_store_on_a_read_only_file_system_says_so_and_goes_on_when_that_is_writable(tmp_path: Path):
-    """In a mount namespace that ends with the process."""
+    """The test runs in a mount namespace that ends with its process."""
     alone = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--mount", "--map-root-user"]
     mount = 'mount -t tmpfs tmpfs "$1" && exec "$0" -c "$2" "$1/store" mount'
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine lets no user make a mount namespace")
+        pytest.skip("this machine does not allow users to create a mount namespace")
     done = subprocess.run(
         [*alone, "sh", "-c", mount, sys.executable, str(tmp_path), textwrap.dedent(WITH_RIGHTS_TAKEN)],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
@@ -361,7 +361,7 @@ def test_connections_of_one_process_share_one_environment(path: Path, broker: Br
     assert bodies(broker, queues_of(broker)[0]) == ["a", "b"]
     broker.close()
     assert opened not in Store._shared.values()
-    assert broker.log.topics(), "a connection that was closed opens again"
+    assert broker.log.topics(), "a closed connection must open again when used"
 
 
 def test_what_was_taken_from_a_closed_connection_says_so(broker: Broker):
@@ -434,7 +434,7 @@ def test_a_store_made_by_many_processes_at_once_is_one_store(path: Path):
 
 
 def test_a_fork_opens_its_own_environment_and_leaves_the_parents_alone(path: Path, broker: Broker):
-    """Also the parent's presence, locks and membership, which the child knows of but does not end."""
+    """The child also knows the parent's presence, locks and membership, but does not end them."""
     said = script(
         """
         import os, sys
@@ -512,7 +512,7 @@ def test_a_fork_inside_a_read_of_another_thread_is_refused_in_the_child_and_harm
 
 
 def test_the_slots_of_killed_readers_do_not_keep_pages_for_ever(path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch):
-    """A reader is killed inside its transaction; what is deleted later is used again."""
+    """A reader is killed inside its transaction. The pages of messages deleted later must be used again."""
     monkeypatch.setattr(store, "CLEAR_READERS", 16)
     code = """
         import sys
@@ -541,7 +541,9 @@ def test_the_slots_of_killed_readers_do_not_keep_pages_for_ever(path: Path, brok
 
 
 def test_the_number_of_a_change_is_never_ahead_of_what_is_read(path: Path):
-    """A read after it must see that change: an idle query, or peek --follow, would otherwise wait for the next write."""
+    """A read after the number must see that change. Otherwise an idle query or peek --follow would wait for the next
+    write.
+    """
     with connect(path) as broker:
         broker.admin.create_topic("t", 1)
         script = (
@@ -559,6 +561,6 @@ def test_the_number_of_a_change_is_never_ahead_of_what_is_read(path: Path):
             if broker.log.change() == before:
                 seen.setdefault(before, set()).add(end)
         assert writer.returncode == 0
-        # One state for each number.
+        # Each number belongs to exactly one state.
         assert [ends for ends in seen.values() if len(ends) > 1] == []
         assert len(seen) > 1

@@ -1,4 +1,6 @@
-"""``orderedmq exporter`` as a program: it starts without a broker, outlives it, and ends with Ctrl-C."""
+"""``orderedmq exporter`` as a program: it starts without a broker, survives the loss of the broker, and ends with
+Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def test_the_exporter_starts_before_the_store_and_outlives_it(path: Path) -> Non
                 broker.groups.lock("billing", broker.groups.join("query"), queues)
                 lag = 'orderedmq_group_lag_messages{broker="embedded",group="billing",queue="1",topic="orders"} 2.0'
                 said = until(lambda: (text := scraped()) and lag in text and text)
-                # Its style is looked at as well: names, units, help texts.
+                # promtool also checks the style of names, units and help texts.
                 checked = promtool("check", "metrics", given=said)
                 assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
                 path.rename(path.with_name("away"))

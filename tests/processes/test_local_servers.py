@@ -1,4 +1,4 @@
-"""Servers of this machine, with another program instead of Java."""
+"""Servers on this machine, with another program instead of Java."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print("busy", flush=True)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "waitid"), reason="this system cannot say when a process stands still")
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="this system cannot wait until a process is stopped")
 def test_all_threads_of_a_server_stand_still_once_it_is_paused(tmp_path: Path) -> None:
     server = Server(tmp_path, DEFAULT_VERSION, 0)
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as process:

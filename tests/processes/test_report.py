@@ -1,4 +1,4 @@
-"""The report of a run ends with what failed; what was skipped stands before it, by reason."""
+"""The report of a test run ends with the failures. The skipped tests are listed before them, by reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_skips_are_counted_by_reason_whatever_the_release_of_the_broker() -> Non
 
 
 def run_pytest(folder: Path, *arguments: str) -> str:
-    """What pytest prints with the configuration of this project over tests of the folder."""
+    """Return the output of pytest with this project's configuration, run on the tests in the folder."""
     command = [
         sys.executable,
         "-m",
@@ -35,7 +35,7 @@ def run_pytest(folder: Path, *arguments: str) -> str:
         "-p",
         "no:cacheprovider",
     ]
-    # Options that a developer has set for the outer run do not count here.
+    # Ignore options that a developer has set for the outer run.
     env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"} | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*command, f"--rootdir={folder}", *arguments, str(folder)], env=env, cwd=folder, capture_output=True, text=True

@@ -1,4 +1,6 @@
-"""Few bytes that stand for many, and brokers that never come to an end: a pull ends, in bounded memory, and says what and where."""
+"""A pull ends, in bounded memory, with a clear error if a few bytes decompress to very many, or if a broker never ends its
+answers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ COLUMNS = ("queue_offset", "body")
 ROOT = Path(__file__).parents[2]
 CODECS = {"zlib": 0, "lz4": 1, "zstd": 2}
 A = Filter(tags=("a",))
-#: A stored message of QUEUE.
+#: Creates a stored message of QUEUE.
 message = partial(Stored, topic=b"T", queue_id=0)
 
 
@@ -44,7 +46,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def serve(cluster: Cluster, messages: list[bytes]) -> Puller:
-    """A puller of a queue with these records, over real sockets."""
+    """Return a puller of a queue with these records, over real sockets."""
 
     def script(link: Link) -> None:
         for request in link.requests():
@@ -61,7 +63,7 @@ def serve(cluster: Cluster, messages: list[bytes]) -> Puller:
 # -- bodies
 
 
-#: What a child does: makes a bomb, then notes by how much its memory grows at most while it is read.
+#: A program that creates a bomb, reads it, and prints the maximum growth of its memory meanwhile.
 CHILD = """
 import resource, sys
 import tests.processes.test_rocketmq_bombs as bombs
@@ -85,18 +87,18 @@ print(at, peak() - before, said)
 
 
 def bomb(codec: str, megabytes: str) -> list[bytes]:
-    """A message whose body becomes many megabytes."""
+    """A message whose body decompresses to this many megabytes."""
     return [message(sys_flag=1 | CODECS[codec] << 8, packed=_bomb(codec, int(megabytes))).pack()]
 
 
 def large(count: str) -> list[bytes]:
-    """Messages whose bodies become 16 MiB each."""
+    """Messages whose bodies decompress to 16 MiB each."""
     packed = _bomb("zstd", 16)
     return [message(offset=n, sys_flag=0x201, packed=packed).pack() for n in range(int(count))]
 
 
 def _bomb(codec: str, megabytes: int) -> bytes:
-    """Made in little memory."""
+    """Compress zeros piece by piece, so that this needs little memory."""
     if codec == "zlib":
         deflate = zlib.compressobj(1)
         return b"".join(deflate.compress(bytes(2**20)) for _ in range(megabytes)) + deflate.flush()
@@ -122,7 +124,7 @@ def test_a_bomb_is_refused_in_no_more_memory_than_the_largest_body_takes(codec: 
 
 
 def test_many_bodies_of_the_largest_size_come_out_in_several_pulls_in_bounded_memory() -> None:
-    """Together they have 640 MiB, in one answer of the broker of 20 kB."""
+    """Together the bodies have 640 MiB, in one answer of the broker of 20 kB."""
     rows, megabytes = run("large", "40")
     assert rows == "40"
     assert int(megabytes) < 200
@@ -152,7 +154,7 @@ def test_rows_end_before_a_message_that_cannot_be_read_and_it_is_named_when_it_i
     with pytest.raises(DataLossError, match="message 8 of queue T/a/0 cannot be read: its body of 14 bytes is not lz4"):
         rows(8)
     assert rows(9) == [9]
-    # A pull without the body gets the row, and a pull of other tags does not see it.
+    # A pull without the body gets the row, and a pull with another tag skips it.
     assert rows(0, ("queue_offset",)) == list(range(10))
     batch, end = puller.pull_matching(QUEUE, 0, 8, 1 << 24, COLUMNS, A)
     assert (batch.column(0).to_pylist(), end) == ([0, 2, 4, 6], 8)
@@ -178,7 +180,7 @@ def test_bytes_bound_what_is_decompressed_of_what_matches(cluster: Cluster) -> N
 
 
 def test_a_task_goes_on_behind_what_cannot_be_read_or_is_missing_in_the_middle(caplog: pytest.LogCaptureFixture) -> None:
-    """A queue's beginning may lie far below what is missing: to go there would be to go round in a circle."""
+    """A queue's minimum offset may be far below the missing messages. A task that continued there would never end."""
     bounds = {QUEUE: SimpleNamespace(min_offset=2, max_offset=90)}
     broker: Any = SimpleNamespace(log=SimpleNamespace(bounds=lambda queues: bounds))
     partition: Any = SimpleNamespace(queue=QUEUE, end=80, fail_on_data_loss=False)
@@ -190,7 +192,7 @@ def test_a_task_goes_on_behind_what_cannot_be_read_or_is_missing_in_the_middle(c
     assert partition_reader._skip_loss(broker, partition, 10, aged_out(QUEUE, 10, 30)) == 40
 
 
-# -- brokers that never come to an end
+# -- brokers that never end their answers
 
 
 @pytest.mark.parametrize("matching", [None, A], ids=["everything", "a filter"])
@@ -198,7 +200,9 @@ def test_a_task_goes_on_behind_what_cannot_be_read_or_is_missing_in_the_middle(c
 def test_a_broker_that_answers_to_ask_again_at_once_for_ever_is_an_error_in_time(
     cluster: Cluster, matching: Filter | None, replica: str
 ) -> None:
-    """PULL_RETRY_IMMEDIATELY (20), with a message there, by the broker or by the replica that it says to read from."""
+    """The broker, or the replica that it says to read from, always answers PULL_RETRY_IMMEDIATELY (20) although it has a
+    message.
+    """
     asked: list[int] = []
 
     def script(link: Link) -> None:
@@ -218,7 +222,7 @@ def test_a_broker_that_answers_to_ask_again_at_once_for_ever_is_an_error_in_time
     assert "queue T/a/0 returned no messages at offset 3 for 0.5 s" in caught.value.message
     assert "NO_MATCHED_MESSAGE" in caught.value.message
     assert time.monotonic() - began >= 0.5
-    # Not in a turn without a pause.
+    # The puller pauses between its requests.
     assert set(asked) == {RequestCode.PULL_MESSAGE}
     assert len(asked) < 100
     assert PULL_MAX_IDLE == 120.0
@@ -228,7 +232,9 @@ def test_a_broker_that_answers_to_ask_again_at_once_for_ever_is_an_error_in_time
 def test_what_is_asked_again_one_after_another_does_not_wait_longer_than_the_patience(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dozens of pulls are on their way when a broker is cut off; nothing waits for a connection for longer than the pull may take."""
+    """Dozens of pulls are outstanding when a broker is cut off. No retry waits longer for a connection than the pull may
+    take.
+    """
 
     def script(link: Link) -> None:
         for request in link.requests():
@@ -243,7 +249,7 @@ def test_what_is_asked_again_one_after_another_does_not_wait_longer_than_the_pat
     cluster.scripted("a", script)
     client = Client(cluster.nameserver().address)
     puller = Puller(client, patience=1.0)
-    # One answer, and dozens of pulls that are cut with the connection; from then on nobody is there.
+    # The broker answers once. The connection then ends with dozens of pulls outstanding, and no later connection succeeds.
     connect = client.lane
     asked: list[tuple[float, float]] = []
 

@@ -1,7 +1,9 @@
-"""What Spark's scheduler does to queries: it starts a task twice, lets executors go and come back, loses or decommissions them.
+"""Spark's scheduler starts a task twice, lets executors end and come back, or loses or decommissions them. Queries must
+survive that.
 
-The cluster is Spark's own, on this machine. Its two workers have different host names, because Spark starts the second attempt of a slow
-task on another host only.
+The cluster is Spark's own, on this machine. Its two workers have different host names, because Spark starts the second
+attempt of a
+slow task only on another host.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from tests.waits import until
 pytestmark = [pytest.mark.nightly, pytest.mark.spark, pytest.mark.timeout(900)]
 
 QUEUES: Final = 4
-#: Of each queue, for listeners: a task is at work for two seconds.
+#: The number of messages in each queue, for listeners. A task for a queue takes two seconds.
 MESSAGES: Final = 100
 LISTENER: Final = {"suspend_current_queue_time_millis": 10}
 
 
 class Rig(StoreWorld):
-    """A store, a cluster, and the calls of listeners."""
+    """A store, a cluster, and the logged calls of listeners."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, QUEUES)
@@ -73,15 +75,15 @@ class Rig(StoreWorld):
         until(there, what, 180.0)
 
     def has(self, rows: int) -> bool:
-        """Whether the sink has as many messages of each queue."""
+        """Whether the sink has this number of messages for each queue."""
         return self.count() >= QUEUES * rows
 
     def told(self, event: str) -> int:
-        """How often the processes of queries reported an event."""
+        """The number of times that the processes of queries reported an event."""
         return sum(one["event"] == event for one in self.points.history())
 
     def accepted(self) -> dict[str, list[tuple[int, int]]]:
-        """Of each queue, the offsets and the process of the calls that were accepted, in order of time."""
+        """For each queue, the offset and process of each message that a listener accepted, in order of time."""
         found: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for call in event_log.read(self.calls):
             if call["ok"]:
@@ -89,7 +91,7 @@ class Rig(StoreWorld):
         return found
 
     def of_executors(self) -> dict[psutil.Process, set[int]]:
-        """The processes below each executor."""
+        """The ids of the processes below each executor."""
         return {one: {below.pid for below in one.children(recursive=True)} for one in self.cluster.executors()}
 
     def executor_of(self, pid: int) -> psutil.Process:
@@ -108,10 +110,12 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def repeated(calls: Sequence[tuple[int, int]]) -> int:
-    """How many messages were accepted again, after assertions that none was overtaken and that a repeat begins at the first one."""
+    """Return how many messages were accepted again. Assert that none was overtaken and that a repeat begins at the first
+    message.
+    """
     at, again = 0, list[int]()
     for offset, _ in calls:
-        assert offset <= at, f"{offset} came before {at}"
+        assert offset <= at, f"offset {offset} was accepted before {at}"
         if offset < at:
             again.append(offset)
         at = max(at, offset + 1)
@@ -121,9 +125,10 @@ def repeated(calls: Sequence[tuple[int, int]]) -> int:
 
 
 def held_in_turn(rig: Rig, driver: Driver) -> Iterator[tuple[str, int, int]]:
-    """Start a query, and hold a task of three further micro-batches: while it reads, while it writes, and when it has staged its rows.
+    """Start a query, and hold one task in each of three micro-batches: while it reads, while it writes, and after it has
+    staged its rows.
 
-    Yields the point, how many messages each queue has by then, and the number of the task's process.
+    Yields the point, the number of messages in each queue so far, and the id of the task's process.
     """
     messages = 30
     rig.produce(messages)
@@ -142,7 +147,7 @@ def test_with_speculation_each_row_is_in_the_sink_once_and_a_listener_is_refused
         "spark.speculation": "true",
         "spark.speculation.quantile": "0.5",
         "spark.speculation.multiplier": "1.5",
-        # Only a task that is held takes so long, also on a busy machine.
+        # Even on a busy machine, only a held task takes so long.
         "spark.speculation.minTaskRuntime": "5s",
     }
     with rig.driver(speculation) as driver:
@@ -151,7 +156,7 @@ def test_with_speculation_each_row_is_in_the_sink_once_and_a_listener_is_refused
             until(partial(gone, first), "Spark ends the first attempt", 30.0)
         rig.wait_for_offset(30 + 3 * 40)
         rig.judge()
-        until(lambda: rig.tokens() == 0, "what the first attempts staged is gone")
+        until(lambda: rig.tokens() == 0, "the staged rows of the first attempts are deleted")
         reads = Counter((event["batch"], event["queue"]) for event in rig.points.history() if event["event"] == "read")
         assert sorted(reads.values())[-4:] == [1, 2, 2, 2]
         with pytest.raises(Refused, match=r"UNSUPPORTED\] consume_orderly .*with spark.speculation=false"):
@@ -192,16 +197,16 @@ def test_a_killed_executors_tasks_run_again_and_each_row_is_in_the_sink_once(rig
             rig.through(driver, partial(rig.has, messages), f"{messages} messages of each queue")
         rig.wait_for_offset(30 + 3 * 40)
         rig.judge()
-        until(lambda: rig.tokens() == 0, "what the killed attempts staged is gone")
+        until(lambda: rig.tokens() == 0, "the staged rows of the killed attempts are deleted")
 
 
 @pytest.mark.holds("lost executor")
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_listener_sees_the_messages_of_a_killed_executors_tasks_again(shuffle: bool, rig: Rig) -> None:
-    """With a shuffle after the listener, also those of tasks that the executor had finished."""
+    """With a shuffle after the listener, it also gets the messages of tasks that the executor had finished."""
 
     def in_second_task() -> tuple[psutil.Process, str, str] | None:
-        """An executor that has done one queue and is half-way in another, and these queues."""
+        """Return an executor that has finished one queue and is in the middle of another, and these queues."""
         accepted = rig.accepted()
         for executor, below in rig.of_executors().items():
             here = {queue: sum(pid in below for _, pid in calls) for queue, calls in accepted.items()}
@@ -231,9 +236,9 @@ def test_a_decommissioned_executor_finishes_its_task(rig: Rig) -> None:
         rig.produce(MESSAGES)
         driver.start(**rig.spec())
         executor = rig.executor_of(rig.points.wait("write", timeout=180.0))
-        # As Kubernetes does.
+        # Send the signal that Kubernetes sends.
         executor.send_signal(signal.SIGPWR)
-        rig.through(driver, lambda: rig.told("staged") == QUEUES - 1, "the other executor does the other tasks")
+        rig.through(driver, lambda: rig.told("staged") == QUEUES - 1, "the other executor runs the other tasks")
         rig.points.release("write")
         rig.through(driver, lambda: gone(executor.pid), "the executor ends by itself")
         rig.wait_for_offset(MESSAGES)
@@ -242,11 +247,11 @@ def test_a_decommissioned_executor_finishes_its_task(rig: Rig) -> None:
         rig.judge()
 
         rig.listen(driver, group="l", checkpoint="ck-l")
-        executor = rig.executor_of(until(lambda: at_work(rig.calls), "a listener is at work", 180.0))
+        executor = rig.executor_of(until(lambda: at_work(rig.calls), "a listener is running", 180.0))
         worker = next(one for one in rig.cluster.workers if executor in psutil.Process(one.pid).children(recursive=True))
         worker.send_signal(signal.SIGPWR)
         rig.through(driver, lambda: gone(executor.pid), "the executor ends by itself")
-        assert not any(rig.group_at("l").values()), "the micro-batch is still running"
+        assert not any(rig.group_at("l").values()), "the micro-batch must still be running"
         rig.wait_for_offset(MESSAGES, group="l")
         assert driver.stop()["failure"] is None
     assert {queue: repeated(calls) for queue, calls in rig.accepted().items()} == {str(queue): 0 for queue in rig.queues}

@@ -31,7 +31,7 @@ PROCESSES = mp.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.processes.test_segment_processes"])
 QUEUE = MessageQueue("orders", "embedded", 0)
 LARGE = 100_000
-#: So many that a task writes while it goes on.
+#: So many bytes that a task begins to write them before its receipt.
 MUCH = 2_000_000
 
 
@@ -54,13 +54,13 @@ def collected(path: Path) -> int:
 
 
 def wait_for_file(path: Path, token: str) -> None:
-    """Wait until the thread of a task has begun to write."""
+    """Wait until the writer thread of a task has begun to write."""
     file = path / "segments" / f"{token}.open"
-    until(lambda: file.exists() and file.stat().st_size > HEADER_BYTES, "its thread writes")
+    until(lambda: file.exists() and file.stat().st_size > HEADER_BYTES, "the task's thread writes")
 
 
 def die_as_tasks(path: Path, count: int) -> None:
-    """Fork tasks, each of which is killed when it has written, or has made its receipt."""
+    """Fork tasks and kill each of them, either while it writes or after it has created its receipt."""
     for number in range(count):
         child = os.fork()
         if child == 0:
@@ -77,9 +77,9 @@ def die_as_tasks(path: Path, count: int) -> None:
 
 @pytest.mark.holds("no leftovers")
 def test_killed_tasks_leave_no_file(path: Path, broker: EmbeddedBroker, nightly: bool) -> None:
-    """A thousand in the long tier."""
+    """The long tier kills a thousand tasks."""
     count = 1000 if nightly else 100
-    # Nobody looks for garbage meanwhile, however long it takes.
+    # Prevent a search for garbage during the test, however long it takes.
     (path / "segments" / garbage.LOOKED).touch()
     os.utime(path / "segments" / garbage.LOOKED, (time.time() + 3600, time.time() + 3600))
     child = PROCESSES.Process(target=die_as_tasks, args=(path, count))
@@ -87,7 +87,7 @@ def test_killed_tasks_leave_no_file(path: Path, broker: EmbeddedBroker, nightly:
     child.join()
     assert child.exitcode == 0
     assert len(examine(path).unused) == count
-    assert collected(path) == count // 2, "those that made a receipt may be published yet"
+    assert collected(path) == count // 2, "the segments of tasks with a receipt may still be published"
     staging = broker.outbox.open(SinkBatch("s", 0), 0)
     staging.add(QUEUE, rows(["a"]))
     broker.outbox.publish(SinkBatch("s", 0), [staging.receipt()])
@@ -127,7 +127,9 @@ def stop_in_the_middle(path: Path, pipe: Any) -> None:
 
 
 def write_for_ever(path: Path, pipe: Any) -> None:
-    """Appends to both queues in one call, large and small in turn, and says what was acknowledged; retention deletes."""
+    """Append to both queues in one call, alternately small and large bodies, and report what was acknowledged. Retention
+    deletes.
+    """
     with EmbeddedBroker(path) as broker:
         queues, number = queues_of(broker), 0
         while not pipe.poll(0):
@@ -142,7 +144,7 @@ def write_for_ever(path: Path, pipe: Any) -> None:
 def test_a_copy_of_a_store_in_use_has_what_was_acknowledged_before(
     path: Path, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
 ) -> None:
-    """Both queues end at the same message in each copy; segments come and go meanwhile."""
+    """In each copy both queues end at the same message, although segments come and go during the copying."""
     if not linked:
         monkeypatch.setattr(os, "link", elsewhere)
     broker.admin.alter_topic("orders", retention_bytes=10 * LARGE)
@@ -240,11 +242,13 @@ def memory() -> Iterator[Path]:
 
 @pytest.mark.nightly
 def test_a_store_with_ten_thousand_segments(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each append has a segment, and none are merged. Few descriptors are enough to read, copy, check and trim it."""
+    """Each append has a separate segment, and none are merged. A few descriptors are enough to read, copy, check and trim
+    the store.
+    """
     monkeypatch.setattr(transaction, "INLINE_BYTES", 0)
     monkeypatch.setattr(index, "MERGE_BELOW", 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # More than those that other tests of this process have left open.
+    # Allow more descriptors than other tests of this process have left open.
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 64, hard))
     try:
         with EmbeddedBroker(memory / "store") as broker:
@@ -263,7 +267,7 @@ def test_a_store_with_ten_thousand_segments(memory: Path, monkeypatch: pytest.Mo
 
 
 def few_descriptors(path: Path, pipe: Any) -> None:
-    """Leaves no descriptor free, and writes."""
+    """Take all free descriptors, and then write."""
     with EmbeddedBroker(path) as broker:
         broker.log.append({QUEUE: rows(["before" * LARGE])})
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,6 @@
-"""The releases of Spark: each that is supported runs a pipeline from its own environment, and older ones say what they lack."""
+"""Spark releases: each supported one runs a pipeline in a separate environment, and older ones are refused with a
+reason.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ import pytest
 from pyspark_orderedmq import require_spark
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The newest patch of each minor release; a newer one that is supported runs all other tests.
+#: The newest patch of each minor release. The supported release that runs all other tests is newer.
 SUPPORTED, TOO_OLD = ("4.2.1",), ("4.1.4", "4.0.5")
-#: Seconds. An environment of Spark takes minutes to install.
+#: Seconds, because the installation of Spark's environment takes minutes.
 _TIMEOUT = 1200
 
 _PIPELINE = """
@@ -101,7 +103,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(folder: Path, wheel: Path, release: str) -> Path:
-    """Return the Python of a new environment with this wheel and a release of PySpark, also one that the wheel's metadata exclude."""
+    """Return the Python of a new environment with this wheel and a release of PySpark, even one that the wheel's metadata
+    exclude.
+    """
     _run([sys.executable, "-m", "venv", str(folder)])
     python = folder / "bin" / "python"
     needs = [

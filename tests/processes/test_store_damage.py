@@ -1,7 +1,8 @@
-"""Damage of a store's file: whatever bit has changed, a reader and a writer get the right answer or a named error.
+"""Damage of a store's file: whichever bit has changed, readers and writers get the right answer or a named error.
 
-Each attempt changes one byte of a copy and reads everything there is, writes, and reads again, in a process that is bounded: one that
-hangs or dies is a finding. ``--nightly`` changes each field of the file that anything depends on, otherwise a sample is taken.
+Each attempt changes one byte of a copy, reads everything, writes, and reads again. It runs in a process with a time limit,
+and a process
+that hangs or dies is a finding. ``--nightly`` changes every field of the file that anything depends on, otherwise a sample.
 """
 
 from __future__ import annotations
@@ -38,26 +39,28 @@ from tests.memory import folder_in_memory
 from tests.unit.small_store import QUEUES, READS, FixedClock, make, read_all, write_all
 
 PROCESSES = mp.get_context("forkserver")
-# pandas: pyarrow imports it when it makes its first array.
+# Preload pandas because pyarrow imports it when it creates its first array.
 PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.processes.test_store_damage"])
 
-#: What a reader may be told. A format or a first page that was damaged can look like another version's, or like no store's.
+#: Errors that a reader may get. With a damaged format or first page, a file can look like another version's, or like no
+#: store.
 NAMED = ("ORDEREDMQ_STORE.CORRUPT", "ORDEREDMQ_STORE.NOT_A_STORE", "ORDEREDMQ_STORE.OTHER_FORMAT")
-#: Seconds after which an attempt that says nothing hangs: it takes some hundredths.
+#: Seconds without a result after which an attempt counts as hanging. An attempt takes some hundredths of a second.
 PATIENCE = 60.0
 SAMPLE = 200
-#: Bytes of a meta page that are used.
+#: The number of used bytes in a meta page.
 META_SIZE = 152
 
-#: Where, and what stands there then.
+#: A position in the file, and the new bytes there.
 Change = tuple[int, bytes]
 
 
 @dataclass
 class World:
-    """An undamaged store, the content of its files, and what is read of it before and after a write.
+    """An undamaged store, the content of its files, and the data read from it before and after a write.
 
-    ``content`` is that of LMDB's file, and behind it that of the segments. ``sizes``: of the files, by name.
+    ``content`` is the content of LMDB's file, followed by that of the segments. ``sizes``: the sizes of these files, by
+    name.
     """
 
     path: Path
@@ -99,7 +102,7 @@ def segment_files(path: Path) -> list[str]:
 
 
 def copy(world: World, place: Path, content: bytes) -> Path:
-    """A store whose files have this content, and whose members are those that live in the undamaged one."""
+    """Create a store whose files have this content. Its living members are those of the undamaged store."""
     shutil.rmtree(place, ignore_errors=True)
     (place / "segments").mkdir(parents=True)
     (place / "owners").symlink_to(world.path / "owners")
@@ -111,7 +114,9 @@ def copy(world: World, place: Path, content: bytes) -> Path:
 
 
 def judge(world: World, place: Path) -> list[str]:
-    """What came out of each read and of the writes: "right", the condition of an error, or what is wrong."""
+    """The outcome of each read and of the writes: "right", the condition of an error, or a description of a wrong
+    outcome.
+    """
     out = []
     with EmbeddedBroker(place, clock=FixedClock()) as broker:
         for name, read in READS.items():
@@ -119,7 +124,7 @@ def judge(world: World, place: Path) -> list[str]:
             if name == "identity" and out[0] != "right":
                 return out
         out.append(outcome("writes", lambda: write_all(broker, world.receipts), world.written))
-    # What nobody has read may be damaged still, and other entries do not agree with it then.
+    # Damaged entries that no read has touched may remain, and then other entries do not agree with them.
     if out[-1] == "right" and (findings := check(place)) and not any("fails" in one for one in findings):
         out.append(f"after writes: {findings}")
     return out
@@ -147,14 +152,16 @@ def attempt_all(pipe: Connection, world: World, place: Path, changes: list[Chang
 
 
 class Attempts:
-    """Works through changes in a child process; one that hangs or dies is replaced, and the change that it was at is a finding."""
+    """Tries changes in a child process. A child that hangs or dies is replaced, and the change that it was trying is a
+    finding.
+    """
 
     def __init__(self, world: World, place: Path, changes: list[Change]) -> None:
         self._world = world
         self._place = place
         self._left = changes
         self.outcomes: Counter[str] = Counter()
-        #: The changes after which not all answers were right.
+        #: The changes after which some answers were not right.
         self.noticed: list[Change] = []
         self.findings: list[str] = []
         self._start()
@@ -168,7 +175,7 @@ class Attempts:
         self._since = time.monotonic()
 
     def step(self) -> bool:
-        """Take what the child has found; whether there is more to do."""
+        """Take a result of the child, if any. Return whether changes are left."""
         if not self._left:
             self._process.join()
             return False
@@ -203,7 +210,7 @@ class Attempts:
 
 
 def attempt(world: World, folder: Path, changes: list[Change]) -> Attempts:
-    """Try all changes; no one may have another outcome than the right answer or a named error."""
+    """Try all changes. Assert that each gives the right answer or a named error."""
     running = Attempts(world, folder / "copy", changes)
     while running.step():
         pass
@@ -212,10 +219,12 @@ def attempt(world: World, folder: Path, changes: list[Change]) -> Attempts:
 
 
 def fields_in_use(world: World, folder: Path) -> list[int]:
-    """Where the 16-bit fields are that anything depends on. LMDB has no smaller ones, and checksums protect what this project writes.
+    """The positions of the 16-bit fields that anything depends on. LMDB has no smaller fields, and checksums protect this
+    project's data.
 
-    If all bytes of a range can be inverted and every answer stays right, nothing reads the range: nine tenths of the file are unused
-    space and pages of earlier transactions. Ranges that are noticed are divided.
+    If all bytes of a range can be inverted and every answer stays right, nothing reads the range. Nine tenths of the file
+    are such ranges:
+    unused space and pages of earlier transactions. Ranges with other outcomes are divided further.
     """
     places = list(range(0, len(world.content), 4096))
     for size, part in ((4096, 512), (512, 64), (64, 8), (8, 2)):
@@ -232,13 +241,13 @@ def test_a_changed_bit_gives_the_right_answer_or_a_named_error(world: World, fol
     if nightly:
         places = [at + random.randrange(2) for at in fields_in_use(world, folder)]
     else:
-        # Where something is written; and all that LMDB reads first.
+        # Change positions that are not zero, and all fields that LMDB reads first.
         written = [at for at, byte in enumerate(world.content) if byte]
         places = [*random.sample(written, SAMPLE), *range(META_SIZE), *range(4096, 4096 + META_SIZE)]
     changes = [world.flipped(at, random.randrange(8)) for at in places]
     random.shuffle(changes)
     seen = attempt(world, folder, changes).outcomes
-    assert seen["right"] > 10, "some bytes hold nothing"
+    assert seen["right"] > 10, "some bytes must be unused"
     assert seen["named"] > len(places) // 20, seen
 
 
@@ -254,7 +263,9 @@ def test_a_sector_or_page_that_is_lost_or_anothers_gives_the_right_answer_or_a_n
 
 
 def test_no_reader_waits_for_rows_that_a_damaged_entry_promises(world: World, folder: Path):
-    """Each bit of the number of rows of an index entry: with fewer, a search by time came back to the same chunk for ever."""
+    """Change each bit of the row count in index entries. With a smaller count, a search by time once returned to the same
+    chunk forever.
+    """
     opened = Store.open(world.path)
     with opened.read() as txn:
         entries = [key + value for key, value in txn.scan("index")]
@@ -273,7 +284,7 @@ def test_no_reader_waits_for_rows_that_a_damaged_entry_promises(world: World, fo
 
 @pytest.fixture
 def in_segments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, dict[str, Any], dict[Path, bytes]]]:
-    """A store all of whose payloads are in segments, what is read of it, and the content of these."""
+    """A store with all payloads in segments, the data read from it, and the content of the segments."""
     monkeypatch.setattr(transaction, "INLINE_BYTES", 0)
     path = folder / "segments"
     shutil.rmtree(path, ignore_errors=True)
@@ -288,7 +299,7 @@ def in_segments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
 
 
 def look(path: Path, answers: dict[str, Any]) -> Counter[str]:
-    """Read everything in this process: segments are not mapped, so their damage cannot end it."""
+    """Read everything in this process, because segments are not mapped, so their damage cannot kill it."""
     with EmbeddedBroker(path, clock=FixedClock()) as broker:
         seen = Counter(outcome(name, lambda read=read: read(broker), answers[name]) for name, read in READS.items())
     assert set(seen) <= {"right", "ORDEREDMQ_STORE.CORRUPT"}, seen
@@ -297,7 +308,7 @@ def look(path: Path, answers: dict[str, Any]) -> Counter[str]:
 
 @pytest.mark.timeout(3600)
 def test_every_byte_of_the_segments_changed_gives_the_right_answer_or_a_named_error(in_segments, nightly: bool):
-    """The same byte of all of them at a time. The check names each file of which anything is needed."""
+    """Change the byte at one position in all segments at a time. The check must name each changed file that is in use."""
     path, answers, contents = in_segments
     needed = set(contents) - {path / "segments" / name for name in examine(path).unused}
     places = range(max(map(len, contents.values())))
@@ -308,7 +319,7 @@ def test_every_byte_of_the_segments_changed_gives_the_right_answer_or_a_named_er
             content = contents[file]
             file.write_bytes(content[:at] + bytes([content[at] ^ 1 << random.randrange(8)]) + content[at + 1 :])
         found = look(path, answers)
-        assert found["right"] == len(READS) or at >= HEADER_BYTES, "readers do not depend on headers"
+        assert found["right"] == len(READS) or at >= HEADER_BYTES, "changed headers must not affect readers"
         assert len(check(path)) == len(changed & needed), (at, check(path))
         for file in changed:
             file.write_bytes(contents[file])
@@ -375,12 +386,12 @@ def number_at(place: Path, at: int, size: int = 8) -> int:
 
 
 def newest(place: Path) -> int:
-    """The number of the meta page that holds."""
+    """The number (0 or 1) of the current meta page."""
     return int(number_at(place, 4096 + META_TRANSACTION) > number_at(place, META_TRANSACTION))
 
 
 def corrupt(place: Path, *words: str) -> None:
-    """Opening is refused in one line that says what to do, and a check says the same."""
+    """Assert that opening is refused in one line that says what to do, and that a check also finds the damage."""
     for _ in range(2):
         with EmbeddedBroker(place, clock=FixedClock()) as broker, refused("STORE.CORRUPT", *words, f"orderedmq check {place}"):
             broker.log.topics()
@@ -392,7 +403,7 @@ META_MAIN_ROOT = 128
 
 
 def test_an_older_snapshot_is_not_taken_for_the_newest(place: Path):
-    """Both are whole: nothing but the transaction's number says which is newer."""
+    """Both snapshots are complete. Only the transaction's number says which one is newer."""
     new = newest(place)
     older = number_at(place, (1 - new) * 4096 + META_TRANSACTION)
     change(place, (1 - new) * 4096 + META_TRANSACTION, (older + 2).to_bytes(8, "little"))
@@ -400,14 +411,14 @@ def test_an_older_snapshot_is_not_taken_for_the_newest(place: Path):
 
 
 def test_a_newer_snapshot_is_not_taken_for_an_older_one(place: Path):
-    """Its number is lowered by two: the last write would be lost without a word."""
+    """The number of the newer snapshot is lowered by two. Without the check, the last write would be lost silently."""
     new = newest(place)
     change(place, new * 4096 + META_TRANSACTION, (number_at(place, new * 4096 + META_TRANSACTION) - 2).to_bytes(8, "little"))
     corrupt(place, "has the entries of another transaction")
 
 
 def key_at(content: bytes, page: int, key: bytes) -> int:
-    """Where a key of a page is, found by the page's own list: behind that, a page may have what was there before."""
+    """The position of a key, found by the page's list of nodes, because free space of a page may contain former keys."""
     begin = page * 4096
     (end,) = struct.unpack_from("<H", content, begin + 12)
     nodes = struct.unpack_from(f"<{(end - 16) // 2}H", content, begin + 16)
@@ -416,7 +427,7 @@ def key_at(content: bytes, page: int, key: bytes) -> int:
 
 
 def test_a_page_that_leads_back_to_itself_ends_a_walk(place: Path):
-    """The list of databases leads to itself."""
+    """The root page of the list of databases becomes the root of one of its databases."""
     content = (place / "data.mdb").read_bytes()
     root = number_at(place, newest(place) * 4096 + META_MAIN_ROOT)
     at = key_at(content, root, b"groups")
@@ -425,7 +436,9 @@ def test_a_page_that_leads_back_to_itself_ends_a_walk(place: Path):
 
 
 def test_a_tree_that_lies_on_free_pages_is_an_older_one(place: Path):
-    """A root that leads to the page where the same database was before: its entries are whole, with good checksums, and old."""
+    """A root leads to the page where the same database was before. Its entries are complete, with good checksums, but
+    old.
+    """
     with EmbeddedBroker(place, clock=FixedClock()) as broker:
         queue = QUEUES[0]
         content = (place / "data.mdb").read_bytes()
@@ -442,7 +455,9 @@ def test_a_tree_that_lies_on_free_pages_is_an_older_one(place: Path):
 
 
 def test_pages_beyond_the_value_are_not_freed(place: Path):
-    """The first page of a payload says how many it has, which LMDB frees: three of another's."""
+    """The first page of a payload has the number of its pages, all of which LMDB frees. The change adds three pages of
+    others.
+    """
     content = (place / "data.mdb").read_bytes()
     at = content.index(b"q" * 3000) // 4096 * 4096
     assert number_at(place, at) == at // 4096
@@ -456,7 +471,7 @@ def test_pages_beyond_the_value_are_not_freed(place: Path):
     "database", ["topics", "queues", "groups", "locks", "dead", "parked", "settled", "batches", "segments", "space"]
 )
 def test_an_entry_that_a_changed_key_has_moved_is_missed(place: Path, database: str):
-    """The key's last byte, so that it stays between its neighbours: nobody finds it where it was."""
+    """The key's last byte is changed, so that the entry stays between its neighbours, but is not found under its key."""
     opened = Store.open(place)
     with opened.read() as txn:
         key = [key for key, _ in txn.scan(database)][-1]
@@ -474,7 +489,7 @@ def test_an_entry_that_a_changed_key_has_moved_is_missed(place: Path, database: 
 
 
 def test_damage_of_the_lock_file_is_repaired_when_the_store_is_opened(world: World, place: Path):
-    """Nobody has the store open, so LMDB makes its lock file again."""
+    """No process has the store open, so LMDB creates its lock file again."""
     with EmbeddedBroker(place, clock=FixedClock()) as broker:
         broker.log.topics()
     for _ in range(3):
@@ -505,11 +520,11 @@ def test_a_damaged_note_of_what_a_run_reads_keeps_its_batch_from_being_published
         assert not broker.outbox.publish(SinkBatch("new", 3, run), []).replayed
 
 
-# -- what is not damaged ------------------------------------------------------------------------------------------------------------
+# -- undamaged stores ----------------------------------------------------------------------------------------------------------------
 
 
 def test_pages_of_any_history_are_found_sound(tmp_path: Path):
-    """Trees that grow, shrink, split and are emptied, with values of all sizes; now and then a write is given up."""
+    """Trees grow, shrink, split and become empty, with values of all sizes. Some writes are aborted."""
     random = Random(5)
     with lmdb.open(str(tmp_path), map_size=1 << 28, max_dbs=3, sync=False) as env:
         trees = [env.open_db(name) for name in (b"a", b"b", b"c")]

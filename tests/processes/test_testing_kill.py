@@ -1,4 +1,6 @@
-"""`orderedmq.testing` kills a process with all that it has started, also what has left its process group, as PySpark's workers do."""
+"""`orderedmq.testing` kills a process with all its descendants, also those that have left its process group, as PySpark's
+workers do.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import psutil
 from orderedmq.testing.kill import kill_all
 from tests.faults.drivers import gone
 
-# Each would tell of the end of the one that it has started.
+# A chain of processes: each starts the next one, and prints a word when that one ends.
 _CHAIN = """
 import os, signal, subprocess, sys
 depth = int(sys.argv[1])
@@ -38,5 +40,5 @@ def test_a_process_is_killed_with_all_that_it_has_started_and_none_notices() -> 
     assert all(gone(pid) for pid in family)
     assert chain.stdout.read() == b""
     chain.stdout.close()
-    # Again, it has no effect.
+    # A second call has no effect.
     kill_all(chain)

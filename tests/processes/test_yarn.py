@@ -30,34 +30,34 @@ pytestmark = [pytest.mark.nightly, pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SPARK: Final = Path(pyspark.__file__).parent
-#: The release of Hadoop that this Spark has the client of.
+#: The release of Hadoop whose client this Spark contains.
 HADOOP: Final = next((SPARK / "jars").glob("hadoop-client-api-*.jar")).stem.removeprefix("hadoop-client-api-")
-#: Its mini cluster, and what that needs without saying so.
+#: Hadoop's mini cluster, and packages that it needs without declaring them.
 PACKAGES: Final = (
     f"org.apache.hadoop:hadoop-client-minicluster:{HADOOP}",
     "org.bouncycastle:bcpkix-jdk18on:1.81",
     "org.junit.jupiter:junit-jupiter-api:5.13.4",
 )
-#: How many messages there are: numbers from 0 on, each with one of the keys in turn.
+#: The number of messages. Their bodies are numbers from 0 on, and the keys alternate.
 MESSAGES: Final = 100
 KEYS: Final = 7
 #: The messages of each key, in order.
 SENT: Final = {f"order-{key}": list(range(key, MESSAGES, KEYS)) for key in range(KEYS)}
-#: What the guide's command for cluster mode says about Python.
+#: The setting for Python in the guide's command for cluster mode.
 PYTHON: Final = ("--conf", "spark.yarn.appMasterEnv.PYSPARK_PYTHON=./environment/bin/python")
 
 SETTINGS: Final = {
-    # Hadoop's default file has them, which the mini cluster's jar does not have.
+    # The defaults file of Hadoop has these, but the mini cluster's jar lacks the file.
     "yarn.scheduler.capacity.root.queues": "default",
     "yarn.scheduler.capacity.root.default.capacity": "100",
     "yarn.scheduler.capacity.maximum-am-resource-percent": "1.0",
     "yarn.scheduler.minimum-allocation-mb": "256",
     "yarn.minicluster.yarn.nodemanager.resource.memory-mb": "8192",
-    # A container that uses more memory than it has asked for is ended, but not for addresses, of which a store maps 1 TiB.
+    # YARN ends a container that uses too much memory. Virtual addresses must not count, because a store maps 1 TiB of them.
     "yarn.minicluster.control-resource-monitoring": "true",
     "yarn.nodemanager.resource.memory.enforced": "false",
     "yarn.nodemanager.vmem-check-enabled": "false",
-    # A disk that is nearly full is no reason to wait.
+    # Do not refuse to start containers on a disk that is nearly full.
     "yarn.nodemanager.disk-health-checker.enable": "false",
 }
 
@@ -86,13 +86,16 @@ Path(place).write_text(os.environ.get("CONTAINER_ID", "none"))
 
 
 class Yarn:
-    """A ResourceManager and a NodeManager in a separate JVM. All their files, and those of containers, are in ``folder``."""
+    """A ResourceManager and a NodeManager in a separate JVM. All their files, and those of containers, are in
+    ``folder``.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         jars = fetch_packages(f"Hadoop's mini cluster {HADOOP}", PACKAGES, f"hadoop-minicluster-{HADOOP}")
         java = ensure_java()
-        # Containers have the NodeManager's variables: none that tells Spark which Python to run, or Python where orderedmq is.
+        # Containers inherit the NodeManager's variables. None of these may tell Spark where Python is, or Python where
+        # orderedmq is.
         self.environment = {"PATH": os.defpath, "JAVA_HOME": str(java.resolve().parents[1]), "HOME": str(folder)}
         (folder / "tmp").mkdir()
         command = [
@@ -116,7 +119,7 @@ class Yarn:
             raise
 
     def _start(self, settings: dict[str, str]) -> Path:
-        """Start both servers, and return the folder with the settings of their clients."""
+        """Start both servers, and return the folder with the settings for their clients."""
         conf = self._hadoop.yarn.conf.YarnConfiguration()
         for name, value in settings.items():
             conf.set(name, value)
@@ -124,7 +127,7 @@ class Yarn:
         cluster.init(conf)
         cluster.start()
         used = cluster.getConfig()
-        # It says that it has started a moment before it says where it listens.
+        # The cluster counts as started a moment before its configuration has the port on which it listens.
         until(lambda: not used.get("yarn.resourcemanager.address").endswith(":0"), "the ResourceManager listens")
         assert cluster.waitForNodeManagersToConnect(60_000)
         folder = self._folder / "conf"
@@ -141,7 +144,9 @@ class Yarn:
             self._client.killApplication(application.getApplicationId())
 
     def processes(self) -> list[psutil.Process]:
-        """What runs in containers, and scripts that start them: separate sessions, whose working directory is a container's."""
+        """The processes in containers and the scripts that start them. They have separate sessions; their working directory
+        is a container's.
+        """
         home = f"{self._folder}/target/"
         return [process for process in psutil.process_iter(["cwd"]) if (process.info["cwd"] or "").startswith(home)]
 
@@ -152,13 +157,13 @@ class Yarn:
         return driver
 
     def output(self) -> str:
-        """The end of what each container has printed."""
+        """The end of the output of each container."""
         files = sorted(self._folder.glob("target/**/container_*/std*"))
         return "\n".join(f"== {file.parent.name} {file.name}\n{file.read_text()[-3000:]}" for file in files)
 
     def close(self) -> None:
         if self._gateway is not None:
-            # py4j would go on telling the JVM which objects are not needed any more.
+            # Without this, py4j would continue to tell the JVM which objects are no longer needed.
             self._gateway.shutdown()
         self._process.kill()
         self._process.wait()
@@ -173,14 +178,14 @@ class Yarn:
 
 
 class Pipeline:
-    """A store with messages in the topic ``orders``, and the job that takes them to ``invoices``, in its own folder."""
+    """A store with messages in the topic ``orders``, and a job that copies them to ``invoices``, in a separate folder."""
 
     def __init__(self, yarn: Yarn, folder: Path) -> None:
         self.yarn = yarn
         self.folder = folder
         self.checkpoint = folder / "checkpoint"
         (folder / "job.py").write_text(JOB)
-        # In place of a packed environment of some hundred MB: the only file of it that Spark names.
+        # This file replaces a packed environment of some hundred MB, because Spark uses no other file of it.
         python = folder / "environment" / "bin" / "python"
         python.parent.mkdir(parents=True)
         python.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}:$PYTHONPATH" exec {sys.executable} "$@"\n')
@@ -200,13 +205,13 @@ class Pipeline:
     def submit(
         self, mode: str, options: Sequence[str], variables: Mapping[str, str], seconds: float = 0.0
     ) -> subprocess.Popen[bytes]:
-        """Start spark-submit. ``options`` and ``variables`` are what users set; the others are for a small machine."""
+        """Start spark-submit. Users set ``options`` and ``variables``; the other settings are for a small machine."""
         settings = {
-            # Else all jars of Spark are copied into each container.
+            # Otherwise, all jars of Spark are copied into each container.
             "spark.yarn.jars": f"local:{SPARK}/jars/*",
             "spark.yarn.stagingDir": str(self.folder / "staging"),
             "spark.executor.instances": "2",
-            # Both executors are there before the first batch.
+            # Wait for both executors before the first batch.
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
             **{f"spark.{name}.memory": "512m" for name in ("driver", "executor", "yarn.am")},
@@ -238,7 +243,7 @@ class Pipeline:
         return f"{(self.folder / 'submit.log').read_text()[-5000:]}\n{self.yarn.output()}"
 
     def run(self, mode: str, *options: str, **variables: str) -> str:
-        """Run the job to its end and return the driver's container."""
+        """Run the job to its end, and return the container of the driver."""
         process = self.submit(mode, options, variables)
         try:
             assert process.wait(600) == 0, self.said()
@@ -249,7 +254,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def half_way(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Start the job in cluster mode, so that rows take time, and wait until it has written a batch and works on the next one."""
+        """Start the job in cluster mode with slow rows, and wait until it has written a batch and works on the next one."""
         process = self.submit("cluster", PYTHON, {}, seconds=0.2)
         try:
             until(lambda: (self.checkpoint / "offsets" / "1").exists() or process.poll() is not None, "it is half-way", 300)
@@ -308,7 +313,7 @@ def test_an_application_that_is_killed_holds_no_queue_and_the_next_one_goes_on_w
         assert [lock.alive for lock in broker.admin.locks("billing")] == [False] * 4
         assert application.wait(120) != 0
     numbers, _ = pipeline.written()
-    assert 0 < sum(map(len, numbers.values())) < MESSAGES, "it was cut off"
+    assert 0 < sum(map(len, numbers.values())) < MESSAGES, "the killed application must have written only a part"
     pipeline.run("cluster", *PYTHON)
     assert pipeline.written()[0] == SENT
 
@@ -317,6 +322,6 @@ def test_a_driver_that_dies_is_started_again_and_goes_on_without_a_gap(pipeline:
     with pipeline.half_way() as application:
         pipeline.yarn.driver().kill()
         assert application.wait(300) == 0, pipeline.said()
-    # The number of the attempt, and that of the container in it.
+    # The attempt's number, and the number of the container in the attempt.
     assert (pipeline.folder / "place").read_text().endswith("_02_000001")
     assert pipeline.written()[0] == SENT

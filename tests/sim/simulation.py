@@ -407,7 +407,7 @@ class Simulation:
 
     def _heal(self) -> None:
         """End all faults. The remaining queries must soon own the queues that the strategy gives them, and drain these."""
-        self.world.note("faults end")
+        self.world.note("everything heals")
         self.world.history.append({"event": "heal"})
         self.network.mishap, self.network.overlap = 0.0, 0.03
         keys = self.scenario.kind.keys

@@ -1,4 +1,4 @@
-"""A store per test with topics filled by the broker itself, and queries over it."""
+"""Each test gets a store, whose topics are filled directly through the broker, and queries on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @dataclass
 class StoreRig:
-    """One store, with the actions and checks of a test."""
+    """A store, with the actions and checks of a test."""
 
     broker: Broker
     path: str
@@ -35,7 +35,9 @@ class StoreRig:
             self.fill(name, rows)
 
     def fill(self, name: str, rows: int, first: int = 0) -> None:
-        """Add ``rows`` messages round-robin over the queues, each body ``<queue>:<number>``; ``first`` is the first number."""
+        """Append ``rows`` messages, distributed round-robin over the queues. Bodies are ``<queue>:<number>``, numbered from
+        ``first``.
+        """
         queues = self.broker.log.queues(name)
         for queue in queues:
             numbers = range(first + queue.queue_id, first + rows, len(queues))
@@ -45,14 +47,14 @@ class StoreRig:
                 self.broker.log.append({queue: pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys})})
 
     def bodies(self, topic: str) -> dict[int, list[str]]:
-        """All bodies of a topic per queue, in order."""
+        """The bodies in each queue of a topic, in order."""
         return {queue.queue_id: bodies(self.broker, queue) for queue in self.broker.log.queues(topic)}
 
     def released(self, group: str = "g") -> None:
-        """Wait until the group's queues are unlocked: Spark reports the end of a query before its source has stopped."""
+        """Wait until the group's queues are unlocked, because Spark reports a query's end before its source has stopped."""
         until(
             lambda: not any(lock.held and lock.remaining > 0 for lock in self.broker.admin.locks(group)),
-            f"group {group} is free",
+            f"the queues of group {group} are unlocked",
         )
 
     def offsets(self, group: str) -> dict[int, int]:
@@ -61,7 +63,7 @@ class StoreRig:
 
 @dataclass
 class Rig(StoreRig):
-    """A store, and Spark's queries over it."""
+    """A store, and Spark queries on it."""
 
     spark: SparkSession
 
@@ -78,7 +80,7 @@ class Rig(StoreRig):
         return (reader.schema(schema) if schema else reader).load()
 
     def run(self, df: DataFrame, checkpoint: str = "ck", **options: Any) -> Any:
-        """Write all current messages with availableNow, wait for the end, and return the finished query."""
+        """Process all current messages with availableNow, wait for the end, and return the finished query."""
         query = self.start(df, checkpoint, available_now=True, **options)
         query.awaitTermination()
         return query
@@ -94,12 +96,12 @@ class Rig(StoreRig):
 
 
 def numbers(bodies: dict[int, list[str]]) -> list[int]:
-    """The numbers of a topic's bodies (`Rig.fill`), sorted."""
+    """The numbers in the bodies that `Rig.fill` wrote, sorted."""
     return sorted(int(body.partition(":")[2]) for found in bodies.values() for body in found)
 
 
 def copied(rig: Rig, checkpoint: str = "ck", **options: Any) -> list[int]:
-    """Copy topic in to topic out with availableNow, and return the input rows of each batch."""
+    """Copy the topic ``in`` to the topic ``out`` with availableNow. Return the input rows of each batch."""
     query = rig.run(rig.stream(topic="in", **{"consumerGroup": "g", **options}), checkpoint, topic="out", topicQueueNums=2)
     return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 

@@ -1,7 +1,8 @@
-"""A Spark Connect session, so that one start of a server does for all tests: copies a topic, is refused, watches a query's lag, runs
-listeners with order per key and without order.
+"""A program for a Spark Connect session, so that all tests share one server. It copies a topic, tries calls that are
+refused, watches a
+query's lag, and runs listeners with order per key and without order.
 
-Prints one JSON line: python connect_job.py STORE FOLDER_OF_CHECKPOINTS
+It prints one JSON line: python connect_job.py STORE FOLDER_OF_CHECKPOINTS
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from orderedmq.tools.parked import LotReader
 
 
 def copied(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
-    """Copy a topic by a stream, read the copy back before and after `orderedmq.register`, and collect the refusals."""
+    """Copy a topic in a stream, read the copy before and after `orderedmq.register`, and collect the refusals."""
     stream = spark.readStream.format("orderedmq").option("path", path).option("topic", "in").option("consumerGroup", "g").load()
     query = (
         stream.writeStream.format("orderedmq")
@@ -53,7 +54,7 @@ def copied(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
 
 
 def relative(spark: SparkSession) -> list[Callable[[], Any]]:
-    """Calls that take a path, with a relative one. (A stream with a user's schema is opened in the server's directory.)"""
+    """Return calls with a relative path. (A stream with a user's schema would be opened in the server's directory.)"""
     given = {"path": "data/omq", "topic": "in", "consumerGroup": "g"}
     rows = spark.createDataFrame([("x",)], "body string").write.format("orderedmq").mode("append")
     return [
@@ -72,7 +73,7 @@ def reason(work: Callable[[], Any]) -> str:
 
 
 class Kept(logging.Handler):
-    """Keeps the log lines, and the lag of the first queue that a scrape finds when each is written."""
+    """Keeps log lines, and for each line the lag of the first queue that a scrape returns at that moment."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ def lag(registry: CollectorRegistry) -> float | None:
 
 
 def watched(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
-    """Run a query and return the lag lines and metrics of a listener in the client."""
+    """Run a query with a listener in the client. Return the listener's lag lines and metrics."""
     registry = CollectorRegistry()
     kept = Kept(registry)
     logger = logging.getLogger("orderedmq.lag")
@@ -103,7 +104,7 @@ def watched(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
     writer = stream.option("maxOffsetsPerTrigger", 20).load().writeStream.format("noop").queryName("lagging")
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
-    # Events arrive in a stream of their own, some after the query's end.
+    # Events arrive in a separate stream, some of them after the query's end.
     deadline = time.monotonic() + 60
     while (len(kept.lines) < 3 or lag(registry) is not None) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -117,9 +118,10 @@ def watched(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
 
 
 def by_key(spark: SparkSession, path: str, folder: str) -> dict[str, Any]:
-    """Run a listener with order per key until a poisoned key is parked, heal the key, and run it until the key has come back.
+    """Run a listener with order per key until a poisoned key is parked. Then heal the key and run the listener until the
+    key came back.
 
-    Return the calls of each run, and what is parked after each.
+    Return the calls of each run, and the number of parked messages after it.
     """
     heard, healed = f"{folder}/heard", Path(folder, "healed")
 
@@ -145,7 +147,7 @@ def by_key(spark: SparkSession, path: str, folder: str) -> dict[str, Any]:
 
 
 def without_order(spark: SparkSession, path: str, folder: str) -> list[list[Any]]:
-    """Run a listener without order that refuses the odd messages. Return offset and status of each outcome."""
+    """Run a listener without order that refuses messages at odd offsets. Return the offset and status of each outcome."""
 
     def listener(messages: Sequence[Any], context: Any) -> ConsumeConcurrentlyStatus:
         odd = messages[0].queue_offset % 2
@@ -159,7 +161,7 @@ def without_order(spark: SparkSession, path: str, folder: str) -> list[list[Any]
 
 
 def finish(outcomes: DataFrame, checkpoint: str, folder: str | None = None) -> None:
-    """Run a query over what is there now. Its rows are appended to a Parquet table, if there is a folder for it."""
+    """Process all current messages. If ``folder`` is given, append the query's rows to a Parquet table in it."""
     writer = outcomes.writeStream.option("checkpointLocation", checkpoint)
     writer = writer.format("noop") if folder is None else writer.format("parquet").option("path", folder)
     writer.trigger(availableNow=True).start().awaitTermination()

@@ -1,6 +1,7 @@
-"""The format ``orderedmq`` with a record of every call, registered as ``orderedmq_recorded``.
+"""The data source ``orderedmq`` with a record of every call, registered as ``orderedmq_recorded``.
 
-The classes are the real ones. Each call adds an event to the folder ``calls`` next to the store, from whichever process it happens in.
+Its classes are subclasses of the real ones. Each call, in whichever process, adds an event to the folder ``calls`` next to
+the store.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FORMAT = "orderedmq_recorded"
 
 
 class _Record:
-    """Appends the calls of one object. ``thing``: the object's name; a pickled copy of the object keeps it."""
+    """Records the calls of one object. ``thing`` is the object's name, which pickled copies keep."""
 
     def __init__(self, options: Mapping[str, str], kind: str) -> None:
         self.folder = _folder(Path(options["path"]).parent)
@@ -44,7 +45,7 @@ def _folder(store_parent: Path) -> Path:
 
 
 def calls(folder: Path) -> list[dict[str, Any]]:
-    """The calls so far of the queries whose store is in ``folder``, in order."""
+    """The calls so far of queries whose store is in ``folder``, in order."""
     return event_log.read(_folder(folder))
 
 
@@ -121,7 +122,7 @@ class RecordedWriter(StreamWriter):
 
 
 def _rows(messages: Sequence[WriterCommitMessage | None]) -> list[int | None]:
-    """The rows of each task that ended."""
+    """The number of rows of each task that ended, and None for the others."""
     return [message.rows if isinstance(message, Written) else None for message in messages]
 
 

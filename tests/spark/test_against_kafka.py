@@ -1,4 +1,4 @@
-"""The bench against Kafka runs every case on a real Kafka, and leaves neither a process nor a file behind."""
+"""The benchmark against Kafka runs every case on a real Kafka, and leaves neither processes nor files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def start(folder: Path, *args: str) -> subprocess.Popen[str]:
 
 
 def servers(folder: Path) -> list[int]:
-    """The processes that have files of Kafka in ``folder``."""
+    """The ids of processes whose command line names Kafka and ``folder``."""
     return [
         process.pid
         for process in psutil.process_iter(["cmdline"])
@@ -48,7 +48,8 @@ def test_every_case_runs_on_a_real_kafka(tmp_path: Path) -> None:
     assert bench.returncode == 0, printed
     for case in (name for name in CASES if name.startswith(VERSUS)):
         assert re.search(rf"^{case} \(\d+ s\)$", printed, re.M), printed
-    # Both sides have done what they were asked to: a figure of nothing would be 0, or less. Kafka may rest while ours is at work.
+    # Both sides have done their work, because without work a figure would be 0 or less. Kafka's server may be idle while
+    # ours works.
     lines = [
         line for line in printed.splitlines() if re.search(r" (M rows/s|µs/row|ms)\b", line) and "Kafka's server" not in line
     ]
@@ -64,7 +65,9 @@ def test_kafka_ends_with_a_bench_that_does_not_end_by_itself(number: signal.Sign
     bench = start(tmp_path, "--only", "kafka-start")
 
     def up() -> bool:
-        """Both sides are being filled. A session that is interrupted while it starts leaves its JVM behind: that is PySpark's."""
+        """Whether both sides are being filled. Before that, an interrupted session would leave its JVM running, because
+        PySpark does.
+        """
         return bench.poll() is not None or bool(list(tmp_path.glob("orderedmq-bench-*/embedded-*/data.mdb")))
 
     until(up, "the session and Kafka have started", 300)

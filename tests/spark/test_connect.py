@@ -1,4 +1,4 @@
-"""Spark Connect in a separate driver, one for all tests."""
+"""Spark Connect in a separate driver that all tests share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOB = Path(__file__).with_name("connect_job.py")
 
 @pytest.fixture(scope="module")
 def connected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The output of the job, run over a store with topics of two queues."""
+    """The output of the job, run on a store with several topics."""
     ensure_java()
     folder = tmp_path_factory.mktemp("connect")
     path = str(folder / "store")

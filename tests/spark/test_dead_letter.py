@@ -1,4 +1,6 @@
-"""``dead_letter`` in real queries: which rows pass, which become dead letters, and what a repeated batch leaves."""
+"""``dead_letter`` in real queries: which rows pass, which become dead letters, and what happens when a batch is
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ BAD = (3, 4, 9, 15)
 
 
 def fill(rig: Rig) -> None:
-    """20 orders in two queues, of which those in BAD are not JSON; one body is nothing but a number, which is null as a struct."""
+    """Append 20 orders to two queues. Those in BAD are not JSON or, as a bare number, decode to a null struct."""
     rig.topic("in", 2)
     for queue in rig.broker.log.queues("in"):
         bodies = [
@@ -38,7 +40,7 @@ def fill(rig: Rig) -> None:
 
 
 def decoded(rig: Rig) -> DataFrame:
-    """Columns of several types, so that they all pass a task unchanged."""
+    """A stream with columns of several types, to check that all of them pass a task unchanged."""
     rows = rig.stream(topic="in", consumerGroup="g", includeLockToken="true", includeProperties="true")
     order = sql.from_json(sql.col("body").cast("string"), "n long, list array<int>, _corrupt_record string")
     return rows.withColumn("order", order).withColumn("due", sql.current_timestamp()).withColumn("one", sql.lit(1))
@@ -50,8 +52,10 @@ def letters(rig: Rig) -> list[dict[str, Any]]:
 
 
 def end_locks(rig: Rig) -> None:
-    """End the locks that a failed query leaves for a task that may still be at work, so that the test need not wait for that."""
-    until(lambda: all(lock.remaining <= UNLOCK_DELAY for lock in rig.broker.admin.locks("g")), "the locks are left to end")
+    """End the locks that a failed query leaves for tasks that may still run, so that the test does not wait for their
+    end.
+    """
+    until(lambda: all(lock.remaining <= UNLOCK_DELAY for lock in rig.broker.admin.locks("g")), "the locks linger")
     for owner in {lock.owner for lock in rig.broker.admin.locks("g")}:
         age(rig.path, owner, UNLOCK_DELAY)
     rig.released()
@@ -69,13 +73,13 @@ def test_rows_that_do_not_decode_become_dead_letters_once_and_the_others_pass_in
         found = df.selectExpr("queue_id", "queue_offset", "order.n", "order.list", "one").collect()
         attempts.append((batch, list(map(tuple, found))))
         if len(attempts) == 1:
-            raise RuntimeError("behind the letters, before Spark's commit")
+            raise RuntimeError("after the letters, before Spark's commit")
 
     def run() -> None:
         writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(rig.folder / "ck"))
         writer.trigger(availableNow=True).start().awaitTermination()
 
-    with pytest.raises(Exception, match="behind the letters"):
+    with pytest.raises(Exception, match="after the letters"):
         run()
     assert len(letters(rig)) == len(BAD)
     end_locks(rig)
@@ -85,7 +89,7 @@ def test_rows_that_do_not_decode_become_dead_letters_once_and_the_others_pass_in
     assert {one["colour"] for one in found} == {"red"}
     assert {one["REAL_TOPIC"] for one in found} == {"in"}
     assert all(one["ORDEREDMQ_ERROR"].startswith("not an order: ") for one in found)
-    assert [batch for batch, _ in attempts] == [0, 0], "the batch was repeated"
+    assert [batch for batch, _ in attempts] == [0, 0], "the batch must be repeated"
     for _, passed in attempts:
         for queue in (0, 1):
             expected = [(queue, n // 2, n, [1, None], 1) for n in range(queue, 20, 2) if n not in BAD]

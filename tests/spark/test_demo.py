@@ -17,7 +17,7 @@ EVENTS = 20_000
 
 
 def demo(folder: Path, *arguments: str, **environment: Path) -> subprocess.CompletedProcess[str]:
-    """Run the demo in ``folder``, with these environment variables, and wait for its end."""
+    """Run the demo in ``folder`` with these environment variables, and wait for its end."""
     command = [*COMMAND, "demo", "--path", str(folder), *arguments]
     env = os.environ | {name: str(value) for name, value in environment.items()}
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder.parent)
@@ -26,8 +26,8 @@ def demo(folder: Path, *arguments: str, **environment: Path) -> subprocess.Compl
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
-    """tests/rocketmq/test_spark.py has the demo on a cluster, which is not slow."""
-    # A path with a blank, as temporary folders of some systems have.
+    """tests/rocketmq/test_spark.py runs the demo on a cluster and is not slow."""
+    # Use a path with a blank, because temporary folders of some systems have one.
     folder, temporary = tmp_path / "a demo", tmp_path / "tmp"
     temporary.mkdir()
     done = demo(folder, "--events", str(EVENTS), "--batches", "6", TMPDIR=temporary)
@@ -35,10 +35,10 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
     assert done.stderr == ""
     produced, killed, resumed, audited = (json.loads(line) for line in done.stdout.splitlines())
     assert (produced["step"], produced["events"], produced["queues"]) == ("produced", EVENTS, 8)
-    # Some batches were committed, one was in flight, and the rest was left to the second run.
+    # Some batches were committed, one was in flight, and the others were left to the second run.
     assert killed["step"] == "killed"
     assert killed["killed_in"] == killed["committed"] in (3, 4, 5)
-    # The last batch may be published and not committed.
+    # The last batch may be published but not committed.
     assert 0 < killed["events"] <= EVENTS
     assert (resumed["killed_in"], resumed["committed"], resumed["events"]) == (None, 6, EVENTS)
     assert 0 < resumed["first_batch_after"] <= resumed["seconds"]
@@ -47,7 +47,7 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
     assert (audited["messages"], audited["different"], audited["expected"]["messages"]) == (EVENTS, 0, EVENTS)
     assert [audited[kind] for kind in ("lost", "duplicated", "moved", "extra", "out_of_order")] == [0] * 5
     assert check(folder / "store") == []
-    # No process is left, and no files but those that the demo names.
+    # No process remains, and only the files that the demo mentions.
     assert [
         process for process in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(process.info["cmdline"] or [])
     ] == []
@@ -57,7 +57,7 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(200)
 def test_a_job_that_fails_is_said_in_a_line(tmp_path: Path) -> None:
-    # PYTHONPATH comes first: this module stands in for Spark, which only the job imports.
+    # PYTHONPATH has priority, so this module replaces PySpark, which only the job imports.
     (tmp_path / "pyspark.py").write_text("print('noise'); raise SystemExit('[ORDEREDMQ_TEST.WHY] broken on purpose')")
     done = demo(tmp_path / "d", "--events", "1000", "--no-json", PYTHONPATH=tmp_path)
     assert done.returncode == 1

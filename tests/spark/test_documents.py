@@ -1,4 +1,4 @@
-"""The Python snippets of the README and of the site run: those of a page one after another, in a folder of their own."""
+"""The Python snippets of the README and of the site run. Those of a page run in order, in a separate folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orderedmq.cli import app
 from tests.snippets import ROOT, Snippet, name, pages, quick_start, run
 
 PAGES = pages()
-#: Pages whose snippets need 7 s and more. Those of other formats, state and order per key are what users copy once.
+#: Pages whose snippets take 7 s or longer. Only the long tier runs them.
 LONG = ("formats", "stateful-processing", "order-per-key", "sink", "migrating-from-kafka", "deploying", "rollouts")
 
 
@@ -32,9 +32,9 @@ def test_the_snippets_of_a_page_run_one_after_another(
 def test_the_quick_start_runs(spark: SparkSession, tmp_path: Path) -> None:
     program, (_, *commands) = quick_start()
     readme = (ROOT / "README.md").read_text()
-    assert f"```python\n{program}```" in readme, "README and docs/index.md have the same program"
+    assert f"```python\n{program}```" in readme, "README and docs/index.md must have the same program"
     in_readme = re.findall(r"```bash\n(.*?)```", readme, re.DOTALL)
-    assert "".join(in_readme).splitlines()[1:] == commands[:5], "and the same commands"
+    assert "".join(in_readme).splitlines()[1:] == commands[:5], "README and docs/index.md must have the same commands"
     said = ""
     for command in commands:
         if command == "omq/bin/python invoices.py":

@@ -1,4 +1,4 @@
-"""The place of an error's line in the text that Spark shows."""
+"""The line of the text that Spark shows in which an error's message is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pyspark.errors import PySparkException
 
 from tests.spark.conftest import Rig
 
-#: Spark's first line, the called method's frame and the one that shortens the rest. A stream has the batch's frames before.
+#: Spark's first line, the called method's frame, and the frame that shortens the rest. In a stream, the batch's frames come
+#: before them.
 LINES, STREAM_LINES = 9, 13
 
 

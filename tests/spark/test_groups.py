@@ -1,4 +1,6 @@
-"""Two queries of one group in one session: refused while the first runs, admitted after it stopped."""
+"""Two queries of one group in one session: the second is refused while the first runs, and admitted after it has
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def test_a_second_query_of_the_group_is_refused_and_the_first_goes_on(rig: Rig) 
         second.awaitTermination()
     text = str(caught.value)
     owner = rig.broker.admin.locks()[0]
-    # Spark's name of the query, which Spark gives only to its tasks.
+    # The lock has Spark's name of the query, which Spark passes only to tasks.
     assert owner.name == "one"
     assert "[ORDEREDMQ_LOCK.HELD_BY_OTHER]" in text
     assert f"query {owner.owner} ({owner.client_id}), which is alive" in text
@@ -47,7 +49,7 @@ def test_a_stopped_idle_query_gives_its_queues_back_at_once(rig: Rig) -> None:
     assert {lock.name for lock in rig.broker.admin.locks()} == {"given"}
     until(lambda: first.lastProgress is not None and not first.status["isTriggerActive"])
     first.stop()
-    # Without the unlock, the locks would live for 40 s at least.
+    # Without an unlock, the locks would live for at least 40 s.
     until(lambda: not any(lock.held for lock in rig.broker.admin.locks()), "no queue is locked", 30.0)
     second = start(rig, "two")
     rig.fill("in", 4, first=20)

@@ -1,4 +1,4 @@
-"""Listeners with order per key, and without order, in real queries: keys that wait by themselves, threads, workers, lost locks."""
+"""Listeners with order per key, and without order, in real queries: keys that wait alone, threads, workers, lost locks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUCCESS = ConsumeOrderlyStatus.SUCCESS
 
 
 def heard(rig: Rig) -> list[str]:
-    """The lines written by listeners, in order."""
+    """The lines that listeners wrote, in order."""
     found = rig.folder / "heard"
     return found.read_text().splitlines() if found.exists() else []
 
@@ -53,14 +53,14 @@ def rows(rig: Rig, **options: Any) -> Any:
 
 
 def committed(rig: Rig) -> int:
-    """The group's offset of the only queue."""
+    """The group's offset in the only queue."""
     queues = rig.broker.log.queues("in")
     return rig.broker.groups.offsets("g", queues).get(queues[0], 0)
 
 
 @pytest.mark.holds("parked key returns")
 def test_a_poisoned_key_waits_alone_comes_back_by_itself_and_is_never_overtaken(rig: Rig) -> None:
-    """Ten keys in one queue. k0-0 fails until it is healed; messages of all keys are added meanwhile."""
+    """Ten keys in one queue. The listener fails for k0-0 until the key is healed, while messages of all keys are added."""
     rig.topic("in", 1, rows=20)
     path, healed = str(rig.folder / "heard"), rig.folder / "healed"
 
@@ -76,7 +76,7 @@ def test_a_poisoned_key_waits_alone_comes_back_by_itself_and_is_never_overtaken(
     query = start(rig, consumed)
     until(lambda: committed(rig) == 20, "the first messages are decided or parked", 90)
     rig.fill("in", 10, first=20)
-    until(lambda: committed(rig) == 30, "so are the others", 90)
+    until(lambda: committed(rig) == 30, "the other messages are decided or parked", 90)
     before = heard(rig)
     assert {line.split()[0] for line in before} == {f"k0-{number}" for number in range(5)}
     assert {line for line in before if line.startswith("k0-0 ")} == {"k0-0 0 0", "k0-0 0 1"}
@@ -84,7 +84,9 @@ def test_a_poisoned_key_waits_alone_comes_back_by_itself_and_is_never_overtaken(
     until(lambda: "k0-0 25 0" in heard(rig), "the key has come back by itself", 90)
     after = heard(rig)[len(before) :]
     assert after == ["k0-0 0 2", "k0-0 5 0", "k0-0 10 0", "k0-0 15 0", "k0-0 20 0", "k0-0 25 0"]
-    until(lambda: sum(row.status == "SUCCESS" for row in outcomes(rig, consumed.schema)) == 30, "all have outcomes", 90)
+    until(
+        lambda: sum(row.status == "SUCCESS" for row in outcomes(rig, consumed.schema)) == 30, "all messages have outcomes", 90
+    )
     query.stop()
     told = outcomes(rig, consumed.schema)
     assert sorted(row.begin_offset for row in told if row.status == "SUCCESS") == list(range(30))
@@ -108,7 +110,7 @@ def test_what_fails_without_order_comes_back_alone(rig: Rig) -> None:
 
     consumed = consume_concurrently(rows(rig), listener, ConcurrentSettings(consume_message_batch_max_size=4, concurrency=2))
     query = start(rig, consumed)
-    until(lambda: sum(row.status == "SUCCESS" for row in outcomes(rig, consumed.schema)) == 10, "all are decided", 90)
+    until(lambda: sum(row.status == "SUCCESS" for row in outcomes(rig, consumed.schema)) == 10, "all messages are decided", 90)
     query.stop()
     told = outcomes(rig, consumed.schema)
     assert sorted(row.begin_offset for row in told if row.status == "SUCCESS") == list(range(10))
@@ -117,7 +119,7 @@ def test_what_fails_without_order_comes_back_alone(rig: Rig) -> None:
 
 
 class Counted:
-    """A listener that is a class: it writes down each object that is made."""
+    """A listener class that records each object created from it."""
 
     folder: str
 
@@ -143,7 +145,7 @@ def test_each_thread_of_a_worker_makes_one_object_of_a_class_and_keeps_it(rig: R
     query.stop()
     lines = [line.split() for line in heard(rig)]
     assert len(lines) == 40
-    # A thread used one object only, and made no more.
+    # Each thread used one object and created no other.
     made = sorted(path.name for path in rig.folder.glob("made-*"))
     assert made == sorted({f"made-{thread}-{one}" for thread, one in lines})
     assert len({thread for thread, _ in lines}) == len(made)
@@ -152,7 +154,7 @@ def test_each_thread_of_a_worker_makes_one_object_of_a_class_and_keeps_it(rig: R
 
 
 class Awaited(Counted):
-    """A listener that is async: its calls wait for each other."""
+    """An async listener whose calls wait for each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,10 +203,10 @@ def test_a_query_that_is_stopped_while_listeners_are_at_work_starts_no_more(rig:
         return SUCCESS
 
     query = start(rig, consume_orderly(rows(rig), listener, OrderPerKey(concurrency=3)))
-    until(lambda: len(heard(rig)) == 3, "three calls are under way", 90)
+    until(lambda: len(heard(rig)) == 3, "three calls are running", 90)
     (worker,) = {int(line.split()[0]) for line in heard(rig)}
     query.stop()
-    until(lambda: not alive(worker), "Spark has ended the worker, whose threads did not hold it up", 90)
+    until(lambda: not alive(worker), "Spark has ended the worker although its threads are busy", 90)
     go.touch()
     assert len(heard(rig)) == 3
     assert query.exception() is None
@@ -228,9 +230,9 @@ def test_a_lock_that_is_lost_ends_the_query_when_the_calls_under_way_have_return
             file.write("returns\n")
         return None
 
-    # What fails is parked at once, under the lock.
+    # A message that fails is parked immediately, under the lock.
     query = start(rig, consume_orderly(rows(rig), listener, OrderPerKey(concurrency=2, in_batch_attempts=1)))
-    until(lambda: len(heard(rig)) == 2, "two calls are under way", 90)
+    until(lambda: len(heard(rig)) == 2, "two calls are running", 90)
     rig.broker.admin.release("g", rig.broker.log.queues("in"), force=True)
     go.touch()
     with pytest.raises(PySparkException, match=r"ORDEREDMQ_LOCK.LOST"):

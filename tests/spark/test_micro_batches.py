@@ -1,4 +1,6 @@
-"""The loop of tests/micro_batches.py calls source, tasks and sink as Spark does: one scenario through both, call by call."""
+"""The loop of tests/micro_batches.py calls source, tasks and sink as Spark does. One scenario runs in both, and the calls
+are compared.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ from tests.micro_batches import Checkpoint, MicroBatchLoop
 from tests.spark.recorded_source import FORMAT, RecordedSource, calls
 from tests.waits import until
 
-#: A body that the query of the scenario turns into null, which the sink refuses.
+#: A body that the scenario's query turns into null, which the sink refuses.
 BAD = b"bad"
 
 
 class Place(Protocol):
-    """Where the scenario runs."""
+    """A place in which the scenario can run: Spark or the loop."""
 
     def run(self, name: str, source: dict[str, str], sink: dict[str, str], *, available_now: bool, fails: bool) -> None:
         """Run the query ``name`` until there is nothing to read or it fails, and stop it."""
@@ -53,7 +55,7 @@ class InSpark:
         except StreamingQueryException:
             assert fails
         query.stop()
-        # Spark does not wait for the source's process.
+        # Spark does not wait until the process of the source has ended.
         until(lambda: self.stops() == stops + 1, "the source has stopped")
 
     def stops(self) -> int:
@@ -82,7 +84,9 @@ def _columns(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def scenario(place: Place, broker: Broker, path: str) -> None:
-    """First batch, batches with a limit, an idle trigger, stops, failures of commit and task, replays, and availableNow."""
+    """First batch, batches with a limit, an idle trigger, stops, failed commits and tasks, repeated batches, and
+    availableNow.
+    """
     broker.admin.create_topic("in", 2)
     broker.admin.create_topic("out", 2)
     first, second = broker.log.queues("in")
@@ -108,35 +112,36 @@ def scenario(place: Place, broker: Broker, path: str) -> None:
 
     fill(b"a", b"b", b"c", b"d", b"e")
     run()
-    # Both tasks of this batch have the same key: the commit is refused, and the batch stays in the offset log.
+    # Both tasks of this batch have the same key, so the commit is refused, and the batch stays in the offset log.
     for queue in (first, second):
         broker.log.append({queue: pa.record_batch({"body": pa.array([b"f"], pa.binary()), "sharding_key": ["same"]})})
     run(fails=True)
     run(onKeyConflict="ignore")
     fill(b"g", b"h", b"i")
     run(available_now=True)
-    # A task fails. One queue has messages, so that the batch has one task: Spark runs several at the same time.
+    # A task fails. Only one queue has messages, so that the batch has one task, because Spark runs several at the same
+    # time.
     broker.log.append({first: pa.record_batch({"body": pa.array([BAD], pa.binary()), "sharding_key": ["k"]})})
     run(available_now=True, fails=True)
     run(available_now=True, fails=True)
-    # Batch 0 fails and is repeated; without a limit.
+    # Batch 0 fails and is repeated, without a limit.
     broker.admin.create_topic("other", 1)
     rows = {"body": pa.array([b"a", BAD], pa.binary()), "sharding_key": ["k", "k"]}
     broker.log.append({broker.log.queues("other")[0]: pa.record_batch(rows)})
     run("two", "other", fails=True, limit=None)
     run("two", "other", fails=True, limit=None, available_now=True)
-    # A batch without partitions: it only records where the query begins.
+    # A batch without partitions only records where the query begins.
     broker.admin.create_topic("empty", 1)
     run("three", "empty", limit=None, available_now=True)
 
 
 def normalised(folder: Path) -> list[str]:
-    """The calls without what differs between any two runs of the scenario.
+    """Return the calls without the differences that any two runs of the scenario have.
 
     - Ids of objects, queries, runs, owners and topics are numbered in the order in which they first appear.
-    - Spark runs the tasks of a batch at the same time: their calls are sorted.
-    - Spark asks an idle source again and again: repeated questions with the same answer are left out.
-    - There are no times and no process ids: the loop has one process.
+    - Calls of the tasks of a batch are sorted, because Spark runs the tasks at the same time.
+    - Repeated calls with the same answer are left out, because Spark calls an idle source repeatedly.
+    - Times and process ids are left out. The loop has only one process.
     """
     found = calls(folder)
     found = [call for part in _by_task(found) for call in part]

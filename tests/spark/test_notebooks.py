@@ -1,4 +1,4 @@
-"""The notebooks run from beginning to end, and their outputs in the repository name nothing of the machine that made them."""
+"""The notebooks run from beginning to end, and their stored outputs contain no names of the machine that created them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from pyspark.sql import SparkSession
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-#: The start of an absolute path, which is not the middle of a longer path or of a word.
+#: The start of an absolute path. It does not match within a longer path or a word.
 ABSOLUTE = re.compile(r"(?<![\w.])/(?:tmp|root|home|work|Users|private|var)\b")
-#: A client's id names its machine and process.
+#: The id of a client, which contains its machine and process.
 CLIENT = re.compile(r"@[\w.-]+-\d+-[0-9a-f]{8}\b")
 #: The parts of an output that differ from run to run: an owner's short name and its lock's remaining life.
 VARYING = re.compile(r"(?<=belong to query )[0-9a-f]{6}|(?<=ends in )\d+(?= s)")
 
-#: Needs a cluster: tests/rocketmq/test_notebook.py runs it.
+#: This notebook needs a cluster, so tests/rocketmq/test_notebook.py runs it.
 ON_A_CLUSTER = FOLDER / "04-rocketmq.ipynb"
 WITHOUT_A_CLUSTER = [path for path in NOTEBOOKS if path != ON_A_CLUSTER]
 FIRST = FOLDER / "01-explore.ipynb"
-#: Seconds that a cell may sleep. A listener, which is in another process, sleeps as long as it says.
+#: Limit in seconds for the sleeps of a cell. A listener sleeps without this limit, because it runs in another process.
 SLEEP = 0.05
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -48,7 +48,7 @@ def outputs(cells: list[Any]) -> list[Any]:
 
 
 def said(cells: list[Any]) -> list[str]:
-    """The text that each cell printed. A kernel cuts it into outputs by the clock, so where it is cut says nothing."""
+    """The text that each cell printed. A kernel splits it into outputs at arbitrary times, so they are joined."""
     return [
         VARYING.sub("…", "".join(output.text for output in outputs([cell]) if output.output_type == "stream")) for cell in cells
     ]
@@ -59,7 +59,7 @@ def assert_clean(cells: list[Any]) -> None:
     for output in outputs(cells):
         assert output.output_type != "error", output.evalue
         assert output.get("name") != "stderr", output.text
-        # Pictures are left out: base64 has slashes, too.
+        # Leave out pictures, because base64 text may also contain slashes.
         texts = [output.get("text", ""), *(text for kind, text in output.get("data", {}).items() if kind.startswith("text/"))]
         for text in texts:
             assert not ABSOLUTE.search(text), text
@@ -81,21 +81,25 @@ def test_what_a_cell_printed_is_the_same_wherever_the_kernel_cut_it() -> None:
 def test_the_first_notebooks_cells_say_what_its_kept_outputs_say(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run it in this process and session, because a kernel has its own JVM. The long tier runs all of them in a kernel."""
+    """Run the notebook in this process and session, because a kernel starts another JVM. The long tier runs all notebooks
+    in a kernel.
+    """
     run_in_this_session(FIRST, spark, tmp_path, monkeypatch)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_notebooks_run_one_after_another_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a reader runs them."""
+    """Run the notebooks as a reader does."""
     for path, cells in run(WITHOUT_A_CLUSTER, tmp_path, monkeypatch).items():
         assert_says_what_is_kept(path, cells)
 
 
 def run(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Path, list[Any]]:
-    """Run the code cells of each notebook; return them with outputs and errors. Names of earlier notebooks are cleared."""
-    # Run in a copy, with the modules beside it, so that nothing is left in the repository; temporary files lie beside it, too.
+    """Run the code cells of each notebook in one kernel. Return them with outputs and errors. Each notebook begins without
+    names.
+    """
+    # Run in a copy with the modules, and keep temporary files next to it, so that no files are left in the repository.
     folder = tmp_path / "notebooks"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
     temporary = tmp_path / "tmp"
@@ -112,7 +116,7 @@ def run(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
 
 
 class Shared:
-    """The tests' session, which outlives the notebook."""
+    """The session of the tests, which outlives the notebook."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -121,13 +125,13 @@ class Shared:
         return getattr(self._spark, name)
 
     def stop(self) -> None:
-        """Another test needs it."""
+        """Do nothing, because other tests need the session."""
 
 
 def run_in_this_session(path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the cells in this process and session, and compare what they print with their kept outputs.
+    """Run the cells in this process and session, and compare their output with the stored outputs.
 
-    A notebook in a kernel starts a JVM of its own.
+    This is quicker than a kernel, which starts another JVM.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.syspath_prepend(str(FOLDER))
@@ -135,7 +139,7 @@ def run_in_this_session(path: Path, spark: SparkSession, tmp_path: Path, monkeyp
     monkeypatch.setattr(shop, "local_spark", lambda *_, **__: Shared(spark))
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, SLEEP)))
-    # As in a kernel: what Spark sends to its workers is found in __main__, and sent by value.
+    # As in a kernel, names are in __main__, so that Spark sends them to its workers by value.
     names: dict[str, Any] = {"__name__": "__main__"}
     try:
         for cell in code_cells(path):
@@ -166,7 +170,7 @@ def test_a_kept_notebook_was_run_from_top_to_bottom(path: Path) -> None:
 def test_a_kept_notebook_has_its_outputs(path: Path) -> None:
     cells = code_cells(path)
     for cell in cells:
-        # A cell that prints or ends in a picture has outputs; a cell of definitions has none.
+        # A cell that prints or ends in a picture must have outputs. A cell with only definitions has none.
         last = cell.source.splitlines()[-1]
         if "print(" in cell.source or ".show(" in cell.source or last.startswith("pictures."):
             assert cell.outputs, cell.source

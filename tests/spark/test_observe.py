@@ -1,4 +1,4 @@
-"""The lag of real queries: Prometheus metrics and log lines, and that the gauges of a query that ended are removed."""
+"""The lag of real queries: Prometheus metrics, log lines, and the removal of gauges when a query has ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waits import until
 
 
 def scraped(registry: CollectorRegistry, name: str) -> dict[str, float]:
-    """The result of a scrape: the value of each series of a metric, by its labels as text."""
+    """Return the values of a metric in a scrape, by the labels of each series as text."""
     out: dict[str, float] = {}
     for line in generate_latest(registry).decode().splitlines():
         series, _, value = line.rpartition(" ")
@@ -41,12 +41,12 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def told(caplog: pytest.LogCaptureFixture, batches: int) -> None:
-    """Wait until the listener has logged this number of batches; it logs a batch after it set its metrics."""
-    until(lambda: len(lines(caplog)) >= batches, f"{batches} batches are told")
+    """Wait until the listener has logged this number of batches. It logs a batch after setting its metrics."""
+    until(lambda: len(lines(caplog)) >= batches, f"{batches} batches are logged")
 
 
 class Gate:
-    """A function for foreachBatch that holds every batch from ``first`` on until the gate is opened, or fails it."""
+    """A function for foreachBatch that either holds every batch from ``first`` on until the gate is opened, or fails it."""
 
     def __init__(self, first: int, fail: bool = False) -> None:
         self.first = first
@@ -69,7 +69,7 @@ def registry() -> CollectorRegistry:
 @pytest.fixture
 def listener(rig: Rig, registry: CollectorRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[LagListener]:
     caplog.set_level(logging.INFO, logger="orderedmq.lag")
-    # The last news of an earlier test's query may be on its way.
+    # Wait for events of an earlier test's query, which may still be on their way.
     rig.spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     listener = LagListener(registry=registry)
     rig.spark.streams.addListener(listener)
@@ -107,10 +107,10 @@ def test_a_lag_is_seen_while_there_is_one_then_zero_then_nothing(
     assert 0 < scraped(registry, "orderedmq_batch_seconds_sum")['{query="lagging"}'] < 120
 
     query.stop()
-    until(lambda: not scraped(registry, "orderedmq_queue_lag_messages"), "the gauges of the stopped query are gone")
+    until(lambda: not scraped(registry, "orderedmq_queue_lag_messages"), "the gauges of the stopped query are removed")
     assert scraped(registry, "orderedmq_queue_next_offset") == {}
     assert scraped(registry, "orderedmq_rows_processed_total") == {'{query="lagging"}': 60}
-    # An idle query logs no more lines.
+    # An idle query must not log further lines.
     assert lines(caplog) == [
         "query lagging, batch 0: lag 40 messages in 2 queues, worst in/embedded/0 with 20",
         "query lagging, batch 1: lag 20 messages in 2 queues, worst in/embedded/0 with 10",
@@ -127,7 +127,7 @@ def test_a_batch_that_is_repeated_after_a_restart_has_no_known_lag(
     failed = start(rig, rig.stream(**options), Gate(first=1, fail=True), name=None)
     told(caplog, 1)
     until(lambda: failed.exception() is not None, "the query has failed")
-    until(lambda: not scraped(registry, "orderedmq_queue_next_offset"), "the gauges of the failed query are gone")
+    until(lambda: not scraped(registry, "orderedmq_queue_next_offset"), "the gauges of the failed query are removed")
     gate = Gate(first=2)
     again = start(rig, rig.stream(**options), gate, name=None)
     assert again.id == failed.id
@@ -180,7 +180,7 @@ def test_what_a_query_has_parked_is_seen(rig: Rig, registry: CollectorRegistry, 
 
 
 class _Broken:
-    """An event whose attributes all fail."""
+    """An event that raises an error for each attribute."""
 
     def __getattr__(self, name: str) -> Any:
         raise KeyError(name)

@@ -1,4 +1,6 @@
-"""``consume_orderly`` in real queries: statuses, retries, dead letters and a range's end, as in RocketMQ's orderly listener."""
+"""``consume_orderly`` in real queries: statuses, retries, dead letters and the end of a range, as in RocketMQ's orderly
+listener.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ DLQ = MessageQueue("%DLQ%g", "embedded", 0)
 
 @pytest.fixture
 def heard(tmp_path: Path) -> Callable[[], list[str]]:
-    """A function that returns the lines written by listeners, in order."""
+    """A function that returns the lines that listeners wrote, in order."""
     (tmp_path / "heard").touch()
     return lambda: (tmp_path / "heard").read_text().splitlines()
 
@@ -50,7 +52,7 @@ def run(rig: Rig, listener: Any, name: str = "ck", *, source: dict[str, Any] | N
 
 
 def writing(rig: StoreRig, answer: Callable[[Sequence[Any], ConsumeOrderlyContext], Any]) -> Any:
-    """A listener that writes the bodies that it gets to a file."""
+    """A listener that writes the bodies of its messages to a file."""
     path = str(rig.folder / "heard")
 
     def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> Any:
@@ -96,7 +98,8 @@ def test_what_cannot_be_consumed_orderly_is_refused_by_name(rig: Rig) -> None:
 def test_with_speculation_listeners_and_dead_letter_are_refused_at_once(rig: Rig) -> None:
     rig.topic("in", 1, rows=2)
     rows = rig.stream(topic="in", consumerGroup="g", parkingLot="true")
-    # Spark lets nobody change its core settings in a session. A cluster with the setting is in tests/processes/test_scheduler.py.
+    # A Spark session refuses changes of core settings unless this is set. tests/processes/test_scheduler.py has a cluster
+    # with speculation.
     rig.spark.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
     rig.spark.conf.set("spark.speculation", "True")
     try:
@@ -140,17 +143,17 @@ def test_stop_during_a_listeners_work_lets_no_other_owner_in_before_it_returned_
         return writer.option("checkpointLocation", str(rig.folder / name)).start()
 
     first = start("first", told("first", until_told=True))
-    until(heard, "the first listener is at work", 90.0)
+    until(heard, "the first listener is running", 90.0)
     first.stop()
     (lock,) = rig.broker.admin.locks("g")
-    until(lambda: rig.broker.admin.locks("g")[0].remaining <= UNLOCK_DELAY, "the lock is left to end")
+    until(lambda: rig.broker.admin.locks("g")[0].remaining <= UNLOCK_DELAY, "the lock lingers")
     assert rig.broker.admin.locks("g")[0].held
-    # Make the lock younger, so that the delay passes only below, however long this takes.
+    # Make the lock younger, so that its delay passes only below, however slow this test is.
     age(rig.path, lock.owner, -1000)
     start("second", told("second", until_told=False))
     until(lambda: rig.broker.groups.members("g"), "the second query is about to ask for the queue", 90.0)
     time.sleep(1)
     assert heard() == ["first begins"]
     age(rig.path, lock.owner, 1000 + UNLOCK_DELAY)
-    until(lambda: "second returns" in heard(), "the second has the queue", 90.0)
+    until(lambda: "second returns" in heard(), "the second query has the queue", 90.0)
     go.touch()

@@ -1,4 +1,4 @@
-"""The project of examples/pipeline, run by spark-pipelines as its README says, in a copy of the folder."""
+"""The project of examples/pipeline, run by spark-pipelines in a copy of the folder, as its README says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def typed(commands: str, folder: Path) -> str:
-    """Type commands into a shell in a folder, and return what they say. The first that fails ends it."""
+    """Run commands in a shell in a folder, and return their output. A command that fails ends the test."""
     ensure_java()
     paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     env = {**os.environ, **paths, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -43,12 +43,12 @@ def table(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def places(folder: Path) -> list[tuple[int, int]]:
-    """Queue and offset of each row of the table events."""
+    """The queue and offset of each row in the table events."""
     return [(row["queue_id"], row["queue_offset"]) for row in table(folder, "events")]
 
 
 def paid(folder: Path) -> list[str]:
-    """The orders of the messages that the sink wrote."""
+    """The orders in the messages that the sink wrote."""
     with orderedmq.connect(folder / "data" / "omq") as broker:
         return sorted(json.loads(body)["order"] for queue in broker.log.queues("paid") for body in bodies(broker, queue))
 

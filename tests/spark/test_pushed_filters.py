@@ -1,4 +1,6 @@
-"""Filters in Spark: the right rows whatever is pushed down, and what Spark's own planning makes of a reader that takes filters."""
+"""Filters in Spark: queries return the right rows whether or not filters are pushed down. How Spark plans a reader that
+takes filters.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ ROWS, QUEUES = 60, 2
 
 @pytest.fixture
 def pushing(rig: Rig) -> Iterator[SparkSession]:
-    """A session of its own, in which filters are pushed down, and a topic of 60 messages in two queues."""
+    """A separate session in which filters are pushed down, and a topic of 60 messages in two queues."""
     rig.topic("in", queues=QUEUES)
     for first in range(0, ROWS, 10):
         rig.fill("in", 10, first)
@@ -41,7 +43,7 @@ FIRST = "queue_id = 1 AND queue_offset < 3"
 
 
 def queries(spark: SparkSession, view: str) -> list[list[tuple[int, int]]]:
-    """The rows of three queries over one view, and of one that reads it twice."""
+    """Return the rows of three queries on a view, and of one that reads the view twice."""
     both = spark.sql(f"SELECT * FROM {view} WHERE {LAST} UNION ALL SELECT * FROM {view} WHERE {FIRST}")
     return [
         offsets(spark.sql(f"SELECT * FROM {view} WHERE {LAST}")),
@@ -66,7 +68,7 @@ def test_queries_over_one_view_have_their_own_rows_with_pushing_on(rig: Rig, pus
 
 
 def taking_filters(notes: Path) -> type[DataSource]:
-    """A source whose reader takes filters in any release of Spark, and notes the ranges that it plans."""
+    """Return a source whose reader takes filters in any release of Spark, and notes the ranges that it plans."""
 
     class Taking(DefaultSource):
         @classmethod
@@ -101,7 +103,7 @@ def test_filters_as_spark_pushes_them_narrow_what_is_read(rig: Rig, pushing: Spa
     notes.unlink()
     since, until = times[0, 10], times[0, 15]
     later = [place for place in ALL if since <= times[place] < until]
-    assert 0 < len(later) < len(ALL), "the appends have times of their own"
+    assert 0 < len(later) < len(ALL), "the appends must have different times"
     cases = {
         "queue_offset BETWEEN 7 AND 9 AND queue_id = 1": [(1, 7), (1, 8), (1, 9)],
         "queue_id IN (1, 5) AND queue_offset > 28L": [(1, 29)],
@@ -109,7 +111,7 @@ def test_filters_as_spark_pushes_them_narrow_what_is_read(rig: Rig, pushing: Spa
         "topic = 'elsewhere'": [],
         "topic IN ('in', 'elsewhere') AND queue_offset < 1": [(0, 0), (1, 0)],
         f"store_timestamp >= TIMESTAMP '{since}+00:00' AND store_timestamp < TIMESTAMP '{until}+00:00'": later,
-        # Nothing can be left out.
+        # No row can be skipped by offset.
         "queue_offset % 10 = 3 OR queue_offset = 4": [place for place in ALL if place[1] % 10 == 3 or place[1] == 4],
     }
     for condition, wanted in cases.items():
@@ -122,7 +124,7 @@ def test_filters_as_spark_pushes_them_narrow_what_is_read(rig: Rig, pushing: Spa
 
 
 def span(wanted: list[tuple[int, int]], queue: int) -> tuple[int, int]:
-    """The range from the first to the last of these offsets of a queue."""
+    """The range from the first to the last of these offsets in a queue."""
     found = [offset for of, offset in wanted if of == queue]
     return (found[0], found[-1] + 1) if found else (0, 0)
 
@@ -150,7 +152,9 @@ def test_a_reader_sees_in_which_of_sparks_workers_filters_are_pushed(rig: Rig, p
 
 
 def test_spark_gives_a_query_what_another_one_pushed_down_unless_it_has_push_limit(rig: Rig, pushing: SparkSession) -> None:
-    """Why the source takes no filters in such a release. If this fails, Spark has changed: ordered_source/pushed_filters.py asks."""
+    """This is why the source takes no filters in such a release. If the test fails, revise the check in
+    ordered_source/pushed_filters.py.
+    """
     pushing.dataSource.register(taking_filters(rig.folder / "notes"))
     pushing.sql(f"CREATE TEMPORARY VIEW leaking USING orderedmq_taking OPTIONS (path '{rig.path}', topic 'in')")
     first, everything, _, both = queries(pushing, "leaking")

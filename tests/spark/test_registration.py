@@ -1,7 +1,8 @@
-"""Spark finds the format by itself: from the wheel that users install, and from an editable install.
+"""Spark finds the format by itself, both from the wheel that users install and from an editable install.
 
-Spark imports every top-level module whose name starts with ``pyspark_`` in each session that uses any Python data source. So
-this package's module must be light and must not fail: its error would break the data sources of others.
+In each session that uses any Python data source, Spark imports every top-level module whose name starts with ``pyspark_``.
+So the
+package's module of that kind must be light and must not fail, because its error would break the data sources of others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from tests.snippets import quick_start, snippets
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# An option that no source has: this source refuses it by name; for an unknown format, Spark says that it cannot find it.
+# Use an option that no source has. This source refuses it with a named error; for an unknown format, Spark finds no data
+# source.
 FIND = """
 import json, sys
 from orderedmq.java import ensure_java
@@ -53,7 +55,7 @@ spark.stop()
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This process's environment, without variables that lead to the source tree or make Spark run another Python."""
+    """Return this process's environment without variables that lead to the source tree or make Spark run another Python."""
     ours = ("PYTHONPATH", "PYTHONHOME", "SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
     return {name: value for name, value in os.environ.items() if name not in ours} | {"SPARK_LOCAL_IP": "127.0.0.1"} | changes
 
@@ -98,7 +100,7 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(home, symlinks=True, with_pip=False)
     python = home / "bin" / "python"
     (packages,) = home.glob("lib/python*/site-packages")
-    # Links instead of a download; pyspark alone has some 500 MB.
+    # Link the packages instead of downloading them, because pyspark alone has some 500 MB.
     for entry in Path(pyspark.__file__).parents[1].iterdir():
         if "orderedmq" not in entry.name and entry.name != "__pycache__":
             (packages / entry.name).symlink_to(entry)
@@ -112,7 +114,9 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as after the documents' `python3 -m venv omq && omq/bin/pip install '.[java]'`, without the extra dev."""
+    """A folder as it is after the documented `python3 -m venv omq && omq/bin/pip install '.[java]'`, without the extra
+    dev.
+    """
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder / "omq", symlinks=True, with_pip=False)
     (packages,) = (folder / "omq").glob("lib/python*/site-packages")
@@ -134,7 +138,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def link(names: Iterable[str], packages: Path) -> None:
-    """Put installed packages into a folder, as links instead of a download; pyspark alone has some 500 MB."""
+    """Add installed packages to a folder as links instead of downloads, because pyspark alone has some 500 MB."""
     for name in names:
         for file in distribution(name).files or ():
             if ".." not in file.parts and file.parts[0] != "__pycache__" and not (packages / file.parts[0]).exists():
@@ -143,7 +147,7 @@ def link(names: Iterable[str], packages: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a user on a system without Java, and without a Python that has the package."""
+    """The environment variables of a user on a system without Java, and without a Python that has the package."""
     home = tmp_path_factory.mktemp("home")
     programs = home / "bin"
     programs.mkdir()
@@ -155,7 +159,7 @@ def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def dependencies(name: str, extra: str = "") -> set[str]:
-    """The names of the packages that pip installs for a package."""
+    """Return the names of the packages that pip installs for a package."""
     found: set[str] = set()
     waiting = {(name, extra)}
     while waiting:
@@ -178,7 +182,7 @@ def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_set
     script, (install, *commands) = quick_start()
     (bare / "invoices.py").write_text(script)
     assert "pip install '.[java]'" in install
-    # No setting of Spark's: a JVM that lives for seconds compiles quickly rather than well.
+    # These are options of the JVM and not of Spark. A JVM that lives for seconds should compile quickly rather than well.
     env = bare_machine | {"SPARK_LOCAL_IP": "127.0.0.1", "JDK_JAVA_OPTIONS": " ".join(QUICK_JVM)}
     said = ""
     for command in commands:
@@ -189,7 +193,7 @@ def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_set
     code = "import orderedmq, pyspark_orderedmq; print(orderedmq.__file__, pyspark_orderedmq.__file__); import pytest"
     packages = subprocess.run([bare / "omq/bin/python", "-c", code], cwd=bare, env=env, capture_output=True, text=True)
     assert "No module named 'pytest'" in packages.stderr
-    # What Spark has found is in the wheel.
+    # The modules that Spark has found are those of the wheel.
     assert [Path(origin).is_relative_to(bare / "omq") for origin in packages.stdout.split()] == [True, True], packages.stdout
 
 
@@ -198,7 +202,7 @@ def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_set
 def test_the_tests_of_the_guide_pass_in_a_folder_of_their_own_without_java_and_settings(
     bare: Path, bare_machine: dict[str, str], tmp_path: Path
 ) -> None:
-    """This is also the test of the pytest plugin: pytest finds it by the entry point of the wheel."""
+    """This test also covers the pytest plugin, which pytest finds by the entry point of the wheel."""
     tools, project = tmp_path / "tools", tmp_path / "project"
     for folder in (tools, project):
         folder.mkdir()
@@ -229,7 +233,7 @@ def test_found_from_the_wheel(clean_python: Path, tmp_path: Path) -> None:
 
 
 def test_an_editable_install_is_where_spark_looks(tmp_path: Path) -> None:
-    # Spark's rule, without Spark: top-level modules whose names start with pyspark_.
+    # Apply Spark's rule without Spark: import the top-level modules whose names start with pyspark_.
     code = (
         "import importlib, json, pkgutil\n"
         "names = [module.name for module in pkgutil.iter_modules() if module.name.startswith('pyspark_')]\n"
@@ -286,7 +290,8 @@ def test_what_spark_discovers_loads_nothing_of_weight(tmp_path: Path) -> None:
         "ordered_sink",
     }
     assert not {name.partition(".")[0] for name in loaded} & heavy
-    # The package itself and its errors are light; other modules import pyarrow, or may do so one day.
+    # Only the package itself and its errors are sure to be light. Other modules import pyarrow, or may import it in the
+    # future.
     assert {name for name in loaded if name.startswith("orderedmq")} <= {"orderedmq", "orderedmq.errors"}
 
 

@@ -1,4 +1,6 @@
-"""Queries that share a group's queues in real Spark: division and hand-over. tests/loop/test_shared.py has agreement and restarts."""
+"""Queries that share a group's queues in real Spark: division and hand-over. tests/loop/test_shared.py has agreement and
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def start(rig: Rig, name: str, **options: Any) -> Any:
 
 
 def owners(rig: StoreRig) -> dict[str, list[int]]:
-    """The ids of each owner's queues."""
+    """The queue ids of each owner."""
     found: dict[str, list[int]] = {}
     for lock in rig.broker.admin.locks("g"):
         if lock.held:
@@ -43,7 +45,7 @@ def shared(rig: Rig) -> Rig:
 
 
 def in_order(rig: StoreRig) -> None:
-    """Assert that a key's messages of each source queue are in the target in the source's order."""
+    """Assert that for each source queue and key, the messages in the target are in the order of the source."""
     for bodies in rig.bodies("out").values():
         last: dict[str, int] = {}
         for body in bodies:

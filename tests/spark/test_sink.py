@@ -1,4 +1,4 @@
-"""The sink in real Spark: the queues and the order of rows. tests/loop/test_sink.py has what is refused."""
+"""The sink in real Spark: the queues and the order of rows. tests/loop/test_sink.py has refusals."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_null_keys_and_tags_that_are_lists_are_warned_of_once_a_batch_with_their
     assert null_keys.endswith("Filter them out, or write them separately with shardingKey=none")
     assert several_tags.startswith("[ORDEREDMQ_MESSAGE.SEVERAL_TAGS] 50 of 100 rows have a comma or || in column 'tags'")
     assert sum(map(len, rig.bodies("out").values())) == 100
-    # There is no warning if the selector ignores the key, or if every row has one.
+    # There is no warning if the selector ignores the key, or if every row has a key and at most one tag.
     assert warned(df.drop("tags"), messageQueueSelector="random", onKeyConflict="ignore") == []
     assert warned(df.where("key is not null and id % 4 > 1"), messageQueueSelector="hash") == []
 
@@ -123,7 +123,7 @@ def test_route_brings_each_queue_into_one_task_in_order(rig: Rig) -> None:
 def test_route_moves_keys_that_are_numbers_by_their_own_hash(rig: Rig) -> None:
     rig.topic("out", 4)
     df = rig.spark.range(200).selectExpr("id % 50 - 10 AS key", "cast(id as string) body", "id").repartition(3)
-    # Two tasks write two queues each: a key that was moved by another rule would be in two tasks.
+    # Each of two tasks writes two queues. With another rule than the sink's, some key would be in two tasks.
     save(rig, route(df, "id", sharding_key="key", queues=4), topic="out", shardingKey="key", orderBy="id")
     assert sorted(int(body) for bodies in rig.bodies("out").values() for body in bodies) == list(range(200))
     for number, bodies in rig.bodies("out").items():

@@ -1,4 +1,4 @@
-"""The source in real Spark: the rows that are read, where reading begins, and how much a batch takes."""
+"""The source in real Spark: the rows that it reads, where it begins, and how much a batch takes."""
 
 from __future__ import annotations
 

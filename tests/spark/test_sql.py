@@ -1,4 +1,6 @@
-"""Tables and views in Spark SQL, as batches and as streams: the options that reach source and sink, and the errors of tables without."""
+"""Tables and views in Spark SQL, as batches and as streams: options that reach source and sink, and errors if a statement
+lacks them.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,7 @@ def test_a_view_is_a_stream_only_of_a_stream(rig: Rig) -> None:
         assert numbers(rig.bodies("one")) == [1, 3, 5]
         rig.fill("in", 2, first=6)
         rig.run(rig.spark.readStream.table("view_of_a_stream"), "ck-table", topic="all", topicQueueNums=2)
-        assert numbers(rig.bodies("all")) == [6, 7], "the group has processed the others"
+        assert numbers(rig.bodies("all")) == [6, 7], "the second query must not read what the group has processed"
     finally:
         rig.spark.catalog.dropTempView("view_of_a_batch")
         rig.spark.catalog.dropTempView("view_of_a_stream")

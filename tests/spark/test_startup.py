@@ -1,4 +1,6 @@
-"""A session of ``orderedmq.tuned``: compiled PySpark in its Python processes, and an archive that need not fit."""
+"""A session of ``orderedmq.tuned``: compiled PySpark in its Python processes, and a class archive that does not fit the
+jars.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from orderedmq.startup.archive import fitting_archive
 from orderedmq.startup.home import compiled_home, installed_spark
 from tests.quick_spark import QUICK_JVM
 
-#: The tests' own settings, which a user's program does not have.
+#: Settings that the tests have and a user's program does not.
 OURS = ("SPARK_HOME", "SPARK_SUBMIT_OPTS", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 
 PROGRAM = """
@@ -51,8 +53,8 @@ def test_a_session_whose_archive_is_stale_gives_the_same_rows(tmp_path: Path) ->
     installed = installed_spark()
     assert installed is not None
     good = fitting_archive(find_java(), compiled_home(installed))
-    assert good is not None, "the tests' own sessions start without an archive: see what `orderedmq spark prepare` says"
-    # The cache of another user. Its archive is one of other jars, though its name says that it fits.
+    assert good is not None, "the tests' own sessions start without an archive: see the output of `orderedmq spark prepare`"
+    # This is the cache of another user, whose archive is for other jars, although its name says that it fits.
     cache = tmp_path / "cache" / "orderedmq"
     cache.mkdir(parents=True, mode=0o700)
     names = "import sys; from orderedmq.startup import archive, home; from orderedmq.java import find_java\n"
@@ -60,7 +62,7 @@ def test_a_session_whose_archive_is_stale_gives_the_same_rows(tmp_path: Path) ->
     environment = {name: value for name, value in os.environ.items() if name not in OURS} | {
         "XDG_CACHE_HOME": str(cache.parent),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        # A JVM that lives for seconds compiles quickly rather than well.
+        # A JVM that lives for seconds should compile quickly rather than well.
         "JDK_JAVA_OPTIONS": " ".join(QUICK_JVM),
     }
 
@@ -75,7 +77,7 @@ def test_a_session_whose_archive_is_stale_gives_the_same_rows(tmp_path: Path) ->
     with orderedmq.connect(tmp_path / "store") as broker:
         broker.admin.create_topic("t", 1)
         orderedmq.Producer(broker.log, "t").send(pa.record_batch({"body": [f"{number}" for number in range(100)]}))
-    # Nothing but what the program prints is in its output.
+    # The output must contain only what the program prints.
     said = json.loads(run(PROGRAM, str(tmp_path / "store"), str(tmp_path / "checkpoint")))
     assert said["bodies"] == [f"{number}" for number in range(100)]
     assert said["java"] == [f"-XX:SharedArchiveFile={stale}"]

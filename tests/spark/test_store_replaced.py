@@ -1,4 +1,4 @@
-"""A store that is replaced, moved or deleted under a running query: source and sink fail soon, with a named error."""
+"""A store that is replaced, moved or deleted while a query uses it: source and sink fail soon with a named error."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from tests.waits import until
 
 
 def copied(rig: StoreRig) -> None:
-    """Replace the store as a restore from a backup does: the same content in another file. Between the two moves there is none."""
+    """Replace the store as a restore from a backup does, by a file with the same content. Between the two moves there is no
+    store.
+    """
     copy = shutil.copytree(rig.path, rig.path + "-copy")
     shutil.move(rig.path, rig.path + "-former")
     shutil.move(copy, rig.path)
 
 
 def fails(query: Any) -> str:
-    """The error of a query that fails soon; the minute is for a busy machine."""
+    """Return the error of a query that is expected to fail soon. The timeout of a minute is for a busy machine."""
     with pytest.raises(StreamingQueryException) as caught:
         assert query.awaitTermination(60), "the query is still active"
     return str(caught.value)

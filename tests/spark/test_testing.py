@@ -1,4 +1,6 @@
-"""`orderedmq.testing` in real Spark: queries that run to their end, go on, fail once, and are killed in a chosen micro-batch."""
+"""`orderedmq.testing` in real Spark: queries that run to their end, continue, fail once, or are killed in a chosen
+micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def copied(spark: SparkSession, broker: dict[str, str]) -> Any:
 
 
 def appended(spark: SparkSession, broker: dict[str, str], folder: str, write: Any = None) -> Any:
-    """A query that does not recognise a repeated batch."""
+    """A query whose sink does not recognise repeated batches."""
 
     def append(batch: DataFrame, number: int) -> None:
         batch.selectExpr("*", f"{number} AS batch").write.mode("append").parquet(folder)
@@ -49,7 +51,7 @@ def broken(spark: SparkSession, broker: dict[str, str]) -> Any:
 
 
 def counts(spark: SparkSession, folder: Path) -> dict[int, int]:
-    """The rows of each batch in a table."""
+    """The number of rows of each batch in a table."""
     return {row["batch"]: row["count"] for row in spark.read.parquet(str(folder)).groupBy("batch").count().collect()}
 
 
@@ -58,7 +60,7 @@ def test_a_query_goes_on_where_it_has_ended(store: TemporaryStore, spark: SparkS
     store.run_to_end(copied, spark)
     store.assert_same("orders", "copies")
     store.produce("orders", *EVENTS[60:])
-    # The writer itself is the same query, on the checkpoint of its function.
+    # Passing the writer with the checkpoint of its function continues the same query.
     again = store.run_to_end(copied(spark, store.options), checkpoint="copied")
     assert [one.numInputRows for one in again.recentProgress if one.numInputRows] == [40]
     store.assert_same(EVENTS, "copies")
@@ -98,7 +100,7 @@ def test_a_query_is_killed_when_the_batch_that_is_asked_for_is_written(
     store.produce("orders", *EVENTS)
     table = tmp_path / "table"
     store.kill_in_batch(partial(appended, folder=str(table)), spark, 1)
-    # This sink does not recognise a repeat, so the batch is there twice. The others are not.
+    # This sink does not recognise a repeat, so only the batch that was repeated is in the table twice.
     assert counts(spark, table) == {0: 40, 1: 80, 2: 20}
 
 
@@ -111,7 +113,7 @@ def test_a_query_is_killed_earlier_in_a_batch(store: TemporaryStore, spark: Spar
     store.kill_in_batch(partial(appended, folder=str(table)), spark, 1, after=after)
     found = counts(spark, table)
     assert (found[0], found[2]) == (40, 20)
-    # Nothing of the killed append is there, or some of its files, or all.
+    # The table has no file, some files or all files of the killed append.
     assert 40 <= found[1] <= 80
 
 
@@ -121,7 +123,7 @@ def test_a_query_that_ends_or_fails_before_its_batch_says_so(store: TemporarySto
     store.produce("orders", *EVENTS)
     with pytest.raises(QueryTestError, match=r"NOT_KILLED\] the query copied ended before micro-batch 1, so it was not killed"):
         store.kill_in_batch(copied, spark, 1)
-    # The group of both queries is at the end of the topic by now.
+    # Both queries have the same group, which is now at the end of the topic.
     store.produce("orders", *EVENTS)
     with pytest.raises(
         QueryTestError, match=r"FAILED\] the query broken failed before it could be killed in micro-batch 1: .* a broken row"

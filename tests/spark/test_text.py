@@ -1,4 +1,6 @@
-"""Texts that are not UTF-8 in real queries: from source to sink, through a listener to dead letters, and as Java reads them."""
+"""Texts that are not UTF-8 in real queries: from source to sink, through a listener to dead letters, and as Java reads
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ ODD = (b"\xff1", "k\ufffd", "\ufffd", [("mine", "\ufffd")])
 
 
 def fill(rig: Rig) -> None:
-    """Produce three messages, the second with texts that are not UTF-8."""
+    """Produce three messages. The texts of the second one are not UTF-8."""
     rig.topic("in", 1)
     append_raw(
         rig.broker,
@@ -55,7 +57,7 @@ def test_a_message_goes_from_source_to_sink_and_to_the_queue_of_the_key_that_jav
     out = found(rig, "out")
     assert out.pop(abs(int(java_string_hash(pa.array(["k\ufffd"]))[0])) % 5) == [ODD]
     assert [row for rows in out.values() for row in rows] == [(body, "a", None, []) for body in (b"0", b"2")]
-    # Texts that Spark casts from bytes are treated the same.
+    # Texts that Spark casts from bytes are treated in the same way.
     made = rig.spark.sql("SELECT X'01' AS body, cast(X'6BFF' AS string) AS sharding_key, cast(X'FF' AS string) AS tags")
     made.write.format("orderedmq").mode("append").option("path", rig.path).option("topic", "out").save()
     again = [row for rows in found(rig, "out").values() for row in rows if row[0] == b"\x01"]
@@ -72,7 +74,7 @@ def test_a_listener_gets_such_a_message_and_can_give_it_up(rig: Rig) -> None:
         return ConsumeOrderlyStatus.SUCCESS
 
     rows = rig.stream(topic="in", consumerGroup="g", includeLockToken="true", includeProperties="true")
-    # A user's column with any bytes.
+    # Add a user's column that contains any bytes.
     rows = rows.selectExpr("*", "cast(body AS string) AS mine")
     outcomes = rows.transform(consume_orderly, listener, OrderPerQueue(max_reconsume_times=0))
     table = str(rig.folder / "outcomes")

