@@ -1,6 +1,4 @@
-"""Each test gets a world: a store with topics ``in`` and ``out``, points, an observer of locks and offsets, and a final
-judgement.
-"""
+"""Each test gets a world: a store with topics ``in`` and ``out``, points, an observer of locks and offsets, and a final judgement."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 class Observer:
-    """Records changes of locks and group offsets. It runs in the test's process, so kills of other processes do not stop
-    it.
-    """
+    """Records changes of locks and group offsets. It runs in the test's process, so kills of other processes do not stop it."""
 
     def __init__(self, path: Path) -> None:
         self.events: list[dict[str, Any]] = []
@@ -102,7 +98,7 @@ class StoreWorld:
         #: Objects with a method ``stop`` that the test has started.
         self._queries: list[Any] = []
 
-    # -- doing --------------------------------------------------------------------------------------------------------------
+    # -- actions ------------------------------------------------------------------------------------------------------------
 
     def produce(self, rows: int, topic: str = "in") -> None:
         """Append ``rows`` messages to each queue. The body is the queue and the offset, and no two queues share a key."""
@@ -130,7 +126,7 @@ class StoreWorld:
         """Age the locks and the membership of ``owner`` by ``seconds``."""
         age(self.path, owner, seconds)
 
-    # -- looking ------------------------------------------------------------------------------------------------------------
+    # -- observations -------------------------------------------------------------------------------------------------------
 
     def count(self, topic: str = "out") -> int:
         return sum(at.max_offset - at.min_offset for at in self.broker.log.bounds(self.broker.log.queues(topic)).values())
@@ -258,9 +254,7 @@ def _lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Driver]]
 
 @pytest.fixture
 def lasting(_lasting: list[Driver], tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """A separate Spark driver that tests of all modules share until one of them kills it. Each test must stop its queries
-    in it.
-    """
+    """A separate Spark driver that tests of all modules share until one of them kills it. Each test must stop its queries in it."""
     if not _lasting or not _lasting[-1].alive:
         _lasting.append(Driver(tmp_path_factory.mktemp("driver"), "local[4]"))
     return _lasting[-1]

@@ -1,12 +1,10 @@
-"""A Spark driver in a separate process, for tests that kill or stop it. It executes the commands that it reads and answers
-each.
+"""A Spark driver in a separate process, for tests that kill or stop it. It executes the commands that it reads and answers each.
 
     python -m tests.faults.job local[2,3]
     python -m tests.faults.job local[2] spark.plugins=...    with settings of Spark
     python -m tests.faults.job sc://127.0.0.1:15002          as a Spark Connect client of that server
 
-Commands are JSON lines on stdin. Answers are JSON lines on stdout that begin with ``@``, because Spark may also print
-there.
+Commands are JSON lines on stdin. Answers are JSON lines on stdout that begin with ``@``, because Spark may also print there.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ from tests.faults.faulty import FaultySource, session_config, start
 
 def state(query: StreamingQuery) -> dict[str, Any]:
     """A query's id, whether it is active, and the text of its failure, if any."""
-    # Read isActive first: in the other order, a query that fails between the two reads would seem to have ended without
-    # failing.
+    # Read isActive first: in the other order, a query that fails between the two reads would seem to have ended without failing.
     active, failure = query.isActive, query.exception()
     return {"id": str(query.id), "active": active, "failure": None if failure is None else str(failure)}
 

@@ -27,8 +27,7 @@ from tests import event_log
 CALLS: Final = "ORDEREDMQ_TEST_CALLS"
 #: A prefix of keys. The listener never accepts a message of such a key.
 POISON: Final = "poison"
-#: A prefix of keys. Most calls for such a key fail, so some of its messages become dead letters that another attempt would
-#: accept.
+#: A prefix of keys. Most calls for such a key fail, so some of its messages become dead letters that another attempt would accept.
 MOODY: Final = "moody"
 #: The share of calls for moody keys that fail.
 BAD_MOOD: Final = 0.75
@@ -39,9 +38,7 @@ BAD_LUCK: Final = 0.01
 
 
 class Recorder:
-    """The listener; each worker thread has one object. Each call is logged to a file, which survives a kill of the
-    worker.
-    """
+    """The listener; each worker thread has one object. Each call is logged to a file, which survives a kill of the worker."""
 
     def __init__(self) -> None:
         self.random = random.Random()
@@ -103,8 +100,7 @@ def dead_letters(broker: Broker, group: str) -> Iterator[tuple[str, str, int, in
 def judge(broker: Broker, group: str, queues: Sequence[MessageQueue], folder: Path) -> Counter[str]:
     """Assert that each message was decided once, in the order of its key, and that nothing is parked. Return counts.
 
-    A repeated batch may give up a message that a killed attempt had accepted. A message that was given up must never reach
-    the
+    A repeated batch may give up a message that a killed attempt had accepted. A message that was given up must never reach the
     listener again.
     """
     last: dict[tuple[str, int], int] = {}

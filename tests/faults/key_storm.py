@@ -1,8 +1,7 @@
 """A storm over listeners with order per key: workers and drivers die, keys fail at random or always, brokers restart.
 
-`Storm` works with any world that has a broker. It starts queries in separate drivers with listeners that log their calls,
-and calls
-the judge of `key_listener` at the end.
+`Storm` works with any world that has a broker. It starts queries in separate drivers with listeners that log their calls, and
+calls the judge of `key_listener` at the end.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ class Storm:
     ) -> Counter[str]:
         """Kill a worker or a whole driver ``kills`` times, let the queries finish, and judge. Return counts.
 
-        The functions ``interrupts`` are called between kills, each while a listener runs. They may stop the broker for some
-        time.
+        The functions ``interrupts`` are called between kills, each while a listener runs. They may stop the broker for some time.
         """
         pending = list(interrupts)
         self.produce(messages, poison, moody)
@@ -122,9 +120,7 @@ class Storm:
     # -- messages ------------------------------------------------------------------------------------------------------------
 
     def produce(self, messages: int, poison: int, moody: int = 0) -> None:
-        """Append messages with random keys, of which ``poison`` are poisoned and ``moody`` are moody. Each key is in one
-        queue.
-        """
+        """Append messages with random keys, of which ``poison`` are poisoned and ``moody`` are moody. Each key is in one queue."""
         queues = self.world.queues
         kinds = [POISON] * poison + [MOODY] * moody
         names = [f"{kinds[number] if number < len(kinds) else 'key'}-{number}" for number in range(self.keys)]

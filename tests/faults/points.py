@@ -1,9 +1,7 @@
-"""Named points in Spark's processes at which a test stops, fails or kills them, and a history of the events that they
-report.
+"""Named points in Spark's processes at which a test stops, fails or kills them, and a history of the events that they report.
 
-A test and the processes share a folder. The test arms a point. The first process that reaches the point takes it by a
-rename, which
-only one process can do. Then it writes its pid and acts. The production code has no points: tests/faults/faulty.py calls
+A test and the processes share a folder. The test arms a point. The first process that reaches the point takes it by a rename,
+which only one process can do. Then it writes its pid and acts. The production code has no points: tests/faults/faulty.py calls
 ``reach``.
 """
 
@@ -38,9 +36,7 @@ class Points:
     # -- for the test -------------------------------------------------------------------------------------------------------
 
     def arm(self, name: str, action: Action = "hold", *, after: int = 0) -> None:
-        """Make the next process that reaches ``name`` do ``action``. Where rows are counted, act only after at least
-        ``after`` rows.
-        """
+        """Make the next process that reaches ``name`` do ``action``. Where rows are counted, act only after at least ``after`` rows."""
         for state in ("taken", "reached", "go"):
             self._file(name, state).unlink(missing_ok=True)
         self._write(name, "armed", {"action": action, "after": after})

@@ -1,6 +1,4 @@
-"""Access to the inside of a store: age the locks and membership of an owner, so that no test waits for their end; count
-staged rows.
-"""
+"""Reaches into a store: ages an owner's locks and membership, so that no test waits for their end, and counts staged files."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ def age(path: str, owner: str, seconds: float) -> None:
 
 
 def staged(path: str) -> int:
-    """The number of segment files that are not published but still could be. Files that can never be published are deleted
-    first.
-    """
+    """The number of segment files that are not published but still could be. Files that can never be published are deleted first."""
     store = Store.open(Path(path))
     try:
         garbage.collect_now(store, SystemClock())

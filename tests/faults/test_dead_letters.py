@@ -19,8 +19,7 @@ from tests.faults.conftest import GROUP, World
 from tests.faults.drivers import WORKER, Driver, send
 from tests.faults.key_listener import dead_letters
 
-#: The minimum number of kills of workers or drivers. Kills continue until one has hit a worker that runs a task, because
-#: killing
+#: The minimum number of kills of workers or drivers. Kills continue until one has hit a worker that runs a task, because killing
 #: an idle worker does not fail the query.
 KILLS: Final = 10
 #: The condition of messages that become dead letters: one message of three.

@@ -1,10 +1,8 @@
 """kill -9 of a Spark driver at named points of a micro-batch. The restarted query's output is its input, once and in order.
 
-One driver runs a query per point, each with its own store, until each query is held at its point. Then one kill ends them
-all. A task
-or commit that is held at a point survives its driver and does not notice the driver's end. It continues after the restarted
-query has
-ended, and must have no effect. A source runner continues immediately and finds its driver gone.
+One driver runs a query per point, each with its own store, until each query is held at its point. Then one kill ends them all. A
+task or commit that is held at a point survives its driver and does not notice the driver's end. It continues after the restarted
+query has ended, and must have no effect. A source runner continues immediately and finds its driver gone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Order per key under kill -9: workers and drivers are killed, keys fail at random or always, members of a group come and
-go.
-"""
+"""Order per key under kill -9: workers and drivers are killed, keys fail at random or always, members of a group come and go."""
 
 from __future__ import annotations
 

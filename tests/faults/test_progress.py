@@ -75,7 +75,7 @@ def test_executors_in_processes_of_their_own(worlds: Callable[..., World], drive
         return len({event["pid"] for event in world.points.history() if event["event"] == "read"}) >= 2
 
     until(both_at_work, "both executors have read", 120)
-    until(lambda: world.count() == world.count("in"), "everything is processed")
+    until(lambda: world.count() == world.count("in"), "all messages are processed")
     assert driver.stop()["failure"] is None
     world.judge()
 

@@ -1,5 +1,5 @@
-"""Queries that share a group: queues in flight stay with their owner, killed and paused members lose theirs, no message is
-lost or repeated.
+"""Queries that share a group: queues in flight stay with their owner, killed and paused members lose theirs, no message is lost or
+repeated.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ def divided(world: World, *wanted: int, timeout: float = 120.0) -> None:
 
 @pytest.mark.holds("no sharing of messages in flight")
 def test_a_queue_with_messages_in_flight_is_not_given_to_another_member(world: World) -> None:
-    # A common bug of shared groups: one member has messages 1 to 5 in flight while another gets the queue and messages 6 to
-    # 10.
+    # A common bug of shared groups: one member has messages 1 to 5 in flight while another gets the queue and messages 6 to 10.
     share(world, "ck1")
     world.produce(5)
     world.wait_for(15)
@@ -56,7 +55,8 @@ def test_a_queue_with_messages_in_flight_is_not_given_to_another_member(world: W
     second = share(world, "ck2")
     # Wait until the second query has asked for its queues once, without success.
     until(
-        lambda: len([event for event in world.points.history() if event["event"] == "entered"]) == 2, "the second has entered"
+        lambda: len([event for event in world.points.history() if event["event"] == "entered"]) == 2,
+        "the second query has entered",
     )
     assert len(world.broker.groups.members(GROUP)) == 2
     world.produce(5)
@@ -131,9 +131,7 @@ def test_the_queues_of_a_killed_runner_are_taken_over_within_two_triggers(world:
 
 
 class Producers:
-    """A thread that writes to the world's topic until it is stopped, so slowly that queries are idle between some
-    batches.
-    """
+    """A thread that writes to the world's topic until it is stopped, so slowly that queries are idle between some batches."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -193,7 +191,7 @@ def test_two_then_three_then_one_query_with_one_killed_and_one_paused_lose_and_r
         divided(four, 2, 2)
     finally:
         producers.stop()
-    until(lambda: four.count() == four.count("in"), "everything is processed", 90.0)
+    until(lambda: four.count() == four.count("in"), "all messages are processed", 90.0)
     assert last.isActive
     four.judge(drained=False)
     paused.stop("again")

@@ -1,6 +1,4 @@
-"""query.stop(): an idle query unlocks its queues immediately; in the middle of a batch, the locks linger so that tasks can
-end.
-"""
+"""query.stop(): an idle query unlocks its queues immediately; in the middle of a batch, the locks linger so that tasks can end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Two queries of one group: the second is refused while the first lives, and replaces it if it is dead or was paused for
-too long.
-"""
+"""Two queries of one group: the second is refused while the first lives, and replaces it if it is dead or was paused for too long."""
 
 from __future__ import annotations
 

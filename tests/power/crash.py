@@ -1,8 +1,7 @@
 """Generates the states in which a loss of power can leave the files of a recording.
 
-Each write since a file's last sync may be complete, missing, or torn at 512 bytes. Changes of a file's length and of a
-folder's entries
-since the last sync may also be missing. Different files and folders are independent of each other.
+Each write since a file's last sync may be complete, missing, or torn at 512 bytes. Changes of a file's length and of a folder's
+entries since the last sync may also be missing. Different files and folders are independent of each other.
 """
 
 from __future__ import annotations
@@ -185,9 +184,7 @@ class Disk:
 
 
 def states(events: Sequence[Event], root: Path, seeds: Sequence[int]) -> Iterator[tuple[int, Random, Disk, Event | None]]:
-    """Yield (seed, its random numbers, the disk, the event that had begun) for each seed, ordered by the time of the loss
-    of power.
-    """
+    """Yield (seed, its random numbers, the disk, the event that had begun) for each seed, ordered by the time of the loss of power."""
     points = sorted((Random(seed).randrange(len(events) + 1), seed) for seed in seeds)
     disk, done = Disk(root), 0
     for point, seed in points:

@@ -1,6 +1,4 @@
-"""Judges the state after a loss of power: acknowledged changes are in the store, no other changes are, and the store is
-usable.
-"""
+"""Judges the state after a loss of power: acknowledged changes are in the store, no other changes are, and the store is usable."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ LONG_AGO = 3600.0
 
 
 def allowed(marks: Sequence[str], all_marks: Sequence[str]) -> list[State]:
-    """Return the states that are allowed after ``marks``: the last reported state, and the state after a step that had
-    begun.
-    """
+    """Return the states that are allowed after ``marks``: the last reported state, and the state after a step that had begun."""
     known = [json.loads(mark) for mark in marks]
     out = [next((mark["state"] for mark in reversed(known) if "state" in mark), None)]
     if known and "begin" in known[-1]:
@@ -89,7 +85,7 @@ def _garbage(store: Path, clock: BootClock) -> list[str]:
 
 
 def _more(broker: EmbeddedBroker) -> list[str]:
-    """Write once more in every way. Return an error unless the new messages follow the old ones and these are unchanged."""
+    """Write once more in every way. Return an error for each queue that does not have its old messages followed by the new ones."""
     out = []
     queues = queues_of(broker)
     before = {queue: _bodies(broker, queue) for queue in queues}

@@ -1,8 +1,7 @@
 """Records everything that a process does to the files below a folder, with all data, in order, by running it under strace.
 
-An event is a system call that succeeded, or a sync that failed. The process also writes marks to the file `MARKS` in the
-folder. In the
-recording, they say what the process knew at that point.
+An event is a system call that succeeded, or a sync that failed. The process also writes marks to the file `MARKS` in the folder.
+In the recording, they say what the process knew at that point.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 usable.
 
 A workload is recorded. Then the product opens the states in which a loss of power could have left its files (`crash`).
-``--nightly``
-tries 10,000 states, other runs try 300. A failure names the seed of its state.
+``--nightly`` tries 10,000 states; otherwise 300 are tried. A failure names the seed of its state.
 """
 
 from __future__ import annotations
@@ -82,9 +81,7 @@ def test_after_a_loss_of_power_there_is_what_was_acknowledged_and_nothing_else(f
 
 
 def in_turn(events: Sequence[Event], kind: type[Sync | Write], call: str, nightly: bool) -> list[str]:
-    """Return strace options that make each call of a kind fail. Without ``nightly``: only the first call and some
-    others.
-    """
+    """Return strace options that make each call of a kind fail. Without ``nightly``: only the first call and some others."""
     first, *rest = range(1, 1 + sum(isinstance(event, kind) for event in events))
     chosen = [first, *(rest if nightly else Random(9).sample(rest, SAMPLE - 1))]
     return [f"{call}:when={number}" for number in chosen]
@@ -99,9 +96,7 @@ def outcomes(events: Sequence[Event]) -> list[dict[str, Any]]:
 @pytest.mark.holds("loss of power")
 @pytest.mark.timeout(7200)
 def test_after_a_failed_sync_nothing_is_acknowledged_that_is_not_on_the_disk(folder: Path, sound, nightly: bool):
-    """Each sync in turn reports an error once, and the data that it should have written are lost. Then the step is tried
-    again.
-    """
+    """Each sync in turn reports an error once, and the data that it should have written are lost. Then the step is tried again."""
     _, events = sound
     for call in ("fdatasync", "fsync"):
         kind = [event for event in events if isinstance(event, Sync) and event.data_only is (call == "fdatasync")]
@@ -136,9 +131,7 @@ def test_a_disk_that_is_full_at_one_write_says_so_changes_nothing_and_works_once
 
 
 def test_a_small_micro_batch_and_a_send_are_one_commit_each(folder: Path) -> None:
-    """A commit waits twice for the disk, because LMDB syncs its pages and writes its meta page synchronously. Nothing else
-    waits.
-    """
+    """A commit waits twice for the disk, because LMDB syncs its pages and writes its meta page synchronously. No other step waits."""
     _, events = recorded(folder, "small-batches", program="tests.power.small_batches")
     waits: list[list[str]] = []
     for event in events:

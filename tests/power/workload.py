@@ -1,6 +1,6 @@
 """A program that uses a store in every way that writes, and reports the content of the store after each step.
 
-It runs under strace (`recorder`), so the recording contains its reports between the writes that they follow. ``python -m
+It runs under strace (`recorder`), so the recording contains each report after the writes that it describes. ``python -m
 tests.power.workload FOLDER [BUG]`` plants one of `BUGS` first.
 """
 

@@ -45,8 +45,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-#: Names of options in Spark. Messages for users of the command must not use them. A name without a capital may be a plain
-#: word.
+#: Names of options in Spark. Messages for users of the command must not use them. A name without a capital may be a plain word.
 OPTIONS = [option.name for option in (*SOURCE_OPTIONS, *SINK_OPTIONS) if not option.name.islower()]
 
 
@@ -56,9 +55,7 @@ def assert_speaks_of_commands(said: str) -> None:
 
 @pytest.fixture
 def run(store: Path) -> Run:
-    """Run the command and check its exit code. Return the JSON lines that it printed, or standard error if it was
-    refused.
-    """
+    """Run the command and check its exit code. Return the JSON lines that it printed, or standard error if the command was refused."""
 
     def call(*arguments: str, code: int = 0, input: str | bytes | None = None) -> Any:
         result = CliRunner().invoke(app, ["--path", str(store), *arguments], input=input)
@@ -428,7 +425,7 @@ def test_a_topics_life(run: Run, text: Run, broker: Broker) -> None:
 def test_trim(run: Run, text: Run) -> None:
     run("produce", "a", "--queues", "3", input="1\n2\n3\n4\n5\n")
     gone = run("topic", "trim", "a", "--before", '{"a": {"embedded": {"0": -1, "1": 1, "2": -2}}}')
-    # Only whole chunks are deleted: before offset 1, queue 1 has half of a chunk of two messages.
+    # Only whole chunks are deleted. In queue 1, offset 1 is in the middle of a chunk of two messages.
     assert [(row["queue_id"], row["deleted"], row["min_offset"]) for row in gone] == [(0, 2, 2), (1, 0, 0), (2, 0, 0)]
     assert "forever" in text("topic", "trim", "a")
     for before in ('{"a": {"embedded": {"9": 1}}}', '{"b": {"embedded": {"0": 1}}}', '{"a": {"embedded": {"0": 99}}}', "{"):
@@ -693,9 +690,7 @@ def test_follow_ends_after_a_count_and_says_when_the_topic_is_another(store: Pat
 
 
 def test_a_message_gives_a_terminal_no_orders(run: Run, text: Run, store: Path, broker: Broker) -> None:
-    """Escape sequences can set the terminal's title, clear its screen, or make it send an answer as if the user had typed
-    it.
-    """
+    """Escape sequences can set the terminal's title, clear its screen, or make it send an answer as if the user had typed it."""
     broker.admin.create_topic("a", 1)
     body, key = "\x1b]0;title\x07\tend\x9b2J\r\nnext\u202egnp.exe\u2066\u200f", "k\x1b[2J\r"
     broker.log.append({broker.log.queues("a")[0]: pa.record_batch({"body": [body], "sharding_key": [key], "tags": ["\x7f"]})})

@@ -75,7 +75,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(store: Path) -> Run:
-    """Run the command. Return the JSON lines that it printed, or standard error if it was refused."""
+    """Run the command. Return the JSON lines that it printed, or standard error if the command was refused."""
 
     def call(*arguments: str, code: int = 0) -> Any:
         result = CliRunner().invoke(app, ["--path", str(store), *arguments])

@@ -47,8 +47,8 @@ def test_a_year_of_flights_is_in_order_and_makes_sense(events: pa.RecordBatch) -
     assert pc.count_distinct(aircraft).as_py() == 4037
     assert np.array_equal(pc.sort_indices(texts), np.arange(len(texts)))
     assert (texts[0].as_py(), texts[-1].as_py()) == ("2013-01-01 10:17:00Z", "2014-01-01 10:53:00Z")
-    # The time zones are right, because every flight has a positive duration, and almost no flight overlaps with its
-    # aircraft's next one.
+    # The time zones are right, because every flight has a positive duration, and almost no flight overlaps with its aircraft's
+    # next one.
     minutes = pc.strptime(texts, "%Y-%m-%d %H:%M:%SZ", "s").cast(pa.int64()).to_numpy() / 60
     flight = pc.replace_substring_regex(ids, r"/[^/]*$", "")
     lands = np.flatnonzero(pc.equal(kinds, "arrival"))

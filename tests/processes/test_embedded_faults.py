@@ -85,9 +85,7 @@ def _run(path: Path, pipe: Connection, work: Callable[..., None], *arguments: ob
 
 
 def settle(broker: Broker) -> None:
-    """Become the writer once, because a commit whose writer was killed in its last step becomes visible only to the next
-    writer.
-    """
+    """Become the writer once, because a commit whose writer was killed in its last step becomes visible only after another writer."""
     broker.groups.renew([])
 
 
@@ -197,7 +195,7 @@ def write_some(broker: Broker, pipe: Connection, name: int, turns: int) -> None:
 
 
 def read_all(broker: Broker, pipe: Connection, expected_end: Connection) -> None:
-    """Read both topics until told that the writers have ended and no message is left. Each pull begins where the last one
+    """Read both topics until a message says that the writers have ended, and no rows are left. Each pull begins where the last one
     ended.
     """
     queues = [*queues_of(broker), *queues_of(broker, "aged")]
@@ -460,7 +458,7 @@ def test_a_full_disk_says_so_changes_nothing_and_works_once_there_is_room(path: 
 
 
 class Place(NamedTuple):
-    """A payload: its queue, first offset and number of messages; its file, its begin in the file, and its length."""
+    """A payload: its queue, first offset and number of messages; its file, its start in the file, and its length."""
 
     queue: MessageQueue
     first: int
@@ -501,9 +499,7 @@ def flip(path: Path, at: int, bit: int) -> None:
 @pytest.mark.holds("changed bits")
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 def test_a_flipped_bit_is_never_delivered(path: Path, broker: EmbeddedBroker, compression: str):
-    """Flip 150 bits anywhere in payloads and their padding. Each error names topic, queue and offsets, whichever columns
-    are read.
-    """
+    """Flip 150 bits anywhere in payloads and their padding. Each error names topic, queue and offsets, whichever columns are read."""
     broker.admin.create_topic("t", 2, compression=compression)
     random = Random(3)
     for queue in queues_of(broker, "t"):

@@ -541,9 +541,7 @@ def test_the_slots_of_killed_readers_do_not_keep_pages_for_ever(path: Path, brok
 
 
 def test_the_number_of_a_change_is_never_ahead_of_what_is_read(path: Path):
-    """A read after the number must see that change. Otherwise an idle query or peek --follow would wait for the next
-    write.
-    """
+    """A read after the number must see that change. Otherwise an idle query or peek --follow would wait for the next write."""
     with connect(path) as broker:
         broker.admin.create_topic("t", 1)
         script = (

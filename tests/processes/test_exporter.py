@@ -1,6 +1,4 @@
-"""``orderedmq exporter`` as a program: it starts without a broker, survives the loss of the broker, and ends with
-Ctrl-C.
-"""
+"""``orderedmq exporter`` as a program: it starts without a broker, survives the loss of the broker, and ends with Ctrl-C."""
 
 from __future__ import annotations
 

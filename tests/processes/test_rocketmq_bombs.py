@@ -1,6 +1,4 @@
-"""A pull ends, in bounded memory, with a clear error if a few bytes decompress to very many, or if a broker never ends its
-answers.
-"""
+"""A pull ends, in bounded memory, with a clear error if a few bytes decompress to very many, or if a broker never ends its answers."""
 
 from __future__ import annotations
 
@@ -63,7 +61,7 @@ def serve(cluster: Cluster, messages: list[bytes]) -> Puller:
 # -- bodies
 
 
-#: A program that creates a bomb, reads it, and prints the maximum growth of its memory meanwhile.
+#: A program that creates a bomb, reads it, and prints by how much its memory has grown at most.
 CHILD = """
 import resource, sys
 import tests.processes.test_rocketmq_bombs as bombs
@@ -124,7 +122,7 @@ def test_a_bomb_is_refused_in_no_more_memory_than_the_largest_body_takes(codec: 
 
 
 def test_many_bodies_of_the_largest_size_come_out_in_several_pulls_in_bounded_memory() -> None:
-    """Together the bodies have 640 MiB, in one answer of the broker of 20 kB."""
+    """The broker's answer has 20 kB. Decompressed, its bodies have 640 MiB."""
     rows, megabytes = run("large", "40")
     assert rows == "40"
     assert int(megabytes) < 200
@@ -200,9 +198,7 @@ def test_a_task_goes_on_behind_what_cannot_be_read_or_is_missing_in_the_middle(c
 def test_a_broker_that_answers_to_ask_again_at_once_for_ever_is_an_error_in_time(
     cluster: Cluster, matching: Filter | None, replica: str
 ) -> None:
-    """The broker, or the replica that it says to read from, always answers PULL_RETRY_IMMEDIATELY (20) although it has a
-    message.
-    """
+    """The broker, or the replica that it says to read from, always answers PULL_RETRY_IMMEDIATELY (20) although it has a message."""
     asked: list[int] = []
 
     def script(link: Link) -> None:
@@ -232,9 +228,7 @@ def test_a_broker_that_answers_to_ask_again_at_once_for_ever_is_an_error_in_time
 def test_what_is_asked_again_one_after_another_does_not_wait_longer_than_the_patience(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dozens of pulls are outstanding when a broker is cut off. No retry waits longer for a connection than the pull may
-    take.
-    """
+    """Dozens of pulls are outstanding when a broker is cut off. No retry waits longer for a connection than the pull may take."""
 
     def script(link: Link) -> None:
         for request in link.requests():

@@ -1,9 +1,8 @@
-"""Spark's scheduler starts a task twice, lets executors end and come back, or loses or decommissions them. Queries must
-survive that.
+"""Spark's scheduler starts a task twice, lets executors end and come back, or loses or decommissions them. Queries must survive
+that.
 
-The cluster is Spark's own, on this machine. Its two workers have different host names, because Spark starts the second
-attempt of a
-slow task only on another host.
+The cluster is Spark's own, on this machine. Its two workers have different host names, because Spark starts the second attempt of
+a slow task only on another host.
 """
 
 from __future__ import annotations
@@ -110,9 +109,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def repeated(calls: Sequence[tuple[int, int]]) -> int:
-    """Return how many messages were accepted again. Assert that none was overtaken and that a repeat begins at the first
-    message.
-    """
+    """Return how many messages were accepted again. Assert that none was overtaken and that a repeat begins at the first message."""
     at, again = 0, list[int]()
     for offset, _ in calls:
         assert offset <= at, f"offset {offset} was accepted before {at}"
@@ -125,8 +122,8 @@ def repeated(calls: Sequence[tuple[int, int]]) -> int:
 
 
 def held_in_turn(rig: Rig, driver: Driver) -> Iterator[tuple[str, int, int]]:
-    """Start a query, and hold one task in each of three micro-batches: while it reads, while it writes, and after it has
-    staged its rows.
+    """Start a query, and hold one task in each of three micro-batches: while it reads, while it writes, and after it has staged
+    its rows.
 
     Yields the point, the number of messages in each queue so far, and the id of the task's process.
     """
@@ -203,7 +200,7 @@ def test_a_killed_executors_tasks_run_again_and_each_row_is_in_the_sink_once(rig
 @pytest.mark.holds("lost executor")
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_listener_sees_the_messages_of_a_killed_executors_tasks_again(shuffle: bool, rig: Rig) -> None:
-    """With a shuffle after the listener, it also gets the messages of tasks that the executor had finished."""
+    """With a shuffle after the listener, the listener also gets the messages of tasks that the executor had finished."""
 
     def in_second_task() -> tuple[psutil.Process, str, str] | None:
         """Return an executor that has finished one queue and is in the middle of another, and these queues."""

@@ -127,8 +127,8 @@ def stop_in_the_middle(path: Path, pipe: Any) -> None:
 
 
 def write_for_ever(path: Path, pipe: Any) -> None:
-    """Append to both queues in one call, alternately small and large bodies, and report what was acknowledged. Retention
-    deletes.
+    """Append to both queues in one call, alternately small and large bodies, and report what was acknowledged. Retention deletes
+    old messages.
     """
     with EmbeddedBroker(path) as broker:
         queues, number = queues_of(broker), 0
@@ -242,9 +242,7 @@ def memory() -> Iterator[Path]:
 
 @pytest.mark.nightly
 def test_a_store_with_ten_thousand_segments(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each append has a separate segment, and none are merged. A few descriptors are enough to read, copy, check and trim
-    the store.
-    """
+    """Each append has a separate segment, and none are merged. A few descriptors are enough to read, copy, check and trim the store."""
     monkeypatch.setattr(transaction, "INLINE_BYTES", 0)
     monkeypatch.setattr(index, "MERGE_BELOW", 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,6 +1,4 @@
-"""Spark releases: each supported one runs a pipeline in a separate environment, and older ones are refused with a
-reason.
-"""
+"""Spark releases: each supported one runs a pipeline in a separate environment, and older ones are refused with a reason."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ import pytest
 from pyspark_orderedmq import require_spark
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The newest patch of each minor release. The supported release that runs all other tests is newer.
+#: The newest patch of each minor release. All other tests run on a newer supported release.
 SUPPORTED, TOO_OLD = ("4.2.1",), ("4.1.4", "4.0.5")
-#: Seconds, because the installation of Spark's environment takes minutes.
+#: Timeout in seconds. The installation of an environment with Spark takes minutes.
 _TIMEOUT = 1200
 
 _PIPELINE = """
@@ -103,9 +101,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(folder: Path, wheel: Path, release: str) -> Path:
-    """Return the Python of a new environment with this wheel and a release of PySpark, even one that the wheel's metadata
-    exclude.
-    """
+    """Return the Python of a new environment with this wheel and a release of PySpark, even one that the wheel's metadata exclude."""
     _run([sys.executable, "-m", "venv", str(folder)])
     python = folder / "bin" / "python"
     needs = [

@@ -1,8 +1,8 @@
 """Damage of a store's file: whichever bit has changed, readers and writers get the right answer or a named error.
 
-Each attempt changes one byte of a copy, reads everything, writes, and reads again. It runs in a process with a time limit,
-and a process
-that hangs or dies is a finding. ``--nightly`` changes every field of the file that anything depends on, otherwise a sample.
+Each attempt changes one byte of a copy, reads everything, writes, and reads again. It runs in a process with a time limit, and a
+process that hangs or dies is a finding. ``--nightly`` changes every field of the file that anything depends on, otherwise a
+sample.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ PROCESSES = mp.get_context("forkserver")
 # Preload pandas because pyarrow imports it when it creates its first array.
 PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.processes.test_store_damage"])
 
-#: Errors that a reader may get. With a damaged format or first page, a file can look like another version's, or like no
-#: store.
+#: Errors that a reader may get. With a damaged format or first page, a file can look like another version's, or like no store.
 NAMED = ("ORDEREDMQ_STORE.CORRUPT", "ORDEREDMQ_STORE.NOT_A_STORE", "ORDEREDMQ_STORE.OTHER_FORMAT")
 #: Seconds without a result after which an attempt counts as hanging. An attempt takes some hundredths of a second.
 PATIENCE = 60.0
@@ -59,8 +58,7 @@ Change = tuple[int, bytes]
 class World:
     """An undamaged store, the content of its files, and the data read from it before and after a write.
 
-    ``content`` is the content of LMDB's file, followed by that of the segments. ``sizes``: the sizes of these files, by
-    name.
+    ``content`` is the content of LMDB's file, followed by that of the segments. ``sizes``: the sizes of these files, by name.
     """
 
     path: Path
@@ -114,9 +112,7 @@ def copy(world: World, place: Path, content: bytes) -> Path:
 
 
 def judge(world: World, place: Path) -> list[str]:
-    """The outcome of each read and of the writes: "right", the condition of an error, or a description of a wrong
-    outcome.
-    """
+    """The outcome of each read and of the writes: "right", the condition of an error, or a description of a wrong outcome."""
     out = []
     with EmbeddedBroker(place, clock=FixedClock()) as broker:
         for name, read in READS.items():
@@ -152,9 +148,7 @@ def attempt_all(pipe: Connection, world: World, place: Path, changes: list[Chang
 
 
 class Attempts:
-    """Tries changes in a child process. A child that hangs or dies is replaced, and the change that it was trying is a
-    finding.
-    """
+    """Tries changes in a child process. A child that hangs or dies is replaced, and the change that it was trying is a finding."""
 
     def __init__(self, world: World, place: Path, changes: list[Change]) -> None:
         self._world = world
@@ -222,9 +216,8 @@ def fields_in_use(world: World, folder: Path) -> list[int]:
     """The positions of the 16-bit fields that anything depends on. LMDB has no smaller fields, and checksums protect this
     project's data.
 
-    If all bytes of a range can be inverted and every answer stays right, nothing reads the range. Nine tenths of the file
-    are such ranges:
-    unused space and pages of earlier transactions. Ranges with other outcomes are divided further.
+    If all bytes of a range can be inverted and every answer stays right, nothing reads the range. Nine tenths of the file are such
+    ranges: unused space and pages of earlier transactions. Ranges with other outcomes are divided further.
     """
     places = list(range(0, len(world.content), 4096))
     for size, part in ((4096, 512), (512, 64), (64, 8), (8, 2)):
@@ -263,8 +256,8 @@ def test_a_sector_or_page_that_is_lost_or_anothers_gives_the_right_answer_or_a_n
 
 
 def test_no_reader_waits_for_rows_that_a_damaged_entry_promises(world: World, folder: Path):
-    """Change each bit of the row count in index entries. With a smaller count, a search by time once returned to the same
-    chunk forever.
+    """Change each bit of the row count in index entries. With a smaller count, a search by time once returned to the same chunk
+    forever.
     """
     opened = Store.open(world.path)
     with opened.read() as txn:
@@ -436,9 +429,7 @@ def test_a_page_that_leads_back_to_itself_ends_a_walk(place: Path):
 
 
 def test_a_tree_that_lies_on_free_pages_is_an_older_one(place: Path):
-    """A root leads to the page where the same database was before. Its entries are complete, with good checksums, but
-    old.
-    """
+    """A root leads to the page where the same database was before. Its entries are complete, with good checksums, but old."""
     with EmbeddedBroker(place, clock=FixedClock()) as broker:
         queue = QUEUES[0]
         content = (place / "data.mdb").read_bytes()
@@ -455,9 +446,7 @@ def test_a_tree_that_lies_on_free_pages_is_an_older_one(place: Path):
 
 
 def test_pages_beyond_the_value_are_not_freed(place: Path):
-    """The first page of a payload has the number of its pages, all of which LMDB frees. The change adds three pages of
-    others.
-    """
+    """The first page of a payload has the number of its pages, all of which LMDB frees. The change adds three pages of others."""
     content = (place / "data.mdb").read_bytes()
     at = content.index(b"q" * 3000) // 4096 * 4096
     assert number_at(place, at) == at // 4096

@@ -1,5 +1,5 @@
-"""`orderedmq.testing` kills a process with all its descendants, also those that have left its process group, as PySpark's
-workers do.
+"""`orderedmq.testing` kills a process with all its descendants, also those that have left its process group, as PySpark's workers
+do.
 """
 
 from __future__ import annotations

@@ -86,16 +86,13 @@ Path(place).write_text(os.environ.get("CONTAINER_ID", "none"))
 
 
 class Yarn:
-    """A ResourceManager and a NodeManager in a separate JVM. All their files, and those of containers, are in
-    ``folder``.
-    """
+    """A ResourceManager and a NodeManager in a separate JVM. All their files, and those of containers, are in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         jars = fetch_packages(f"Hadoop's mini cluster {HADOOP}", PACKAGES, f"hadoop-minicluster-{HADOOP}")
         java = ensure_java()
-        # Containers inherit the NodeManager's variables. None of these may tell Spark where Python is, or Python where
-        # orderedmq is.
+        # Containers inherit the NodeManager's variables. None of these may tell Spark where Python is, or Python where orderedmq is.
         self.environment = {"PATH": os.defpath, "JAVA_HOME": str(java.resolve().parents[1]), "HOME": str(folder)}
         (folder / "tmp").mkdir()
         command = [
@@ -144,8 +141,8 @@ class Yarn:
             self._client.killApplication(application.getApplicationId())
 
     def processes(self) -> list[psutil.Process]:
-        """The processes in containers and the scripts that start them. They have separate sessions; their working directory
-        is a container's.
+        """The processes in containers and the scripts that start them. They have separate sessions; their working directory is
+        that of a container.
         """
         home = f"{self._folder}/target/"
         return [process for process in psutil.process_iter(["cwd"]) if (process.info["cwd"] or "").startswith(home)]
@@ -257,7 +254,11 @@ class Pipeline:
         """Start the job in cluster mode with slow rows, and wait until it has written a batch and works on the next one."""
         process = self.submit("cluster", PYTHON, {}, seconds=0.2)
         try:
-            until(lambda: (self.checkpoint / "offsets" / "1").exists() or process.poll() is not None, "it is half-way", 300)
+            until(
+                lambda: (self.checkpoint / "offsets" / "1").exists() or process.poll() is not None,
+                "the job is half-way through",
+                300,
+            )
             assert process.poll() is None, self.said()
             yield process
         finally:

@@ -58,9 +58,7 @@ def unlock_before_commit() -> AbstractContextManager[Any]:
 
 
 def commit_of_a_given_up_queue() -> AbstractContextManager[Any]:
-    """When an owner gives up a queue, it commits the queue's end at the broker, although the messages up to there are not
-    processed.
-    """
+    """When an owner gives up a queue, it commits the queue's end at the broker, although the messages up to there are not processed."""
     boundary = Owner.boundary
 
     def commits_all(self: Owner, *arguments: Any) -> Any:

@@ -1,6 +1,4 @@
-"""Deliberate bugs in parking lots and in listeners with order per key. Tests check that the simulation notices each of
-them.
-"""
+"""Deliberate bugs in parking lots and in listeners with order per key. Tests check that the simulation notices each of them."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ def _instead(where: Any, name: str, by: Any, **how: Any) -> AbstractContextManag
 
 @contextlib.contextmanager
 def parked_after_the_commit() -> Iterator[None]:
-    """A task reports a message as parked, but parks it only together with the next one. A crash in between loses the
-    message.
-    """
+    """A task reports a message as parked, but parks it only together with the next one. A crash in between loses the message."""
     park = Lots.park
     owed: dict[int, tuple[Any, Any]] = {}
 
@@ -107,9 +103,7 @@ def due_a_moment_too_late() -> AbstractContextManager[Any]:
 
 
 def due_too_early() -> AbstractContextManager[Any]:
-    """The driver plans a lot when its time has come, but the task consumes all planned messages, also those that are not
-    due.
-    """
+    """The driver plans a lot when its time has come, but the task consumes all planned messages, also those that are not due."""
     return _instead(Ticket, "is_due", lambda self, now: self.due != HELD)
 
 
@@ -169,9 +163,7 @@ def passed_over_before_what_is_parked() -> AbstractContextManager[Any]:
 
 
 def lot_planned_before_what_is_older() -> AbstractContextManager[Any]:
-    """A lot is planned although it has messages at or after the queue's position, whose keys have older messages still to
-    come.
-    """
+    """A lot is planned although it has messages at or after the queue's position, whose keys have older messages still to come."""
     return _instead(Lot, "max_offset", property(lambda self: -1, lambda self, value: None), create=True)
 
 

@@ -1,20 +1,16 @@
 """Judges listeners with order per key by the invariants K1 to K5, independently of the rules in the code.
 
-- K1: The first decisions of a key's messages (success, dead letter, dropped) are in offset order. Exception: an operator's
-  order drops
-  messages that are in the lot when it is given, and older messages may be parked after that.
-- K2: After a committed success at offset n, no listener gets a message of the key at or below n, except in a repeat of the
-  same
+- K1: The first decisions of a key's messages (success, dead letter, dropped) are in offset order. Exception: an operator's order
+  drops messages that are in the lot when it is given, and older messages may be parked after that.
+- K2: After a committed success at offset n, no listener gets a message of the key at or below n, except in a repeat of the same
   micro-batch.
 - K3: Every message of a committed range is either decided once, or is in the lot once.
-- K4: No listener gets messages of a key while an older message of the key is parked and not due. Listeners are called for
-  keys that
-  are due.
+- K4: No listener gets messages of a key while an older message of the key is parked and not due. Listeners are called for keys
+  that are due.
 - K5: Other keys continue while one is parked, and lots drain once their listeners accept (`Simulation._heal`).
 
-After a seek, messages that are read again are decided again. From there, K1 to K5 apply to them and to the parked messages
-that were
-kept. Messages that a seek skips or drops count as decided.
+After a seek, messages that are read again are decided again. From there, K1 to K5 apply to them and to the parked messages that
+were kept. Messages that a seek skips or drops count as decided.
 """
 
 from __future__ import annotations
@@ -64,9 +60,7 @@ _SKIPPED: Final = "SKIPPED"
 
 
 class KeyJudge:
-    """Records the decision of each message. ``strict`` is False if two runs use one checkpoint, as one may repeat committed
-    batches.
-    """
+    """Records the decision of each message. ``strict`` is False if two runs use one checkpoint, as one may repeat committed batches."""
 
     def __init__(self, world: World, lots: Lots) -> None:
         self.world, self.lots = world, lots
@@ -81,8 +75,7 @@ class KeyJudge:
         #: The last run of each range, by the queue and the ends of the ranges in the queue and the lot.
         self.runs: dict[tuple[MessageQueue, int, int], KeyTask] = {}
         self.at: dict[MessageQueue, tuple[int, int]] = {}
-        #: Keys that were due when some run of a range began, with the begin of the lot's range. The clock may have gone
-        #: back since.
+        #: Keys that were due when some run of a range began, with the begin of the lot's range. The clock may have gone back since.
         self.due: set[tuple[MessageQueue, int, object]] = set()
         #: The epoch of each queue's last seek. Decisions under older tokens do not count.
         self.anew: dict[MessageQueue, int] = {}
@@ -127,9 +120,7 @@ class KeyJudge:
             )
 
     def decided(self, task: KeyTask, offset: int, status: str, *, earlier: bool = False) -> None:
-        """Record a run's decision of a message, committed or not. ``earlier``: an attempt before this run has decided
-        it.
-        """
+        """Record a run's decision of a message, committed or not. ``earlier``: an attempt before this run has decided it."""
         queue = task.token.queue
         lane = self.lane(queue, offset)
         if status != "DROPPED" and not earlier:
@@ -144,9 +135,7 @@ class KeyJudge:
             self.last[queue, lane] = offset
 
     def finished(self, task: KeyTask) -> None:
-        """Check a finished run of a range: every message has one outcome, and listeners were called for all keys that were
-        due.
-        """
+        """Check a finished run of a range: every message has one outcome, and listeners were called for all keys that were due."""
         skipped = {one for one in task.expected if task.lies(one)}
         if task.outcomes.keys() | skipped != task.expected or task.outcomes.keys() & skipped:
             self.world.fail(f"{task}: outcomes {task.outcomes}, skipped {skipped}, expected {task.expected}")
@@ -227,7 +216,7 @@ class KeyJudge:
         self.runs = {name: task for name, task in self.runs.items() if name[0] != queue}
         self.at[queue] = world.group_offsets.get(queue, 0), world.group_offsets.get(parked_queue(GROUP, queue), 0)
 
-    # -- the end ---------------------------------------------------------------------------------------------------------------
+    # -- final checks ----------------------------------------------------------------------------------------------------------
 
     def others(self, room: int) -> None:
         """Fail unless every message that is not parked is decided, except in queues that a full lot stops (K5)."""

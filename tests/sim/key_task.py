@@ -1,6 +1,4 @@
-"""A task with order per key in the simulation: the real engine over a range of the parking lot, then a range of its
-queue.
-"""
+"""A task with order per key in the simulation: the real engine over a range of the parking lot, then a range of its queue."""
 
 from __future__ import annotations
 
@@ -334,8 +332,7 @@ class KeyTask(Task):
 
         try:
             answer = network.call(worker, effect.__name__, unless_gone, *args)
-            # Lose the answer of a write more often than a network does: parking must recognise a repeated write by its
-            # identity.
+            # Lose the answer of a write more often than a network does: parking must recognise a repeated write by its identity.
             return None if network.random.random() < 2 * network.mishap else answer
         except StoreError:
             return None

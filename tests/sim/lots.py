@@ -18,17 +18,14 @@ from tests.sim.world import GROUP, World
 
 @dataclass(slots=True)
 class Entry:
-    """The content of one place in a lot: a copy of the queue's message ``offset`` with its ticket, or an operator's
-    order.
-    """
+    """The content of one place in a lot: a copy of the queue's message ``offset`` with its ticket, or an operator's order."""
 
     place: int
     offset: int
     key: str | None
     ticket: Ticket | None = None
     order: Order | None = None
-    #: The place of which the message is a copy, as text (`Put.place`), and its number if that place is in the lot (-1: in
-    #: the queue).
+    #: The place of which the message is a copy, as text (`Put.place`), and its number if that place is in the lot (-1: in the queue).
     source: str = ""
     moved_from: int = -1
 
@@ -46,9 +43,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Head:
-    """A parked key by the specification: its messages in queue order, when the first one is due, and the dropped
-    messages.
-    """
+    """A parked key by the specification: its messages in queue order, when the first one is due, and the dropped messages."""
 
     due: int
     offsets: list[int] = field(default_factory=list)
@@ -166,9 +161,7 @@ class Lots:
         return self.entries.get(lot, [])[self.world.group_offsets.get(lot, 0) :]
 
     def messages(self, queue: MessageQueue) -> list[Entry]:
-        """Return the messages in the queue's lot. A copy counts only after the group's offset has passed the entry that it
-        copies.
-        """
+        """Return the messages in the queue's lot. A copy counts only after the group's offset has passed the entry that it copies."""
         begin = self.world.group_offsets.get(parked_queue(GROUP, queue), 0)
         return [one for one in self.live(queue) if one.order is None and one.moved_from < begin]
 

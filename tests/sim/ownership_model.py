@@ -1,8 +1,7 @@
 """An exhaustive model of the ownership rules: it visits every interleaving of a few steps of two queries.
 
-It models the locks of `orderedmq.ownership.lock`, how `orderedmq.ownership.owner` enters queues and repeats batches, the
-publish of
-the embedded outbox, and these faults of a query:
+It models the locks of `orderedmq.ownership.lock`, how `orderedmq.ownership.owner` enters queues and repeats batches, the publish
+of the embedded outbox, and these faults of a query:
 
 - a crash after which its locks are free immediately;
 - a crash that leaves a *former run*: a source runner that is paused or slow to die and still holds the locks;
@@ -12,11 +11,10 @@ the embedded outbox, and these faults of a query:
 After each step it checks:
 
 - atomic sink: the published messages of a queue are 0, 1, 2, … once and in order, and the group's offset never passes them;
-- foreign sink: no message is first delivered before its predecessor, and the group's offset never passes delivered
-  messages.
+- foreign sink: no message is first delivered before its predecessor, and the group's offset never passes delivered messages.
 
-The model checks safety only. The simulation checks that all messages are delivered in the end.
-``python -m tests.sim.ownership_model`` explores larger bounds.
+The model checks safety only. The simulation checks that all messages are delivered in the end. ``python -m
+tests.sim.ownership_model`` explores larger bounds.
 """
 
 from __future__ import annotations
@@ -35,9 +33,7 @@ _T = TypeVar("_T")
 
 
 class Lock(NamedTuple):
-    """A lock. ``state``: free, held, former (held by a former run of ``holder``), or stale (expired without its holder's
-    knowledge).
-    """
+    """A lock. ``state``: free, held, former (held by a former run of ``holder``), or stale (expired without its holder's knowledge)."""
 
     state: str = "free"
     holder: str | None = None
@@ -60,9 +56,7 @@ class Running(NamedTuple):
 
 
 class Query(NamedTuple):
-    """``log``: batches logged by Spark; ``committed``: how many are committed; ``held``: queue → (epoch, position or
-    None).
-    """
+    """``log``: batches logged by Spark; ``committed``: how many are committed; ``held``: queue → (epoch, position or None)."""
 
     up: bool = False
     log: tuple[Batch, ...] = ()
@@ -114,8 +108,7 @@ class Result:
 class Model:
     """Two queries of one group.
 
-    ``atomic``: the sink publishes and moves the group's offset in one step. ``fenced``: the broker has epochs and tenures
-    like the
+    ``atomic``: the sink publishes and moves the group's offset in one step. ``fenced``: the broker has epochs and tenures like the
     embedded broker; RocketMQ has neither. ``without``: the rule of RULES to leave out.
     """
 
@@ -142,9 +135,7 @@ class Model:
         return world._replace(locks=_put(world.locks, queue, Lock("held", name, epoch, name, tenure)))
 
     def unbroken(self, world: World, name: str, queue: int, logged: int, processed: int) -> bool:
-        """Whether ``name``, just after it got the queue, resumes at its own position. ``processed``: the offset before that
-        position.
-        """
+        """Whether ``name``, just after it got the queue, resumes at its own position. ``processed``: that position."""
         if not self.fenced and not self.shared:
             return world.group[queue] <= processed
         lock = world.locks[queue]
@@ -211,7 +202,7 @@ class Model:
             if granted is None:
                 own = self.fenced and lock.state == "former" and lock.holder == name
                 if not self.shared or (own and self.has("own_run")):
-                    # The query waits and finally fails. It does nothing of the batch and keeps no lock.
+                    # The query waits and finally fails. It processes nothing of the batch and keeps no lock.
                     return
                 continue
             world = granted

@@ -25,8 +25,7 @@ from orderedmq.parking.rules import leader_of
 from orderedmq.rows.pull_settings import PullSettings
 from tests.sim.world import GROUP, TICK, World
 
-#: The possible faults of a call. A repeated entry makes a fault more frequent. A late call takes effect after its caller
-#: gave up.
+#: The possible faults of a call. A repeated entry makes a fault more frequent. A late call takes effect after its caller gave up.
 MISHAPS: Final = (
     "no answer",
     "lost",
@@ -58,9 +57,7 @@ class Caller(Protocol):
 
 
 class Network:
-    """Passes calls to the broker. ``mishap``: the share of faulty calls; ``overlap``: the share of calls during which
-    others run.
-    """
+    """Passes calls to the broker. ``mishap``: the share of faulty calls; ``overlap``: the share of calls during which others run."""
 
     def __init__(self, world: World, random: Random) -> None:
         self.world = world
@@ -199,8 +196,7 @@ class Process:
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
         if self.world.lots is None and any(map(is_parked, queues)):
-            # Without lots, make no call, so that seeds without lots keep the random draws that they had before lots were
-            # added.
+            # Without lots, make no call, so that seeds without lots keep the random draws that they had before lots were added.
             return {}
         return self._call(self.world.bounds, queues)
 
@@ -316,9 +312,7 @@ class Clock:
 
 @contextlib.contextmanager
 def virtual(network: Network, connect: Callable[[str], Process]) -> Iterator[None]:
-    """Run the source's real code in the world: with its broker and clock, names drawn from the seed, no signals and no
-    log.
-    """
+    """Run the source's real code in the world: with its broker and clock, names drawn from the seed, no signals and no log."""
     clock, logger = Clock(network), logging.getLogger("orderedmq")
     drawn = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{network.random.getrandbits(32):08x}"))
     signals = SimpleNamespace(SIGTERM=15, SIG_IGN=1, signal=lambda *_: None)

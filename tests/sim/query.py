@@ -83,8 +83,7 @@ class Query:
         #: Tasks that outlived their driver, and the runs whose driver died during a publish.
         self.zombies: list[Task] = []
         self.late: list[Run] = []
-        #: Former runs whose driver is dead and whose runner holds its locks, with the offset that Spark may have asked
-        #: about last.
+        #: Former runs whose driver is dead and whose runner holds its locks, with the offset that Spark may have asked about last.
         self.former: list[tuple[Process, StreamReader, dict[str, Any] | None]] = []
 
     # -- what other objects see --------------------------------------------------------------------------------------------
@@ -256,12 +255,10 @@ class Query:
             raise Killed
         return self.batches
 
-    # -- the end -----------------------------------------------------------------------------------------------------------
+    # -- ends of a run -----------------------------------------------------------------------------------------------------
 
     def leave(self, *, terminated: bool) -> None:
-        """Stop the query, or end it after a failure, in which case Spark ends the runner. ``terminated`` False: Spark
-        itself died.
-        """
+        """Stop the query, or end it after a failure, in which case Spark ends the runner. ``terminated`` False: Spark itself died."""
         process, reader, busy = self.process, self.reader, self.busy
         assert process is not None
         assert reader is not None

@@ -19,9 +19,7 @@ _CHUNK: Final = 50
 
 @dataclass
 class Report:
-    """Counts of one or more seeds. ``repeats``: messages that an at-least-once sink got again. ``failures``: seed →
-    error.
-    """
+    """Counts of one or more seeds. ``repeats``: messages that an at-least-once sink got again. ``failures``: seed → error."""
 
     seeds: int = 0
     steps: int = 0
@@ -49,9 +47,7 @@ class Report:
 
 
 def run(seed: int, steps: int = STEPS) -> Report:
-    """Simulate one seed. An error that the code under test raises is also a failure, because the simulation should handle
-    it.
-    """
+    """Simulate one seed. An error that the code under test raises is also a failure, because the simulation should handle it."""
     simulation = Simulation(Scenario.of(seed))
     failures = {}
     try:

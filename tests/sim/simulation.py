@@ -1,6 +1,4 @@
-"""Simulates one seed: a few hundred random steps of queries, time and faults. Then faults end, and all queries must become
-idle.
-"""
+"""Simulates one seed: a few hundred random steps of queries, time and faults. Then faults end, and all queries must become idle."""
 
 from __future__ import annotations
 
@@ -71,9 +69,7 @@ class Scenario:
 
 
 def _keys(seed: int) -> Keys | None:
-    """Draw the settings of order per key, or None. A separate generator keeps the other draws as they are without order per
-    key.
-    """
+    """Draw the settings of order per key, or None. A separate generator keeps the other draws as they are without order per key."""
     draw = random.Random(f"lots {seed}")
     if draw.random() >= 0.45:
         return None
@@ -121,8 +117,7 @@ class Simulation:
             self.queries.append(Query("A'", scenario.kind, self.world, self.network, self.sink, self.random, first))
         self.by_path = {query.options()["path"]: query for query in self.queries}
         kind = scenario.kind
-        # Without auto-commit, a listener that leaves messages uncommitted fails its query, and the restart repeats the
-        # batch.
+        # Without auto-commit, a listener that leaves messages uncommitted fails its query, and the restart repeats the batch.
         self.world.ledger.exact = kind.atomic or (scenario.calm and (kind.auto_commit or not kind.listener))
         self.world.ledger.strict = not scenario.twin
         self.world.ledger.at_work = self._at_work
@@ -298,9 +293,7 @@ class Simulation:
             self._pause(query.process)
 
     def _pause(self, caller: Caller) -> None:
-        """SIGSTOP a process for some time. Other processes continue, including the driver and the tasks of a paused
-        runner.
-        """
+        """SIGSTOP a process for some time. Other processes continue, including the driver and the tasks of a paused runner."""
         process = caller.process if isinstance(caller, Query) else caller
         if not isinstance(process, Process) or process.frozen or self.depth >= _DEPTH:
             return
@@ -367,9 +360,7 @@ class Simulation:
         self.world.seek(offsets, parked)
 
     def _kill_after_parking(self) -> None:
-        """Kill a driver whose tasks have parked messages, so that the next owner of the queue finds a half-processed
-        range.
-        """
+        """Kill a driver whose tasks have parked messages, so that the next owner of the queue finds a half-processed range."""
         query = self._some(lambda one: one.up and any(isinstance(task, KeyTask) and task.half_done() for task in one.tasks))
         if query is not None:
             self.world.note(f"{query.name}: is killed after it parked a message")
@@ -403,7 +394,7 @@ class Simulation:
     def _at_work(self, token: LockToken) -> bool:
         return any(query.at_work(token) for query in self.queries)
 
-    # -- the end -------------------------------------------------------------------------------------------------------------
+    # -- healing and final checks --------------------------------------------------------------------------------------------
 
     def _heal(self) -> None:
         """End all faults. The remaining queries must soon own the queues that the strategy gives them, and drain these."""
@@ -459,8 +450,8 @@ class Simulation:
                 self.world.fail(f"{queue}: {processed} of {end} messages came out, and the group is at {at}")
 
     def _drain(self, staying: Sequence[Query]) -> None:
-        """Fail unless all messages that are not parked are decided, and then, with listeners that accept everything, the
-        parked ones.
+        """Fail unless all messages that are not parked are decided, and then, with listeners that accept everything, the parked
+        ones.
         """
         lots, judge, keys = self.world.lots, self.world.keys, self.scenario.kind.keys
         assert lots is not None
@@ -484,7 +475,7 @@ class Simulation:
         judge.drained()
 
     def _frozen(self, query: Query) -> bool:
-        """Pause, forever, some of the queries that do not stay. Return whether this query was paused."""
+        """Sometimes pause a query that does not stay, forever. Return whether the query was paused."""
         process = query.process
         if query.staying or self.scenario.calm or process is None or process.dead or self.random.random() < 0.5:
             return False

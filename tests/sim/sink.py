@@ -1,6 +1,4 @@
-"""The simulation's atomic sink. As in the embedded outbox, one step publishes a batch and moves the offsets of its source
-queues.
-"""
+"""The simulation's atomic sink. As in the embedded outbox, one step publishes a batch and moves the offsets of its source queues."""
 
 from __future__ import annotations
 

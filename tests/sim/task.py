@@ -1,6 +1,4 @@
-"""Tasks of a micro-batch in the simulation. Each reads one range of one queue under the driver's lock, a few messages per
-step.
-"""
+"""Tasks of a micro-batch in the simulation. Each reads one range of one queue under the driver's lock, a few messages per step."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ _ANSWERS: Final = (
 
 
 class Task:
-    """Delivers its range to a sink. Staged messages come out when the batch is published, others immediately (a foreign
-    sink).
-    """
+    """Delivers its range to a sink. Staged messages come out when the batch is published, others immediately (a foreign sink)."""
 
     def __init__(self, world: World, sink: Sink, run: Run, span: OffsetRange, token: LockToken, *, staged: bool) -> None:
         self.world, self.sink, self.run, self.span, self.token = world, sink, run, span, token

@@ -1,8 +1,7 @@
 """After each change of membership every queue gets its owner in time, and queues move only as the strategy decides.
 
 "In time" is two triggers of every query after a join, a clean stop or a kill on this machine, because these are noticed
-immediately.
-After a pause, or a stop in the middle of a batch, the old owner's lock has to expire first.
+immediately. After a pause, or a stop in the middle of a batch, the old owner's lock has to expire first.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ class Group:
 
     @contextmanager
     def change(self, left: Sequence[Query], wait: float = 0.0) -> Iterator[None]:
-        """Assert that two triggers after the ``with`` body, the queries ``left`` own what the strategy gives them, and no
-        other queue moved.
+        """Assert that two triggers after the ``with`` body, the queries ``left`` own what the strategy gives them, and no other
+        queue moved.
         """
         before, at = self.owners(), len(self.world.moves)
         for queue in self.world.queues:

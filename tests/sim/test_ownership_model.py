@@ -1,5 +1,4 @@
-"""An exhaustive model of the ownership rules: no interleaving breaks a promise. If a rule is left out, some interleaving
-does.
+"""An exhaustive model of the ownership rules: no interleaving breaks a promise. If a rule is left out, some interleaving does.
 
 ``python -m tests.sim.ownership_model QUEUES MESSAGES CRASHES PAUSES GIVES`` explores larger bounds.
 """
@@ -18,9 +17,7 @@ SMALL = Bounds(queues=1, messages=1, crashes=2, pauses=1, gives=1)
 
 @pytest.fixture(autouse=True)
 def _without_collector() -> Iterator[None]:
-    """Turn off the garbage collector, which takes a quarter of the time: a model makes 200,000 tuples and no reference
-    cycles.
-    """
+    """Turn off the garbage collector, which takes a quarter of the time: a model makes 200,000 tuples and no reference cycles."""
     gc.disable()
     yield
     gc.enable()

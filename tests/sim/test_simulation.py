@@ -1,7 +1,7 @@
 """Simulated queries of a group, with the real reader, group session, Owner, offsets and listener engine, without Spark.
 
-A seed determines the number of queries and queues, the sink and the faults. Broker, network, clocks and processes are
-simulated. More seeds: ``make simulate SEEDS=100000``. One seed: ``python -m tests.sim --seed 7 --trace``.
+A seed determines the number of queries and queues, the sink and the faults. Broker, network, clocks and processes are simulated.
+More seeds: ``make simulate SEEDS=100000``. One seed: ``python -m tests.sim --seed 7 --trace``.
 """
 
 from __future__ import annotations

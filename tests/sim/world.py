@@ -1,8 +1,7 @@
 """The simulated broker: locks and members by the real rules, group offsets, and two clocks that only the simulation moves.
 
-Planted bugs can break the rules. So the world keeps separate records (``Holding``, ``Ledger``) of what must be true
-independently of
-the rules. A contradiction raises a Violation when it happens.
+Planted bugs can break the rules. So the world keeps separate records (``Holding``, ``Ledger``) of what must be true independently
+of the rules. A contradiction raises a Violation when it happens.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Renewing(Protocol):
 
 @dataclass(slots=True)
 class Holding:
-    """The client that may work on a queue by the specification. It is recorded by the true clock, apart from the lock."""
+    """The client that may work on a queue by the specification. The world keeps it with the true clock, separately from the lock."""
 
     client: ClientIdentity
     since: float
@@ -57,9 +56,7 @@ class Holding:
 
 
 class World:
-    """One machine with one store. ``alive``: ids of living clients; ``now``: the monotonic clock; ``wall``: the wall
-    clock.
-    """
+    """One machine with one store. ``alive``: ids of living clients; ``now``: the monotonic clock; ``wall``: the wall clock."""
 
     def __init__(self, random: Random, queues: int) -> None:
         self.random = random
@@ -250,8 +247,8 @@ class World:
         self.history.append(event)
 
     def _protected(self, holding: Holding, asker: ClientIdentity) -> bool:
-        """Whether the queue still belongs to the holder: the lock is not expired, and its client is alive or has stopped
-        while tasks ran.
+        """Whether the queue still belongs to the holder: the lock is not expired, and its client is alive or has stopped while
+        tasks ran.
         """
         if self.now - holding.since > holding.life:
             return False
@@ -351,11 +348,10 @@ class World:
 
 
 class Ledger:
-    """Checks the messages that come out of each queue: their order, their repeats, and the epochs under which they come
-    out.
+    """Checks the messages that come out of each queue: their order, their repeats, and the epochs under which they come out.
 
-    ``processed``: all messages below this offset came out since the last seek. ``exact``: no message may come out twice.
-    If not ``exact`` but ``strict``, an owner must not repeat messages below the group's offset.
+    ``processed``: all messages below this offset came out since the last seek. ``exact``: no message may come out twice. If not
+    ``exact`` but ``strict``, an owner must not repeat messages below the group's offset.
     """
 
     def __init__(self, world: World) -> None:

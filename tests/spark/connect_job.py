@@ -1,6 +1,5 @@
-"""A program for a Spark Connect session, so that all tests share one server. It copies a topic, tries calls that are
-refused, watches a
-query's lag, and runs listeners with order per key and without order.
+"""A program for a Spark Connect session, so that all tests share one server. It copies a topic, tries calls that are refused,
+watches a query's lag, and runs listeners with order per key and without order.
 
 It prints one JSON line: python connect_job.py STORE FOLDER_OF_CHECKPOINTS
 """
@@ -118,8 +117,8 @@ def watched(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
 
 
 def by_key(spark: SparkSession, path: str, folder: str) -> dict[str, Any]:
-    """Run a listener with order per key until a poisoned key is parked. Then heal the key and run the listener until the
-    key came back.
+    """Run a listener with order per key until a poisoned key is parked. Then heal the key and run the listener until the key came
+    back.
 
     Return the calls of each run, and the number of parked messages after it.
     """

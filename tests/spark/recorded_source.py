@@ -1,7 +1,7 @@
 """The data source ``orderedmq`` with a record of every call, registered as ``orderedmq_recorded``.
 
-Its classes are subclasses of the real ones. Each call, in whichever process, adds an event to the folder ``calls`` next to
-the store.
+Its classes are subclasses of the real ones. Each call, in whichever process, adds an event to the folder ``calls`` next to the
+store.
 """
 
 from __future__ import annotations

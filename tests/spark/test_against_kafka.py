@@ -48,8 +48,7 @@ def test_every_case_runs_on_a_real_kafka(tmp_path: Path) -> None:
     assert bench.returncode == 0, printed
     for case in (name for name in CASES if name.startswith(VERSUS)):
         assert re.search(rf"^{case} \(\d+ s\)$", printed, re.M), printed
-    # Both sides have done their work, because without work a figure would be 0 or less. Kafka's server may be idle while
-    # ours works.
+    # Both sides have done their work, because without work a figure would be 0 or less. Kafka's server may be idle while ours works.
     lines = [
         line for line in printed.splitlines() if re.search(r" (M rows/s|µs/row|ms)\b", line) and "Kafka's server" not in line
     ]
@@ -65,8 +64,8 @@ def test_kafka_ends_with_a_bench_that_does_not_end_by_itself(number: signal.Sign
     bench = start(tmp_path, "--only", "kafka-start")
 
     def up() -> bool:
-        """Whether both sides are being filled. Before that, an interrupted session would leave its JVM running, because
-        PySpark does.
+        """Whether both sides are being filled. Before that, an interrupted session would leave its JVM running, because PySpark
+        does not end it.
         """
         return bench.poll() is not None or bool(list(tmp_path.glob("orderedmq-bench-*/embedded-*/data.mdb")))
 

@@ -1,6 +1,4 @@
-"""``dead_letter`` in real queries: which rows pass, which become dead letters, and what happens when a batch is
-repeated.
-"""
+"""``dead_letter`` in real queries: which rows pass, which become dead letters, and what happens when a batch is repeated."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ def letters(rig: Rig) -> list[dict[str, Any]]:
 
 
 def end_locks(rig: Rig) -> None:
-    """End the locks that a failed query leaves for tasks that may still run, so that the test does not wait for their
-    end.
-    """
+    """End the locks that a failed query leaves for tasks that may still run, so that the test does not wait for their end."""
     until(lambda: all(lock.remaining <= UNLOCK_DELAY for lock in rig.broker.admin.locks("g")), "the locks linger")
     for owner in {lock.owner for lock in rig.broker.admin.locks("g")}:
         age(rig.path, owner, UNLOCK_DELAY)

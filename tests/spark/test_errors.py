@@ -1,4 +1,4 @@
-"""The line of the text that Spark shows in which an error's message is."""
+"""An error's message must be among the first lines of the text that Spark shows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pyspark.errors import PySparkException
 
 from tests.spark.conftest import Rig
 
-#: Spark's first line, the called method's frame, and the frame that shortens the rest. In a stream, the batch's frames come
-#: before them.
+#: Spark's first line, the called method's frame, and the frame that shortens the rest. In a stream, the batch's frames come before
+#: them.
 LINES, STREAM_LINES = 9, 13
 
 

@@ -1,6 +1,4 @@
-"""Two queries of one group in one session: the second is refused while the first runs, and admitted after it has
-stopped.
-"""
+"""Two queries of one group in one session: the second is refused while the first runs, and admitted after it has stopped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The loop of tests/micro_batches.py calls source, tasks and sink as Spark does. One scenario runs in both, and the calls
-are compared.
+"""The loop of tests/micro_batches.py calls source, tasks and sink as Spark does. One scenario runs in both, and the calls are
+compared.
 """
 
 from __future__ import annotations
@@ -84,9 +84,7 @@ def _columns(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def scenario(place: Place, broker: Broker, path: str) -> None:
-    """First batch, batches with a limit, an idle trigger, stops, failed commits and tasks, repeated batches, and
-    availableNow.
-    """
+    """First batch, batches with a limit, an idle trigger, stops, failed commits and tasks, repeated batches, and availableNow."""
     broker.admin.create_topic("in", 2)
     broker.admin.create_topic("out", 2)
     first, second = broker.log.queues("in")
@@ -119,8 +117,7 @@ def scenario(place: Place, broker: Broker, path: str) -> None:
     run(onKeyConflict="ignore")
     fill(b"g", b"h", b"i")
     run(available_now=True)
-    # A task fails. Only one queue has messages, so that the batch has one task, because Spark runs several at the same
-    # time.
+    # A task fails. Only one queue has messages, so that the batch has one task, because Spark runs several at the same time.
     broker.log.append({first: pa.record_batch({"body": pa.array([BAD], pa.binary()), "sharding_key": ["k"]})})
     run(available_now=True, fails=True)
     run(available_now=True, fails=True)

@@ -81,8 +81,8 @@ def test_what_a_cell_printed_is_the_same_wherever_the_kernel_cut_it() -> None:
 def test_the_first_notebooks_cells_say_what_its_kept_outputs_say(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run the notebook in this process and session, because a kernel starts another JVM. The long tier runs all notebooks
-    in a kernel.
+    """Run the notebook in this process and session, because a kernel starts another JVM. The long tier runs all notebooks in a
+    kernel.
     """
     run_in_this_session(FIRST, spark, tmp_path, monkeypatch)
 
@@ -96,8 +96,8 @@ def test_notebooks_run_one_after_another_in_a_kernel(tmp_path: Path, monkeypatch
 
 
 def run(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Path, list[Any]]:
-    """Run the code cells of each notebook in one kernel. Return them with outputs and errors. Each notebook begins without
-    names.
+    """Run the code cells of each notebook in one kernel. Return them with outputs and errors. The names that a notebook has
+    defined are cleared before the next one.
     """
     # Run in a copy with the modules, and keep temporary files next to it, so that no files are left in the repository.
     folder = tmp_path / "notebooks"

@@ -1,6 +1,4 @@
-"""``consume_orderly`` in real queries: statuses, retries, dead letters and the end of a range, as in RocketMQ's orderly
-listener.
-"""
+"""``consume_orderly`` in real queries: statuses, retries, dead letters and the end of a range, as in RocketMQ's orderly listener."""
 
 from __future__ import annotations
 
@@ -98,8 +96,8 @@ def test_what_cannot_be_consumed_orderly_is_refused_by_name(rig: Rig) -> None:
 def test_with_speculation_listeners_and_dead_letter_are_refused_at_once(rig: Rig) -> None:
     rig.topic("in", 1, rows=2)
     rows = rig.stream(topic="in", consumerGroup="g", parkingLot="true")
-    # A Spark session refuses changes of core settings unless this is set. tests/processes/test_scheduler.py has a cluster
-    # with speculation.
+    # A Spark session refuses changes of core settings unless this is set. tests/processes/test_scheduler.py has a cluster with
+    # speculation.
     rig.spark.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
     rig.spark.conf.set("spark.speculation", "True")
     try:

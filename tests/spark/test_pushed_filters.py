@@ -1,5 +1,5 @@
-"""Filters in Spark: queries return the right rows whether or not filters are pushed down. How Spark plans a reader that
-takes filters.
+"""Filters in Spark: queries return the right rows whether or not filters are pushed down. How Spark plans a reader that takes
+filters.
 """
 
 from __future__ import annotations
@@ -152,8 +152,9 @@ def test_a_reader_sees_in_which_of_sparks_workers_filters_are_pushed(rig: Rig, p
 
 
 def test_spark_gives_a_query_what_another_one_pushed_down_unless_it_has_push_limit(rig: Rig, pushing: SparkSession) -> None:
-    """This is why the source takes no filters in such a release. If the test fails, revise the check in
-    ordered_source/pushed_filters.py.
+    """Without pushLimit, Spark gives a query the filters of another one, so the source takes no filters in such releases.
+
+    If this test fails, Spark has changed, and the check in ordered_source/pushed_filters.py needs a revision.
     """
     pushing.dataSource.register(taking_filters(rig.folder / "notes"))
     pushing.sql(f"CREATE TEMPORARY VIEW leaking USING orderedmq_taking OPTIONS (path '{rig.path}', topic 'in')")

@@ -1,8 +1,7 @@
 """Spark finds the format by itself, both from the wheel that users install and from an editable install.
 
-In each session that uses any Python data source, Spark imports every top-level module whose name starts with ``pyspark_``.
-So the
-package's module of that kind must be light and must not fail, because its error would break the data sources of others.
+In each session that uses any Python data source, Spark imports every top-level module whose name starts with ``pyspark_``. So this
+package's module ``pyspark_orderedmq`` must be light and must not fail, because its error would break the data sources of others.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from tests.snippets import quick_start, snippets
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Use an option that no source has. This source refuses it with a named error; for an unknown format, Spark finds no data
-# source.
+# Use an option that no source has. This source refuses it with a named error; for an unknown format, Spark finds no data source.
 FIND = """
 import json, sys
 from orderedmq.java import ensure_java
@@ -114,9 +112,7 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as it is after the documented `python3 -m venv omq && omq/bin/pip install '.[java]'`, without the extra
-    dev.
-    """
+    """A folder as it is after the documented `python3 -m venv omq && omq/bin/pip install '.[java]'`, without the extra dev."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder / "omq", symlinks=True, with_pip=False)
     (packages,) = (folder / "omq").glob("lib/python*/site-packages")
@@ -290,8 +286,7 @@ def test_what_spark_discovers_loads_nothing_of_weight(tmp_path: Path) -> None:
         "ordered_sink",
     }
     assert not {name.partition(".")[0] for name in loaded} & heavy
-    # Only the package itself and its errors are sure to be light. Other modules import pyarrow, or may import it in the
-    # future.
+    # Only the package itself and its errors are sure to be light. Other modules import pyarrow, or may import it in the future.
     assert {name for name in loaded if name.startswith("orderedmq")} <= {"orderedmq", "orderedmq.errors"}
 
 

@@ -1,6 +1,4 @@
-"""Queries that share a group's queues in real Spark: division and hand-over. tests/loop/test_shared.py has agreement and
-restarts.
-"""
+"""Queries that share a group's queues in real Spark: division and hand-over. tests/loop/test_shared.py has agreement and restarts."""
 
 from __future__ import annotations
 

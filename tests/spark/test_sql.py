@@ -1,5 +1,5 @@
-"""Tables and views in Spark SQL, as batches and as streams: options that reach source and sink, and errors if a statement
-lacks them.
+"""Tables and views in Spark SQL, as batches and as streams: options that reach source and sink, and errors if a statement lacks
+them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""A session of ``orderedmq.tuned``: compiled PySpark in its Python processes, and a class archive that does not fit the
-jars.
-"""
+"""A session of ``orderedmq.tuned``: compiled PySpark in its Python processes, and a class archive that does not fit the jars."""
 
 from __future__ import annotations
 

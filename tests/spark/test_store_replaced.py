@@ -15,9 +15,7 @@ from tests.waits import until
 
 
 def copied(rig: StoreRig) -> None:
-    """Replace the store as a restore from a backup does, by a file with the same content. Between the two moves there is no
-    store.
-    """
+    """Replace the store as a restore from a backup does, by a file with the same content. Between the two moves there is no store."""
     copy = shutil.copytree(rig.path, rig.path + "-copy")
     shutil.move(rig.path, rig.path + "-former")
     shutil.move(copy, rig.path)
@@ -53,7 +51,7 @@ def test_a_query_that_writes_fails_by_name_when_its_store_is_replaced(rig: Rig) 
 
     for _ in range(3):
         arrive()
-        until(lambda: out() == number, "it is written", 60)
+        until(lambda: out() == number, "the row is written", 60)
     copied(rig)
 
     def ended() -> bool:

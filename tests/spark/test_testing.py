@@ -1,6 +1,4 @@
-"""`orderedmq.testing` in real Spark: queries that run to their end, continue, fail once, or are killed in a chosen
-micro-batch.
-"""
+"""`orderedmq.testing` in real Spark: queries that run to their end, continue, fail once, or are killed in a chosen micro-batch."""
 
 from __future__ import annotations
 

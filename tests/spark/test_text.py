@@ -1,6 +1,4 @@
-"""Texts that are not UTF-8 in real queries: from source to sink, through a listener to dead letters, and as Java reads
-them.
-"""
+"""Texts that are not UTF-8 in real queries: from source to sink, through a listener to dead letters, and as Java reads them."""
 
 from __future__ import annotations
 
