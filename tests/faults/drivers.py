@@ -139,9 +139,7 @@ class Driver:
         self._tell({"do": "stop on sigterm"})
 
     def go_on(self, done: Callable[[], bool], what: str, **spec: Any) -> int:
-        """Wait until ``done()`` is true, and restart the query whenever it has failed, as its users do. Return the number of
-        restarts.
-        """
+        """Wait until ``done()`` is true, and restart the query whenever it has failed. Return the number of restarts."""
         failed = 0
 
         def there() -> bool:

@@ -1,7 +1,6 @@
 """The data source ``orderedmq`` with points at which tests can stop it, registered as ``orderedmq_faulty``.
 
-Its classes are subclasses of the real ones. Their methods pass points, which tests control through the folder ``points`` next to
-the store.
+Its subclasses of the real classes pass points, which tests control in the folder ``points`` next to the store.
 
     initial    source runner: initialOffset was called
     boundary   source runner: latestOffset was called, and nothing is committed yet
@@ -225,8 +224,8 @@ def start(
 
     The query uses the store at ``path``, or RocketMQ at ``servers`` (namesrvAddr) and then passes no points.
 
-    - ``listener``: run the listener `Recorder`, with these settings of `OrderPerKey` if the source has a parking lot, else of
-      `OrderPerQueue`.
+    - ``listener``: run the listener `Recorder` with these settings. The order is per key if the source has a parking lot, else per
+      queue.
     - ``letters``: send messages that meet this SQL condition to the dead letter topic.
     - ``shuffle``: shuffle the rows before they are written.
     """

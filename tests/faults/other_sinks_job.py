@@ -1,10 +1,9 @@
-"""Runs the recipes of docs/guides/other-sinks.md in a separate Spark, in the current folder, and stops them where a test kills
-them.
+"""Runs the recipes of docs/guides/other-sinks.md in a separate Spark, in the current folder, and stops them for a test.
 
     python -m tests.faults.other_sinks_job ADDRESS writing
 
-ADDRESS is the address of PostgreSQL. The second argument says where each recipe stops forever, at the point of its name in the
-folder ``points``:
+ADDRESS is the address of PostgreSQL. Each recipe has a point of its name in the folder ``points``. The second argument says when a
+recipe reaches its point and stops forever:
 
     writing   a part of batch 0 is written to files or to the staging table, and nothing is committed
     written   the table has batch 1, and Spark's checkpoint does not

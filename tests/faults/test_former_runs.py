@@ -1,5 +1,4 @@
-"""Restarts of a query whose former run still holds its queues: the former run is paused, dies slowly, or the job was started
-twice.
+"""Restarts of a query whose former run still holds its queues: it is paused, dies slowly, or the job was started twice.
 
 One driver runs a query per case, each with its own store, until all queries are in the middle of a batch. Then the source runners
 are stopped and the driver is killed. Now the batch is logged but not processed, and the locks have an owner that is alive.

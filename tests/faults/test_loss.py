@@ -1,6 +1,4 @@
-"""Messages that are deleted before they are read: the error and the warnings in a real Spark. tests/loop/test_loss.py has other
-cases.
-"""
+"""Messages deleted before they are read: the error and the warnings in a real Spark. tests/loop/test_loss.py has other cases."""
 
 from __future__ import annotations
 

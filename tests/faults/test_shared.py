@@ -1,6 +1,4 @@
-"""Queries that share a group: queues in flight stay with their owner, killed and paused members lose theirs, no message is lost or
-repeated.
-"""
+"""Queries that share a group: queues in flight stay, killed and paused members lose their queues, no message is lost or repeated."""
 
 from __future__ import annotations
 

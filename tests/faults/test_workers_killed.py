@@ -1,6 +1,4 @@
-"""kill -9 of executor workers and the source runner, and failing tasks: Spark retries the task, or the query fails and restarts
-exactly.
-"""
+"""kill -9 of workers and the source runner, and failing tasks: Spark retries the task, or the query fails and restarts exactly."""
 
 from __future__ import annotations
 

@@ -89,8 +89,7 @@ Event = Write | Truncate | Sync | Make | Rename | Link | Unlink | Mark
 def record(command: Sequence[str | Path], folder: Path, *, failing: str | None = None) -> list[Event]:
     """Run a command, and return the events below ``folder``.
 
-    ``failing``: a sync or write that fails, in the form of strace's option inject ("fdatasync:error=EIO:when=3"). It is not
-    carried out.
+    ``failing``: a sync or write that fails, as for strace's option inject ("fdatasync:error=EIO:when=3"). It is not carried out.
     """
     inject = [] if failing is None else ["-e", f"inject={failing}"]
     output = folder / _OUTPUT

@@ -1,5 +1,4 @@
-"""A loss of power at any moment: acknowledged messages are in the store, once and in order, no others are, and the store is
-usable.
+"""A loss of power at any moment: the store has the acknowledged messages once and in order, has no others, and is usable.
 
 A workload is recorded. Then the product opens the states in which a loss of power could have left its files (`crash`).
 ``--nightly`` tries 10,000 states; otherwise 300 are tried. A failure names the seed of its state.

@@ -1,5 +1,4 @@
-"""The store under faults: killed processes, many concurrent processes, no room, flipped bits. Each test checks the store
-afterwards.
+"""The store under faults: killed processes, many concurrent processes, no room, flipped bits. Each test ends with a check.
 
 Processes are forked from a server that has imported everything, and are killed by their pid.
 """
@@ -195,9 +194,7 @@ def write_some(broker: Broker, pipe: Connection, name: int, turns: int) -> None:
 
 
 def read_all(broker: Broker, pipe: Connection, expected_end: Connection) -> None:
-    """Read both topics until a message says that the writers have ended, and no rows are left. Each pull begins where the last one
-    ended.
-    """
+    """Read both topics until the writers have ended and no rows are left. Each pull begins where the last one ended."""
     queues = [*queues_of(broker), *queues_of(broker, "aged")]
     at = dict.fromkeys(queues, 0)
     seen: dict[str, int] = {}

@@ -1,5 +1,4 @@
-"""Spark's scheduler starts a task twice, lets executors end and come back, or loses or decommissions them. Queries must survive
-that.
+"""Queries must survive that Spark starts a task twice, or that executors end and come back, are lost or are decommissioned.
 
 The cluster is Spark's own, on this machine. Its two workers have different host names, because Spark starts the second attempt of
 a slow task only on another host.
@@ -122,8 +121,7 @@ def repeated(calls: Sequence[tuple[int, int]]) -> int:
 
 
 def held_in_turn(rig: Rig, driver: Driver) -> Iterator[tuple[str, int, int]]:
-    """Start a query, and hold one task in each of three micro-batches: while it reads, while it writes, and after it has staged
-    its rows.
+    """Start a query, and hold a task in three micro-batches: while it reads, while it writes, and after it has staged rows.
 
     Yields the point, the number of messages in each queue so far, and the id of the task's process.
     """

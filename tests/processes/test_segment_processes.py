@@ -127,9 +127,7 @@ def stop_in_the_middle(path: Path, pipe: Any) -> None:
 
 
 def write_for_ever(path: Path, pipe: Any) -> None:
-    """Append to both queues in one call, alternately small and large bodies, and report what was acknowledged. Retention deletes
-    old messages.
-    """
+    """Append small and large bodies in turn to both queues, and report acknowledged appends. Retention deletes old messages."""
     with EmbeddedBroker(path) as broker:
         queues, number = queues_of(broker), 0
         while not pipe.poll(0):

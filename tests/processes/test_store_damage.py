@@ -1,8 +1,7 @@
 """Damage of a store's file: whichever bit has changed, readers and writers get the right answer or a named error.
 
 Each attempt changes one byte of a copy, reads everything, writes, and reads again. It runs in a process with a time limit, and a
-process that hangs or dies is a finding. ``--nightly`` changes every field of the file that anything depends on, otherwise a
-sample.
+process that hangs or dies is a finding. ``--nightly`` changes every field that anything depends on; otherwise a sample is taken.
 """
 
 from __future__ import annotations
@@ -213,8 +212,7 @@ def attempt(world: World, folder: Path, changes: list[Change]) -> Attempts:
 
 
 def fields_in_use(world: World, folder: Path) -> list[int]:
-    """The positions of the 16-bit fields that anything depends on. LMDB has no smaller fields, and checksums protect this
-    project's data.
+    """The positions of the 16-bit fields that anything depends on. LMDB has none smaller, and this project's data have checksums.
 
     If all bytes of a range can be inverted and every answer stays right, nothing reads the range. Nine tenths of the file are such
     ranges: unused space and pages of earlier transactions. Ranges with other outcomes are divided further.
@@ -256,9 +254,7 @@ def test_a_sector_or_page_that_is_lost_or_anothers_gives_the_right_answer_or_a_n
 
 
 def test_no_reader_waits_for_rows_that_a_damaged_entry_promises(world: World, folder: Path):
-    """Change each bit of the row count in index entries. With a smaller count, a search by time once returned to the same chunk
-    forever.
-    """
+    """Change each bit of the row count in index entries. With a smaller count, a search by time once did not end."""
     opened = Store.open(world.path)
     with opened.read() as txn:
         entries = [key + value for key, value in txn.scan("index")]

@@ -1,6 +1,4 @@
-"""`orderedmq.testing` kills a process with all its descendants, also those that have left its process group, as PySpark's workers
-do.
-"""
+"""`orderedmq.testing` kills a process with all its descendants, even if they have left its process group, as PySpark's workers do."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 - K1: The first decisions of a key's messages (success, dead letter, dropped) are in offset order. Exception: an operator's order
   drops messages that are in the lot when it is given, and older messages may be parked after that.
-- K2: After a committed success at offset n, no listener gets a message of the key at or below n, except in a repeat of the same
-  micro-batch.
+- K2: After a committed success at offset n, no listener gets messages of the key up to n, except in a repeat of that micro-batch.
 - K3: Every message of a committed range is either decided once, or is in the lot once.
 - K4: No listener gets messages of a key while an older message of the key is parked and not due. Listeners are called for keys
   that are due.

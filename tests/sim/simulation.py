@@ -450,9 +450,7 @@ class Simulation:
                 self.world.fail(f"{queue}: {processed} of {end} messages came out, and the group is at {at}")
 
     def _drain(self, staying: Sequence[Query]) -> None:
-        """Fail unless all messages that are not parked are decided, and then, with listeners that accept everything, the parked
-        ones.
-        """
+        """Fail unless all unparked messages are decided and, once listeners accept everything, also the parked ones."""
         lots, judge, keys = self.world.lots, self.world.keys, self.scenario.kind.keys
         assert lots is not None
         assert judge is not None

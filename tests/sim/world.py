@@ -247,8 +247,8 @@ class World:
         self.history.append(event)
 
     def _protected(self, holding: Holding, asker: ClientIdentity) -> bool:
-        """Whether the queue still belongs to the holder: the lock is not expired, and its client is alive or has stopped while
-        tasks ran.
+        """Whether the queue still belongs to the holder: its time is not over, and its client is alive or has stopped while tasks
+        ran.
         """
         if self.now - holding.since > holding.life:
             return False

@@ -35,9 +35,7 @@ class StoreRig:
             self.fill(name, rows)
 
     def fill(self, name: str, rows: int, first: int = 0) -> None:
-        """Append ``rows`` messages, distributed round-robin over the queues. Bodies are ``<queue>:<number>``, numbered from
-        ``first``.
-        """
+        """Append ``rows`` messages round-robin to the queues. Their bodies are ``<queue>:<number>``, numbered from ``first``."""
         queues = self.broker.log.queues(name)
         for queue in queues:
             numbers = range(first + queue.queue_id, first + rows, len(queues))

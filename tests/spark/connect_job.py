@@ -117,8 +117,7 @@ def watched(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
 
 
 def by_key(spark: SparkSession, path: str, folder: str) -> dict[str, Any]:
-    """Run a listener with order per key until a poisoned key is parked. Then heal the key and run the listener until the key came
-    back.
+    """Run a listener with order per key until a poisoned key is parked. Then heal the key, and run until it has come back.
 
     Return the calls of each run, and the number of parked messages after it.
     """

@@ -1,6 +1,4 @@
-"""The loop of tests/micro_batches.py calls source, tasks and sink as Spark does. One scenario runs in both, and the calls are
-compared.
-"""
+"""The loop of tests/micro_batches.py calls source, tasks and sink as Spark does: a scenario runs in both, and the calls are equal."""
 
 from __future__ import annotations
 

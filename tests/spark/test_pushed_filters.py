@@ -1,6 +1,4 @@
-"""Filters in Spark: queries return the right rows whether or not filters are pushed down. How Spark plans a reader that takes
-filters.
-"""
+"""Filters in Spark: queries return the right rows whether or not filters are pushed down."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tables and views in Spark SQL, as batches and as streams: options that reach source and sink, and errors if a statement lacks
-them.
-"""
+"""Tables and views in Spark SQL, as batches and streams: options reach source and sink, and a statement without them is refused."""
 
 from __future__ import annotations
 
