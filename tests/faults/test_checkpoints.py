@@ -56,7 +56,7 @@ def test_asking_where_to_begin_decides_nothing(world: World) -> None:
         pytest.param("published", marks=pytest.mark.nightly),
     ],
 )
-def test_a_crash_in_the_first_batch_loses_nothing_behind_where_it_began(point: str, world: World) -> None:
+def test_a_crash_in_the_first_batch_loses_no_message_after_the_offset_where_it_began(point: str, world: World) -> None:
     world.produce(10)
     world.points.arm("boundary")
     query = world.start(source=START)

@@ -133,7 +133,7 @@ def test_a_late_commit_of_the_killed_run_is_refused_while_the_next_run_is_at_wor
 def test_another_sink_gets_the_last_batch_again_as_a_whole_and_nothing_else(killed: dict[str, Killed]) -> None:
     case = killed["appended"]
     world = case.world
-    assert world.group_at() == {0: 30, 1: 30, 2: 30}, "the group must not be after the offsets that Spark has committed"
+    assert world.group_at() == {0: 30, 1: 30, 2: 30}, "the group must not be beyond the offsets that Spark has committed"
     world.run(**case.more)
     table = [row.asDict() for row in world.spark.read.parquet(str(world.folder / "table")).collect()]
     deliveries = []

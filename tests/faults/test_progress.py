@@ -13,7 +13,7 @@ from tests.faults.drivers import WORKER, Driver, kill_below
 from tests.waits import until
 
 
-def test_available_now_ends_at_what_was_there_while_producers_go_on(world: World) -> None:
+def test_available_now_ends_at_the_messages_of_its_start_while_producers_continue(world: World) -> None:
     """The run reads exactly up to its target, which is fixed before the first offset."""
     world.produce(50)
     world.points.arm("initial")

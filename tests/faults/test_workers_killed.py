@@ -1,4 +1,4 @@
-"""kill -9 of workers and the source runner, and failing tasks: Spark retries the task, or the query fails and restarts exactly."""
+"""kill -9 of workers and the source runner, and failing tasks: Spark retries, or the query's restart loses and repeats nothing."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ def _options() -> list[tuple[list[str], str]]:
 
 
 @pytest.mark.parametrize("text", ["9" * 19, "9" * 5000], ids=["64 bits", "5000 digits"])
-def test_a_number_that_nothing_has_room_for_ends_no_command_with_a_traceback(store: Path, broker: Broker, text: str) -> None:
+def test_a_number_that_is_too_large_ends_no_command_with_a_traceback(store: Path, broker: Broker, text: str) -> None:
     broker.admin.create_topic("a", 1)
     [queue] = broker.log.queues("a")
     broker.log.append({queue: pa.record_batch({"body": [b"x"]})})
@@ -331,7 +331,7 @@ def test_a_topic_is_created_if_it_does_not_exist(run: Run, text: Run) -> None:
     assert "exists with 2 queues, not 3" in text("topic", "create", "a", "--queues", "3", "--if-not-exists", code=1)
 
 
-def test_exit_codes_of_a_store_that_is_there(run: Run) -> None:
+def test_exit_codes_of_an_existing_store(run: Run) -> None:
     run("topic", "create", "a", "--queues", "2")
     for arguments in (
         ["topic", "describe", "b"],
@@ -345,7 +345,7 @@ def test_exit_codes_of_a_store_that_is_there(run: Run) -> None:
     assert run("topic", "add-queues", "a", "--queues", "1", "--yes", code=1) == []
 
 
-def test_the_path_may_come_before_or_behind(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_may_come_before_or_after_the_command(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = CliRunner()
     assert runner.invoke(app, ["topic", "create", "a", "--queues", "1", "--path", str(store)]).exit_code == 0
     for arguments in (["--path", str(store), "topic", "list"], ["--path", "elsewhere", "topic", "list", "--path", str(store)]):
@@ -858,7 +858,7 @@ def test_a_reader_of_the_output_may_stop(store: Path, broker: Broker, form: str)
     peek.stderr.close()
 
 
-def test_slow_lines_arrive_at_once_and_ctrl_c_ends_without_a_word_too_many(store: Path, broker: Broker) -> None:
+def test_slow_lines_are_written_immediately_and_ctrl_c_ends_with_two_lines(store: Path, broker: Broker) -> None:
     broker.admin.create_topic("a", 1)
     produce = spawn("produce", "a", "--path", str(store), stdin=subprocess.PIPE)
     assert produce.stdin is not None

@@ -463,7 +463,7 @@ def sent(broker: Broker, topic: str = "a") -> list[list[bytes]]:
     return [[body for _, body in rows if b"-" in body] for rows in bodies(broker, topic)]
 
 
-def test_what_is_noted_of_a_letter_is_known_here() -> None:
+def test_the_command_knows_all_properties_that_a_dead_letter_gets() -> None:
     noted = dead_letter_properties(
         MessageQueue("a", "embedded", 0), 1, message_id="I", reconsume_times=1, error="e", properties={}
     )

@@ -95,7 +95,7 @@ def one_by_one(bodies: list[bytes]) -> list[dict[str, Any]]:
     return out
 
 
-def test_every_event_is_what_following_it_by_hand_gives_in_any_batches(events: pa.RecordBatch) -> None:
+def test_every_event_has_the_result_of_a_calculation_event_by_event_in_any_batches(events: pa.RecordBatch) -> None:
     # Choose one of forty aircraft, so that the same aircraft occur often.
     chosen = [
         body for body, key in zip(events["body"].to_pylist(), events["sharding_key"].to_pylist()) if hash_of(key) % 40 == 0
@@ -126,7 +126,7 @@ def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     assert Demo(tmp_path / "new").endpoint.path == str(tmp_path / "new" / "store")
 
 
-def test_a_job_whose_batch_is_done_when_it_stands_still_goes_on_and_another_is_killed(tmp_path: Path) -> None:
+def test_a_paused_job_whose_batch_is_already_done_continues_and_another_is_killed(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     job = _Job.__new__(_Job)
     job._driver, job._jvm, job.killed = process, process.pid, False

@@ -156,7 +156,7 @@ def test_opening_and_closing_the_file_elsewhere_in_the_owners_process_changes_no
     assert isinstance(ask(broker), Refusal)
 
 
-def test_who_never_was_is_dead(broker: EmbeddedBroker):
+def test_an_unknown_client_is_dead(broker: EmbeddedBroker):
     for name in ("nobody", "../data.mdb", "", "x" * 1000):
         assert not is_alive(broker.path, name)
     assert (broker.path / "data.mdb").exists()
@@ -181,7 +181,7 @@ def test_a_presence_ends_once(broker: EmbeddedBroker):
     other.close()
 
 
-def test_who_leaves_a_store_that_cannot_be_written_is_gone_all_the_same(
+def test_a_client_that_leaves_a_store_that_cannot_be_written_is_gone_nevertheless(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ):
     def full(work: object) -> None:

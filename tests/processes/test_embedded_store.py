@@ -364,7 +364,7 @@ def test_connections_of_one_process_share_one_environment(path: Path, broker: Br
     assert broker.log.topics(), "a closed connection must open again when used"
 
 
-def test_what_was_taken_from_a_closed_connection_says_so(broker: Broker):
+def test_objects_of_a_closed_connection_say_that_it_is_closed(broker: Broker):
     log, queue = broker.log, queues_of(broker)[0]
     broker.close()
     with refused("STORE.IO", "closed"):

@@ -162,7 +162,7 @@ def test_rows_end_before_a_message_that_cannot_be_read_and_it_is_named_when_it_i
     assert (batch.column(0).to_pylist(), end) == ([1, 3], 5)
 
 
-def test_bytes_bound_what_is_decompressed_of_what_matches(cluster: Cluster) -> None:
+def test_max_bytes_limits_what_a_filtered_pull_decompresses(cluster: Cluster) -> None:
     messages = [
         message(offset=n, body=bytes(2**20), sys_flag=0x201, properties=text(("TAGS", "ab"[n % 2]))).pack() for n in range(20)
     ]
@@ -177,7 +177,7 @@ def test_bytes_bound_what_is_decompressed_of_what_matches(cluster: Cluster) -> N
     assert found == list(range(0, 20, 2))
 
 
-def test_a_task_goes_on_behind_what_cannot_be_read_or_is_missing_in_the_middle(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_continues_after_messages_that_are_unreadable_or_missing(caplog: pytest.LogCaptureFixture) -> None:
     """A queue's minimum offset may be far below the missing messages. A task that continued there would never end."""
     bounds = {QUEUE: SimpleNamespace(min_offset=2, max_offset=90)}
     broker: Any = SimpleNamespace(log=SimpleNamespace(bounds=lambda queues: bounds))
@@ -195,7 +195,7 @@ def test_a_task_goes_on_behind_what_cannot_be_read_or_is_missing_in_the_middle(c
 
 @pytest.mark.parametrize("matching", [None, A], ids=["everything", "a filter"])
 @pytest.mark.parametrize("replica", ["0", "1"])
-def test_a_broker_that_answers_to_ask_again_at_once_for_ever_is_an_error_in_time(
+def test_a_broker_that_always_asks_for_an_immediate_retry_is_an_error_in_time(
     cluster: Cluster, matching: Filter | None, replica: str
 ) -> None:
     """The broker, or the replica that it says to read from, always answers PULL_RETRY_IMMEDIATELY (20) although it has a message."""
@@ -225,9 +225,7 @@ def test_a_broker_that_answers_to_ask_again_at_once_for_ever_is_an_error_in_time
     assert Puller(Client("127.0.0.1:1"))._patience == PULL_MAX_IDLE
 
 
-def test_what_is_asked_again_one_after_another_does_not_wait_longer_than_the_patience(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retries_one_after_another_wait_no_longer_than_the_patience(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dozens of pulls are outstanding when a broker is cut off. No retry waits longer for a connection than the pull may take."""
 
     def script(link: Link) -> None:

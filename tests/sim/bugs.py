@@ -96,7 +96,7 @@ def wall_clock() -> AbstractContextManager[Any]:
 
 
 def _trusting(name: str) -> AbstractContextManager[Any]:
-    """Patch the method ``name`` of Owner to assume that no other query has owned its queues since."""
+    """Patch the method ``name`` of Owner so that it assumes that no other query has owned its queues in between."""
     method = getattr(Owner, name)
 
     def trusts(self: Owner, *arguments: Any) -> Any:

@@ -74,7 +74,7 @@ class KeyJudge:
         #: The last run of each range, by the queue and the ends of the ranges in the queue and the lot.
         self.runs: dict[tuple[MessageQueue, int, int], KeyTask] = {}
         self.at: dict[MessageQueue, tuple[int, int]] = {}
-        #: Keys that were due when some run of a range began, with the begin of the lot's range. The clock may have gone back since.
+        #: Keys that were due when some run of a range began, with the start of the lot's range. The clock may have gone back since.
         self.due: set[tuple[MessageQueue, int, object]] = set()
         #: The epoch of each queue's last seek. Decisions under older tokens do not count.
         self.anew: dict[MessageQueue, int] = {}

@@ -122,7 +122,7 @@ def test_the_queues_of_who_is_gone_have_an_owner_in_time_and_no_other_moves(
         group.world.advance(ends(group, second))
 
 
-def test_who_comes_has_its_queues_within_two_triggers_after_its_first_and_no_other_moves(group: Group) -> None:
+def test_a_new_member_gets_its_queues_within_two_triggers_after_its_first_and_no_other_queue_moves(group: Group) -> None:
     first, second, third, fourth = group.queries
     group.settle([first, second, third])
     with group.change(group.queries):
@@ -131,7 +131,7 @@ def test_who_comes_has_its_queues_within_two_triggers_after_its_first_and_no_oth
             fourth.step()
 
 
-def test_new_queues_have_an_owner_within_two_triggers_and_every_queue_is_where_the_strategy_has_it(group: Group) -> None:
+def test_new_queues_have_an_owner_within_two_triggers_and_each_queue_has_the_strategys_owner(group: Group) -> None:
     group.settle(group.queries)
     group.world.grow()
     group.world.grow()

@@ -99,7 +99,7 @@ def test_rows_that_do_not_decode_become_dead_letters_once_and_the_others_pass_in
     assert sum(at.max_offset for at in rig.broker.log.bounds(rig.broker.log.queues("in")).values()) == 20 + len(BAD)
 
 
-def test_what_a_task_could_not_put_aside_is_refused_while_the_query_is_written(rig: Rig) -> None:
+def test_rows_that_cannot_become_dead_letters_are_refused_when_the_query_is_defined(rig: Rig) -> None:
     fill(rig)
     with pytest.raises(SchemaError, match=r"MISSING_COLUMN.*dead_letter needs.*lock_token"):
         dead_letter(rig.stream(topic="in", consumerGroup="g"), "true")

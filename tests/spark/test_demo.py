@@ -56,7 +56,7 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_a_job_that_fails_is_said_in_a_line(tmp_path: Path) -> None:
+def test_a_failed_job_is_reported_in_one_line(tmp_path: Path) -> None:
     # PYTHONPATH has priority, so this module replaces PySpark, which only the job imports.
     (tmp_path / "pyspark.py").write_text("print('noise'); raise SystemExit('[ORDEREDMQ_TEST.WHY] broken on purpose')")
     done = demo(tmp_path / "d", "--events", "1000", "--no-json", PYTHONPATH=tmp_path)
