@@ -111,7 +111,7 @@ class Storm:
                 driver.close()
         seen = judge(self.world.broker, self.world.group, self.world.queues, self.folder)
         print(f"\nkilled {dict(self.killed)}, queries failed {self.failed}: {dict(seen)}")
-        # Some kills hit micro-batches while they ran.
+        # Some kills hit a running micro-batch.
         assert seen["repeats"] > 0
         assert seen["dead letters"] > 0
         assert seen["failures"] > seen["dead letters"]

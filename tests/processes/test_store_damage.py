@@ -212,7 +212,7 @@ def attempt(world: World, folder: Path, changes: list[Change]) -> Attempts:
 
 
 def fields_in_use(world: World, folder: Path) -> list[int]:
-    """The positions of the 16-bit fields that anything depends on. LMDB has none smaller, and this project's data have checksums.
+    """The positions of the 16-bit fields that anything depends on. LMDB has no smaller ones, and this project's data have checksums.
 
     If all bytes of a range can be inverted and every answer stays right, nothing reads the range. Nine tenths of the file are such
     ranges: unused space and pages of earlier transactions. Ranges with other outcomes are divided further.

@@ -47,7 +47,7 @@ class Renewing(Protocol):
 
 @dataclass(slots=True)
 class Holding:
-    """The client that may work on a queue by the specification. The world keeps it with the true clock, separately from the lock."""
+    """The client that may work on a queue, according to the specification. It is recorded with the true clock, apart from the lock."""
 
     client: ClientIdentity
     since: float
