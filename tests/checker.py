@@ -60,7 +60,7 @@ class Sent(NamedTuple):
 
 @dataclass
 class _Sends:
-    """The messages that were sent. ``ids``: those without an offset, by id; ``lost``: reported losses."""
+    """The messages that were sent. ``ids``: the messages without an offset, by id. ``lost``: reported losses."""
 
     at: dict[Place, Sent] = field(default_factory=dict)
     ids: dict[str, Sent] = field(default_factory=dict)
@@ -135,7 +135,7 @@ def _deliveries(events: Sequence[Event], sends: _Sends, repeats: bool, drained: 
                 yield Anomaly("duplicate", _name(place), f"{message} came out at {_name(ids[message])} too")
             if key is not None and lane_of.setdefault(key, lane) != lane:
                 yield Anomaly("split_key", _name(place), f"key {key} came out in {lane_of[key]} and in {lane}")
-            # Without a key there is no order across lanes.
+            # Messages without a key have no order across lanes.
             last = -1 if key is None else by_key.get((queue, key), -1)
             before = max(last, by_lane.get((lane, queue), -1))
             if offset < before:
@@ -160,7 +160,7 @@ def _deliveries(events: Sequence[Event], sends: _Sends, repeats: bool, drained: 
 
 
 def _once(events: Sequence[Event], repeats: bool) -> Iterator[tuple[str, list[Any]]]:
-    """The deliveries by lane; with ``repeats``, without a lane's latest batch that came again, identical."""
+    """The deliveries by lane. With ``repeats``, an identical repetition of a lane's latest batch is left out."""
     batches: dict[tuple[str, int], list[Any]] = {}
     latest: dict[str, int] = {}
     for event in (event for event in events if event["event"] == "deliver"):
@@ -186,7 +186,7 @@ def _as_sent(place: Place, key: str | None, message: str | None, sends: _Sends) 
 
 
 def _locks(events: Sequence[Event]) -> Iterator[Anomaly]:
-    """Anomalies of ownership: epochs rise, and commits and publishes are accepted only under the highest."""
+    """Anomalies of ownership: epochs must rise, and commits and publishes may be accepted only under the highest epoch."""
     highest: dict[tuple[str, str], tuple[int, str]] = {}
     grants: dict[tuple[str, str], list[tuple[tuple[int, int], int]]] = defaultdict(list)
     runs: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
@@ -217,7 +217,7 @@ def _locks(events: Sequence[Event]) -> Iterator[Anomaly]:
 
 
 def _offsets(events: Sequence[Event]) -> Iterator[Anomaly]:
-    """Anomalies of group offsets: they move only forward, except by a reset."""
+    """Anomalies of group offsets: they may move backwards only through a reset."""
     highest: dict[tuple[str, str], int] = {}
     for event in events:
         if event["event"] == "reset":
@@ -232,7 +232,7 @@ def _offsets(events: Sequence[Event]) -> Iterator[Anomaly]:
 
 
 def _ranges(events: Sequence[Event], sends: _Sends) -> Iterator[Anomaly]:
-    """Anomalies of published ranges: those of a group's queue form one chain, whichever query and run published them."""
+    """Anomalies of published ranges: the ranges of a group's queue must form one chain, whichever query and run published them."""
     runs: dict[tuple[Any, ...], dict[str, Event]] = defaultdict(dict)
     ends: dict[tuple[str, str], int] = {}
     for event in events:
@@ -257,7 +257,7 @@ def _name(place: Place) -> str:
 
 
 def sent(broker: Broker, *topics: str) -> list[dict[str, Any]]:
-    """The messages of topics, as acknowledged sends; a message's id is its body."""
+    """The stored messages of topics as acknowledged sends. A message's id is its body."""
     return [
         {"event": "send", "queue": str(queue), "offset": at, "key": key, "id": body.decode(), "outcome": "ok"}
         for topic in topics
@@ -267,7 +267,7 @@ def sent(broker: Broker, *topics: str) -> list[dict[str, Any]]:
 
 
 def delivered(broker: Broker, *topics: str) -> list[dict[str, Any]]:
-    """The messages of topics as deliveries, a lane per queue; column ``keys`` has a message's origin, ``queue:offset``."""
+    """The stored messages of topics as deliveries, one lane per queue. The column ``keys`` has a message's origin, ``queue:offset``."""
     out = []
     for queue in (queue for topic in topics for queue in broker.log.queues(topic)):
         origins = [(origin.rpartition(":"), key, body.decode()) for _, body, key, origin in _rows(broker, queue)]

@@ -1,4 +1,4 @@
-"""The command, started as a user starts it: in a process of its own, with or without a terminal; and what it wrote."""
+"""Runs the command as a user does, in a separate process, with or without a terminal, and returns its output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from orderedmq.broker import Broker
 
 COMMAND = [sys.executable, "-c", "from orderedmq.cli import app; app()"]
-#: Python's own buffering, as users have it.
+#: Without PYTHONUNBUFFERED, so that Python buffers output as it does for users.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 #: A fixture that runs the command.
 Run = Callable[..., Any]
@@ -22,7 +22,7 @@ CTRL_C = b"\x03"
 
 
 def on_terminal(arguments: list[str], answer: tuple[bytes, bytes] | None = None) -> tuple[str, int]:
-    """What a command says on a terminal, and its exit code. ``answer``: what to wait for, and what to type then."""
+    """The text that a command writes to a terminal, and its exit code. ``answer``: the text to wait for, and the input to type then."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=ENVIRONMENT, close_fds=True
@@ -33,14 +33,14 @@ def on_terminal(arguments: list[str], answer: tuple[bytes, bytes] | None = None)
         try:
             part = os.read(ours, 4096)
         except OSError:
-            # Linux says so when the other side is closed.
+            # Linux raises this error when the other side is closed.
             break
         if not part:
             break
         said += part
         if answer is not None and answer[0] in said:
             if answer[1] == CTRL_C:
-                # It is not the terminal that the process is controlled by.
+                # The terminal is not the process's controlling terminal, so typing Ctrl-C would send no signal.
                 process.send_signal(signal.SIGINT)
             else:
                 os.write(ours, answer[1])
@@ -50,7 +50,7 @@ def on_terminal(arguments: list[str], answer: tuple[bytes, bytes] | None = None)
 
 
 def bodies(broker: Broker, topic: str) -> list[list[tuple[str | None, bytes]]]:
-    """Each queue's (key, body)."""
+    """The (key, body) pairs of each queue."""
     out = []
     for queue, at in broker.log.bounds(broker.log.queues(topic)).items():
         rows: list[tuple[str | None, bytes]] = []

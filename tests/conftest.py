@@ -1,4 +1,4 @@
-"""Fixtures and report of the whole suite."""
+"""The fixtures and the report of the whole suite."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
     from tests.micro_batches import MicroBatchLoop
 
-#: The folders of tests, those whose scopes take longest first.
+#: The folders of tests, ordered by how long their scopes take, longest first.
 _FOLDERS = ("rocketmq", "faults", "spark", "clusters", "contract", "sim", "loop", "browser", "power", "processes", "unit")
 
-# A slow example is a sign of a busy machine, not of a fault. A property that needs more examples than others says how many times as many.
+# There is no deadline, because a slow example is a sign of a busy machine, not of a fault. A property that needs more examples
+# than others multiplies this number (tests/examples.py).
 settings.register_profile("fast", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
 settings.register_profile("quick", settings.get_profile("fast"), max_examples=15)
 settings.register_profile("nightly", settings.get_profile("fast"), max_examples=300)
@@ -50,12 +51,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def nightly(pytestconfig: pytest.Config) -> bool:
-    """Whether the long tier runs."""
+    """Whether the nightly tests run."""
     return bool(pytestconfig.getoption("--nightly"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell starts a background job with Ctrl-C ignored, and the programs that tests start and interrupt would ignore it, too.
+    # A shell starts a background job with Ctrl-C ignored. The programs that tests start and interrupt would inherit that and
+    # ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--nightly"):
@@ -69,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what uses the shared session. Folders whose every test starts Spark mark their tests themselves."""
+    """Mark the tests that use the shared session. In folders where every test starts Spark, the tests are marked there."""
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.spark)
 
@@ -80,24 +82,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = [item for item in items if item.get_closest_marker("nightly") is not None]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
-    # Long scopes first, so that the processes end at about the same time.
+    # Long scopes start first, so that the processes end at about the same time.
     items.sort(key=lambda item: _FOLDERS.index(item.nodeid.split("/")[1]))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Let drivers start quickly if any test starts one."""
-    # The collected tests stay until the end. Otherwise each full garbage collection looks at them again, for a fifth of a second.
+    """Make drivers start quickly if any test starts one."""
+    # The collected tests stay until the end. Without this, each full garbage collection examines them again, which takes a fifth
+    # of a second.
     gc.freeze()
     if any(item.get_closest_marker("spark") is not None for item in session.items):
         quick_spark.use()
 
 
 def scope_of(nodeid: str) -> str:
-    """The name of the tests that run in one process, one after the other, so that their servers and their Spark start once.
+    """The scope of a test. The tests of a scope run in one process, one after the other, so that their servers and their Spark start
+    once.
 
-    The tests of a folder are one scope, except that the modules of unit, processes, power, sim, loop and clusters share nothing, so each
-    of them is a scope, and that the contract suite has different servers for each kind of broker:
-    ``tests/contract/test_log.py::test_x[embedded]`` → embedded.
+    The tests of a folder are one scope, with two exceptions. The modules of unit, processes, power, sim, loop and clusters share
+    nothing, so each of them is a scope. The contract suite has one scope for each kind of broker, because each needs different
+    servers: ``tests/contract/test_log.py::test_x[embedded]`` → embedded.
     """
     module = nodeid.partition("::")[0]
     folder = module.split("/")[1]
@@ -121,15 +125,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scopes:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a test may make a store."""
+    """A path at which a test may create a store."""
     return tmp_path / "store"
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One classic session for all tests without a JVM of their own; they leave nothing registered or running in it."""
+    """One classic session, shared by all tests that need no separate JVM. They leave nothing registered or running in it."""
     ensure_java()
-    # Set before the JVM starts, because it hands its environment on to the workers.
+    # Set before the JVM starts, because the workers inherit the JVM's environment.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
@@ -152,12 +156,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def query() -> Iterator[Callable[..., MicroBatchLoop]]:
-    """A function that makes a `MicroBatchLoop`: the real source and sink in Spark's micro-batch loop, in this process, without Spark.
+    """A function that makes a `MicroBatchLoop`: the real source and sink in Spark's micro-batch loop, in this process, without
+    Spark.
 
         run = query({"path": path, "topic": "in", "consumerGroup": "g"}, {"path": path, "topic": "out"}, checkpoint)
         run.process_all_available()
 
-    The queries that still run are stopped at the end of the test.
+    At the end of the test, queries that still run are stopped.
     """
     from tests.micro_batches import MicroBatchLoop, end_workers
 
@@ -174,7 +179,7 @@ def query() -> Iterator[Callable[..., MicroBatchLoop]]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write these sections before the failures: a log that is cut off at its beginning still has the failures."""
+    """Write these sections before the failures, because a log that is cut off at its beginning then still contains the failures."""
     reports = [one for kind in terminalreporter.stats.values() for one in kind]
     reasons = [found for one in terminalreporter.stats.get("skipped", []) if (found := report.reason(one)) is not None]
     for title, lines in (("skipped", report.skips(reasons)), ("time per folder", report.times(reports))):

@@ -1,4 +1,4 @@
-"""Messages for engines of listeners."""
+"""Makes messages for the engines of listeners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from orderedmq.listening.engine import Message
 
 
 def message(offset: int, key: str | None = None, rows: Any = None, number: int = 0, **state: Any) -> Message:
-    """Return a message with this state: ``attempts=2`` sets its failed calls."""
+    """Return a message with this state, for example ``attempts=2`` for two failed calls."""
     made = Message(offset, key, rows, number)
     for name, value in state.items():
         setattr(made, f"_{name}", value)

@@ -1,4 +1,4 @@
-"""Events that several processes write down as JSON lines, and that a test reads while they run or after it has killed them."""
+"""Events that several processes write as JSON lines. A test reads them while the processes run or after it has killed them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def write(folder: Path, **facts: Any) -> None:
-    """Append an event with these facts to the file of this process in ``folder``; the time and the pid are added.
+    """Append an event with these facts, the time and the pid to this process's file in ``folder``.
 
-    Each process has a file of its own, because a process that is killed during the write leaves half a line at the end of its file.
+    Each process has a separate file, because a process that is killed while it writes leaves half a line at the end of its file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"at": time.monotonic_ns(), "pid": os.getpid(), **facts}) + "\n"
@@ -26,8 +26,8 @@ def write(folder: Path, **facts: Any) -> None:
 def read(folder: Path) -> list[dict[str, Any]]:
     """All events in ``folder``, in the order of their times.
 
-    A last line without an end is left out. Either its process is writing it (a reader sees a line that crosses a page of the file system
-    in two pieces), or its process was killed.
+    A last line without a line end is left out. Either its process is still writing it (a reader may see a line that crosses a
+    page of the file system in two pieces), or its process was killed.
     """
     events: list[dict[str, Any]] = []
     for file in folder.glob("*.jsonl"):

@@ -1,4 +1,4 @@
-"""How many examples a property takes."""
+"""Sets the number of examples of a property test."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from hypothesis import settings
 
 
 def examples(times: float) -> settings:
-    """Return settings whose number of examples is the default one, which depends on the tier (conftest.py), multiplied by ``times``."""
+    """Return settings with ``times`` as many examples as the default, which depends on the tier (conftest.py)."""
     return settings(max_examples=round(settings().max_examples * times))

@@ -1,4 +1,4 @@
-"""What tests of real RocketMQ servers do without RocketMQ's jars: they are skipped, but not in CI."""
+"""Skips tests of real RocketMQ servers where RocketMQ's jars are missing; in CI, they fail instead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orderedmq.errors import ServersError
 
 @contextlib.contextmanager
 def jars_required() -> Iterator[None]:
-    """Skip the test if the body cannot get the jars. A server that does not come up is a failure everywhere."""
+    """Skip the test if the body raises ServersError NO_JARS. A server that does not start is a failure everywhere."""
     try:
         yield
     except ServersError as error:

@@ -1,4 +1,4 @@
-"""A folder in memory, for tests that make and read many files and lose no power."""
+"""A folder in memory, for tests that create and read many files and do not simulate a power failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def folder_in_memory() -> Iterator[Path]:
-    """A new folder, in memory where the machine has a place for it, else on the disk. It is deleted at the end."""
+    """A new folder, in memory if the machine has /dev/shm, otherwise on the disk. It is deleted at the end."""
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=place) as name:
         yield Path(name)

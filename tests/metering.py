@@ -1,8 +1,8 @@
-"""A plugin of pytest: measures the CPU time of each module, compares a whole run with its budget, and shows both at the end.
+"""A pytest plugin that measures the CPU time of each module, compares a whole run with its budget, and shows both at the end.
 
-Each process of pytest-xdist measures its own modules and hands the result to the process that started it, which judges the run. What
-a JVM compiles and when it collects garbage varies from run to run, so modules over their budget run once more, and the run fails only if one
-of them is over it again.
+Each process of pytest-xdist measures its own modules and sends the result to the process that started it, which judges the run.
+How much a JVM compiles and when it collects garbage varies from run to run. So modules over their budget run a second time, and
+the run fails only if one of them exceeds its budget again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ import pytest
 
 from tests import budget
 
-#: The name of the result among those that a process of pytest-xdist hands over.
+#: The key of the CPU times in the output of a pytest-xdist worker.
 _KEY = "cpu seconds"
-#: The names of the files in pytest's cache with what each line needed: of a whole run, which `make budget` reads, and of any other.
+#: The names of the files in pytest's cache with each line's CPU time: for a whole run, which `make budget` reads, and for any
+#: other run.
 _WHOLE, _PART = "cpu", "cpu of a part"
-#: The folders whose tests kill processes that have children, or start programs that do.
+#: The folders whose tests kill processes that have children, or start programs that do so.
 _WATCHED = ("tests/clusters/", "tests/faults/", "tests/processes/", "tests/rocketmq/", "tests/spark/")
 
 
@@ -36,19 +37,19 @@ def _module(nodeid: str) -> str:
 
 
 class Metering:
-    """Hooks of one process. The process that judges is the one that pytest was called in."""
+    """The hooks of one process. Only the process in which pytest was called judges the run."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._runs_tests = config.getoption("dist", "no") == "no"
         self._judges = not hasattr(config, "workerinput")
-        # The process that only distributes tests must not count those that run them, because they count themselves.
+        # A process that only distributes tests must not count its worker processes, because they count themselves.
         self._meter = budget.Meter(budget.Tree().seconds if self._runs_tests else time.process_time)
         self._begun = budget.Machine.now() if self._judges else None
         self._verdict: list[str] = []
         self._charges: list[budget.Charge] = []
         self._spent: dict[str, float] = {}
 
-    # -- in a process that runs tests -----------------------------------------------------------------------------------------
+    # -- in a process that runs tests ---------------------------------------------------------------------------------
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
@@ -59,7 +60,7 @@ class Metering:
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
-        """Charge what a fixture for many modules starts to the fixture, not to the module that comes first."""
+        """Charge the cost of a fixture for many modules to the fixture, not to the module that happens to run first."""
         if fixturedef.scope not in ("session", "package"):
             return (yield)
         self._meter.charge(_module(request._pyfuncitem.nodeid))
@@ -71,7 +72,7 @@ class Metering:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
         module = _module(item.nodeid)
-        # Not always: a look takes several ms, and some tests of other folders count the objects or the CPU time of this process.
+        # Not for all modules: a reading takes several ms, and some tests count the objects or the CPU time of this process.
         self._meter.watch(module.startswith(_WATCHED))
         result = yield
         if nextitem is None or module != _module(nextitem.nodeid):
@@ -95,13 +96,13 @@ class Metering:
         failed, self._verdict = self._judge(session.config)
         if failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        # There is no cache if the user switched that plugin off.
+        # The cache does not exist if the user has disabled pytest's cache plugin.
         cache = getattr(session.config, "cache", None)
         if cache is not None:
             cache.set(_WHOLE if _is_whole(session.config) else _PART, self._spent)
 
     def _judge(self, config: pytest.Config) -> tuple[bool, list[str]]:
-        """Return whether the run fails for its CPU time, and lines that say why or why not."""
+        """Return whether the run fails because of its CPU time, and lines that say why or why not."""
         assert self._begun is not None
         limits = budget.read()
         if not limits or not _is_whole(config):
@@ -127,7 +128,7 @@ class Metering:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write these sections last, so that a log that is cut off at its beginning still has the verdict."""
+        """Write these sections last, because a log that is cut off at its beginning then still contains the verdict."""
         if not self._charges or terminalreporter.config.option.collectonly:
             return
         wall: defaultdict[str, float] = defaultdict(float)
@@ -141,7 +142,7 @@ class Metering:
 
 
 def _measure(modules: list[str], root: Path) -> Mapping[str, float]:
-    """Run these modules alone in one process, and return the CPU seconds of each line; infinity if a test fails then."""
+    """Run only these modules, in one process, and return the CPU seconds of each line; infinity if a test fails."""
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, "-m", "pytest", "-n", "1", "-o", f"cache_dir={cache}", *modules]
         if subprocess.run(command, cwd=root, stdout=subprocess.DEVNULL).returncode != 0:
@@ -151,7 +152,7 @@ def _measure(modules: list[str], root: Path) -> Mapping[str, float]:
 
 
 def _is_whole(config: pytest.Config) -> bool:
-    """Whether all tests of the fast tier were selected, and no others."""
+    """Whether the run selected exactly the tests of the fast tier."""
     options = config.option
     chosen = options.keyword or options.markexpr or options.deselect or options.nightly
     return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not chosen

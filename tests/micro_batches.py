@@ -1,8 +1,8 @@
 """Spark's micro-batch loop in this process: the real source and sink, called as Spark calls them, without a JVM.
 
-`MicroBatches` is the driver's side: offset log, commit log, and the calls that a source gets because of them. The simulation drives it
-step by step. `MicroBatchLoop` is a whole query: it also runs the tasks and the sink. tests/spark/test_micro_batches.py runs one scenario
-through this loop and through Spark, and compares the calls.
+`MicroBatches` is the driver's part: the offset log, the commit log, and the calls that the source gets because of them. The
+simulation runs it step by step. `MicroBatchLoop` is a whole query: it also runs the tasks and the sink.
+tests/spark/test_micro_batches.py runs one scenario through this loop and through Spark, and compares the calls.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ from orderedmq import connections
 from orderedmq.ownership.micro_batch import BATCH, QUERY, RUN
 from pyspark_orderedmq import DefaultSource
 
-#: Rows of an Arrow batch that Spark makes of single rows; sources that yield Arrow batches choose their own size.
+#: The number of rows in an Arrow batch that Spark builds from single rows. Sources that yield Arrow batches choose their own size.
 _ARROW_ROWS: Final = 10_000
 
-#: Where a query can be held: a micro-batch is planned, is in the offset log, its tasks are done, the sink has committed it, it is in the
-#: commit log; or there was nothing to read.
+#: Where a query can be paused: a micro-batch is planned; it is in the offset log; its tasks have ended; the sink has committed
+#: it; it is in the commit log; or there was nothing to read.
 Point = Literal["planned", "logged", "written", "published", "committed", "idle"]
 
 
 class AnotherRun(Exception):
-    """Another run on the same checkpoint has logged or committed this batch; Spark ends the run that notices it."""
+    """Another run on the same checkpoint has logged or committed this batch. Spark ends the run that notices this."""
 
 
 @dataclass
 class Checkpoint:
-    """Spark's checkpoint: the offset log, and the number of batches in the commit log. ``runs`` counts the runs that were started on it.
+    """Spark's checkpoint: the offset log, and the number of batches in the commit log. ``runs``: how many runs were started on it.
 
-    Each batch is logged and committed once. A run that finds a batch there already fails (concurrentStreamLogUpdate).
+    Each batch is logged and committed once. A run that finds its batch already logged or committed fails
+    (concurrentStreamLogUpdate).
     """
 
     #: The end of each batch, as JSON text.
@@ -61,7 +62,7 @@ class Checkpoint:
     query_id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     def copy(self) -> Checkpoint:
-        """A copy of the checkpoint's folder, made now."""
+        """A copy of the checkpoint in its present state."""
         return Checkpoint(list(self.log), self.committed, self.runs, self.query_id)
 
     def end(self, batch: int) -> dict[str, Any]:
@@ -70,9 +71,10 @@ class Checkpoint:
 
 
 class MicroBatches:
-    """One run of a query, as its source sees it: which offsets it is asked for, and what Spark writes down between the calls.
+    """One run of a query, as its source sees it: the calls that the source gets, and what Spark logs between them.
 
-    Offsets pass through JSON, as between Spark's processes. A new offset is new if its text differs from that of the last committed one.
+    Offsets pass through JSON, as between Spark's processes. An offset counts as new if its text differs from that of the last
+    committed one.
     """
 
     def __init__(self, reader: StreamReader, checkpoint: Checkpoint) -> None:
@@ -81,11 +83,11 @@ class MicroBatches:
         checkpoint.runs += 1
         #: The run's number among all runs on the checkpoint.
         self.number = checkpoint.runs
-        #: Number of batches that this run knows to be logged, and to be committed.
+        #: The numbers of logged and of committed batches that this run knows of.
         self.logged, self.committed = len(checkpoint.log), checkpoint.committed
 
     def open(self, *, available_now: bool = False) -> ReadLimit:
-        """Begin the run. Return the limit that Spark passes to each ``latestOffset``; it asks for it once."""
+        """Begin the run. Return the limit that Spark passes to each ``latestOffset``; Spark asks the source for it once."""
         if available_now:
             self.reader.prepareForTriggerAvailableNow()
         limit = self.reader.getDefaultReadLimit()
@@ -93,12 +95,12 @@ class MicroBatches:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a batch is logged and not committed. A run that begins so repeats that batch before it asks for offsets."""
+        """Whether a batch is logged and not committed. A run that begins in this state repeats that batch before it asks for offsets."""
         return self.logged > self.committed
 
     @property
     def start(self) -> dict[str, Any]:
-        """The end of the last committed batch. Until batch 0 is committed, the source is asked each time where to begin."""
+        """The end of the last committed batch. Until batch 0 is committed, each call asks the source for its initial offset."""
         if self.committed:
             return self.checkpoint.end(self.committed - 1)
         offset: dict[str, Any] = json.loads(json.dumps(self.reader.initialOffset()))
@@ -110,7 +112,7 @@ class MicroBatches:
         return self.checkpoint.end(self.logged - 1)
 
     def latest_offset(self, limit: ReadLimit) -> str | None:
-        """Ask for the end of the next batch. None: there is nothing to read."""
+        """Ask for the end of the next batch. Return None if there is nothing to read."""
         end = json.dumps(self.reader.latestOffset(self.start, limit))
         return end if not self.committed or end != self.checkpoint.log[self.committed - 1] else None
 
@@ -120,14 +122,14 @@ class MicroBatches:
         return self.logged < len(self.checkpoint.log)
 
     def write_offset_log(self, end: str) -> None:
-        """Log a batch. Raises AnotherRun."""
+        """Log a batch. Raises AnotherRun if another run has logged it."""
         if self.overtaken:
             raise AnotherRun(f"logged batch {self.logged}")
         self.checkpoint.log.append(end)
         self.logged += 1
 
     def commit_source(self) -> None:
-        """Tell the source that the batch before the one just logged is committed: not sooner, and not before a batch is repeated."""
+        """Tell the source that the batch before the last logged one is committed, as Spark does; never before a repeated batch."""
         if self.committed:
             self.reader.commit(self.checkpoint.end(self.committed - 1))
 
@@ -136,7 +138,7 @@ class MicroBatches:
         return self.reader.partitions(self.start, self.end)
 
     def write_commit_log(self) -> None:
-        """Commit the logged batch. Raises AnotherRun."""
+        """Commit the logged batch. Raises AnotherRun if another run has committed it."""
         if self.checkpoint.committed >= self.logged:
             raise AnotherRun(f"committed batch {self.logged - 1}")
         self.checkpoint.committed = self.committed = self.logged
@@ -149,7 +151,7 @@ ForeachBatch = Callable[[pa.Table, int], object]
 
 @dataclass(frozen=True)
 class Frame:
-    """What a listener needs of a DataFrame: its columns' names, ``mapInArrow``, and a session in which every setting is the default."""
+    """The parts of a DataFrame that a listener needs: its columns' names, ``mapInArrow``, and a session with default settings."""
 
     sparkSession: ClassVar[Any] = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default: default))
 
@@ -157,14 +159,14 @@ class Frame:
     function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None
 
     def mapInArrow(self, function: Any, schema: str) -> Frame:
-        # Only Spark can read the schema's text; the batches have it as well.
+        # Only Spark can parse the schema's text. The batches themselves have the schema.
         del schema
         return Frame([], function)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch that was run: its number, how many rows were read, and the ranges of its tasks, by queue."""
+    """A micro-batch that has run: its number, the number of rows read, and the ranges of its tasks by queue."""
 
     number: int
     rows: int
@@ -172,12 +174,12 @@ class Batch:
 
 
 class MicroBatchLoop:
-    """One run of a streaming query that reads orderedmq. Its steps happen when a test asks for them; errors are raised as they are.
+    """One run of a streaming query that reads orderedmq. Its steps happen when a test asks for them; errors are raised unchanged.
 
-    ``source``: the options of the source. ``sink``: the options of a sink orderedmq, a function for foreachBatch, or None (noop).
-    ``rows``: what the query does with the rows in between. ``listener``: a function that consumes a `Frame` of these rows, such as a call
-    of `consume_orderly`. ``schema``: what ``readStream.schema`` got.
-    ``name``: the query's name. ``format``: the data source, for source and sink.
+    ``source``: the options of the source. ``sink``: the options of an orderedmq sink, a function for foreachBatch, or None
+    (noop). ``rows``: a transformation of the rows between source and sink. ``listener``: a function that consumes a `Frame` of
+    the transformed rows, such as a call of `consume_orderly`. ``schema``: the argument of ``readStream.schema``. ``name``: the
+    query's name. ``format``: the data source, for source and sink.
     """
 
     def __init__(
@@ -202,35 +204,37 @@ class MicroBatchLoop:
         self._rows: Rows = rows or (lambda batch: batch)
         self._available_now = available_now
         self._name = name
-        # What readStream.load() does.
+        # The following lines do the work of readStream.load().
         found = schema or self._source.schema()
         assert isinstance(found, StructType)
         self._schema = found
         empty = to_arrow_schema(found, timezone="UTC").empty_table().combine_chunks().to_batches()
         arrow = empty[0] if empty else pa.RecordBatch.from_pylist([], to_arrow_schema(found, timezone="UTC"))
         self._sink_schema = from_arrow_schema(self._rows(arrow).schema)
-        #: What ``mapInArrow`` got, pickled.
+        #: The function that was passed to ``mapInArrow``, pickled.
         self._mapped: bytes | None = None
         if listener is not None:
-            assert not isinstance(sink, Mapping), "outcomes of a listener go to a function"
+            assert not isinstance(sink, Mapping), (
+                "with a listener, the sink must be a function: it gets the listener's outcomes"
+            )
             self._mapped = cloudpickle.dumps(listener(Frame(self._sink_schema.names)).function)
         self.reader: Any = None
-        #: A copy of the reader that tasks get; it is made in another process, once a run.
+        #: The pickled copy of the reader that tasks get. It is made in another process, once per run.
         self._tasks_reader: bytes | None = None
         self._run_id = str(uuid.uuid4())
         self._points = self._run()
 
-    # -- a test's side -------------------------------------------------------------------------------------------------------
+    # -- for tests -----------------------------------------------------------------------------------------------------------
 
     @property
     def rows(self) -> list[int]:
-        """How many rows each batch has read so far, without the batches that had none."""
+        """The number of rows of each batch so far, without empty batches."""
         return [batch.rows for batch in self.batches if batch.rows]
 
     def advance(self, point: Point | None = None) -> Point | None:
-        """Go on to the next point, or to the next ``point``. Return where the query is; None: it has ended.
+        """Run to the next point, or to the next ``point``. Return the point that the query reached; None if the query has ended.
 
-        Raises what source, tasks or sink raise; then the query has ended, and its source was stopped.
+        Raises the errors of source, tasks and sink. After an error the query has ended, and its source is stopped.
         """
         with _signals_as_before():
             try:
@@ -245,7 +249,7 @@ class MicroBatchLoop:
         return None
 
     def process_all_available(self) -> Self:
-        """Run batches until there is nothing to read; with availableNow, until the query ends."""
+        """Run batches until there is nothing to read. With availableNow, run until the query ends."""
         self.advance("idle")
         if self._available_now:
             self.advance()
@@ -256,10 +260,10 @@ class MicroBatchLoop:
         self._end(terminated=True)
 
     def kill(self) -> None:
-        """Kill Spark: the source's process sees the end of its input and stops the reader, without SIGTERM."""
+        """End the query as if Spark had died: the source's process sees the end of its input and stops the reader, without SIGTERM."""
         self._end(terminated=False)
 
-    # -- Spark's side --------------------------------------------------------------------------------------------------------
+    # -- as in Spark ----------------------------------------------------------------------------------------------------------
 
     def _run(self) -> Iterator[Point]:
         self.reader = self._source.streamReader(self._schema)
@@ -305,7 +309,7 @@ class MicroBatchLoop:
             mapped: Iterator[pa.RecordBatch] = pickle.loads(self._mapped)(found)
             return mapped
 
-        # A batch without partitions has one task all the same.
+        # Spark runs one task even for a batch without partitions.
         inputs = [partial(task, part) for part in parts or [None]]
         if isinstance(self._sink, Mapping):
             yield from self._write(number, inputs, properties)
@@ -325,7 +329,7 @@ class MicroBatchLoop:
     def _write(
         self, number: int, inputs: Sequence[Callable[[], Iterator[pa.RecordBatch]]], properties: dict[str, str]
     ) -> Iterator[Point]:
-        """Write a batch. One writer is planned for its tasks; the commit gets a writer in another process, and so does the abort."""
+        """Write a batch. One writer is planned for all tasks. The commit and the abort each get a writer in another process."""
         planned = cloudpickle.dumps(self._writer())
         messages: list[WriterCommitMessage | None] = [None] * len(inputs)
         try:
@@ -341,7 +345,7 @@ class MicroBatchLoop:
 
     def _writer(self) -> Any:
         assert isinstance(self._sink, Mapping)
-        # Spark lowers the names that it knows itself.
+        # Spark itself lower-cases the names of the options that it knows.
         more = {"checkpointlocation": f"file:/checkpoints/{self.checkpoint.query_id}"}
         if self._name is not None:
             more["queryname"] = self._name
@@ -362,7 +366,7 @@ class MicroBatchLoop:
 
 
 def batch_write(source: DataSource, tasks: Sequence[pa.RecordBatch], *, overwrite: bool = False) -> None:
-    """Write rows as ``df.write`` does: one writer is planned, its copies write and commit."""
+    """Write rows as ``df.write`` does: one writer is planned, and its copies write and commit."""
     planned = cloudpickle.dumps(source.writer(from_arrow_schema(tasks[0].schema), overwrite))
     messages: list[WriterCommitMessage | None] = [None] * len(tasks)
     try:
@@ -377,7 +381,7 @@ def batch_write(source: DataSource, tasks: Sequence[pa.RecordBatch], *, overwrit
 
 @contextlib.contextmanager
 def _task(partition: int, properties: Mapping[str, str]) -> Iterator[None]:
-    """Let the code inside be a task of Spark: the real TaskContext, filled in as a Python worker does."""
+    """Run the body as a Spark task, with the real TaskContext, filled in as a Python worker does."""
     before = TaskContext.get()
     TaskContext._setTaskContext(None)
     TaskContext(partitionId=partition, attemptNumber=0, stageId=0, taskAttemptId=partition, localProperties=dict(properties))
@@ -388,9 +392,9 @@ def _task(partition: int, properties: Mapping[str, str]) -> Iterator[None]:
 
 
 def end_workers() -> None:
-    """Close the connections that tasks keep, as the end of Spark's Python workers does.
+    """Close the connections that tasks keep open, as happens when Spark's Python workers end.
 
-    A store maps 1 TiB of address space, so a process can have about 120 of them open.
+    A store maps 1 TiB of address space, so a process can have only about 120 stores open.
     """
     for pid, broker in connections._kept.values():
         if pid == os.getpid():
@@ -399,7 +403,7 @@ def end_workers() -> None:
 
 
 def _options(given: Mapping[str, object]) -> CaseInsensitiveDict:
-    """Options as Spark passes them: names of any case, values as text."""
+    """Options as Spark passes them: names are case-insensitive, and values are text."""
     out = CaseInsensitiveDict()
     for name, value in given.items():
         out[name] = str(value)
@@ -408,7 +412,7 @@ def _options(given: Mapping[str, object]) -> CaseInsensitiveDict:
 
 @contextlib.contextmanager
 def _signals_as_before() -> Iterator[None]:
-    """Restore the handler of SIGTERM, which a reader replaces in its own process."""
+    """Restore this process's handler of SIGTERM afterwards, because a reader replaces it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Packages of Maven Central for a Spark of its own: fetched once for all runs, by Spark's own resolver."""
+"""Fetches packages from Maven Central with Spark's own resolver, once for all runs, for tests that start a separate Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_JARS: Final = 77
 
 
 def keep() -> None:
-    """Make this process's sessions take what ``spark.jars.packages`` names from the cache, instead of asking Maven Central each time."""
+    """Make sessions of this process take the packages in ``spark.jars.packages`` from the cache, so that they do not ask Maven Central."""
     from pyspark.sql import SparkSession
 
     config = SparkSession.Builder.config
@@ -40,7 +40,7 @@ def keep() -> None:
 
 
 def start(module: str, arguments: Sequence[str], folder: Path, errors: Path, cores: int = 2) -> subprocess.Popen[bytes]:
-    """Start a program of the tests in ``folder``, whose session has ``cores``; its errors go to a file."""
+    """Start a test program in ``folder``, with a session of ``cores`` cores. Its errors are written to the file ``errors``."""
     conf = {
         "spark.driver.memory": "1g",
         "spark.ui.enabled": "false",
@@ -63,7 +63,7 @@ def start(module: str, arguments: Sequence[str], folder: Path, errors: Path, cor
 
 
 def require_success(process: subprocess.Popen[bytes], errors: Path, timeout: float = 170.0) -> None:
-    """Wait until a program has ended. Raises ServersError NO_JARS if it could not get its jars, AssertionError if it failed."""
+    """Wait until a program has ended. Raises ServersError NO_JARS if it could not get its jars, and AssertionError if it failed."""
     code = process.wait(timeout)
     text = errors.read_text(errors="replace")
     if code == NO_JARS:

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests. Its binaries come in a jar from Maven Central, so it needs no package manager and no rights of root."""
+"""A PostgreSQL server for tests. Its binaries come in a jar from Maven Central, so it needs no package manager and no root rights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VERSION: Final = "17.5.0"
 
 
 def binaries() -> Path:
-    """Return the archive with the server for this machine. Raises ServersError NO_JARS."""
+    """Return the jar with the server for this machine. Raises ServersError NO_JARS if it cannot be fetched."""
     machine = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}[platform.machine().lower()]
     artifact = f"embedded-postgres-binaries-{platform.system().lower()}-{machine}"
     folder = fetch_packages(f"PostgreSQL {VERSION}", [f"io.zonky.test.postgres:{artifact}:{VERSION}"], f"postgres-{VERSION}")
@@ -39,7 +39,8 @@ class Postgres:
 
     def __init__(self) -> None:
         jar = binaries()
-        # Not below the tests' folder: the server refuses to run as root, and another user may not enter that.
+        # Not below the tests' folder: the server refuses to run as root, and the other user that it then runs as may not enter
+        # that folder.
         self._folder = Path(tempfile.mkdtemp(prefix="orderedmq-postgres-"))
         with zipfile.ZipFile(jar) as archive:
             (name,) = (name for name in archive.namelist() if name.endswith(".txz"))
@@ -74,7 +75,7 @@ class Postgres:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # A fast shutdown: it does not wait for clients.
+        # SIGINT means a fast shutdown, which does not wait for clients.
         self._process.send_signal(signal.SIGINT)
         self._process.wait(30)
         self._log.close()

@@ -12,7 +12,7 @@ import pytest
 
 
 def promtool(*arguments: str | Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run it with these arguments and ``given`` as its input. Without the program the test is skipped, but not in CI."""
+    """Run promtool with these arguments and ``given`` as its input. If the program is missing, the test is skipped; in CI, it fails."""
     found = shutil.which("promtool") or shutil.which("promtool", path=str(Path(sys.executable).parent))
     if found is None:
         why = "no promtool on this machine: make tools takes it from Debian's archive, or install it yourself"

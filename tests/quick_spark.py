@@ -1,6 +1,7 @@
-"""Starts the drivers of tests as ``orderedmq.tuned`` does, in half the time, and with a Java for programs that live for seconds.
+"""Starts the drivers of tests as ``orderedmq.tuned`` does, in half the time, with Java settings for programs that live for seconds.
 
-What that needs is made once, by ``orderedmq spark prepare``, which ``make test`` calls. Without it drivers start as they do by default.
+This needs files that ``orderedmq spark prepare`` makes once; ``make test`` calls it. Without them, drivers start as they do by
+default.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from orderedmq.java import find_java
 from orderedmq.startup.archive import BRIEF, archive_options
 from orderedmq.startup.home import compiled_home, installed_spark
 
-#: Most JVMs of the tests live for seconds: without the optimising compiler they need 40 % less CPU. Benchmarks use it.
+#: Most JVMs of the tests live for seconds. They need 40 % less CPU without the optimising compiler, which benchmarks do use.
 QUICK_JVM: Final = tuple(BRIEF.split())
-#: RocketMQ's servers generate a certificate at each start, which takes 2 of about 4 s of CPU.
+#: RocketMQ's servers generate a certificate at each start, which takes about 2 of the 4 s of CPU.
 QUICK_SERVER: Final = (*QUICK_JVM, "-Dtls.server.mode=disabled")
 
 
 def use() -> None:
-    """Make the drivers that this process starts quick, if Spark is prepared."""
+    """If Spark is prepared, make the drivers of this process start quickly."""
     archive = _archive()
     if archive is not None:
         os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{' '.join(QUICK_JVM)} {archive}")
@@ -28,7 +29,7 @@ def use() -> None:
 
 
 def jvm_options() -> str:
-    """Options for a JVM of Spark that has the jars of SPARK_HOME: drivers have them, executors and Spark's own servers need them."""
+    """Options for a Spark JVM with the jars of SPARK_HOME. Executors and Spark's servers need them; drivers get them from `use`."""
     return " ".join(filter(None, (*QUICK_JVM, _archive())))
 
 

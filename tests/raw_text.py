@@ -1,4 +1,4 @@
-"""Messages with texts that are not UTF-8, as other programs may store them."""
+"""Messages with text that is not UTF-8, as other programs may store it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from orderedmq.broker import Broker
 from orderedmq.model import MessageQueue
 
-#: Bytes → the text that Java's ``new String(bytes, UTF_8)`` decodes them to (JDK 21).
+#: Maps bytes to the text that Java's ``new String(bytes, UTF_8)`` decodes them to (JDK 21).
 JAVAS = {
     b"": "",
     b"order-1": "order-1",
@@ -39,12 +39,12 @@ JAVAS = {
 
 
 def strings(values: Sequence[bytes | None]) -> pa.Array:
-    """Any bytes as a string column, like Spark's after ``cast(body as string)``."""
+    """Arbitrary bytes as a string column, as Spark's ``cast(body as string)`` returns it."""
     return pa.array(values, pa.binary()).view(pa.string())
 
 
 def pairs(rows: Sequence[Sequence[tuple[bytes, bytes]]]) -> pa.Array:
-    """A properties column of any bytes."""
+    """A properties column with arbitrary bytes."""
     bounds = [0]
     for row in rows:
         bounds.append(bounds[-1] + len(row))

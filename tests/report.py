@@ -1,4 +1,4 @@
-"""Lines of a run's report, shown before the failures: time per folder, and skipped tests counted by reason."""
+"""Lines of a run's report that are shown before the failures: time per folder, and skipped tests counted by reason."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _WIDTH: Final = 140
 
 
 def skips(reasons: Iterable[str]) -> list[str]:
-    """Lines such as ``40 x rocketmq has no fencing: …``, most frequent first; all releases of a broker count as one."""
+    """Lines such as ``40 x rocketmq has no fencing: …``, most frequent first. All releases of a broker are counted together."""
     counts = Counter(_VERSION.sub("", " ".join(reason.removeprefix("Skipped: ").split())) for reason in reasons)
     lines = (f"{count:4} x {reason}" for reason, count in counts.most_common())
     return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in lines]
 
 
 def reason(report: object) -> str | None:
-    """The reason why a test or a module was skipped, if it was."""
+    """The reason why a test or module was skipped; None if it was not."""
     if isinstance(report, pytest.TestReport | pytest.CollectReport) and isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])
     return None
 
 
 def times(reports: Iterable[object]) -> list[str]:
-    """Seconds and share of each folder of tests, slowest first, set-up and teardown included."""
+    """Seconds and share of each folder of tests, slowest first. They include set-up and teardown."""
     seconds: defaultdict[str, float] = defaultdict(float)
     tests: defaultdict[str, set[str]] = defaultdict(set)
     for report in reports:

@@ -1,4 +1,4 @@
-"""Runs the tasks of a batch write in Spark and leaves the commit to the test, so that the test's process gets its log lines."""
+"""Runs the tasks of a batch write in Spark and leaves the commit to the test, so that its log lines appear in the test's process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ordered_sink.writer import Written
 
 
 def written(df: DataFrame, writer: BatchWriter) -> list[Written]:
-    """Run the write's tasks and return the message of each to the commit."""
+    """Run the tasks of the write. Return each task's message for the commit."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"written": [pickle.dumps(writer.write(batches))]})

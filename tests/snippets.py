@@ -1,7 +1,7 @@
 """Finds the Python snippets of the documents, and runs those of a page one after another, as a reader would.
 
-A comment in the line before a snippet exempts it from this: ``<!-- needs: rocketmq -->`` (tests/rocketmq has servers),
-or ``<!-- tested: tests/…::test_… -->`` (that test runs it). ``<!-- page tested: tests/…::test_… -->`` says so for all snippets of a
+A comment in the line before a snippet exempts it: ``<!-- needs: rocketmq -->`` (tests/rocketmq runs it, because it needs servers)
+or ``<!-- tested: tests/…::test_… -->`` (that test runs it). ``<!-- page tested: tests/…::test_… -->`` exempts all snippets of a
 page.
 """
 
@@ -26,7 +26,7 @@ _FENCE: Final = re.compile(r"^(?:<!-- ([^\n]*) -->\n+)?( *)```python\n(.*?)^\2``
 
 
 class Snippet(NamedTuple):
-    """``line``: where its code begins. ``mark``: the comment before it, if there is one: ``needs: rocketmq``."""
+    """``line``: where the snippet's code begins. ``mark``: the content of the comment before it, such as ``needs: rocketmq``, or ""."""
 
     path: Path
     line: int
@@ -35,12 +35,12 @@ class Snippet(NamedTuple):
 
     @property
     def needs(self) -> str:
-        """The servers that it needs besides Spark, "" if none."""
+        """The servers that the snippet needs in addition to Spark; "" if none."""
         return self.mark.removeprefix("needs:").strip() if self.mark.startswith("needs:") else ""
 
     @property
     def tested(self) -> str:
-        """The test that runs it instead of the run of its page, "" if none."""
+        """The test that runs the snippet separately from its page; "" if none."""
         return self.mark.removeprefix("tested:").strip() if self.mark.startswith("tested:") else ""
 
 
@@ -59,7 +59,7 @@ def snippets(path: Path) -> list[Snippet]:
 
 
 def quick_start() -> tuple[str, list[str]]:
-    """Return the program of docs/index.md's quick start, and its commands in order. The first one installs the package."""
+    """Return the program of the quick start in docs/index.md, and its commands in order. The first command installs the package."""
     marked = re.findall(r"<!-- quickstart -->(.*?)<!-- /quickstart -->", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
     blocks = re.findall(r"```(python|bash)\n(.*?)```", "".join(marked), re.DOTALL)
     (program,) = (code for kind, code in blocks if kind == "python")
@@ -67,28 +67,28 @@ def quick_start() -> tuple[str, list[str]]:
 
 
 def pages(needs: str = "") -> dict[Path, list[Snippet]]:
-    """Return the documents that have snippets with this need, each with those snippets."""
+    """Return the snippets with this need by document; documents without any are left out."""
     found = {path: [one for one in snippets(path) if not one.tested and one.needs == needs] for path in DOCUMENTS}
     return {path: some for path, some in found.items() if some}
 
 
 def name(path: Path) -> str:
-    """Return a document's path as the id of a test."""
+    """Return a document's path for use as the id of a test."""
     return str(path.relative_to(ROOT))
 
 
 def execute(one: Snippet, names: dict[str, Any]) -> None:
-    """Run a snippet with these global names. Its lines keep their numbers in the document, for tracebacks."""
+    """Run a snippet with these global names. Its lines keep the numbers that they have in the document, for tracebacks."""
     exec(compile("\n" * (one.line - 1) + one.code, name(one.path), "exec"), names)
 
 
 def run(some: Sequence[Snippet], spark: SparkSession, folder: Path, replaced: Mapping[str, str] | None = None) -> None:
-    """Run the snippets of a page in the tests' session, with ``data/`` inside ``folder``. Queries left running must not fail."""
+    """Run the snippets of a page in the tests' session, with ``data/`` inside ``folder``. Queries that are left running must not fail."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    # Spark's processes have a working directory of their own, so the paths are made absolute.
+    # The paths are made absolute, because Spark's processes have another working directory.
     texts = {'"data/': f'"{folder}/data/', "'data/": f"'{folder}/data/", **(replaced or {})}
     with _as_before(spark), _free_ports(), warnings.catch_warnings():
-        # A warning of a library is not an error of the page.
+        # A library's warning is not an error of the page.
         warnings.simplefilter("default")
         for one in some:
             code = one.code
@@ -102,7 +102,7 @@ def run(some: Sequence[Snippet], spark: SparkSession, folder: Path, replaced: Ma
 
 @contextmanager
 def _as_before(spark: SparkSession) -> Iterator[None]:
-    """Undo what snippets set in the session and in this process."""
+    """Restore the settings, views and loggers that snippets change in the session and in this process."""
     settings = dict(spark.conf.getAll)
     views = {table.name for table in spark.catalog.listTables() if table.isTemporary}
     loggers = [logging.getLogger(), logging.getLogger("orderedmq"), logging.getLogger("orderedmq.lag")]
@@ -127,7 +127,7 @@ def _as_before(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def _free_ports() -> Iterator[None]:
-    """Start metrics servers on free ports, because a snippet's port may be taken, and stop them with the page."""
+    """Make metrics servers use free ports, because a snippet's port may be taken, and stop them at the end of the page."""
     import prometheus_client
 
     servers: list[Any] = []

@@ -1,4 +1,4 @@
-"""Spark's standalone cluster, from the pip-installed package: a master and workers, each in its own folder."""
+"""Spark's standalone cluster from the pip-installed package: a master and workers, each in a separate folder."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Standalone:
     def __init__(
         self, folder: Path, hosts: Sequence[str] = ("127.0.0.1", "127.0.0.1"), settings: Mapping[str, str] | None = None
     ) -> None:
-        """``hosts``: the name of each worker's machine, as Spark sees it. ``settings``: Spark's settings of master and workers."""
+        """``hosts``: the host name of each worker, as Spark sees it. ``settings``: Spark settings of master and workers."""
         self._folder = folder
         self._java = " ".join([jvm_options(), *(f"-D{name}={value}" for name, value in (settings or {}).items())])
         self._processes: list[subprocess.Popen[bytes]] = []
-        # Ports are for the system to choose: one that was free a moment ago may be somebody's.
+        # The system chooses the ports, because a port that was free a moment ago may be taken by now.
         self.master = self._start("master", "master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         said = until(
             lambda: _URL.search((folder / "master" / "out.log").read_text()), "the master says where it listens", 180.0
@@ -50,7 +50,7 @@ class Standalone:
     def _start(self, name: str, service: str, *arguments: str) -> subprocess.Popen[bytes]:
         home = self._folder / name
         home.mkdir(parents=True)
-        # The one that the archive of classes was made with.
+        # The archive of classes was made with this Spark home.
         spark_home = os.environ.get("SPARK_HOME", str(Path(pyspark.__file__).parent))
         environment = {
             **os.environ,
@@ -73,7 +73,7 @@ class Standalone:
         return [one for worker in self.workers if worker.poll() is None for one in children(_EXECUTOR, worker.pid)]
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """kill -9 of a worker with its executor and all that runs below, as when its machine dies."""
+        """Kill a worker, its executor and all their descendants with SIGKILL, as if its machine had died."""
         below = psutil.Process(process.pid).children(recursive=True)
         for one in [psutil.Process(process.pid), *below]:
             if one.is_running():

@@ -11,7 +11,7 @@ from ordered_source.stream_reader import StreamReader
 
 @contextlib.contextmanager
 def stopped(*readers: StreamReader) -> Iterator[None]:
-    """Stop the readers behind the body, the last one first, and restore the handler of SIGTERM, which readers replace."""
+    """Stop the readers after the body, the last one first, and restore the handler of SIGTERM, which readers replace."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Builds the bytes of a RocketMQ broker's pull response, by the layout alone (MessageExtEncoder): fixed and random records."""
+"""Builds the bytes of a RocketMQ broker's pull response from its layout (MessageExtEncoder): fixed and random records."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from orderedmq.model import MessageQueue
 
 V1, V2 = 0xDAA320A7, 0xDAA320AB
 INNER = 0xC0
-#: The queue of a message of which nothing else is said.
+#: The default queue of a message.
 QUEUE = MessageQueue("orders", "broker-a", 3)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One stored record. ``sys_flag`` determines the width of the hosts and the method of compression."""
+    """One stored record. Bits of ``sys_flag`` say how wide the host fields are and how the body is compressed."""
 
     offset: int = 0
     body: bytes = b"body"
@@ -33,7 +33,7 @@ class Stored:
     stored: int = 1_700_000_000_456
     reconsumed: int = 0
     crc: int | None = None
-    #: The stored body, if it is not the result of `compress` for ``body``.
+    #: The stored body, if it differs from `compress` of ``body``.
     packed: bytes | None = None
 
     def pack(self) -> bytes:
@@ -75,7 +75,7 @@ def compress(body: bytes, method: int) -> bytes:
 
 
 def inner(*messages: tuple[bytes, bytes]) -> bytes:
-    """A batch of (body, properties), in the format that producers send and that an inner batch stores."""
+    """A batch of (body, properties) in the format that producers send and that an inner batch stores."""
     parts = []
     for body, properties in messages:
         parts.append(struct.pack(">iiiii", 22 + len(body) + len(properties), 0, 0, 0, len(body)) + body)
@@ -84,7 +84,7 @@ def inner(*messages: tuple[bytes, bytes]) -> bytes:
 
 
 def text(*pairs: tuple[str, str], last: bool = True) -> bytes:
-    """Encoded properties, with or without the last separator."""
+    """Encoded properties. ``last``: with the last separator."""
     joined = "\x02".join(f"{name}\x01{value}" for name, value in pairs)
     return (joined + ("\x02" if last and pairs else "")).encode()
 
@@ -94,13 +94,13 @@ def queue_of(message: Stored) -> MessageQueue:
 
 
 def moved(message: Stored, queue: MessageQueue) -> Stored:
-    """The message as a message of another queue."""
+    """A copy of the message that belongs to another queue."""
     topic = queue.topic.encode()
     return replace(message, topic=topic, queue_id=queue.queue_id, magic=V2 if len(topic) > 127 else message.magic)
 
 
 def usual(number: int, topic: bytes = b"orders", queue_id: int = 3) -> Stored:
-    """A typical producer's message: 320 bytes, with a body of 100 bytes and 6 properties."""
+    """A message like a typical producer's: 320 bytes, with a body of 100 bytes and 6 properties."""
     properties = text(
         ("KEYS", f"order-{number:010d}"),
         ("UNIQ_KEY", f"0A010203F4D2ABCDEF010000{number & 0xFFFFFFFF:08X}"),
@@ -161,7 +161,7 @@ ODD = st.one_of(
     ),
     INNER_BATCHES,
 )
-#: A message of another queue than QUEUE.
+#: A message of a queue other than QUEUE.
 STRANGERS = st.builds(
     lambda message, place: replace(message, **place),
     ODD,

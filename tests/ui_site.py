@@ -1,4 +1,4 @@
-"""A store with what the web page shows, the page served in a thread of the test, and a client that asks it as a browser would."""
+"""A store with everything that the web page shows, the served page, and a client that makes a browser's requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows(bodies: list[bytes], *keys: str | None) -> pa.RecordBatch:
 
 
 class Shop:
-    """A store with topic orders, whose four queues one query of group billing owns; it has parked a key and given up a message."""
+    """A store with topic orders, whose four queues a query of group billing owns. A key is parked, and one message is a dead letter."""
 
     def __init__(self, path: Path) -> None:
         self.store = path
@@ -88,13 +88,13 @@ class Answer:
 
     @property
     def words(self) -> str:
-        """What a reader sees, without tags, and with one space for any space."""
+        """The text that a reader sees: without tags, and with a single space for each run of white space."""
         return " ".join(unescape(re.sub(r"<[^>]+>", " ", self.text)).split())
 
 
 @dataclass
 class Served:
-    """``told``: the changes that the command tells of."""
+    """A page that is being served. ``told``: the lines that the command prints about changes."""
 
     host: str
     port: int
@@ -109,7 +109,7 @@ class Served:
         return self.ask("GET", path, headers=headers)
 
     def post(self, path: str, fields: Sequence[tuple[str, str]], *, mark: bool = True, **headers: str) -> Answer:
-        """Send a form as a page of ours would."""
+        """Send a form as one of our pages does."""
         every = [*fields, *([("mark", self.rules.mark)] if mark else [])]
         given = {"content-type": "application/x-www-form-urlencoded", "origin": self.url, **headers}
         return self.ask("POST", path, urlencode(every), given)

@@ -1,4 +1,4 @@
-"""Waits for conditions, never for a time: each ends as soon as its condition holds, and fails after a generous time."""
+"""Waits for conditions, never for a fixed time: each wait ends as soon as its condition holds, and fails after a generous time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-#: Seconds between the first looks at a condition. A look takes CPU here, and often in a server or a driver.
+#: Seconds between the first checks of a condition. A check takes CPU time here, and often in a server or a driver.
 STEP: Final = 0.01
-#: Seconds between two looks in a long wait, which is to be 3 % longer at most.
+#: Seconds between two checks in a long wait, which must not last more than 3 % longer because of them.
 LONG_STEP: Final = 0.1
 _PART: Final = 0.03
 
 
 def soon(seconds: float = 30.0) -> float:
-    """A deadline in monotonic seconds. A test that passes never reaches the default one."""
+    """A deadline on the monotonic clock, in seconds. A test that passes never reaches the default deadline."""
     return time.monotonic() + seconds
 
 
@@ -41,5 +41,5 @@ def first_good(get: Callable[[], T], good: Callable[[T], bool], timeout: float =
 
 
 def _sleep(begun: float) -> None:
-    """The pause before the next look of a wait that began then."""
+    """Sleep until the next check of a wait that began at ``begun``."""
     time.sleep(min(max(STEP, (time.monotonic() - begun) * _PART), LONG_STEP))

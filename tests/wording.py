@@ -1,7 +1,7 @@
-"""Counts expressions that make a reader stop, in comments, texts and documents: ``make lint`` refuses a new one.
+"""Counts expressions that make a reader stop, in comments, texts and documents. ``make lint`` rejects new ones.
 
-``wording.json`` has how often each expression may still occur in a folder. It may only shrink: a count that is lower than allowed fails as
-well, until ``python -m tests.wording --shrink`` has written it down.
+``wording.json`` says how often each expression may still occur in a folder. These counts may only shrink: a count that is lower
+than allowed also fails, until ``python -m tests.wording --shrink`` has recorded it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLACES: Final = (
     "orderedmq",
     "tests",
 )
-#: Expressions, and what to write instead.
+#: Maps each expression to what to write instead.
 PATTERNS: Final = {
     r"of (?:its|their|your|my) own": "its own, separate, another",
     r", too\b": "also",
@@ -46,12 +46,12 @@ PATTERNS: Final = {
     r"\bwhat of\b": "which",
     r"\bcomes? to\b": "reach, amount to",
 }
-#: A string with fewer words is a name or a value.
+#: A string with fewer words than this is taken for a name or a value.
 _WORDS: Final = 4
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each line of prose in a file with its number: of a document without its code, of a module its comments and long strings."""
+    """Yield each line of prose in a file with its number: of a document, everything but code; of a module, comments and long strings."""
     if path.suffix == ".md":
         prose = re.sub(r"```.*?```", lambda code: "\n" * code[0].count("\n"), path.read_text(), flags=re.DOTALL)
         yield from enumerate(re.sub(r"`[^`\n]*`", "", prose).split("\n"), 1)
@@ -60,7 +60,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
         for token in tokenize.tokenize(file.readline):
             if token.type == tokenize.COMMENT:
                 yield token.start[0], token.string
-    # Not the tokens of strings: releases of Python divide an f-string differently.
+    # Strings come from the syntax tree, because releases of Python tokenise an f-string differently.
     for node in _strings(ast.parse(path.read_text())):
         parts = node.values if isinstance(node, ast.JoinedStr) else [node]
         string = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
@@ -69,7 +69,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _strings(node: ast.AST) -> Iterator[ast.Constant | ast.JoinedStr]:
-    """Yield the strings of a module, each whole, however many pieces it is written in."""
+    """Yield the strings of a module. A string that is written in several pieces is yielded as a whole."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.JoinedStr) or (isinstance(child, ast.Constant) and isinstance(child.value, str)):
             yield child

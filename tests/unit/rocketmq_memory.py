@@ -1,4 +1,4 @@
-"""A broker in memory, as the requests of one client see it, and a time that passes when somebody sleeps."""
+"""A broker in memory, as one client's requests see it, and a clock that advances only when the client sleeps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orderedmq.rocketmq.wire.request import Request
 
 
 class FakeTime:
-    """Passes when somebody sleeps."""
+    """A clock that advances only when somebody sleeps."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -29,7 +29,7 @@ class FakeTime:
 
 
 class FakeBroker:
-    """Locks by name and holder, and a group's numbers."""
+    """The locks of queues with their holders, and the numbers that a group has stored."""
 
     def __init__(self) -> None:
         self.locks: dict[MessageQueue, str] = {}
@@ -62,7 +62,7 @@ class FakeBroker:
 
 @dataclass
 class FakePending:
-    """A request with its answer."""
+    """A sent request whose answer has already arrived."""
 
     answer: Any
 

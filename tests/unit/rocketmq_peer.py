@@ -1,4 +1,4 @@
-"""Servers on loopback that do what a test's script says: the other end of RocketMQ connections."""
+"""Servers on loopback that follow a test's script: the server's end of RocketMQ connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Link:
         self._read: list[RemotingCommand] = []
 
     def read(self) -> RemotingCommand:
-        """The next request. Raises EOFError at the end."""
+        """The next request. Raises EOFError if the client has closed the connection."""
         while not self._read:
             data = self.socket.recv(1 << 20)
             if not data:
@@ -33,7 +33,7 @@ class Link:
         return self._read.pop(0)
 
     def read_all(self) -> list[RemotingCommand]:
-        """The next request, and those that came with it. Raises EOFError at the end."""
+        """The next request, and all requests that arrived with it. Raises EOFError if the client has closed the connection."""
         first = self.read()
         rest, self._read = self._read, []
         return [first, *rest]
@@ -52,7 +52,7 @@ class Link:
         self.reply(request, offset=str(value))
 
     def wait_for_end(self) -> None:
-        """Until the client has closed."""
+        """Wait until the client has closed the connection."""
         with contextlib.suppress(EOFError):
             while True:
                 self.read()
@@ -66,7 +66,7 @@ Script = Callable[[Link], None]
 
 
 class Peer:
-    """Runs ``script`` for each connection in a thread of its own, until the script returns; then the connection is closed."""
+    """A server that runs ``script`` for each connection in a separate thread, and closes the connection when the script returns."""
 
     def __init__(self, script: Script, *, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
         self._script = script
@@ -86,7 +86,7 @@ class Peer:
         self.close()
 
     def deafen(self) -> None:
-        """Accept no more."""
+        """Accept no more connections."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -112,7 +112,7 @@ class Peer:
             thread.start()
 
     def _serve(self, opened: socket.socket) -> None:
-        # The client ends connections as it likes, also inside of a handshake.
+        # The client may close a connection at any time, even during a handshake.
         with contextlib.suppress(OSError, EOFError):
             if self._tls is not None:
                 opened = self._tls.wrap_socket(opened, server_side=True)
@@ -123,11 +123,11 @@ class Peer:
 
 
 class Cluster:
-    """Nameservers that all know the same, and brokers by address."""
+    """Nameservers with identical knowledge, and brokers by address."""
 
     def __init__(self) -> None:
         self.routes: dict[str, dict[str, dict[str, str]]] = {}
-        #: What the nameserver adds to its answers: a Proxy its region.
+        #: Fields that the nameserver adds to its answers. A Proxy adds its region.
         self.fields: dict[str, Any] = {}
         #: Brokers that report to the nameservers.
         self.reporting = {"a"}
@@ -161,7 +161,7 @@ class Cluster:
         return self.serve(script, port)
 
     def broker(self, name: str, *, value: int = 0, topic: str = "T", port: int = 0, broker_id: int = 0) -> Peer:
-        """One that answers ``value`` to everything, and is in the route of ``topic``."""
+        """A broker that answers ``value`` to every request, and is in the route of ``topic``."""
 
         def script(link: Link) -> None:
             for request in link.requests():

@@ -1,4 +1,4 @@
-"""A queue in memory, as attempts of a sink's task use it: what a broker stores and forgets, and sends that go wrong."""
+"""A queue in memory, as the attempts of a sink's task use it: it stores messages, forgets old ones, and fails sends on request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SINK = "sink"
 
 
 def rows_of(names: list[str]) -> pa.RecordBatch:
-    """Rows whose key is their first letter."""
+    """Rows with these names, each with the first letter of its name as its key."""
     columns: dict[str, Any] = {
         "body": [name.encode() for name in names],
         "sharding_key": [name[0] for name in names],
@@ -44,7 +44,7 @@ class Stored:
 
 
 def split(body: SendBody) -> list[Stored]:
-    """What a broker makes of a batch."""
+    """The messages that a broker stores for a batch."""
     out, data, at = [], bytes(body.body), 0
     while at < len(data):
         size, _, _, _, length = struct.unpack_from(">iiiii", data, at)
@@ -58,14 +58,14 @@ def split(body: SendBody) -> list[Stored]:
 
 @dataclass
 class Queue:
-    """A queue, who has its lock, the sink's bookmark in it, and the sink's newest committed batch."""
+    """A queue with the owner of its lock, the sink's bookmark in it, and the sink's newest committed batch."""
 
     messages: list[Stored] = field(default_factory=list)
     owner: object = None
     bookmark: int | None = None
     first_visit: bool = True
     committed: int = -1
-    #: What is stored in each slot of the history of committed batches.
+    #: The stored value of each slot of the history of committed batches.
     history: dict[int, int] = field(default_factory=dict)
 
     def read(self, begin: int, end: int, step: int = 3) -> Iterator[pa.RecordBatch]:
@@ -83,7 +83,7 @@ class Queue:
             yield pa.record_batch({name: pa.array(columns[name], MESSAGE_SCHEMA.field(name).type) for name in COLUMNS})
 
     def named(self, batch: int, partition: int | None = None) -> list[str]:
-        """The rows that are there, by their names: a partition's, or all."""
+        """The names of the stored rows of a batch: of one partition, or of all."""
         return [
             message.properties["name"]
             for message in self.messages
@@ -94,11 +94,11 @@ class Queue:
 
 
 class Crash(Exception):
-    """The process is gone."""
+    """The simulated process has died."""
 
 
 class FakePort:
-    """Spoils sends as its ``fate`` says: ok, busy, lost, stored (both without an answer), crash, crash after, stolen, others."""
+    """A port whose sends end as ``fate`` says: ok, busy, lost, stored (both without an answer), crash, crash after, stolen, others."""
 
     def __init__(self, world: Queue, fate: Callable[[], str], rival: Callable[[], None] = lambda: None) -> None:
         self.queue = QUEUE
@@ -110,14 +110,14 @@ class FakePort:
         self.refusal = RocketMQError(RocketMQCondition.MESSAGE_ILLEGAL, "too large")
 
     def acquire(self) -> None:
-        # Who had it is dead, or waits.
+        # The former owner is dead or waiting.
         self._world.owner, self._lost = self, False
 
     def keep(self) -> bool:
         return not self._lost and self._world.owner is self
 
     def require(self) -> None:
-        """A sink's lock is its own."""
+        """Nothing to check: only this sink uses its lock."""
 
     def start(self) -> Start:
         if self._world.first_visit:
@@ -137,7 +137,7 @@ class FakePort:
         return Packing.BATCH
 
     def send(self, body: SendBody) -> int:
-        assert self.keep(), "sent without the lock"
+        assert self.keep(), "sent without owning the lock"
         if body.rows > self.limit:
             raise self.refusal
         fate = self._fate()
@@ -170,7 +170,7 @@ class FakePort:
 
 
 def attempt(port: FakePort, writer: Writer, names: list[str], draw: random.Random) -> Receipt:
-    """One attempt of a task, its rows added in portions."""
+    """Run one attempt of a task, which adds its rows in portions."""
     work = QueueWriter(port, writer, writer.partition)
     at = 0
     while at < len(names):
@@ -189,7 +189,7 @@ def attempt(port: FakePort, writer: Writer, names: list[str], draw: random.Rando
 def commit(
     world: Queue, batch: SinkBatch, given: list[Receipt], port: FakePort | None = None, *, skip: bool = False
 ) -> Verdict:
-    """As the outbox does it; ``port`` is where rows are sent that several tasks found in one message."""
+    """Commit as the outbox does. ``port`` sends the rows for which several tasks found the same message."""
     tokens = [parse_token(batch, receipt) for receipt in given]
     settled = []
     for messages in commit_report.count_contested(tokens).values():

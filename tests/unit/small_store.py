@@ -1,4 +1,4 @@
-"""A small store with an entry of every kind, and everything that a user can read of one: what damage may never change."""
+"""A small store with every kind of entry, and every read that a user can make of it. Damage must never change what these reads return."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from orderedmq.parking.rules import Order, Put, Ticket, companion
 from tests.contract.support import locked, queues_of, rows
 
 GROUPS = ("g", "h")
-#: A moment at which the store is read, in µs since the epoch and in seconds since the boot.
+#: The time at which the store is read, in µs since the epoch.
 NOW = 1_700_000_100_000_000
 
 
 class FixedClock:
-    """So that a store is the same, and is read the same, whenever it is."""
+    """A fixed time, so that a store and everything read from it are the same in each run."""
 
     def __init__(self, micros: int = NOW) -> None:
         self.micros = micros
@@ -34,10 +34,11 @@ class FixedClock:
 
 
 def make(path: Path, *, small: bool = False) -> tuple[EmbeddedBroker, ClientIdentity, tuple[Receipt, ...]]:
-    """The broker, still open so that its member lives, that member, and rows that are staged as batch 1 of the sink "later".
+    """Make the store. Return the broker, one of its members, and the receipts of rows that are staged as batch 1 of the sink
+    "later".
 
-    Those of one task are in its receipt, those of the other in a segment. A third segment has a message of each queue of "orders".
-    ``small``: all messages are small.
+    The broker is still open, so that the member lives. One task's rows are in its receipt, the other task's rows are in a
+    segment. A third segment has one message of each queue of "orders". ``small``: all messages are small.
     """
     large = 1 if small else 8000
     clock = FixedClock(1_700_000_000_000_000)
@@ -99,13 +100,13 @@ def named(value: object, names: tuple[str, ...]) -> Any:
 
 
 def topics(broker: EmbeddedBroker) -> Any:
-    """Also as the command lists them."""
+    """All topics, as the log and as the command list them."""
     described = [[plain(one) for one in broker.admin.describe_topic(topic.name)] for topic in broker.log.topics()]
     return [[named(topic, TOPIC) for topic in broker.log.topics()], described, broker.admin.groups()]
 
 
 def group(broker: EmbeddedBroker, name: str) -> Any:
-    """Offsets, locks, members, and how often it was reset."""
+    """A group's offsets, locks, members, and how often it was reset."""
     offsets = broker.groups.offsets(name, QUEUES)
     return {
         "offsets": {str(queue): offset for queue, offset in offsets.items()},
@@ -118,7 +119,7 @@ def group(broker: EmbeddedBroker, name: str) -> Any:
 
 
 def messages(broker: EmbeddedBroker, queue: MessageQueue) -> list[Any]:
-    """All columns of all messages, as few at a time as a slow reader takes; and what is found by time and by size."""
+    """All columns of a queue's messages, pulled in portions as small as a slow reader's, and the results of searches by time and size."""
     found = broker.log.bounds([queue])
     if not found:
         return []
@@ -127,7 +128,7 @@ def messages(broker: EmbeddedBroker, queue: MessageQueue) -> list[Any]:
     at = begin
     while at < end:
         batch = broker.log.pull(queue, at, 7, 1 << 20, tuple(MESSAGE_SCHEMA.names))
-        assert batch.num_rows, f"{queue} has no row at {at}"
+        assert batch.num_rows, f"{queue} has no message at offset {at}"
         out += [plain(list(row.values())) for row in batch.to_pylist()]
         at += batch.num_rows
     stamps = [1_700_000_000_000_000 + 1_500_000 * step for step in range(1, 5)]
@@ -146,9 +147,9 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-#: Everything that a user can read, each by itself, in values of JSON.
+#: Everything that a user can read. Each read is separate and returns values of JSON.
 READS: dict[str, Callable[[EmbeddedBroker], Any]] = {
-    # Of the store, wherever its file is.
+    # The part of the store's identity that does not depend on the place of its file.
     "identity": lambda broker: broker.identity.partition("-")[0],
     "topics": topics,
     **{f"messages of {queue}": partial(messages, queue=queue) for queue in (*QUEUES, PARKED)},
@@ -161,7 +162,7 @@ def read_all(broker: EmbeddedBroker) -> dict[str, Any]:
 
 
 def park_more(broker: EmbeddedBroker, queue: MessageQueue) -> None:
-    """A message that is parked, one that was settled and one that is new; then the lot's offset moves. Not in an earlier version's store."""
+    """Park one message that was settled and one that is new, then move the lot's offset. Stores of earlier versions have no lot."""
     if not broker.log.bounds([PARKED]):
         return
     [lock] = [lock for lock in broker.admin.locks("g") if lock.queue == queue]
@@ -174,7 +175,7 @@ def park_more(broker: EmbeddedBroker, queue: MessageQueue) -> None:
 
 
 def write_all(broker: EmbeddedBroker, receipts: Sequence[Receipt]) -> dict[str, Any]:
-    """What is staged is published, a batch that was published is known, an offset moves, a topic goes; then everything again."""
+    """Publish the staged rows, repeat a published batch, move an offset, delete a topic; then repeat everything."""
     first = queues_of(broker)[0]
     known = broker.outbox.publish(SinkBatch("s", 2), [], skip_differing_replay=True).replayed
     broker.outbox.publish(SinkBatch("later", 1), receipts)

@@ -1,4 +1,4 @@
-"""An account that is renewed while it is used: over a shared connection, over a lane, and by the calls of a client."""
+"""An account that is renewed while it is used by a shared connection, by a lane, and by a client's calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OLD, NEW = Credentials("old", "secret-1"), Credentials("new", "secret-2", "token
 
 
 class File:
-    """A credentials file that is replaced in one step."""
+    """A credentials file that is replaced atomically."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,7 +53,7 @@ def file(tmp_path: Path) -> File:
 
 
 class Broker:
-    """A server that lets in one account at a time, and remembers who asked."""
+    """A server that accepts one account at a time, and remembers the account of each request."""
 
     def __init__(self) -> None:
         self.allowed = OLD
@@ -66,7 +66,7 @@ class Broker:
             if request.ext["AccessKey"] != self.allowed.access_key:
                 link.reply(request, 16, remark="User is not allowed")
             elif "maxMsgNums" in request.ext:
-                # Nothing to pull: the queue ends there.
+                # Nothing to pull: the queue ends at the requested offset.
                 end = request.ext["queueOffset"]
                 link.reply(request, 19, nextBeginOffset=end, minOffset="0", maxOffset=end, suggestWhichBrokerId="0")
             else:
@@ -95,7 +95,7 @@ def test_a_refused_request_is_sent_again_with_the_new_account(client: Client, br
     assert broker.asked == ["old", "old", "new"]
     assert broker.peer.accepted == 1
     assert client.account == "new"
-    # Also a client with connections of its own has the new account.
+    # A client with separate connections also uses the new account.
     with client.another() as other:
         assert other.account == "new"
 

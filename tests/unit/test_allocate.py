@@ -1,7 +1,7 @@
-"""Who should own which queue: exactly what RocketMQ's own strategies say, and what must hold of them.
+"""Allocation of queues: exactly the results of RocketMQ's own strategies, and the properties that must always hold.
 
-java_allocations.json has what the classes of rocketmq-client 5.3.3 give. JavaAllocations.java, next to it, wrote it (its head says how)
-and describes the cases; it is run by hand when there is a newer client.
+java_allocations.json has the results of the classes of rocketmq-client 5.3.3. JavaAllocations.java, next to it, wrote them and
+describes the cases (see its first comment). It is run by hand when there is a newer client.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_as_java(name: str) -> None:
             assert (number, client, positions) == (number, client, expected)
 
 
-# -- what must hold
+# -- properties
 
 
 @pytest.mark.parametrize("allocation", DIVIDING, ids=Allocation.name)
@@ -145,7 +145,7 @@ def test_machine_rooms_are_divided_evenly_and_nothing_else_is(
     assert max(sizes) - min(sizes) <= 1
 
 
-# -- at the edges
+# -- edge cases
 
 
 def test_queues_sort_by_number_and_names_by_utf16_units() -> None:

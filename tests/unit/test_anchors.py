@@ -1,4 +1,4 @@
-"""When a query asks again for the anchors of its topics, which distinguish them from later topics of the same name."""
+"""When a query reads the anchors of its topics again. Anchors distinguish a topic from a later topic of the same name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orderedmq.model import MessageQueue
 
 
 class FakeLog:
-    """An anchor is the highest offset, and there is none before the first message."""
+    """A log whose anchor for a topic is the topic's highest offset. A topic without messages has no anchor."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -24,7 +24,7 @@ class FakeLog:
 
 
 class Query:
-    """A query that logs batch after batch, and resumes from the last one's anchors."""
+    """A query that logs one batch after another, and resumes from the anchors of the last one."""
 
     def __init__(self, *topics: str) -> None:
         self.log, self.topics = FakeLog(), topics

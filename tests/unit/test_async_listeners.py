@@ -1,4 +1,4 @@
-"""Async listeners in tasks on a real store: many calls that await at once, in order per key, cut off, and watched."""
+"""Async listeners in tasks on a real store: many calls await at the same time, keep the order per key, are cancelled, and are watched."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MANY = 1000
 
 
 class Await:
-    """A listener whose calls await what a test says. It notes which keys have begun, are under way and were cut off."""
+    """A listener whose calls await what the test chooses. It records the keys whose calls have begun, are running and were cancelled."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -46,7 +46,7 @@ class Await:
         self.cut_off: list[str] = []
         self.most = 0
         self.threads: set[int] = set()
-        #: What a call does, by key; by default it awaits `go`.
+        #: The action of a call, by key. By default, a call awaits `go`.
         self.acts: dict[str, Callable[[], Any]] = {}
         self.going = threading.Event()
 
@@ -64,7 +64,7 @@ class Await:
                 await asyncio.sleep(0.001)
             return SUCCESS
         except asyncio.CancelledError:
-            # What it has to put in order takes a while.
+            # The clean-up of a cancelled call takes some time.
             await asyncio.sleep(0.02)
             self.cut_off.append(key)
             raise
@@ -93,23 +93,23 @@ def test_a_thousand_calls_await_at_once_in_one_thread_each_of_another_key(rig: R
 
 
 class Storm:
-    """Listeners, one for each attempt, that await and fail at random. They hold each call against the order of its key."""
+    """Listeners, one per attempt, that await and fail at random. They check that each call keeps the order of its key."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
         self.wrong: list[str] = []
         self.under_way: dict[str, int] = {}
-        #: Of each key, the offsets in the order in which they were accepted first.
+        #: For each key, the offsets in the order in which they were first accepted.
         self.accepted: dict[str, list[int]] = defaultdict(list)
         self.calls = self.cut_off = 0
-        #: What happens at a call, and at which.
+        #: A failure to cause, and the number of the call at which it happens.
         self.mishap: tuple[int, Callable[[], object]] | None = None
         self.calm = False
-        #: Seconds that calls await.
+        #: The seconds that calls may sleep; one is chosen at random.
         self.naps: Sequence[float] = ()
 
     def attempt(self) -> Any:
-        """A listener. ``last`` is the newest message of each key that it was given."""
+        """Return a listener. ``last`` has the newest offset of each key that the listener was given."""
         last: dict[str, int] = {}
 
         async def listen(messages: Sequence[Any], context: Any) -> Any:
@@ -151,7 +151,7 @@ class Storm:
 def test_each_key_keeps_its_order_whatever_fails_and_wherever_a_task_is_cut_off(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Micro-batches of 1,000 keys: tasks that are closed, lose their lock or meet an error of the broker, and are repeated."""
+    """Micro-batches of 1,000 keys. Tasks are closed, lose their lock or get an error from the broker, and are then repeated."""
     random = Random(seed)
     storm = Storm(random)
     monkeypatch.setattr("orderedmq.listening.engine.RETRY_TRUST", -1.0)
@@ -170,7 +170,7 @@ def test_each_key_keeps_its_order_whatever_fails_and_wherever_a_task_is_cut_off(
     def kind() -> Consumer:
         return by_key(storm.attempt(), in_batch_attempts=2, max_reconsume_times=-1, consume_message_batch_max_size=2)
 
-    # A micro-batch is repeated on the same rows after each of its mishaps.
+    # After each failure, a micro-batch is repeated on the same rows.
     mishaps = ["closed", "lost", "broken", "lost", "closed", None, None]
     rounds = sent = 0
     while mishaps or rig.lying():
@@ -189,7 +189,8 @@ def test_each_key_keeps_its_order_whatever_fails_and_wherever_a_task_is_cut_off(
                 broken.set()
             elif mishap is None:
                 break
-            # Some calls are under way whenever it happens, and would be for long enough to meet those of the next attempt.
+            # Some calls are running whenever the failure happens. Without cancellation, they would last long enough to overlap
+            # with the next attempt.
             storm.naps = (0, 0.001, 0.01, 0.5)
             task = rig.task(kind(), planned=rounds > 1)
             if mishap == "closed":
@@ -199,7 +200,7 @@ def test_each_key_keeps_its_order_whatever_fails_and_wherever_a_task_is_cut_off(
                 with pytest.raises(LockError if mishap == "lost" else DataLossError):
                     list(task)
             if mishap == "lost":
-                # Nothing is at work any more, and the next owner may begin.
+                # No call is running any more, so the next owner may begin.
                 assert storm.under_way == {}
                 (rig.token,) = locked(rig.broker, "g", rig.broker.groups.join("me"), [QUEUE])
             if random.random() < 0.5:
@@ -245,11 +246,11 @@ def test_without_order_what_fails_is_parked_alone(rig: Rig) -> None:
     assert {one[:3] for one in told} == {(offset, "PARKED" if offset == 4 else "SUCCESS", 1) for offset in range(10)}
 
 
-# -- cut off -----------------------------------------------------------------------------------------------------------------
+# -- cancellation --------------------------------------------------------------------------------------------------------------
 
 
 def release(rig: Rig, listener: Await, key: str, others: int) -> None:
-    """Let the call of ``key`` take the lock away when the others are under way, and fail."""
+    """Make the call of ``key`` release the lock and fail as soon as more than ``others`` calls are running."""
 
     async def lose() -> Any:
         while len(listener.under_way) <= others:
@@ -272,7 +273,7 @@ def test_after_a_lost_lock_calls_that_await_are_cut_off_and_the_task_fails_when_
     running = Running(rig.task(by_key(listener, concurrency=4, in_batch_attempts=attempts)))
     running.join(60)
     assert isinstance(running.error, LockError)
-    # A call that was handed over before may begin, and is cut off as well.
+    # A call that was already passed to the loop may still begin. It is also cancelled.
     assert sorted(listener.cut_off) == sorted({*listener.begun} - {"bad"})
     assert {*"abc"} <= {*listener.cut_off}
     assert listener.under_way == set()
@@ -370,7 +371,7 @@ def test_what_ends_a_process_ends_the_task_and_not_the_loop(rig: Rig, caplog: py
 
 
 class Client:
-    """A listener that is a class: what it has belongs to the loop in which it was made."""
+    """A listener that is a class. Its attributes belong to the loop in which it was created."""
 
     made: ClassVar[list[int]]
 
@@ -455,7 +456,7 @@ def test_hooks_are_called_in_the_loop_before_a_call_and_when_it_was_awaited_or_c
     assert {one[2] for one in hook.told} == listener.threads
 
 
-# -- what is refused ------------------------------------------------------------------------------------------------------------
+# -- refused listeners ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -502,7 +503,7 @@ def test_a_coroutine_that_nobody_awaits_fails_the_task_by_name(rig: Rig, listene
     assert rig.lying() == {}
 
 
-# -- what blocks the loop -----------------------------------------------------------------------------------------------------------
+# -- calls that block the loop --------------------------------------------------------------------------------------------------
 
 
 def blocks(messages: Sequence[Any], context: Any) -> Any:
@@ -533,7 +534,7 @@ def test_a_plain_listener_and_one_that_awaits_are_not_warned_of(rig: Rig, caplog
             await asyncio.to_thread(time.sleep, 0.06)
         return SUCCESS
 
-    # So many that a busy machine does not make one of ten slow.
+    # So many messages that a busy machine does not make one call in ten slow.
     rig.send(*map(str, range(300)))
     assert len(rig.run(by_key(waits))) == 300
     rig.send("a", "b")

@@ -1,4 +1,4 @@
-"""The audit finds what is wrong with a history, all of it and nothing else."""
+"""The audit finds everything that is wrong with a history, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from orderedmq.errors import OptionError, TopicError
 from orderedmq.tools.audit import NO_KEY, ROW, Audit, Location, Rows, audit
 from orderedmq.tools.audit_sides import TableSide, TopicSide, identities
 
-#: (key, identity, queue); the key 0 is no key.
+#: (key, identity, queue); 0 means no key.
 Row = tuple[int, int, int]
 
 
 class Made:
-    """A history written by hand."""
+    """A hand-written history."""
 
     def __init__(self, name: str, rows: Sequence[Row]) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class Made:
 
 
 def history(**keys: str) -> list[Row]:
-    """Keys a, b, ... with their messages in order, each a letter: history(a="xyz")."""
+    """A history with the keys a, b, ... Each letter of a text is a message of that key, in this order: history(a="xyz")."""
     return [(ord(key), ord(name), 0) for key, names in keys.items() for name in names]
 
 
@@ -88,7 +88,7 @@ def test_nothing_against_nothing() -> None:
         (history(a="abcd", b="xyz", c="!"), {"extra": 1, "keys_affected": 1}),
         (history(a="abd", b="xycz"), {"moved": 1, "gaps": 1, "keys_affected": 2}),
         (history(a="abcd", b="xy", c="z"), {"moved": 1, "keys_affected": 2}),
-        # A repeat of the second half, as after a replayed batch: duplicated, and every first occurrence in order.
+        # The second half is repeated, as by a replayed batch: messages are duplicated, but their first occurrences are in order.
         (history(a="abcdcd", b="xyz"), {"duplicated": 2, "keys_affected": 1}),
         (history(a="adcc", b="xy?"), {"lost": 2, "gaps": 1, "lost_at_end": 1, "out_of_order": 1, "duplicated": 1, "extra": 1}),
     ],
@@ -141,7 +141,7 @@ def test_examples_say_where() -> None:
 
 
 def by_hand(expected: list[Row], actual: list[Row]) -> Counter[str]:
-    """The rules of the audit again, row by row."""
+    """A second implementation of the audit's rules, row by row."""
     out: Counter[str] = Counter()
     there: dict[int, list[int]] = defaultdict(list)
     came: dict[int, list[int]] = defaultdict(list)
@@ -239,7 +239,7 @@ def test_two_topics_whatever_their_queues(broker: Broker) -> None:
 
 
 def test_two_topics_from_a_time_on(broker: Broker) -> None:
-    """As the outputs of a query and of its canary: what the query wrote before is not compared."""
+    """Compare the outputs of a query and its canary: messages that the query wrote earlier are left out."""
     fill(broker, "live", [("k", b"1"), ("k", b"2")], [("m", b"3")])
     fill(broker, "canary", [], [])
     time.sleep(0.002)
@@ -263,7 +263,7 @@ def test_two_topics_from_a_time_on(broker: Broker) -> None:
 def test_examples_of_topics_are_messages(broker: Broker) -> None:
     fill(broker, "one", [("x", b"0")], [("k", b"1"), ("k", b"2"), ("k", b"3")])
     fill(broker, "two", [("x", b"0"), ("k", b"2"), ("k", b"1"), ("k", b"\xff" * 100)], [])
-    # What lies before the first offset that is left is no part of the topic.
+    # Messages below the queue's first remaining offset are not part of the topic.
     broker.log.append({broker.log.queues("two")[1]: pa.record_batch({"body": [b"old"]})})
     broker.admin.trim("two", {broker.log.queues("two")[1]: 1})
     found = audit(TopicSide(broker.log, "one"), TopicSide(broker.log, "two"))
@@ -317,7 +317,7 @@ def test_what_spark_wrote_has_the_sources_columns(broker: Broker, tmp_path: Path
     bodies = [b'{"id":1,"v":7}', b'{"id":2,"v":8}', b'{"id":3,"v":9}']
     out = tmp_path / "out"
     (out / "_spark_metadata").mkdir(parents=True)
-    # Files by whatever names, an order from the offsets, and one that a repeated batch left behind.
+    # File names say nothing about the order; the order follows from the offsets. One file was left by a repeated batch.
     for name, picked in (("part-z", [0]), ("part-a", [1, 2]), ("part-b", [1, 2])):
         part = pa.table({**rows, "body": bodies}).take(picked)
         pq.write_table(part, out / f"{name}.parquet")

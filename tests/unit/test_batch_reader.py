@@ -1,4 +1,4 @@
-"""What a batch read plans: exact ranges, counted losses, and the same answer whatever happens between two questions to the broker."""
+"""What a batch read plans: exact ranges and counted losses, also if the store changes between two requests to the broker."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def produce(broker: Broker, *counts: int) -> None:
-    """Append a chunk for each count of messages; retention deletes chunk by chunk."""
+    """Append one chunk per count, with that many messages. Retention deletes whole chunks."""
     for count in counts:
         broker.log.append({QUEUE: pa.record_batch({"body": pa.array([b"x"] * count, pa.binary())})})
 
 
 def trim(broker: Broker, before: int) -> None:
     broker.admin.trim("in", {QUEUE: before})
-    assert broker.log.bounds([QUEUE])[QUEUE].min_offset == before, "the test needs something to be lost"
+    assert broker.log.bounds([QUEUE])[QUEUE].min_offset == before, "the test needs deleted messages"
 
 
 def named(offset: int) -> str:
@@ -60,7 +60,7 @@ def planned(broker: Broker, **options: Any) -> list[tuple[int, int]]:
 
 
 def commit(broker: Broker, offset: int) -> None:
-    """A query of the group has processed everything below ``offset``."""
+    """Commit as a query of the group that has processed everything below ``offset``."""
     client = broker.groups.join("query")
     token: Any = broker.groups.lock("g", client, [QUEUE])[QUEUE]
     broker.groups.commit({token: offset})
@@ -69,14 +69,14 @@ def commit(broker: Broker, offset: int) -> None:
 
 
 class Interposed:
-    """A broker before whose ``turn``-th question about messages or groups something happens."""
+    """A broker that calls ``happening`` before its ``turn``-th request about messages or groups."""
 
     def __init__(self, broker: Broker, turn: int, happening: Callable[[], None]) -> None:
         self._broker, self._left, self._happening = broker, turn, happening
 
     @property
     def over(self) -> bool:
-        """It has happened."""
+        """Whether ``happening`` was called."""
         return self._left < 0
 
     def __getattr__(self, name: str) -> Any:
@@ -112,13 +112,13 @@ class _Part:
 
 
 class Turns:
-    """Plans a batch again and again: ``happening`` comes before the first question to the broker, before the second, ... after the last."""
+    """Plans a batch repeatedly. ``happening`` is called before the first request to the broker, then before the second, and so on."""
 
     def __init__(self, patch: pytest.MonkeyPatch, make: Callable[[], Broker], happening: Callable[[Broker], None]) -> None:
         self._patch, self._make, self._happening = patch, make, happening
 
     def planned(self, **options: Any) -> list[list[tuple[int, int]] | str]:
-        """The ranges, or the condition of the error."""
+        """The planned ranges of each try, or the condition of its error."""
         out: list[list[tuple[int, int]] | str] = []
         over = True
         while over:
@@ -132,13 +132,13 @@ class Turns:
                 except OrderedMQError as error:
                     out.append(error.condition)
             over = interposed.over
-        assert len(out) > 3, "the test needs something to come between"
+        assert len(out) > 3, "planning makes too few requests for this test"
         return out
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[[], Broker]]:
-    """Stores with 10 messages; group g has processed the first 4."""
+    """Makes stores with 10 messages each, of which group g has processed the first 4."""
     made: list[Broker] = []
 
     def one() -> Broker:
@@ -171,7 +171,7 @@ def test_the_groups_query_going_on_meanwhile_never_blames_the_options(
         commit(broker, 15)
 
     found = Turns(monkeypatch, make, goes_on).planned(**options)
-    # All that is there from the group's offset on, as of some moment; nothing where the group is past what was asked for.
+    # Either all messages from the group's offset on, at one moment, or none if the group is already past the requested end.
     assert all(one in ([(4, 10)], [(4, 15)], []) for one in found), found
     assert found[-1] == [(4, 10)]
 

@@ -1,4 +1,4 @@
-"""How a client finds the brokers behind a Proxy, and tells a Proxy in local mode, which passes nothing on."""
+"""How a client finds the brokers behind a Proxy, and recognises a Proxy in local mode, which does not pass requests on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUTE = Route("SELF_TEST_TOPIC", {"a": BrokerData("a", "c", {0: "proxy:8080"})},
 
 
 class Proxy:
-    """Answers a request for the end of a queue by ``passed_on``."""
+    """Answers a request for the end of a queue with ``passed_on``."""
 
     def __init__(self, passed_on: int | OrderedMQError) -> None:
         self.passed_on = passed_on
@@ -36,13 +36,13 @@ class Proxy:
 
 @pytest.mark.parametrize("answer", [7, RocketMQError(RocketMQCondition.NO_PERMISSION, "denied")])
 def test_the_brokers_behind_a_proxy_are_those_of_a_topic_that_all_have(answer: int | OrderedMQError) -> None:
-    """An account needs no right for the look whether requests are passed on."""
+    """An account needs no rights for the check whether requests are passed on."""
     ask = Proxy(answer)
     found = find_cluster(ask, None)
     assert found.behind_proxy
     assert found.brokers == ROUTE.brokers
     assert found.clusters == {"c": ("a",)}
-    # What is known is not asked again.
+    # A known answer is not requested again.
     ask.asked.clear()
     assert find_cluster(ask, True) == found
     assert ask.asked == [RequestCode.GET_ROUTEINFO_BY_TOPIC]

@@ -1,4 +1,4 @@
-"""Documents quote the kept runs of the bench, and a figure of several runs is a range."""
+"""Documents quote the stored runs of the benchmarks. A figure from several runs is shown as a range."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(day: int, *figures: Figure, case: str = "rocketmq-pull") -> Run:
 
 
 def test_the_page_of_performance_quotes_the_kept_runs() -> None:
-    """``make bench-rocketmq`` writes both files. Figures of a run that is not in the repository are not quoted."""
+    """``make bench-rocketmq`` writes both files. Only figures of runs in the repository are quoted."""
     text = PAGE.read_text()
     assert "<!-- bench: rocketmq-pull " in text
     assert fill_page(text, read_runs()) == text
@@ -108,7 +108,7 @@ def test_runs_are_kept_in_their_order_while_a_case_of_theirs_is_quoted(tmp_path:
     keep(rare, path)
     for day in range(2, QUOTED + 4):
         keep(run(day), path)
-        # A run is kept after each of its cases.
+        # A run is stored again after each of its cases.
         keep(run(day, FIGURE), path)
     assert read_runs(path) == [rare, *(run(day, FIGURE) for day in range(4, QUOTED + 4))]
 
@@ -125,7 +125,7 @@ def versus_run(day: int, *figures: Figure) -> Run:
 
 
 def test_the_page_against_kafka_quotes_the_kept_runs_and_says_where_there_is_none() -> None:
-    """``make bench-kafka`` writes it."""
+    """``make bench-kafka`` writes the quoted runs."""
     text = AGAINST_KAFKA.read_text()
     named = [name for names in re.findall(r"<!-- bench: (.*) -->", text) for name in names.split()]
     assert sorted(named) == sorted(name for name in CASES if name.startswith(VERSUS))
@@ -141,9 +141,9 @@ def test_a_comparison_has_both_sides_with_default_settings_and_tuned_and_says_wh
     runs = [versus_run(1, READ, cpu, alone, disk), versus_run(2, replace(READ, ours=1.7, ratio=1.4), cpu, alone, disk)]
     assert versus(runs, ["kafka-read"]).splitlines()[2:] == [
         "| read: whole query, M rows/s | 1 | 1.2 | 1.1 | 1.5 to 1.7 | orderedmq 1.25 to 1.40 times |",
-        # Less is better.
+        # For this figure, less is better.
         "| read: CPU of all processes, µs/row |  | 1 | 3 | 2 | Kafka 2.00 times |",
-        # There was nothing to tune, and nothing is compared.
+        # There was nothing to tune, so nothing is compared.
         "| read: CPU of Python, µs/row |  | 1 | 2 |  |  |",
         "",
         "The disk: 258 MB/s. Kafka 9.9. Runs, UTC: 2026-01-01 10:00 (3% of the cores in use before), "
@@ -195,8 +195,8 @@ sys.stdin.read()
 
 
 def test_the_cpu_of_a_worker_that_nobody_waited_for_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As PySpark's daemons leave theirs."""
-    # An earlier test of this process may have left Spark's JVM, which uses a little time while it has nothing to do.
+    """PySpark's daemons leave such workers, for which nobody waits."""
+    # An earlier test of this process may have left Spark's JVM running, which uses a little time while it is idle.
     below = process_cpu._below
     monkeypatch.setattr(process_cpu, "_below", lambda: [one for one in below() if one.name() != "java"])
     with ProcessCpu({}) as cpu:

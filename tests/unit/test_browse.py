@@ -1,4 +1,4 @@
-"""Browsing messages: what a search over queues finds is complete and in order, wherever it is cut short and continues."""
+"""Browsing messages: the result of a search over queues is complete and in order, wherever the search is cut short and resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS = ("x", "y", None)
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """Topic orders: five queues with 300 messages in pieces, at times of which many are equal."""
+    """The topic orders: five queues with 300 messages, appended in pieces. Many of their times are equal."""
     clock, chance = FakeClock(), random.Random(7)
     with EmbeddedBroker(tmp_path_factory.mktemp("browse") / "store", clock=clock) as made:
         made.admin.create_topic("orders", 5)

@@ -1,4 +1,4 @@
-"""A run is held to the CPU time of its modules, where the machine was quiet enough to tell."""
+"""A run's modules are compared with their CPU budget, if the machine was quiet enough for a comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests import budget
 from tests.budget import Machine
 
-#: A program that computes for 0.4 s, says so, and waits.
+#: A program that computes for 0.4 s, prints a line, and waits for input.
 BURN = "import time\nwhile time.process_time() < 0.4: pass\nprint(flush=True)\ninput()"
 
 
@@ -50,7 +50,7 @@ def test_the_time_of_a_process_whose_parent_was_killed_counts_after_its_end() ->
         parent.wait()
         assert tree.seconds() - begun > 0.35
         assert child.is_running()
-    # Its standard input is closed, so it ends.
+    # The child ends because its standard input is closed.
     child.wait()
     assert tree.seconds() - begun > 0.35
 
@@ -64,7 +64,7 @@ def test_a_process_that_ends_while_processes_are_read_counts_once(first: str, mo
     me, child = os.getpid(), 0
     running = {me: process(1, 1.0), child: process(me, 5.0)}
     ended = {me: process(1, 1.0, 5.0)}
-    # The child ends between the moments at which its parent and it are read: its time is in neither of them, or in both.
+    # The child ends between the reading of its parent and its own reading. Its time is then in neither of them, or in both.
     torn = {me: process(1, 1.0)} if first == "parent" else {me: process(1, 1.0, 5.0), child: process(me, 5.0)}
     readings = itertools.chain([running, torn], itertools.repeat(ended))
     listings = itertools.chain([{me, child}] * 3, itertools.repeat({me}))
@@ -112,7 +112,7 @@ def test_a_module_above_its_budget_and_one_without_are_found() -> None:
     assert budget.over({"small.py": 1.0 + budget.SLACK, "large.py": 100 * (1 + budget.TOLERANCE)}, limits, 1.0) == []
     assert budget.over({"large.py": 120.0, "a.py": 10.0}, limits, 1.0) == ["large.py"]
     assert budget.over({"new.py": 5.0, "tiny.py": 1.0}, limits, 1.0) == ["new.py"]
-    # What a fixture costs has no module that could be made cheaper or measured again.
+    # The cost of a fixture belongs to no module that could be made cheaper or measured again.
     assert budget.over({"fixture cluster": 40.0}, limits, 1.0) == []
 
 
@@ -122,7 +122,7 @@ def test_a_machine_on_which_most_modules_need_more_is_another_machine() -> None:
     assert budget.usual(slow, limits) == 1.5
     assert budget.over(slow, limits, 1.5) == []
     assert budget.over({**slow, "e.py": 90.0}, limits, 1.5) == ["e.py"]
-    # On a faster machine a module may need as much as on the one that the budget is of.
+    # On a faster machine, a module may need as much as on the machine on which the budget was measured.
     assert budget.usual({line: limit / 2 for line, limit in limits.items()}, limits) == 1.0
     assert budget.usual(slow, {}) == 1.0
 

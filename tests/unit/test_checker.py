@@ -1,4 +1,4 @@
-"""The checker on hand-made histories: it is silent about good ones and names what is wrong with each bad one, and nothing else."""
+"""The checker on hand-made histories: it finds nothing in good ones, and exactly the anomalies of each bad one."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def test_with_repeats_the_last_batch_may_come_again_as_a_whole_and_only_so() -> 
 
     first, second = deliver(0, 1, batch=0), deliver(2, batch=1)
     assert kinds(first, first, second, second, second) == []
-    assert kinds(first, second, first) == ["duplicate", "duplicate"], "an earlier batch again"
-    assert kinds(first, deliver(1, batch=0), second) == ["duplicate"], "a part of a batch again"
+    assert kinds(first, second, first) == ["duplicate", "duplicate"], "an earlier batch was repeated"
+    assert kinds(first, deliver(1, batch=0), second) == ["duplicate"], "part of a batch was repeated"
     assert kinds(first, deliver(0, 1, batch=1), second) == ["duplicate", "duplicate"], "the same rows under another number"
     assert {anomaly.kind for anomaly in checker.judge([*THREE, first, first, second])} == {"duplicate"}, "where none may be"
 

@@ -1,4 +1,4 @@
-"""``orderedmq check``: exit code 0 only for a sound store, and a line for everything that is damaged."""
+"""``orderedmq check``: exit code 0 only for a sound store, and one line for each damaged part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lines(*arguments: object, code: int) -> list[dict[str, object]]:
 
 
 def change(store: Path, old: bytes, new: Callable[[bytes], bytes]) -> None:
-    """Every occurrence: old pages are still in the file."""
+    """Replace every occurrence, because old pages are still in the file."""
     content = (store / "data.mdb").read_bytes()
     assert old in content
     (store / "data.mdb").write_bytes(content.replace(old, new(old)))
@@ -40,7 +40,7 @@ def test_a_sound_store_is_said_to_be_so_and_left_as_it_is(store: Path) -> None:
     before = (store / "data.mdb").read_bytes()
     [said] = lines(store, code=0)
     assert said.pop("path") == str(store)
-    assert len(str(said.pop("unused")).split(",")) == 1, "rows that a task has staged"
+    assert len(str(said.pop("unused")).split(",")) == 1, "expected one unused file: the rows that a task has staged"
     assert said == {
         "sound": True,
         "foreign": [],
@@ -70,7 +70,7 @@ def test_every_damaged_thing_is_named_and_the_exit_code_is_1(store: Path) -> Non
 
 
 def test_pages_that_lmdb_would_not_survive_are_named(store: Path) -> None:
-    """Every page of a tree says that its nodes begin behind its end; nothing is left to be read."""
+    """Damage every page of a tree: its header says that the nodes begin after its end, so nothing can be read."""
     content = bytearray((store / "data.mdb").read_bytes())
     for page in range(2, len(content) // 4096):
         if content[page * 4096 + 10] == 2:

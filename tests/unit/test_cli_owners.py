@@ -1,4 +1,4 @@
-"""Names of owners: short, and different where the owners are."""
+"""Displayed names of owners: short, and different for different owners."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ HOST = "ip-10-0-12-34.eu-central-1.compute.internal"
     [
         ({f"{FIRST}@{HOST}-17-0123abcd": None}, ["f560b64a"]),
         ({f"orderedmq-{FIRST}@{HOST}-17-0123abcd": "billing"}, ["billing"]),
-        # Not digits: a name, whole.
+        # Not a hexadecimal id but a name, so it is shown whole.
         ({f"dlq-replay@{HOST}-17-0123abcd": None}, ["dlq-replay"]),
-        # The same beginning, or the same name: the process tells them.
+        # The same beginning or the same name: the process number distinguishes them.
         ({f"{FIRST}@{HOST}-17-0123abcd": None, f"{SECOND}@{HOST}-18-0123abcd": None}, ["f560b64a-17", "f560b64a-18"]),
         ({f"{FIRST}@{HOST}-17-0123abcd": "billing", f"{SECOND}@{HOST}-18-0123abcd": "billing"}, ["billing-17", "billing-18"]),
-        # The same process number on two machines, twice the same process.
+        # The same process number on two machines, and two owners in one process.
         ({f"{FIRST}@a-17-0123abcd": "x", f"{FIRST}@b-17-0123abcd": "x"}, ["x@a-17", "x@b-17"]),
         ({f"{FIRST}@a-17-0123abcd": "x", f"{FIRST}@a-17-0123abce": "x"}, [f"{FIRST}@a-17-0123abcd", f"{FIRST}@a-17-0123abce"]),
         # Consumers in Java.
@@ -66,7 +66,7 @@ def test_a_table_does_without_spare_columns_before_it_cuts_texts() -> None:
 
     assert "1,234,567" in lines(80)[2]
     assert "offset" not in lines(20)[0]
-    # A head and its rule, and a line for each of two rows, at any width.
+    # At any width: a header, its rule, and a line for each of the two rows.
     assert [len(lines(width)) for width in (80, 20, 10)] == [4, 4, 4]
     assert re.search(r"…\s+1$", lines(10)[3])
 
@@ -80,7 +80,7 @@ def test_the_name_of_a_query_is_what_spark_describes_its_job_by() -> None:
         return run.name
 
     assert name("my query\nid = q-1\nrunId = r-1\nbatch = 3") == "my query"
-    # One without a name; one whose name looks like the rest; a job that somebody described otherwise.
+    # A query without a name; a query whose name looks like an id; a job with another description.
     assert name("id = q-1\nrunId = r-1\nbatch = 3") is None
     assert name("id = q-1\nid = q-1\nrunId = r-1") == "id = q-1"
     assert name("nightly job") is None
@@ -97,7 +97,7 @@ def test_a_source_is_given_a_name_by_an_option() -> None:
 
 
 def recorded(store: Path, *arguments: str) -> list[str]:
-    """What a command prints on a terminal of 80 columns, without blank lines."""
+    """The lines that a command prints on a terminal of 80 columns, without blank lines."""
     result = CliRunner().invoke(app, ["--path", str(store), "--no-json", *arguments], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
     return [line.rstrip() for line in result.stdout.splitlines() if line.strip()]
@@ -112,7 +112,7 @@ def test_owners_on_a_terminal_of_80_columns(tmp_path: Path, monkeypatch: pytest.
             client = replace(groups.join(owner), name=name)
             groups.heartbeat("warehouse", client, Subscription("shared", "shipments", "AVG"))
             [token] = groups.lock("warehouse", client, [queue]).values()
-            # The third query has no name of its own, and Spark's is told by its tasks.
+            # The third query's client has no name. Spark's name of the query comes from its tasks.
             if owner == FIRST[::-1]:
                 broker.outbox.register(SourceRun("q", 0, "r", "parcels"), queue, OffsetRange(0, 0), token)  # type: ignore[arg-type]
         names = ["my billing", "f560b64a", "parcels"]
@@ -131,7 +131,7 @@ def test_owners_on_a_terminal_of_80_columns(tmp_path: Path, monkeypatch: pytest.
             assert [name in line for name, line in zip(names, lines, strict=True)] == [True] * 3
         for arguments in (("top", "warehouse"), ("lock", "list")):
             shown = recorded(tmp_path, *arguments)
-            # A head, a rule, and a line for each queue: nothing is wrapped.
+            # A header, a rule, and one line for each queue, so nothing is wrapped.
             assert len(shown) == 5
             assert [name in line for name, line in zip(names, shown[2:], strict=True)] == [True] * 3
         for looks in (("top", "warehouse"), ("lock", "list"), ("group", "describe", "warehouse")):

@@ -1,4 +1,4 @@
-"""The command's part for parked messages: listing them, orders to their owners, and what other commands show of them."""
+"""The command's part for parked messages: it lists them, sends orders to their owners, and adds them to the output of other commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOUR = 3_600_000
 
 
 class Owner(NamedTuple):
-    """A query of group g, and what it does to the lots of its queues."""
+    """A query of group g, and its actions on the lots of its queues."""
 
     broker: Broker
     client: ClientIdentity
@@ -39,7 +39,7 @@ class Owner(NamedTuple):
         assert all(self.broker.groups.park(self.tokens[queue], [Put(queue, one.offset, one) for one in tickets]))
 
     def done(self, queue: MessageQueue, offset: int) -> None:
-        """The messages of the lot before ``offset`` are decided, or parked again."""
+        """Commit the lot's offset: its messages before ``offset`` are decided or parked again."""
         self.broker.groups.commit({companion(self.tokens[queue]): offset})
 
     def leave(self) -> None:
@@ -47,7 +47,7 @@ class Owner(NamedTuple):
         self.broker.groups.leave(self.client)
 
     def sees(self, queue: MessageQueue) -> dict[object, int]:
-        """The due time of each key, as the owner reads it when it next plans a batch."""
+        """The due time of each key, as the owner reads it when it plans its next batch."""
         lot, at = parked_queue("g", queue), self.broker.groups.offsets("g", [parked_queue("g", queue)])
         found = Lot(at.get(lot, 0))
         reading.read(self.broker.log, found, lot, reading.end_of(self.broker.log, lot))
@@ -61,7 +61,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def broker(store: Path) -> Iterator[Broker]:
-    """Topic a with two queues of six messages: keys x, y, none, x, y, none. Topic b with one queue and the key x."""
+    """Topic a has two queues of six messages each, with the keys x, y, none, x, y, none. Topic b has one queue and the key x."""
     with orderedmq.connect(store) as broker:
         broker.admin.create_topic("a", 2)
         broker.admin.create_topic("b", 1)
@@ -95,7 +95,7 @@ class Ran(NamedTuple):
 
 @pytest.fixture
 def run(store: Path) -> Callable[..., Ran]:
-    """Run the command; returns the JSON lines that it printed, and what it said beside them."""
+    """Run the command. Returns the JSON lines that it printed, and its other output."""
 
     def call(*arguments: str, code: int = 0) -> Ran:
         result = CliRunner().invoke(app, ["--path", str(store), *arguments])
@@ -111,7 +111,7 @@ def run(store: Path) -> Callable[..., Ran]:
 
 @pytest.fixture
 def text(store: Path) -> Run:
-    """Run the command for a person; returns what it says."""
+    """Run the command as a person does. Returns its output."""
 
     def call(*arguments: str, width: int = 200) -> str:
         result = CliRunner().invoke(app, ["--path", str(store), "--no-json", *arguments], env={"COLUMNS": str(width)})
@@ -129,7 +129,7 @@ def shown(found: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in found]
 
 
-# In general.
+# General.
 
 
 @pytest.mark.parametrize("command", [["list"], ["retry", "--all"], ["drop", "--all", "--yes"], ["hold", "--key", "x"]])
@@ -155,7 +155,7 @@ def test_every_command_has_help() -> None:
 def test_nothing_is_parked(run: Callable[..., Ran], text: Run, owner: Owner, queues: Sequence[MessageQueue]) -> None:
     assert run("parked", "list", "g").rows == []
     assert "nothing is parked in group g" in text("parked", "list", "g")
-    # Not any more, either.
+    # Nor is anything parked any more after the owner has finished.
     owner.park(queues[0], Ticket(0, 1, 1, HELD))
     owner.done(queues[0], 1)
     assert run("parked", "list", "g").rows == []
@@ -202,7 +202,7 @@ def test_a_key_is_listed_with_its_oldest_message_wherever_it_lies(
     run: Callable[..., Ran], broker: Broker, owner: Owner, queues: Sequence[MessageQueue]
 ) -> None:
     first = queues[0]
-    # A successor of a dead owner parks an older message behind one that the dead owner had parked.
+    # The successor of a dead owner parks an older message after one that the dead owner had parked.
     owner.park(first, Ticket(3, 0, 0, BEHIND))
     owner.park(first, Ticket(0, 4, 2, HELD, "KeyError: 1"))
     names = ("offset", "messages", "attempts", "error")
@@ -252,7 +252,7 @@ def test_what_the_owner_has_done_meanwhile_is_read_again(
     broker: Broker, owner: Owner, queues: Sequence[MessageQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = queues[0]
-    # Two chunks: whole chunks are deleted.
+    # Two chunks, because only whole chunks are deleted.
     owner.park(first, *(Ticket(offset, 1, 1, HELD) for offset in range(5)))
     owner.park(first, Ticket(5, 1, 1, HELD))
     reader = LotReader(broker)
@@ -260,7 +260,8 @@ def test_what_the_owner_has_done_meanwhile_is_read_again(
     seen: list[Any] = []
 
     def read_late(*given: Any) -> None:
-        # Between the look at the group's offset and the read, the owner has done two batches, and the broker deleted the first.
+        # After the group's offset was looked up and before the lot is read, the owner finishes two batches, and the broker
+        # deletes the first.
         if not seen:
             owner.done(first, 5)
             owner.done(first, 6)
@@ -378,7 +379,7 @@ def test_what_was_dropped_is_seen_as_such_until_the_owner_looks(
         assert "GROUP.NOT_PARKED" in said
         assert "of key 'x' of group 'g' were dropped before" in said
     assert shown(run("parked", "retry", "g", "--all").rows, "keys") == [(1,)]
-    # A message that was parked behind the order counts on its own.
+    # A message that was parked after the order is counted separately.
     owner.park(first, Ticket(3, 0, 0, BEHIND))
     assert shown(run("parked", "list", "g").rows, "sharding_key", "offset", "messages", "state") == [
         ("x", 3, 1, "waiting"),
@@ -414,7 +415,7 @@ def test_an_order_that_makes_no_sense_is_not_given(
     assert [owner.sees(queue) for queue in queues] == [{"x": HELD, 2: HELD, "y": HELD}, {2: HELD}, {"x": HELD}]
 
 
-# What other commands show.
+# Output of other commands.
 
 
 def test_a_group_shows_what_is_parked_with_its_queue(
@@ -427,7 +428,7 @@ def test_a_group_shows_what_is_parked_with_its_queue(
     owner.park(first, Ticket(0, 3, 1, soon(HOUR)), Ticket(3, 0, 0, BEHIND), Ticket(1, 1, 1, HELD))
     owner.park(second, Ticket(1, 1, 1, HELD))
     broker.groups.commit({owner.tokens[first]: 6, owner.tokens[second]: 6})
-    # The group has an offset of the lot, too.
+    # The group also has an offset of the lot.
     owner.done(first, 0)
     for command in (["group", "describe", "g"], ["top", "g"], ["top"]):
         found = run(*command).rows
@@ -475,7 +476,7 @@ def test_parked_messages_on_a_terminal_of_80_columns(text: Run, owner: Owner, qu
     ):
         lines = [line for line in text(*command, width=80).splitlines() if line.strip()]
         assert max(map(len, lines)) <= 80
-        # A head, a rule, and a line for each row: nothing is wrapped.
+        # A header, a rule, and one line for each row, so nothing is wrapped.
         found = [" ".join(line.split()) for line in lines[-len(rows) :]]
         assert [line[: len(row)] for line, row in zip(found, rows, strict=True)] == rows
         assert found[0].endswith(ends)

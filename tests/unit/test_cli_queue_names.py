@@ -1,4 +1,4 @@
-"""Queues as the command reads and shows them, over one broker and over several."""
+"""How the command reads and shows queues, with one broker and with several."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MessageQueue
 
 ONE = [MessageQueue("orders", "embedded", number) for number in range(4)]
-#: Brokers list their queues one after the other: the third of the list is broker-b's queue 0.
+#: The queues of one broker come after those of the other: the third in the list is queue 0 of broker-b.
 TWO = [MessageQueue("orders", broker, number) for broker in ("broker-a", "broker-b") for number in range(2)]
-#: A queue that only one broker has.
+#: A queue number that only one broker has.
 LONELY = MessageQueue("orders", "broker-b", 2)
 
 
@@ -48,7 +48,7 @@ def test_a_number_that_several_brokers_have_is_refused_with_the_choices() -> Non
     [
         ("4", ONE, "its queues are 0 to 3"),
         ("broker-a/0", ONE, "its queues are 0 to 3"),
-        # Never an index into a list: there are four queues.
+        # The number is never an index into the list, although there are four queues.
         ("2", TWO, "its queues are broker-a/0 to broker-a/1, broker-b/0 to broker-b/1"),
         ("broker-b/2", [*TWO[:3]], "its queues are broker-a/0 to broker-a/1, broker-b/0$"),
     ],

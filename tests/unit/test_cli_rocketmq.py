@@ -1,4 +1,4 @@
-"""``orderedmq rocketmq up`` while it starts, without servers: tests/rocketmq/test_rig.py has them."""
+"""The start of ``orderedmq rocketmq up``, without servers; tests/rocketmq/test_rig.py starts real ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orderedmq.rocketmq.local.servers import Server
 def test_ctrl_c_while_servers_start_interrupts_none_of_their_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, java_dies: bool
 ) -> None:
-    """An exception inside Popen can leave its lock taken. Ctrl-C also reaches the Java that is asked for its version."""
+    """An exception inside Popen can leave its lock acquired. Ctrl-C also reaches the Java process that is asked for its version."""
     begun, done, killed = list[str](), list[str](), list[str]()
 
     def launch(server: Server) -> None:

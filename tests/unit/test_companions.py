@@ -1,4 +1,4 @@
-"""A queue's companion, its parking lot: owned, handed over, repeated and given back with its leader."""
+"""A queue's companion, its parking lot, is owned, handed over, repeated and given back together with its leader."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def owner(policy: Policy = Policy.REFUSE, mine: Sequence[MessageQueue] = Q) -> O
 
 
 def began(policy: Policy = Policy.REFUSE) -> Owner:
-    """An owner of both queues at 0, with 10 messages in each and 3 in the lot of the first."""
+    """An owner of both queues at offset 0, with 10 messages in each queue and 3 in the lot of the first one."""
     made = owner(policy)
     assert made.boundary(Checkpoint(), Q) == [Lock(tuple(Q), all_or_none=policy is Policy.REFUSE)]
     made.locked([token(queue) for queue in Q])
@@ -103,7 +103,7 @@ def test_a_lot_of_which_nothing_was_committed_is_not_read_on_from_the_checkpoint
     again = owner()
     again.locked([replace(token(queue, 7), tenure=7) for queue in Q])
     assert again.replay(start, end, 0, group) == {}
-    # Spark commits the batch all the same. The lot was not read: its first message must be.
+    # Spark nevertheless commits the batch. The lot was not read in it, so the next batch must begin with the lot's first message.
     commit, behind, left = again.enter(end, group, 0, dict.fromkeys([*Q, *P], 0))
     assert (commit, behind) == (None, [])
     assert left == {Q[0]: (4, 0), P[0]: (3, 0)}

@@ -1,4 +1,4 @@
-"""Errors of the package leave what Spark calls without frames and causes; all others keep everything."""
+"""Spark gets the package's errors without frames and causes. All other errors keep both."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def deep(error: Exception, cause: Exception | None, depth: int = 5) -> None:
 
 @concise_calls
 class Called:
-    """What Spark would call, by a constructor, a method and the generator of a method."""
+    """Calls as Spark makes them: a constructor, a method, and a method that is a generator."""
 
     def __init__(self, error: Exception | None, cause: Exception | None = None) -> None:
         if error is not None:
@@ -78,7 +78,7 @@ def test_a_fault_keeps_frames_and_causes(call: Callable[..., Any]) -> None:
 
 
 def test_the_whole_is_logged_for_who_asks() -> None:
-    # Not pytest's handler: once Spark has raised an error in this process, its loggers change the format of handlers that they get.
+    # Not pytest's handler: after Spark has raised an error in this process, its loggers change the format of existing handlers.
     log, text = logging.getLogger("orderedmq"), io.StringIO()
     handler = logging.StreamHandler(text)
     log.addHandler(handler)
@@ -109,5 +109,5 @@ def test_what_a_users_own_code_raised_stays_as_the_cause(tmp_path: Any, monkeypa
 
 
 def test_spark_sees_the_parameters_of_the_methods() -> None:
-    """Spark asks ``latestOffset`` whether it takes a limit."""
+    """Spark inspects whether ``latestOffset`` takes a limit."""
     assert list(inspect.signature(StreamReader.latestOffset).parameters) == ["self", "start", "limit"]

@@ -1,4 +1,4 @@
-"""Listeners without order: RocketMQ's rules for an answer, and that every message is decided or parked once."""
+"""Listeners without order: RocketMQ's rules for a listener's answer, and that each message is decided or parked exactly once."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tests.engine_messages import message
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 SUCCESS, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStatus.RECONSUME_LATER
-#: A listener's answer, ``ack_index`` and ``delay_level_when_next_consume``.
+#: A listener's answer, its ``ack_index`` and its ``delay_level_when_next_consume``.
 Said = tuple[ConsumeConcurrentlyStatus | None, int, int]
 
 
 class Task:
-    """Runs one range. ``parked``: the messages put into the lot; ``letters``: dead letters; ``slept``: seconds of suspension."""
+    """A task that runs one range. ``parked``: messages put into the lot; ``letters``: dead letters; ``slept``: seconds suspended."""
 
     def __init__(self, engine: ConcurrentEngine, answer: Callable[[Batch], Said]) -> None:
         self.engine, self.answer = engine, answer
@@ -48,7 +48,7 @@ class Task:
         self.refuse = 0
 
     def run(self, coming: int = 0, random: Random | None = None) -> list[Outcome]:
-        """Put ``coming`` messages, some at a time, and return what is decided. With ``random``, calls return in any order."""
+        """Add ``coming`` messages, a few at a time, and return the outcomes. With ``random``, calls return in any order."""
         engine, out, at, flying = self.engine, list[Outcome](), 0, list[Batch]()
         while True:
             action = engine.next(self.now)

@@ -1,4 +1,4 @@
-"""Rows without a key where a retry has to find its rows again: their queue follows from what they say, whatever their order."""
+"""Rows without a key, when a retry has to find its rows again: their queue depends on their content and not on their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is lost where a reader goes on, and why as this kind of broker has it."""
+"""The loss that a reader reports when it skips messages, with the reason as this kind of broker describes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dead_letter``'s tasks on a real store: what they store and let pass, repeats, and owners that lost their queue."""
+"""The tasks of ``dead_letter`` on a real store: the rows that they store and pass on, repeated tasks, and owners that lost their queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.tools import dead_letters
 from tests.contract.support import bodies, locked, rows
 
-#: How often a process is killed, unless it is done before.
+#: How many times a process is killed, unless it finishes before.
 KILLS = 20
 OUT = MessageQueue("out", "embedded", 0)
 QUEUES = [MessageQueue("orders", "embedded", number) for number in (0, 1)]
@@ -48,7 +48,7 @@ class World:
     def batch(
         self, number: int, bad: Sequence[int], begin: int = 0, end: int = 6, token: LockToken | None = None
     ) -> pa.RecordBatch:
-        """Rows [begin, end) of a queue as a task gets them, with the lock and why those at ``bad`` are put aside."""
+        """Rows [begin, end) of a queue as a task gets them, with the lock, and with a reason for each dead letter at ``bad``."""
         columns = ("topic", "broker_name", "queue_id", "queue_offset", "body", "sharding_key", "message_id")
         found = self.broker.log.pull(QUEUES[number], begin, end - begin, 1 << 30, columns)
         text = ReadContext.of(Endpoint(self.path), self.broker.identity, token or self.tokens[number]).to_text()
@@ -59,7 +59,7 @@ class World:
         )
 
     def letters(self) -> list[tuple[bytes, str | None, int | None, str | None]]:
-        """Body, key, offset of the origin and error of each dead letter, in order."""
+        """The body, key, origin offset and error of each dead letter, in order."""
         queue = MessageQueue(DEAD_LETTER_PREFIX + "g", "embedded", 0)
         pieces = dead_letters.read(self.broker.log, queue, 0, self.broker.log.bounds([queue])[queue].max_offset)
         return [(one.body, one.sharding_key, one.origin_offset, one.error) for piece in pieces for one in piece]
@@ -90,7 +90,7 @@ def test_a_task_that_runs_again_puts_nothing_aside_twice_and_adds_what_is_new(wo
 
 
 def test_the_rows_of_several_queues_in_one_batch_go_under_the_lock_of_each(world: World) -> None:
-    """As after a shuffle that brought queues together."""
+    """This happens after a shuffle that brought the rows of several queues together."""
     both = pa.Table.from_batches([world.batch(0, [0]), world.batch(1, [3, 5])]).combine_chunks().to_batches()
     assert len(passed(both)) == 9
     assert [(body, offset) for body, _, offset, _ in world.letters()] == [(b"0:0", 0), (b"1:3", 3), (b"1:5", 5)]
@@ -113,12 +113,12 @@ def test_rows_without_a_lock_are_refused_though_none_of_them_is_marked(world: Wo
         list(separate(iter([bare])))
 
 
-#: Messages, and messages of a micro-batch, of the processes that are killed.
+#: The number of messages, and of messages per micro-batch, in the test that kills processes.
 MESSAGES, SPAN = 400, 10
 
 
 def process_all(path: Path, steps: int) -> None:
-    """Be a query from ``orders`` to ``out`` that puts every third message aside, until it is done. Write a byte at each step."""
+    """Run a query from ``orders`` to ``out`` to its end. Every third message is a dead letter. Write a byte at each step."""
     with EmbeddedBroker(path) as broker:
         [token] = locked(broker, "g", broker.groups.join("me"), QUEUES[:1])
         text = ReadContext.of(Endpoint(str(path)), broker.identity, token).to_text()
@@ -163,7 +163,7 @@ def test_processes_that_are_killed_leave_each_message_in_the_output_or_as_one_le
         if kills < KILLS:
             for _ in range(draw.randint(1, 12)):
                 os.read(reading, 1)
-            # A step takes some milliseconds.
+            # A step takes a few milliseconds.
             time.sleep(draw.uniform(0, 0.01))
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)

@@ -1,4 +1,4 @@
-"""Delayed rows: what their columns may say, what brokers accept of it, and how they are sent."""
+"""Delayed rows: the values that their columns may have, the values that brokers accept, and how the rows are sent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def at(ms: int) -> datetime.datetime:
 
 
 def batch(levels: Sequence[int | None] | None = None, times: Sequence[int | None] | None = None) -> pa.RecordBatch:
-    """Rows 0, 1, ... with these columns; ``times`` in ms since 1970."""
+    """Rows 0, 1, ... with these columns. ``times`` are in ms since 1970."""
     count = len(levels or times or ())
     columns: dict[str, pa.Array] = {"body": pa.array([str(number).encode() for number in range(count)])}
     if levels is not None:
@@ -198,7 +198,7 @@ def test_what_a_broker_would_change_or_deliver_at_once_is_refused() -> None:
 
 
 class FakeCluster:
-    """Answers each send by what ``fates`` says for its body; None: it is stored."""
+    """Answers each send with the outcome that ``fates`` has for its body; with None, the message is stored."""
 
     trace = None
 
@@ -326,7 +326,7 @@ def test_a_refused_row_is_named(cluster: FakeCluster) -> None:
 
 
 class FakeLog:
-    """Takes rows for two queues."""
+    """A log with two queues that records the rows it gets."""
 
     def __init__(self) -> None:
         self.appended: list[tuple[int, list[bytes]]] = []

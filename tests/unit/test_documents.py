@@ -1,4 +1,4 @@
-"""What the README and the pages of the site say is what the code has."""
+"""The README and the pages of the site agree with the code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def script(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
-    """The hook by which MkDocs makes parts of pages from the code."""
+    """The MkDocs hook that generates parts of pages from the code."""
     return script("generate")
 
 
@@ -62,7 +62,7 @@ def test_the_readme_is_short() -> None:
 def test_the_generated_parts_of_a_page_are_what_the_code_says(path: Path, generate: ModuleType) -> None:
     text = path.read_text()
     stale = [now for before, now in zip_longest(text.splitlines(), generate.fill(text).splitlines()) if before != now]
-    assert stale[:3] == [], "make reference writes them"
+    assert stale[:3] == [], "generated parts are out of date: run make reference"
     assert "<!-- include" not in generate.on_page_markdown(text)
 
 
@@ -135,7 +135,7 @@ def test_the_page_of_the_command_has_every_command() -> None:
     for name in ("topic create", "group seek", "lock release", "parked drop", "dlq replay"):
         assert f"### orderedmq {name}\n" in made
     assert "| `--dry-run` |" in made
-    # An option of all commands stands at the top, and again where it means something else.
+    # An option of all commands is described once, at the top. Where an option means something else, it is described again.
     assert made.count("Directory of the embedded broker") == 1
     assert "Folder of the servers' data" in made
 
@@ -149,7 +149,7 @@ def test_the_rights_that_an_account_needs_are_told_of_every_command() -> None:
 
 
 def _commands_of(group: str) -> list[str]:
-    """The names of a group's commands; one empty name for a command of no group."""
+    """The names of a group's commands. For a command outside a group, one empty name."""
     return list(getattr(load(group), "commands", {"": None}))
 
 
@@ -168,7 +168,7 @@ def test_every_link_to_a_file_leads_to_one(path: Path) -> None:
 
 
 def snippet(path: Path, containing: str) -> str:
-    """The one Python block of a document that contains a text."""
+    """The only Python block of a document that contains this text."""
     (found,) = (one.code for one in snippets(path) if containing in one.code)
     return found
 
@@ -195,7 +195,7 @@ def test_the_producer_of_the_documents_writes_where_the_command_and_the_sink_wri
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_snippet_is_python_and_is_run_by_a_test(path: Path) -> None:
     found = snippets(path)
-    # None is missed, however far it is indented.
+    # No snippet is missed, even if it is indented.
     assert len(found) == len(re.findall(r"^ *```python", path.read_text(), re.MULTILINE))
     for one in found:
         compile(one.code, f"{path.name}:{one.line}", "exec")
@@ -214,7 +214,7 @@ def test_the_guide_of_tests_installs_and_runs_in_ci_what_it_has_said() -> None:
 
 
 def user_code() -> Iterator[tuple[str, str]]:
-    """What users copy: the snippets of the documents, the cells of the notebooks, the examples; each with its place."""
+    """The code that users copy, each piece with its place: snippets of the documents, cells of the notebooks, and examples."""
     for path in DOCUMENTS:
         for one in snippets(path):
             yield f"{path.name}:{one.line}", one.code

@@ -1,4 +1,4 @@
-"""The store's check: a sound store has no findings, and each kind of damage is found."""
+"""The check of a store: it finds nothing in a sound store, and finds each kind of damage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ K0 = layout.queue_key(Q0)
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """Three chunks in segments in the first queue, one in LMDB in the second, a lock, an offset, a member, two dead letters, a batch."""
+    """A store with three chunks in segments of the first queue, one in LMDB, a lock, an offset, a member, two dead letters, a batch."""
     with EmbeddedBroker(tmp_path / "store") as broker:
         broker.admin.create_topic("orders", 2, compression="none")
         for _ in range(3):
@@ -107,7 +107,7 @@ def first_of(database: str, txn: Transaction) -> tuple[bytes, bytes]:
 
 
 def flip(txn: Transaction) -> None:
-    """In the first inline payload."""
+    """Flip a bit in the first inline payload."""
     key, payload = first_of("payloads", txn)
     value = bytearray(payload)
     value[len(value) // 2] ^= 4
@@ -130,7 +130,7 @@ def cut_segment(txn: Transaction) -> None:
 
 
 def other_header(txn: Transaction) -> None:
-    """As in a file of another store under this name."""
+    """Give the file the header of another store."""
     path = segment_file(txn)
     content = path.read_bytes()
     header = Header.unpack(content)

@@ -1,4 +1,4 @@
-"""What is the embedded broker's own of parking lots: what it deletes and forgets, that a killed process leaves all or nothing."""
+"""Parking lots in the embedded broker: which entries it deletes, and that a killed process leaves either all of a change or nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def puts(source: MessageQueue, offsets: range) -> list[Put]:
 
 
 def remembered(broker: EmbeddedBroker) -> list[tuple[str, int, int]]:
-    """(topic, offset there, offset in the lot) of each message that is known as parked."""
+    """(topic, offset in the queue, offset in the lot) of each message that is recorded as parked."""
     opened = Store.open(broker.path)
     try:
         with opened.read() as txn:
@@ -61,7 +61,7 @@ def remembered(broker: EmbeddedBroker) -> list[tuple[str, int, int]]:
     return [(layout.group_of(key)[1].topic, layout.index_offset(key), layout.to_number(value)) for key, value in found]
 
 
-# -- what is deleted and forgotten
+# -- deletion -----------------------------------------------------------------------------------------------------------------
 
 
 def test_messages_of_a_lot_are_deleted_up_to_where_the_groups_offset_was_before(broker: EmbeddedBroker, token: LockToken):
@@ -115,7 +115,7 @@ def test_places_of_other_groups_and_queues_are_kept(broker: EmbeddedBroker, toke
 
 
 def test_a_lot_that_does_not_exist_gets_no_offset(broker: EmbeddedBroker, token: LockToken):
-    """A lot that is made later begins at 0, and an offset of a former lot would settle what is parked in it."""
+    """A lot that is made later begins at 0. An offset of a former lot would wrongly settle messages parked in the new one."""
     broker.log.append({QUEUE: rows(range(10))})
     broker.groups.commit({token: 1, companion(token): 5})
     broker.groups.reset({companion(token): 5})
@@ -169,7 +169,7 @@ def test_texts_that_are_not_utf_8_are_parked_as_they_are_read(broker: EmbeddedBr
 
 
 def park_and_die(path: Path, token: LockToken, database: str) -> None:
-    """Killed at the first write to one of the databases."""
+    """Park messages in a process that is killed at its first write to ``database``."""
     put = Transaction.put
 
     def die(self: Transaction, name: str, *arguments: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""Errors and their conditions: each class has its own, and an error survives the way between processes."""
+"""Errors and their conditions: each class has its own conditions, and errors can be sent between processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of a broker: the samples that a look makes, who may scrape them, and a broker that goes away and comes back."""
+"""A broker's metrics: the samples of one reading, who may scrape them, and a broker that disappears and returns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Found = dict[str, dict[tuple[str, ...], float]]
 
 
 def told(look: BrokerNow, now: float) -> Found:
-    """The samples by metric and the values of its labels."""
+    """The values of the samples, by metric and by the values of its labels."""
     return {
         kind.name: {tuple(one.labels[label] for label in kind.labels): one.value for one in some}
         for kind, some in samples(look, now).items()
@@ -77,14 +77,14 @@ def test_a_look_says_how_far_each_queue_is_behind_and_until_when_its_messages_ar
     found = told(look, NOW + 10)
     a, b, c = (("g", "orders", "embedded", number) for number in "012")
     assert found["orderedmq_group_lag_messages"] == {a: 6, b: 0, c: 4}
-    # Of the third queue's first message the time is not known, so nothing is said of it.
+    # The time of the third queue's first message is not known, so these metrics have no sample for that queue.
     assert found["orderedmq_group_lag_seconds"] == {a: 110, b: 0}
     assert found["orderedmq_group_retention_horizon_seconds"] == {a: 490}
     assert found["orderedmq_group_next_offset"] == {a: 4, b: 7, c: 2}
     assert found["orderedmq_group_last_commit_age_seconds"] == {a: 40, b: 910, c: 10}
     assert found["orderedmq_group_deleted_messages"] == {a: 0, b: 0, c: 3}
     assert told(look, NOW + 1000)["orderedmq_group_retention_horizon_seconds"] == {a: -500}
-    # A broker whose clock is ahead has no messages of the future.
+    # With a broker whose clock is ahead, the lag is 0, not negative.
     assert told(look, NOW - 200)["orderedmq_group_lag_seconds"][a] == 0
 
 
@@ -120,7 +120,7 @@ def test_members_hand_overs_letters_and_parked_keys_are_counted() -> None:
     assert (each["parked_messages"], each["parked_keys"], each["held_keys"]) == ([3], [2], [1])
     assert each["parked_oldest_age_seconds"] == [pytest.approx(50)]
     denied = told(BrokerNow(NOW, [group(state(A, 4, 0, 4))], {}, {}, {}), NOW)
-    assert denied["orderedmq_group_dead_letters_total"] == {}, "an account may not see them"
+    assert denied["orderedmq_group_dead_letters_total"] == {}, "without the right to see dead letters, there must be no sample"
     assert denied["orderedmq_group_parked_oldest_age_seconds"] == {}
 
 
@@ -143,7 +143,7 @@ def test_the_time_of_a_commit_is_when_the_offset_was_seen_to_move() -> None:
     times = CommitTimes()
     assert times.see(1.0, {A: 5, B: None}) == {A: 1.0, B: 1.0}
     assert times.see(2.0, {A: 5, B: 3, C: 1}) == {A: 1.0, B: 2.0, C: 2.0}
-    assert times.see(3.0, {A: 4, C: 1}) == {A: 3.0, C: 2.0}, "a seek moves it as well"
+    assert times.see(3.0, {A: 4, C: 1}) == {A: 3.0, C: 2.0}, "a seek must also count as a move"
     assert times.see(4.0, {B: 3}) == {B: 4.0}
 
 
@@ -179,10 +179,10 @@ def test_a_look_asks_for_few_messages_and_until_its_turn_a_queue_has_the_time_of
         broker.groups.commit({tokens[queues[0]]: 2})
         assert look(4) == [200, 100, 100]
         broker.groups.commit({tokens[queue]: 3 - bool(queue.queue_id) for queue in queues})
-        assert look(5) == [200, 200, 200], "those that were asked for longest ago come first"
+        assert look(5) == [200, 200, 200], "queues whose messages were read longest ago must come first"
         assert look(6) == [300, 200, 200]
         broker.groups.commit({tokens[queues[0]]: 4})
-        assert look(7) == [None, 200, 200], "it has no message to process"
+        assert look(7) == [None, 200, 200], "a queue without messages to process must have no time"
 
 
 # -- serving ----------------------------------------------------------------------------------------------------------------------
@@ -251,11 +251,11 @@ def test_page_and_exporter_serve_what_the_broker_has(shop: Shop) -> None:
         assert all(0 < value <= 60 for value in found["orderedmq_group_lock_remaining_seconds"].values())
         assert all(0 <= value < 60 for value in found["orderedmq_group_lag_seconds"].values())
         assert all(7 * 86400 - 60 < value <= 7 * 86400 for value in found["orderedmq_group_retention_horizon_seconds"].values())
-        assert list(found["orderedmq_group_handovers_total"]) == [(GROUP,)], "replays are no group that somebody watches"
+        assert list(found["orderedmq_group_handovers_total"]) == [(GROUP,)], "the group of the replays must not be shown"
 
 
 def test_a_query_that_hangs_with_nothing_left_to_do_is_seen_when_messages_come(shop: Shop) -> None:
-    """Its own listener goes on exporting a lag of 0, and its locks are renewed."""
+    """The query's own listener continues to report a lag of 0, and its locks are still renewed."""
     watches = Watches(shop.broker)
     shop.broker.groups.commit(dict.fromkeys(shop.tokens.values(), 6))
     first = watches.everything().get()
@@ -272,7 +272,7 @@ def test_a_query_that_hangs_with_nothing_left_to_do_is_seen_when_messages_come(s
 def test_scrapers_share_a_look_and_its_rendering(shop: Shop) -> None:
     with exporting(shop.store) as site:
         scraped(site)
-        # Modules were loaded the first time.
+        # The first scrape also loaded modules, so compare later ones.
         until(lambda: scraped(site) and site.get("/metrics").text == site.get("/metrics").text)
         both = site.get("/metrics", accept="application/openmetrics-text; version=1.0.0")
         assert both.headers["content-type"].startswith("application/openmetrics-text")
@@ -285,7 +285,7 @@ def test_a_broker_that_goes_away_and_comes_back_is_said_and_ends_nothing(shop: S
         assert up(site) == 1
         away = shop.store.rename(shop.store.with_name("away"))
         gone = until(lambda: (found := scraped(site))["orderedmq_up"][()] == 0 and found)
-        assert "orderedmq_group_lag_messages" not in gone, "old values would look like a broker at rest"
+        assert "orderedmq_group_lag_messages" not in gone, "with old values, the broker would look idle"
         assert gone["orderedmq_exporter_failures_total"][("ORDEREDMQ_STORE.MISSING",)] >= 1
         assert len(told) == 1
         assert "the broker cannot be reached" in told[0]
@@ -298,7 +298,7 @@ def test_a_broker_that_goes_away_and_comes_back_is_said_and_ends_nothing(shop: S
 def test_a_store_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with exporting(path) as site:
-        assert up(site) == 0, "there is none yet, and the exporter runs all the same"
+        assert up(site) == 0, "the exporter must run before the store exists"
         for name in ("first", "second"):
             shutil.rmtree(path, ignore_errors=True)
             with orderedmq.connect(path) as broker:
@@ -321,11 +321,11 @@ def test_a_scrape_does_not_wait_for_a_look_that_takes_long(shop: Shop, monkeypat
     monkeypatch.setattr(Watches, "everything", takes_long)
     monkeypatch.setattr(metrics, "PATIENCE", 0.0)
     with exporting(shop.store) as site:
-        assert up(site) == 0, "the first look has not ended"
+        assert up(site) == 0, "the first reading has not ended yet"
         may_end.set()
         until(lambda: up(site))
         monkeypatch.setattr(metrics, "STALE", -1.0)
-        assert up(site) == 0, "what is too old is not shown"
+        assert up(site) == 0, "values that are too old must not be shown"
 
 
 # -- who may scrape ---------------------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def test_a_scrapers_token_opens_the_metrics_and_no_page(shop: Shop) -> None:
         assert site.get("/live/groups/billing", **bearer(SCRAPER)).status == 401
         assert site.post("/login", [("token", SCRAPER)], mark=False).status == 403
         cookie = site.post("/login", [("token", TOKEN)], mark=False).headers["set-cookie"].partition(";")[0]
-        assert scraped(site, cookie=cookie)["orderedmq_up"] == {(): 1}, "who may see the page may see its metrics"
+        assert scraped(site, cookie=cookie)["orderedmq_up"] == {(): 1}, "whoever may see the page may see its metrics"
 
 
 def test_a_page_with_a_token_and_none_for_scrapers_says_what_to_set(shop: Shop) -> None:

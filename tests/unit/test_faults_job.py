@@ -1,4 +1,4 @@
-"""What the Spark driver of the fault tests answers about its queries."""
+"""What the Spark driver of the fault tests reports about its queries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.faults.job import state
 
 
 class FailsAtTheSecondLook:
-    """A query that fails while somebody looks at it: each look is a call into the JVM."""
+    """A query that fails between two of the calls into the JVM that read its state."""
 
     id = "q"
 

@@ -1,4 +1,4 @@
-"""Filters: one text for what is the same, and tags compared exactly."""
+"""Filters: equal filters have equal text, and tags are compared exactly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLUSTER = {"namesrvAddr": "h:9876", "topic": "orders", "consumerGroup": "billing
     [("*", ()), (" * ", ()), ("", ()), ("a", ("a",)), ("b|| a ||b", ("a", "b")), ("b c || a", ("a", "b c")), ("||a||", ("a",))],
 )
 def test_an_expression_is_a_set_of_tags(expression: str, tags: tuple[str, ...]) -> None:
-    """As a Java member's heartbeat may have it."""
+    """A Java member's heartbeat may have such an expression."""
     assert tags_of(expression) == tags
     assert canonical(expression, "TAG") == (" || ".join(tags) or "*")
     assert Filter.by_tags(expression) == (Filter(tags=tags) if tags else None)

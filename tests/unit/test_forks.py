@@ -1,4 +1,4 @@
-"""Objects that start over in a child after a fork."""
+"""Objects that must start afresh in a child process after a fork."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Counter:
 
 
 def in_child(say: Callable[[], bytes]) -> bytes:
-    """What ``say`` returns in a fork of this process."""
+    """The bytes that ``say`` returns in a fork of this process."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -53,7 +53,7 @@ def test_a_child_makes_other_keys_of_messages_than_its_parent() -> None:
     sender = Sender(client, Puller(client))
 
     def maker() -> bytes:
-        """A key without its time and counter."""
+        """The part of a message key before its time and counter."""
         return str(sender.keys.take(1)[0].as_py())[:20].encode()
 
     ours = maker()

@@ -1,4 +1,4 @@
-"""Owner with a strategy and the policy "hand over": what a member of a shared group does at a micro-batch boundary, rule by rule."""
+"""Owner with a strategy and the policy "hand over": what a member of a shared group does at a boundary, rule by rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def token(queue: MessageQueue, epoch: int = 1) -> LockToken:
 
 
 def member(*queues: MessageQueue, strategy: str = "AVG") -> Owner:
-    """A member that owns ``queues``, each read up to 0."""
+    """A member that owns ``queues`` and has read each up to offset 0."""
     owner = Owner("me", strategy=divided(Allocation(strategy), "me@1"), policy=Policy.HAND_OVER)
     owner.locked([token(queue) for queue in queues])
     owner.enter(Checkpoint(), dict.fromkeys(queues, 0), 0, {})
@@ -27,7 +27,7 @@ def member(*queues: MessageQueue, strategy: str = "AVG") -> Owner:
 
 
 def planned(owner: Owner, **ends: int) -> Checkpoint:
-    """The next batch reads up to these ends: ``q0=5``."""
+    """Plan a batch that reads up to these ends, such as ``q0=5``."""
     found = {QUEUES[int(name[1:])]: end for name, end in ends.items()}
     backlog = owner.backlog(found)
     return owner.plan({queue: backlog[queue].messages for queue in found}, {})
@@ -72,7 +72,7 @@ def test_a_queue_taken_over_is_locked_first_then_its_groups_offset_is_read_and_i
     start = planned(owner, q0=2)
     *_, lock = owner.boundary(start, QUEUES, ALONE)
     assert lock == Lock((Q2, Q3), all_or_none=False)
-    assert owner.unplaced().queues == (), "the offset of a queue that is not locked may still move"
+    assert owner.unplaced().queues == (), "the offset of an unlocked queue may still move"
     owner.locked([token(Q2, 7)])
     assert owner.unplaced().queues == (Q2,)
     owner.enter(start, {Q2: 6}, 0, {})
@@ -112,7 +112,7 @@ def test_an_available_now_run_gives_up_and_takes_no_more():
 def test_a_queue_that_was_lost_is_not_committed_and_not_read_on():
     owner = member(Q0, Q1)
     end = planned(owner, q0=3, q1=4)
-    assert owner.lost([token(Q1), token(Q0, 99)]) == [Q1], "a token of another epoch is not this member's loss"
+    assert owner.lost([token(Q1), token(Q0, 99)]) == [Q1], "losing a token of another epoch is not a loss of this member"
     commit, *_ = owner.boundary(end, QUEUES, TWO)
     assert isinstance(commit, Commit)
     assert commit.offsets == {token(Q0): 3}
@@ -122,7 +122,7 @@ def test_a_queue_that_was_lost_is_not_committed_and_not_read_on():
 def test_a_member_in_a_long_batch_keeps_its_queues_until_its_boundary():
     owner = member(*QUEUES)
     planned(owner, q0=3, q2=5)
-    assert [token.queue for token in owner.tokens()] == list(QUEUES), "what is renewed meanwhile"
+    assert [token.queue for token in owner.tokens()] == list(QUEUES), "all locks must be renewed until the boundary"
     assert owner.in_flight() == {Q0: OffsetRange(0, 3), Q2: OffsetRange(0, 5)}
 
 

@@ -1,7 +1,8 @@
-"""Who may import whom, folder by folder: pure rooms, few ways to Spark, wings that know only earlier ones, no circle.
+"""Which modules may import which: pure packages, few imports of Spark, wings that import only earlier wings, no cycles.
 
-An import inside a function or under TYPE_CHECKING counts like any other: a reader of a module has to know what it names. The
-``__init__`` of a package that an import passes through does not count: those with names of their own load them on first use.
+An import inside a function or under TYPE_CHECKING counts like any other, because a reader of the module has to know the imported
+name. When a submodule is imported, the ``__init__`` of its package does not count: an ``__init__`` that exports names loads them
+on first use.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from packaging.requirements import Requirement
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("orderedmq", "ordered_source", "ordered_sink")
 
-#: The rooms that decide, parse and encode: time, chance, bytes and answers come in as arguments. orderedmq.rocketmq.group has
-#: rules too and is not one of them: lock_rules reads the clock and the host's name, running_info the clock.
+#: The packages and modules that decide, parse and encode. They get time, randomness, bytes and answers as arguments.
+#: orderedmq.rocketmq.group also has rules but is not in this list, because lock_rules reads the clock and the host's name, and
+#: running_info reads the clock.
 RULES: Final = (
     *("orderedmq.ownership", "orderedmq.routing", "orderedmq.rows"),
     *("orderedmq.parking.rules", "orderedmq.parking.lot", "orderedmq.listening"),
 )
 PURE: Final = (*RULES, "orderedmq.rocketmq.wire", "orderedmq.rocketmq.codec", "orderedmq.rocketmq.append.once")
-#: The modules beside them that they may know. These are as pure.
+#: The modules next to them that they may import. These are equally pure.
 SHARED: Final = (
     "orderedmq.model",
     "orderedmq.errors",
@@ -40,7 +42,7 @@ SHARED: Final = (
     "orderedmq.broker",
     "orderedmq.endpoint",
 )
-#: Those that stand on the rules, so the rules do not know them.
+#: Of these, the modules that import the rules, so that the rules may not import them.
 ABOVE_RULES: Final = ("orderedmq.broker", "orderedmq.endpoint")
 IMPURE: Final = {
     *("asyncio", "http", "select", "selectors", "socket", "ssl", "urllib"),
@@ -52,28 +54,28 @@ IMPURE: Final = {
 }
 #: Imports of pure modules that look impure.
 EXCEPTIONS: Final = {
-    # The selector that a user names as package.module:function.
+    # It loads the selector that a user names as package.module:function.
     "orderedmq.routing.selector": {"importlib"},
-    # orderedmq.schema, which needs pyarrow, on first use.
+    # It loads orderedmq.schema, which needs pyarrow, on first use.
     "orderedmq.model": {"importlib"},
-    # It converts a given time and reads no clock: a UNIQ_KEY counts from the beginning of the month in local time.
+    # It only converts a given time and reads no clock: a UNIQ_KEY counts from the beginning of the month in local time.
     "orderedmq.rocketmq.codec.message_id": {"datetime"},
 }
 
 SPARK: Final = {"pyspark", "py4j"}
-#: Programs of their own, which nothing imports: the demo's job, the driver that makes the archive of Spark's classes, and the query that
-#: a user's test kills.
+#: Separate programs, which no module imports: the demo's job, the driver that makes the archive of Spark's classes, and the query
+#: that a user's test kills.
 PROGRAMS: Final = ("orderedmq.demo.job", "orderedmq.startup.training", "orderedmq.testing.killed_run")
-#: What users' tests are made of, and its modules that take a session, or make one when they are called.
+#: The helpers for users' tests, and those of its modules that take a Spark session or create one when they are called.
 TESTING: Final = "orderedmq.testing"
 PLUGIN: Final = "pytest_orderedmq"
 TESTING_WITH_SPARK: Final = (f"{TESTING}.queries", f"{TESTING}.session", f"{TESTING}.store", PLUGIN)
-#: Everything else is usable, and tested, without Spark.
+#: Everything else can be used and tested without Spark.
 WITH_SPARK: Final = ("ordered_source", "ordered_sink", "pyspark_orderedmq", *PROGRAMS, *TESTING_WITH_SPARK)
 
-#: The wings of orderedmq/rocketmq. Each knows only itself and those before it; the modules beside them are above all.
+#: The wings of orderedmq/rocketmq. Each may import only itself and earlier wings. The modules next to them may import all wings.
 WINGS: Final = ("wire", "codec", "net", "append", "messages", "group", "sink")
-#: Servers on this machine, for users without a cluster. The room knows no wing, and only the command knows it.
+#: Servers on this machine, for users without a cluster. This package imports no wing, and only the command imports it.
 LOCAL: Final = "local"
 
 #: The web page of `orderedmq ui`, and the packages of its extra.
@@ -95,7 +97,7 @@ MODULES: Final = {name_of(path): path for path in FILES}
 
 
 def imports(path: Path) -> set[str]:
-    """The modules that a file imports. In ``from a import b``, that is a.b if it is a module of this project, else a."""
+    """The modules that a file imports. For ``from a import b``, that is a.b if a.b is a module of this project, otherwise a."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -113,7 +115,7 @@ def imported() -> dict[str, set[str]]:
 
 
 def inside(name: str, rooms: Iterable[str]) -> bool:
-    """Whether a module is one of these, or in one of these packages."""
+    """Whether a module is one of ``rooms``, or inside one of these packages."""
     return any(name == room or name.startswith(room + ".") for room in rooms)
 
 
@@ -126,13 +128,13 @@ def own(names: Iterable[str]) -> set[str]:
 
 
 def wing_of(name: str) -> str | None:
-    """The folder of orderedmq/rocketmq that a module is in, if it is in any."""
+    """The folder of orderedmq/rocketmq that contains a module; None if no such folder does."""
     folder = name.removeprefix("orderedmq.rocketmq.").partition(".")[0]
     return folder if folder != name and folder in (*WINGS, LOCAL) else None
 
 
 def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
-    """Modules that import each other in a circle, or nothing: a depth-first search."""
+    """Modules that import each other in a circle, found by depth-first search; empty if there are none."""
     done: set[str] = set()
 
     def visit(name: str, path: list[str]) -> list[str]:
@@ -148,7 +150,7 @@ def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
     return next((found for name in graph if (found := visit(name, []))), [])
 
 
-# -- pure rooms -------------------------------------------------------------------------------------------------------------------
+# -- pure packages ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if inside(name, (*PURE, *SHARED))])
@@ -181,7 +183,7 @@ def test_a_module_that_says_it_is_pure_is_pure() -> None:
 
 
 def test_no_two_classes_have_one_name() -> None:
-    """Readers who find a name in one module could take it for the class that they know from another."""
+    """A reader could mistake a class in one module for the class of the same name in another."""
     defined: dict[str, list[str]] = {}
     for name, path in MODULES.items():
         for node in ast.parse(path.read_text()).body:
@@ -196,7 +198,7 @@ def test_no_two_classes_have_one_name() -> None:
 def test_spark_is_imported_by_source_sink_three_programs_and_the_room_of_users_tests_alone() -> None:
     assert [name for name, found in imported().items() if roots(found) & SPARK and not inside(name, WITH_SPARK)] == []
     assert [name for name, found in imported().items() if found & set(PROGRAMS)] == []
-    # `orderedmq.register` names the module that Spark discovers, when it is called.
+    # When it is called, `orderedmq.register` imports the module that Spark discovers.
     assert [name for name, found in imported().items() if "pyspark_orderedmq" in found] == ["orderedmq"]
 
 
@@ -303,13 +305,13 @@ def test_importing_the_package_loads_neither_arrow_nor_spark() -> None:
 
 
 def test_what_pyspark_asks_of_mapinarrow_comes_with_the_package() -> None:
-    """``consume_orderly`` and ``route`` are made of it, and pyspark itself does not depend on pandas."""
+    """``consume_orderly`` and ``route`` use mapInArrow, for which pyspark needs pandas without declaring that dependency."""
     needed = [Requirement(line) for line in requires("orderedmq") or ()]
     assert {"pyspark", "pyarrow", "pandas"} <= {one.name for one in needed if one.marker is None}
 
 
 def test_only_the_group_session_changes_the_state_of_a_querys_owner() -> None:
-    #: Of these, some have the same name as something else, so the object counts as well; the others are the Owner's alone.
+    #: Other objects have methods with the shared names, so the object's name is also checked. Only the Owner has the other names.
     shared = {"boundary", "lost", "drop", "enter", "backlog", "skip", "plan", "replay", "found", "commit", "place", "repeat"}
     own = {"locked", "assume", "unplace", "roll_back"}
     found = []

@@ -1,4 +1,4 @@
-"""Which Java Spark gets: versions read right, arguments dropped right, one shim however many processes make it."""
+"""Which Java Spark gets: versions are parsed correctly, arguments are dropped correctly, and many processes make only one shim."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_version(text: str, version: int | None) -> None:
 
 
 def fake_java(home: Path, version: str) -> Path:
-    """A ``java`` that says its version, or prints its arguments one a line."""
+    """A ``java`` that prints its version, or otherwise prints its arguments, one per line."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(
@@ -52,11 +52,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def machine(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with no Java at all; ``bin`` is its PATH."""
+    """A machine without Java. ``bin`` is its PATH."""
     bin_dir = tmp_path / "machine" / "bin"
     bin_dir.mkdir(parents=True)
     monkeypatch.setenv("PATH", str(bin_dir))
-    # Set first, so that what the code under test sets or removes is undone as well.
+    # Set first, so that monkeypatch also undoes what the code under test sets or removes.
     monkeypatch.setenv("JAVA_HOME", "")
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setattr(java, "_wheel_java", lambda: None)
@@ -101,7 +101,7 @@ def test_the_wheel_replaces_a_missing_or_old_java(
     assert shim.is_relative_to(cache)
     assert os.environ["JAVA_HOME"] == str(shim.parent.parent)
     assert os.environ["PATH"].split(os.pathsep) == [str(shim.parent), str(machine / "bin")]
-    assert java.ensure_java() == shim, "the second call finds what the first set"
+    assert java.ensure_java() == shim, "the second call must find the shim that the first one set"
 
 
 def test_no_java_at_all_names_the_remedy(machine: Path) -> None:
@@ -170,7 +170,7 @@ def test_the_shim_is_private_and_repaired(cache: Path, tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     made = shim.stat().st_mtime_ns
     assert java.make_shim(program, 21) == home
-    assert shim.stat().st_mtime_ns == made, "a good one is not written again"
+    assert shim.stat().st_mtime_ns == made, "an intact shim must not be written again"
     shim.write_text("#!/bin/sh\n")
     java.make_shim(program, 21)
     assert shim.read_text() == java.shim_script(program, 21)
@@ -189,7 +189,7 @@ def test_many_processes_make_one_shim(cache: Path, tmp_path: Path) -> None:
     program = fake_java(tmp_path / "jdk", "21")
     code = (
         "import subprocess, sys; from pathlib import Path; from orderedmq.java import make_shim\n"
-        "print('ready', flush=True); sys.stdin.read()\n"  # all wait here, and continue together
+        "print('ready', flush=True); sys.stdin.read()\n"  # all processes wait here, and continue together
         "home = make_shim(Path(sys.argv[1]), 21)\n"
         "print(home, subprocess.check_output([home / 'bin' / 'java', 'ran'], text=True).strip())\n"
     )

@@ -1,4 +1,4 @@
-"""A field of many JSON objects is what parsing them one by one finds."""
+"""The values of a field in many JSON objects are the same as when each object is parsed alone."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ def test_no_objects_and_no_text() -> None:
     assert values(pa.array([], pa.binary()), "a").to_pylist() == []
     with pytest.raises(BadJson, match="there is no text"):
         values(pa.array([b"{}", None]), "a")
-    # A slice, and strings.
+    # Slices and strings also work.
     assert values(pa.array(['{"a":1}', '{"a":2}', '{"a":3}']).slice(1), "a").to_pylist() == ["2", "3"]

@@ -1,4 +1,4 @@
-"""Order per key: the engine against a plain model of a queue, its parking lot, and micro-batches that crash and repeat."""
+"""Order per key: the engine is compared with a plain model of a queue, its parking lot, and micro-batches that crash and repeat."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def answer(status: ConsumeOrderlyStatus | None, error: str | None = None) -> Ans
 
 
 def again(one: Message, due: bool = True) -> Message:
-    """The message as the next task finds it in the lot."""
+    """A copy of the message as the next task reads it from the lot."""
     return message(one._offset, one._key, attempts=one._attempts, held=one._held, error=one._error, due=due)
 
 
@@ -55,27 +55,27 @@ def lanes(messages: list[Message]) -> dict[object, list[int]]:
 
 @dataclass
 class World:
-    """A queue, its parking lot, and what the listener saw. ``plan`` and ``run`` are one micro-batch."""
+    """A queue, its parking lot, and the calls of the listener. ``micro_batch`` plans, runs and commits one micro-batch."""
 
     random: Random
     settings: OrderPerKey
     keys: list[str | None]
-    #: How often the listener fails at an offset before it accepts it; -1: always.
+    #: How many times the listener fails at an offset before it accepts the message; -1: always.
     failures: dict[int, int]
-    #: How many messages may be in the lot.
+    #: How many messages the lot can hold.
     room: int
     now: float = 0.0
     committed: int = 0
     lot: list[Message] = field(default_factory=list)
     lot_begin: int = 0
     calls: Counter[int] = field(default_factory=Counter)
-    #: Decided offsets of each key in order of their first decision, and the greatest success with its micro-batch.
+    #: The decided offsets of each key, in the order in which they were first decided.
     decided: dict[object, list[int]] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
-    #: What the committed attempts decided, and the last success of each key among it.
+    #: The statuses that committed attempts decided, by offset, and the greatest offset of each key among the successes.
     final: dict[int, str] = field(default_factory=dict)
     best: dict[object, int] = field(default_factory=dict)
-    #: What this attempt has decided.
+    #: The statuses that this attempt has decided, by offset.
     here: dict[int, str] = field(default_factory=dict)
     reached: Counter[str] = field(default_factory=Counter)
 
@@ -94,7 +94,7 @@ class World:
         return heads
 
     def micro_batch(self, size: int, ripe: Callable[[Message], bool], crashes: int) -> None:
-        """Plan a range and run it, ``crashes`` times only a part of it first; then commit it."""
+        """Plan a range, run parts of it in ``crashes`` attempts that crash, run the whole range, and commit it."""
         end = min(len(self.keys), self.committed + size)
         due = {key for key, head in self.heads().items() if not head._held and ripe(head)}
         planned = (self.lot_begin, len(self.lot)) if due else (self.lot_begin, self.lot_begin)
@@ -136,11 +136,11 @@ class World:
                     assert self.lane(batch.messages[0]) not in {self.lane(one.messages[0]) for one in in_flight}
                     assert len({(one._key, one._attempts) for one in batch.messages}) == 1
                     for one in batch.messages:
-                        # K4, also for keys that an earlier attempt parked in this batch.
+                        # K4: newer messages of a parked key are diverted, even if an earlier attempt parked the key in this batch.
                         key = self.lane(one)
                         older = [o._offset for o in self.live() if self.lane(o) == key and o._offset < one._offset]
                         assert key not in refused or not older, f"{one._offset} was not diverted"
-                        # K2
+                        # K2: a key's messages are consumed in offset order.
                         assert one._offset > self.best.get(key, -1), f"{one._offset} after {self.best[key]}"
                         last = max((at for at in self.here if self.lane(Message(at, self.keys[at])) == key), default=-1)
                         assert one._offset > last, f"{one._offset} after {last}"
@@ -155,7 +155,7 @@ class World:
                     if self.random.random() < 0.1:
                         engine.was_parked(None, "no room", self.now)
                         continue
-                    # A crash in the middle of the write leaves its beginning.
+                    # A crash in the middle of the write stores only the first messages.
                     some = len(messages) if steps is None or steps else self.random.randrange(len(messages) + 1)
                     for one in messages[:some]:
                         self.lot.append(again(one))
@@ -203,7 +203,7 @@ class World:
                 self.ended.setdefault(one.begin, one.status)
 
     def check(self) -> None:
-        """K3: what is committed is decided, or lies in the lot once."""
+        """K3: each committed message is either decided or in the lot, and in the lot only once."""
         parked = Counter(one._offset for one in self.live())
         assert all(count == 1 for count in parked.values()), parked
         for offset in range(self.committed):
@@ -284,7 +284,7 @@ def test_each_branch_is_reached() -> None:
 
 
 def drained(engine: KeyEngine, listener: Callable[[Batch], ConsumeOrderlyStatus | None], now: float = 0.0) -> list[Outcome]:
-    """Run an engine alone, one call at a time."""
+    """Run only the engine, one call at a time."""
     out: list[Outcome] = []
     while True:
         match engine.next(now):
@@ -452,7 +452,7 @@ def test_a_message_that_was_settled_before_is_not_parked_and_only_what_failed_ge
 
 @pytest.mark.parametrize("attempts", [0, 2], ids=["a first failure", "the last one"])
 def test_what_fails_before_a_parked_message_of_its_key_is_parked_or_put_aside_as_ever(attempts: int) -> None:
-    """An earlier attempt has parked 2 and 4. Or they were kept by a seek back, and nobody has ever decided 0 and 1."""
+    """An earlier attempt has parked 2 and 4; or a seek back kept them parked, and 0 and 1 were never decided."""
     settings = OrderPerKey(in_batch_attempts=1, max_reconsume_times=2)
     made = KeyEngine(QUEUE, settings, 0.0, LotView(attempted={"a": [2, 4]}))
     made.put(message(offset, "a", attempts=attempts if offset == 0 else 0) for offset in range(6))
@@ -500,7 +500,7 @@ def test_settings_are_checked(name: str, value: object) -> None:
 
 
 def test_what_comes_from_the_lot_in_another_order_is_consumed_in_the_queues() -> None:
-    # A successor has parked 7 behind 13, which the dead owner had parked from the same range.
+    # A successor has parked 7 after 13, which the dead owner had parked from the same range.
     lot = [Message(1, "a"), Message(13, "a"), message(7, "a", due=False)]
     engine = KeyEngine(QUEUE, OrderPerKey(), 0.0, LotView(planned=lot))
     engine.lock(True, 0.0)

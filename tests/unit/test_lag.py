@@ -1,4 +1,4 @@
-"""Lag per queue from the JSON of a source's progress, in the forms in which PySpark gives it."""
+"""Lag per queue from the JSON of a source's progress, in all forms that PySpark uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def q(number: int, topic: str = "orders") -> MessageQueue:
 
 
 def source(end: dict[int, int] | None, latest: dict[int, int] | None, *, text: bool = True) -> dict[str, Any]:
-    """A source's progress: ``end`` and ``latest`` are offsets per queue."""
+    """A source's progress. ``end`` and ``latest`` are offsets by queue number."""
     checkpoint = Checkpoint() if end is None else Checkpoint("me", {q(number): offset for number, offset in end.items()})
     reported = None if latest is None else {"next": offsets_to_json({q(number): offset for number, offset in latest.items()})}
     offsets = {"startOffset": {}, "endOffset": checkpoint.to_spark(), "latestOffset": reported}
@@ -80,7 +80,7 @@ def test_a_queue_on_one_side_only_has_no_lag() -> None:
 
 
 def test_lag_is_never_negative() -> None:
-    # The topic was created again, or the store replaced by an older copy.
+    # The topic was created again, or an older copy replaced the store.
     assert lag_of(source({0: 10}, {0: 3}))[q(0)].messages == 0
 
 
@@ -120,7 +120,7 @@ def test_a_line_has_the_total_and_the_worst_queue() -> None:
     assert describe({}) == "lag of 0 queues is unknown"
 
 
-# What is parked.
+# Parked messages.
 
 
 def with_lot(parked: Any, *, text: bool = True) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_what_is_parked_is_the_sum_over_the_sources_with_a_parking_lot(text: boo
 
 def test_without_a_parking_lot_nothing_is_said_of_one() -> None:
     assert parked_of_query([source({0: 1}, {0: 2})]) is None
-    # A batch that is repeated after a restart.
+    # This batch is repeated after a restart.
     assert parked_of_query([with_lot(counts(3, 2, 7000, 5)) | {"latestOffset": "null"}]) is None
     assert parked_of_query([other.values[0] for other in FOREIGN]) is None  # type: ignore[misc]
 
@@ -167,7 +167,7 @@ def test_a_line_says_what_is_parked() -> None:
 
 
 class Source(dict[str, Any]):
-    """A source's progress as Spark gives it to a listener."""
+    """A source's progress, as Spark passes it to a listener."""
 
     numInputRows = 1
 
@@ -179,7 +179,7 @@ def progress(*sources: dict[str, Any], name: str = "billing", run: int = 1) -> A
 
 
 def gauges(registry: CollectorRegistry) -> dict[str, float]:
-    """The gauges of what is parked, without the common beginning of their names."""
+    """The gauges of parked messages, without the common prefix of their names."""
     found = (sample for metric in registry.collect() for sample in metric.samples if "_parked_" in sample.name)
     return {sample.name.removeprefix("orderedmq_parked_") + "/" + sample.labels["query"]: sample.value for sample in found}
 
@@ -197,7 +197,7 @@ def test_gauges_show_what_is_parked_by_query(monkeypatch: pytest.MonkeyPatch) ->
     assert gauges(registry) == billing
     listener.onQueryProgress(progress(with_lot(counts(0, 0, None, 0))))
     assert gauges(registry) == {"messages/billing": 0, "keys/billing": 0, "retries/billing": 0}
-    # The latest offset is not known of a batch that is repeated.
+    # The latest offset of a repeated batch is not known.
     listener.onQueryProgress(progress(with_lot(counts(3, 2, 7500, 5)) | {"latestOffset": None}))
     assert gauges(registry) == {}
     listener.close()

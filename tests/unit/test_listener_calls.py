@@ -1,4 +1,4 @@
-"""A call of a listener and its hooks, and the properties of a dead letter."""
+"""Calls of a listener and its hooks, and the properties of a dead letter."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_message_counts_the_replays_of_each_group() -> None:
     assert once == {"own": "x", REPLAYS: "g=1"}
     found = replayed_once_more(replayed_once_more(replayed_once_more(once, "h"), "g"), "%DLQ%g-_|1")
     assert [replays(found, group) for group in ("g", "h", "%DLQ%g-_|1", "other")] == [2, 1, 1, 0]
-    # Whatever a producer sets counts as none.
+    # Invalid counts, which a producer may have set, are ignored.
     for text in ("=", "g", "g=", "g=x", "g=-1", "g=" + "9" * 5000, "g=1.5", ",,", "g=²"):
         assert replays({REPLAYS: text}, "g") == 0
         assert replayed_once_more({REPLAYS: text}, "g")[REPLAYS] == "g=1"

@@ -1,6 +1,6 @@
-"""Tasks of listeners on a real store, above all of those that park what fails. A micro-batch is one task here.
+"""Tasks of listeners on a real store, mainly of listeners whose failed messages are parked. Here a micro-batch is one task.
 
-Long because all tests drive the same `Rig`.
+The module is long because all its tests use the same `Rig`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ OWN = {"lock_token": pa.string(), "ticket": TICKET_TYPE}
 
 
 class Rig:
-    """A queue, its lot, and a clock for due times. ``heard``: the offsets of each call, in the order of their beginnings."""
+    """A queue, its lot, and a clock for due times. ``heard``: the offsets of each call, in the order in which the calls began."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path / "store")
@@ -79,7 +79,7 @@ class Rig:
     def read(
         self, planned: bool, *, columns: tuple[str, ...] = COLUMNS, lot: bool = True, size: int = 1000
     ) -> Iterator[pa.RecordBatch]:
-        """A task's rows: the queue from where it was committed, and the lot if it is planned."""
+        """A task's rows: those of the queue from the committed offset on, and those of the lot if it is planned."""
         end, lot_end = self.ends()
         span = LotSpan(LOT, self.lot_position, lot_end if planned else self.lot_position, companion(self.token), self.room)
         where = (Endpoint(self.path), self.broker.identity, QUEUE, self.position, end, self.token)
@@ -92,7 +92,7 @@ class Rig:
         return shell.consume(self.read(planned, **reading), consumer, lambda: self.now)
 
     def run(self, consumer: Consumer, planned: bool = False, *, commit: bool = True, **reading: Any) -> list[tuple[Any, ...]]:
-        """Run a micro-batch and commit it. Return its outcomes: offset, status, attempts, seconds until due."""
+        """Run a micro-batch and commit it. Return its outcomes as (offset, status, attempts, seconds until due)."""
         end, lot_end = self.ends()
         told = [row for batch in self.task(consumer, planned, **reading) for row in batch.to_pylist()]
         if commit:
@@ -113,7 +113,7 @@ class Rig:
         ]
 
     def listener(self, answer: Callable[[Any], Any]) -> Any:
-        """A listener that asks ``answer`` about the first message of its batch."""
+        """A listener whose answer is ``answer`` of the first message in its batch."""
 
         def listen(messages: Sequence[Any], context: Any) -> Any:
             self.heard.append([one.queue_offset for one in messages])
@@ -129,7 +129,7 @@ class Rig:
         return Consumer(listener, ConcurrentSettings(**settings))
 
     def lying(self) -> dict[object, list[int]]:
-        """What lies in the lot from the group's offset on."""
+        """The offsets of the parked messages by key, from the lot's committed offset on."""
         lot = Lot(self.lot_position)
         reading.read(self.broker.log, lot, LOT, reading.end_of(self.broker.log, LOT))
         return {key: one.offsets for key, one in lot.keys.items()}
@@ -147,7 +147,7 @@ def bad(*keys: str) -> Callable[[Any], Any]:
 
 
 def never(message: Any) -> Any:
-    raise AssertionError(f"message {message.queue_offset} came to the listener")
+    raise AssertionError(f"message {message.queue_offset} was given to the listener")
 
 
 # -- order per key ----------------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_a_repeat_of_a_planned_lot_honours_what_was_parked_again(rig: Rig) -> No
     rig.now += 10
     assert rig.run(rig.by_key(bad("a")), planned=True, commit=False) == [(1, "SUCCESS", 2, None), (0, "PARKED", 2, 30)]
     rig.heard.clear()
-    # The repeat's plan is the logged one.
+    # The repeat uses the logged plan.
     end = reading.end_of(rig.broker.log, LOT)
     part = rig.read(planned=True)
     rig_end, LotEnd = rig.ends, 2
@@ -394,7 +394,7 @@ def test_more_rows_are_asked_for_only_when_the_engine_wants_them(rig: Rig, monke
     kind = rig.by_key(bad())
     for _ in shell.consume(told(rig.read(planned=False, size=2)), kind, lambda: rig.now):
         pass
-    # A batch is two messages: two batches fill the engine, which has decided one before the next is asked for.
+    # A batch is two messages, and two batches fill the engine. It must decide one batch before the next one is fetched.
     assert taken[0] == 0
     assert len(rig.heard) == 12
     assert max(2 * (number + 1) - calls for number, calls in enumerate(taken)) <= 4 + 2
@@ -436,7 +436,7 @@ def test_messages_of_a_key_that_are_far_apart_go_to_the_listener_together(rig: R
 
 
 class Gate:
-    """Lets a test see which calls are under way, and end them."""
+    """Shows a test which calls are running, and lets it end them."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -451,7 +451,7 @@ class Gate:
 
 
 class Running(threading.Thread):
-    """A task in a thread of its own, so that a test can act while it waits for its listener."""
+    """A task in a separate thread, so that a test can act while the task waits for its listener."""
 
     def __init__(self, task: Iterator[pa.RecordBatch]) -> None:
         super().__init__(daemon=True)
@@ -606,7 +606,7 @@ def test_a_process_that_is_told_to_end_does_not_wait_for_its_threads(rig: Rig, t
     rig.send("a", "b", "c")
     child = os.fork()
     if not child:
-        # A child of the test must not continue with the suite, whatever happens.
+        # The child process must not continue with the test suite, whatever happens.
         with contextlib.suppress(BaseException):
             signal.signal(signal.SIGTERM, leave)
             try:
@@ -629,7 +629,7 @@ def test_what_ends_a_process_ends_the_task_from_a_thread_too(rig: Rig) -> None:
 
 
 class Connection:
-    """A listener that is a class: what it has, it has for the thread in which it was made."""
+    """A listener that is a class. Its attributes belong to the thread in which it was created."""
 
     made: list[int]
     used: list[tuple[int, int]]
@@ -706,7 +706,7 @@ def test_a_child_begins_anew_after_a_fork(connection: type[Connection]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
 
-# -- what is refused ------------------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------------------------------------
 
 
 def test_rows_without_a_parking_lot_are_refused_by_name_and_the_reverse(rig: Rig) -> None:
@@ -750,7 +750,8 @@ def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_rea
     for _ in range(2):
         rig.send("a")
         rig.run(rig.by_key(never))
-    # Of each task, the rows' reader comes first. The lot was empty, then read from its beginning, then from where it ended.
+    # In each task, the reader of the rows reads first. The lot was read three times: empty, from its beginning, and from its
+    # former end.
     assert begun[1::2] == [0, 0, 1]
     other = replace(rig.token, epoch=rig.token.epoch - 1)
     Settled.read(rig.broker, other, LOT, LotPlan(3, 0, 0, 9))
@@ -836,7 +837,7 @@ def test_without_order_each_message_of_a_key_is_due_at_its_own_time(rig: Rig) ->
     rig.broker.admin.order_parked("g", QUEUE, [Order("retry", "a")])
     done = rig.concurrently(lambda messages, context: DONE)
     assert rig.run(done, planned=True) == [(1, "SUCCESS", 2, None), (0, "PARKED", 1, 7195)]
-    # The command finds them by their key.
+    # The command finds the messages by their key.
     [one] = parked.parked_keys(rig.broker, "g")
     assert (one.key, one.offset, one.messages) == ("a", 0, 1)
     parked.give(rig.broker, "g", "retry", parked.chosen("g", [one], ["a"], [], everything=False))

@@ -1,4 +1,4 @@
-"""Queue locks: RocketMQ's rules, and epochs, liveness, lingering and lineage on top of them."""
+"""Queue locks: RocketMQ's rules, and our additions: epochs, liveness, lingering and lineage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nobody(client_id: str) -> bool:
 
 
 def unasked(client_id: str) -> bool:
-    raise AssertionError("liveness does not decide here")
+    raise AssertionError("the decision must not depend on liveness")
 
 
 def ask(
@@ -274,7 +274,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_at_most_one_client_holds_a_queue_and_epochs_only_grow(steps):
-    """Against the plainest reading of the rules: two living clients never both hold it, and what is granted is granted once."""
+    """A simple model of the rules: two living clients never hold the lock at the same time, and each epoch is granted once."""
     lock: QueueLock | None = None
     now, epoch, best = 0.0, 0, 0
     dead: set[str] = set()

@@ -1,4 +1,4 @@
-"""What processes that live for months keep of micro-batches, parked messages and dead letters that are done."""
+"""Memory that long-running processes keep for micro-batches, parked messages and dead letters that are finished."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from tests.unit.test_parking_plan import Run, produce, ticket
 
 
 def blocks() -> int:
-    """The blocks of memory that Python's objects take in this process, without garbage.
+    """The number of memory blocks that live Python objects use in this process.
 
-    The caches of decoded locks and groups are bounded; a renewal of a lock during the test adds to them.
+    The caches of decoded locks and groups are bounded, but the renewal of a lock during the test would add to them, so they are
+    cleared.
     """
     layout.lock_from_json.cache_clear()
     layout.group_of.cache_clear()
@@ -36,9 +37,10 @@ def blocks() -> int:
 
 
 def growth(work: Callable[[], object], rounds: int) -> int:
-    """By how many blocks the last half of ``rounds`` calls has made this process larger, by the third of it that left the least.
+    """By how many memory blocks the second half of ``rounds`` calls makes this process grow.
 
-    What is kept of each call makes every third larger. What the first use of something leaves, also in another thread, makes one larger.
+    It is three times the smallest growth among the three thirds of these calls. A leak in each call affects every third. The
+    first use of something, in this or another thread, affects only one third.
     """
     for _ in range(rounds // 2):
         work()
@@ -52,7 +54,7 @@ def growth(work: Callable[[], object], rounds: int) -> int:
 
 
 def test_the_driver_keeps_nothing_of_micro_batches_that_are_done(tmp_path: Path) -> None:
-    """A block for each of them would be the end of a query after months. Spark calls the real reader here, without Spark."""
+    """With only one block per micro-batch, a query would run out of memory after months. The test calls the real reader as Spark does."""
     with orderedmq.connect(tmp_path / "store") as broker:
         broker.admin.create_topic("in", 1)
         run = Run(broker)
@@ -64,7 +66,7 @@ def test_the_driver_keeps_nothing_of_micro_batches_that_are_done(tmp_path: Path)
             assert run.batch() is not None
             run.park(ticket(parked, 0), ticket(parked + 1, 0))
             parked += 2
-            # Both are due at once, and nothing of them is parked again.
+            # Both messages are due immediately, and neither is parked again.
             assert run.batch() is not None
             assert run.batch() is None
             run.reader.reportLatestOffset()
@@ -73,12 +75,12 @@ def test_the_driver_keeps_nothing_of_micro_batches_that_are_done(tmp_path: Path)
             log[:-1] = [""] * (len(log) - 1)
 
         with stopped(run.reader):
-            # Less than one block for each of the 180 boundaries that count; PyArrow's own first uses leave some.
+            # Less than one block for each message parked in the 60 measured boundaries, with room for PyArrow's own first uses.
             assert growth(boundary, 120) < 180
 
 
 def test_the_driver_forgets_parked_messages_when_they_leave_the_lot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it keeps of a lot is as large as the lot, not as large as all that was ever parked."""
+    """The driver's memory depends on the present size of the lot, not on the number of messages that were ever parked."""
     count, hour = 400, 3600
     passed = 0
     clock = {"time": lambda: time.time() + passed, "monotonic": lambda: time.monotonic() + passed}
@@ -105,7 +107,7 @@ def test_the_driver_forgets_parked_messages_when_they_leave_the_lot(tmp_path: Pa
 
 
 def test_of_the_letters_of_a_dead_letter_topic_the_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as are searched for a repeat: a worker that keeps the key of every letter grows with each one."""
+    """A worker remembers only as many keys as it searches for repeats. If it kept the key of every letter, it would grow with each one."""
     monkeypatch.setattr(dead_letter_topic, "LOOK_BACK", 64)
     target = MessageQueue(DEAD_LETTER_PREFIX + "g", "broker-a", 0)
     letters: list[str] = []

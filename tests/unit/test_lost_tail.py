@@ -1,4 +1,4 @@
-"""A broker that lost its last messages after it said where its queues end: a reader gets an error there and does not wait."""
+"""A broker that lost its last messages after it reported the ends of its queues: a reader gets an error and does not wait for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOST = 3
 
 
 class Shortened:
-    """A log that had more messages in each queue when it was asked for the ends."""
+    """A log that reported larger ends of its queues than it has now."""
 
     tail_loss = "the test lost it"
 
@@ -106,7 +106,7 @@ def test_what_is_there_is_shown_where_no_more_was_asked_for(log: Any) -> None:
 
 
 class Holed(Shortened):
-    """A log in whose middle messages are missing that its bounds do not tell of: a broker's index may be behind its files."""
+    """A log that lacks messages in the middle although its bounds include them. In a real broker, the index may lag behind the files."""
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
         return self._log.bounds(queues)

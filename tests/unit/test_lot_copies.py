@@ -1,4 +1,4 @@
-"""A parking lot in which messages lie twice, and orders that were given while a task was moving the key."""
+"""A parking lot that contains messages twice, and orders that were given while a task moved the key's messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DUE = {"retry": BEHIND, "hold": HELD, "drop": DROPPED}
 
 
 def parked(key: str, *copies: tuple[int, int, str]) -> pa.RecordBatch:
-    """Copies of messages: offset in the queue, due time, and where each was copied from."""
+    """Rows with copies of messages, each given as its offset in the queue, its due time, and the place from which it was copied."""
     rows = []
     for offset, due, source in copies:
         properties = {**Ticket(offset, 1, 1, due).to_properties(), PARKED_FROM: source}
@@ -44,7 +44,7 @@ def test_a_message_that_lies_twice_comes_in_its_first_place_and_is_parked_again_
 
 @pytest.mark.parametrize("action", ["retry", "hold", "drop"])
 def test_an_order_concerns_what_a_task_was_moving_when_it_was_given_and_nothing_newer(action: OrderAction) -> None:
-    # A batch had read the lot up to 10. The order lies at 10, then the batch moved the key behind it.
+    # A batch had read the lot up to 10. The order is at 10, and then the batch moved the key to places after it.
     moved = parked("a", (0, 5000, "P:8"), (1, BEHIND, "P:9"), (2, BEHIND, "Q:2"))
     lot, rows = lot_of(order_rows([Order(action, "a")]), moved, begin=10)
     due = [ticket.due for _, ticket in restore(rows, QUEUE, lot)[1]]

@@ -1,4 +1,4 @@
-"""Reading a parking lot from a broker: to its end, and on from there."""
+"""Reading a parking lot from a broker to its end, and continuing from there."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import BEHIND, Ticket, parked_queue
 from orderedmq.schema import PRODUCER_SCHEMA
 
-#: An ordinary queue in the place of a lot.
+#: An ordinary queue that serves as the lot.
 QUEUE = MessageQueue("lot", "embedded", 0)
 
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
-    # A user's rows lose reserved properties. These are rows that a broker parked.
+    # These rows represent messages that a broker parked, so their reserved properties must not be removed as they are from users' rows.
     monkeypatch.setattr("orderedmq.embedded.staging.normalise", lambda rows, where: rows)
     with EmbeddedBroker(tmp_path / "store") as broker:
         broker.admin.create_topic("lot", 1)

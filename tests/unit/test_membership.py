@@ -1,4 +1,4 @@
-"""Members of a group: who counts, in which order, and who is refused for another subscription."""
+"""Members of a group: which clients count as members, in which order, and which are refused because of another subscription."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def at(seconds: float, boot: str = "boot") -> Instant:
 
 
 def member(name: str, joined: int = 1, subscription: Subscription = SHARED, seconds: float = 0.0) -> Member:
-    """``a@1`` is a client of owner ``a``."""
+    """A member whose client id is ``name``. ``a@1`` is a client of owner ``a``."""
     return Member(name.partition("@")[0], name, subscription, joined, at(seconds))
 
 
@@ -32,7 +32,7 @@ def everyone(client_id: str) -> bool:
 
 
 def unasked(client_id: str) -> bool:
-    raise AssertionError("liveness does not decide here")
+    raise AssertionError("the decision must not depend on liveness")
 
 
 def test_a_member_lives_as_long_as_a_lock_and_misses_two_heartbeats():
@@ -76,7 +76,7 @@ def test_nobody_asks_whether_an_expired_one_is_alive():
     assert present([member("a@1")], at(1.0, "next boot"), unasked) == []
 
 
-# -- agreeing ---------------------------------------------------------------------------------------------------------------------
+# -- subscriptions ---------------------------------------------------------------------------------------------------------------
 
 
 def test_members_with_the_same_subscription_agree():

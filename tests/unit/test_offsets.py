@@ -1,4 +1,4 @@
-"""Offsets: the canonical form that Spark compares as text, the ranges that follow, and how much is admitted."""
+"""Offsets: the canonical form that Spark compares as text, the ranges between offsets, and how many messages are admitted."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_range_that_begins_after_its_end_is_an_error(start, end):
 
 @given(st.lists(st.dictionaries(st.integers(0, 3), st.integers(0, 5), max_size=4), max_size=6))
 def test_ranges_of_consecutive_batches_join_without_a_gap(steps):
-    """Queues come and go; each queue that stays is read on from where it was."""
+    """Queues come and go. Each queue that stays is read from where the previous range ended."""
     start, at = Checkpoint(), dict.fromkeys(range(4), 0)
     for owned in steps:
         entered = {number: at[number] for number in owned if q(number) not in start.next}

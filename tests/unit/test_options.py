@@ -1,8 +1,9 @@
-"""Options: every refusal names the option and the remedy in one line; every good value arrives typed.
+"""Options: every refusal names the option and the remedy in one line, and every valid value is converted to its type.
 
-Rules: a bad case is a row of a table: what is wrong, the options, stream or batch, the condition, words that the message has.
+Each invalid case is a row of a table with its description, the options, the condition of the error, and words that the message
+contains.
 
-Long because each option has such rows.
+The module is long because each option has such rows.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 
 
 class Bad(NamedTuple):
-    """A refusal. ``streaming`` None: not known yet."""
+    """An invalid case. ``streaming``: whether the options are for a stream; None: not known yet."""
 
     what: str
     options: Mapping[str, Any]
@@ -79,7 +80,7 @@ BAD_SOURCE = [
     Bad("a checkpoint for a reader", {**STREAM, "checkpointLocation": "c"}, "UNKNOWN", ("checkpointLocation", "of the writer")),
     Bad("a name twice", {**STREAM, "PATH": "/b"}, "CONFLICT", ("option path", "twice", "Drop one")),
     Bad("a value that is no text", {**STREAM, "pullBatchSize": 5}, "INVALID", ("pullBatchSize", "int", "string")),
-    # Refused by name.
+    # Names that are refused with a specific reason.
     Bad("minPartitions", {**STREAM, "minpartitions": "9"}, "UNSUPPORTED", ("minPartitions", "never split", "repartition")),
     Bad("maxPartitions", {**STREAM, "maxPartitions": "9"}, "UNSUPPORTED", ("maxPartitions", "never split", "more queues")),
     Bad("numPartitions", {**STREAM, "numPartitions": "9"}, "UNSUPPORTED", ("numPartitions", "never split")),
@@ -128,7 +129,7 @@ BAD_SOURCE = [
     Bad("half a certificate", {**CLUSTER, "useTLS": "true", "tlsCertPath": "c"}, "MISSING", ("tlsCertPath", "tlsKeyPath")),
     Bad("no port", {**CLUSTER, "namesrvAddr": "h"}, "INVALID", ("namesrvAddr", "'h'", "host:port")),
     Bad("no address", {**CLUSTER, "namesrvAddr": " ; "}, "INVALID", ("namesrvAddr", "host:port")),
-    # Where the broker is.
+    # The place of the broker.
     Bad("two brokers", {**STREAM, "namesrvaddr": "h:9876"}, "CONFLICT", ("path", "namesrvAddr", "Drop one")),
     Bad(
         "a bucket", {**STREAM, "path": f"s3://me:{SECRET}@b/x"}, "UNSUPPORTED", ("path", "s3:", "local directory", "/data/omq")
@@ -167,7 +168,7 @@ BAD_SOURCE = [
     Bad("a group nobody uses", {**STREAM, "messageModel": "broadcasting"}, "CONFLICT", ("Drop consumerGroup", "clustering")),
     Bad("a bad model", {**STREAM, "messageModel": "both"}, "INVALID", ("messageModel", "'both'", "clustering, broadcasting")),
     Bad("a bad assignment", {**STREAM, "assignment": "mine"}, "INVALID", ("assignment", "'mine'", "exclusive, shared")),
-    # Queries that divide the queues of a group.
+    # Queries that share the queues of a group.
     Bad(
         "sharing what everybody sees",
         {**ALONE, "assignment": "Shared"},
@@ -309,7 +310,7 @@ BAD_SOURCE = [
             ("maxBytesPerTrigger", "1m"),
         )
     ),
-    # Where to begin and end.
+    # Start and end of a read.
     Bad(
         "an unknown start",
         starting("oldest"),
@@ -399,7 +400,7 @@ BAD_SOURCE = [
         "CONFLICT",
         ("consumeTimestamp", "consumeFromWhere=timestamp"),
     ),
-    # Offsets in JSON, in their option.
+    # Offsets in JSON.
     Bad("half a JSON", starting('{"orders": '), "INVALID", ("startingOffsets", "not JSON", "at character 11", '"embedded"')),
     Bad(
         "JSON of a foreign topic",
@@ -643,8 +644,8 @@ def test_nothing_is_proposed_that_does_not_resemble_what_was_typed(parse: Callab
     assert "Did you mean" not in str(caught.value)
 
 
-#: What Spark 4.3 hands over for CREATE TABLE t USING orderedmq OPTIONS (path '/data/omq', topic 'orders', tags 'A') COMMENT 'all'
-#: TBLPROPERTIES ('team' = 'sales'), and for the same over a cluster.
+#: The options that Spark 4.3 passes for CREATE TABLE t USING orderedmq OPTIONS (path '/data/omq', topic 'orders', tags 'A')
+#: COMMENT 'all' TBLPROPERTIES ('team' = 'sales'), and for the same table on a cluster.
 TABLE = {
     "path": "file:/data/omq", "location": "file:/data/omq", "provider": "orderedmq", "owner": "root", "comment": "all", "team": "sales",
     "topic": "orders", "option.topic": "orders", "tags": "A", "option.tags": "A",
@@ -654,7 +655,7 @@ TABLE = {
 def test_a_tables_own_properties_are_passed_over() -> None:
     parsed = SourceOptions.parse(TABLE, streaming=None)
     assert (parsed.endpoint.path, parsed.topics, parsed.matching) == ("/data/omq", ("orders",), Filter(tags=("A",)))
-    # spark.catalog.createTable says more, and more may come.
+    # spark.catalog.createTable adds more properties, and future releases may add others.
     more = {"external": "true", "is_managed_location": "true", "collation": "UTF8_BINARY", "table_type": "EXTERNAL"}
     assert SourceOptions.parse({**TABLE, **more, "option.path": "/data/omq"}, streaming=None) == parsed
     cluster = {**without(TABLE, "path"), "location": "file:/wh/t", "namesrvaddr": "h:9876", "option.namesrvaddr": "h:9876"}
@@ -667,7 +668,7 @@ def test_a_tables_misspelt_option_is_refused_all_the_same() -> None:
     with pytest.raises(OptionError, match="'topics' is unknown.*Did you mean topic") as caught:
         SourceOptions.parse({**TABLE, "topics": "a", "option.topics": "a"}, streaming=None)
     assert caught.value.sub == "UNKNOWN"
-    # Without a table there is nothing to pass over.
+    # Without a table, these properties are not ignored.
     with pytest.raises(OptionError, match="'owner' is unknown"):
         SourceOptions.parse({**BATCH, "owner": "root"}, streaming=None)
 
@@ -1008,7 +1009,7 @@ def test_times_round_trip(when: datetime, offset: int) -> None:
 
 @given(st.integers(0, 8 * 10**12))
 def test_ms_since_1970_round_trip(ms: int) -> None:
-    if len(str(ms)) != 8:  # may be a date, which is refused
+    if len(str(ms)) != 8:  # eight digits may be a date, which is refused
         assert parse_timestamp(str(ms), "startingTimestamp") == ms * 1000
     assert integer(0)(str(ms), "txnVersion") == ms
 

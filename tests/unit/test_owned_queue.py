@@ -1,4 +1,4 @@
-"""One owned queue against a plain model of single messages, and the steps that its tenure does not have."""
+"""One owned queue is compared with a plain model of single messages, and steps that its state does not allow are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUEUE = MessageQueue("t", "b", 0)
 
 
 class Machine(RuleBasedStateMachine):
-    """As RocketMQ's ProcessQueue: ``waiting`` is what was found, ``taken`` what is being consumed."""
+    """A model like RocketMQ's ProcessQueue: ``waiting`` has the messages found, ``taken`` those being consumed."""
 
     def __init__(self) -> None:
         super().__init__()

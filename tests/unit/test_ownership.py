@@ -1,9 +1,10 @@
 """Owner: rule by rule, and as a state machine of two queries of one group with crashes, pauses, take-overs and zombies.
 
-The machine drives the real Owner and the real lock rules over a broker of plain dicts, as the source drives them: boundary, lock,
-enter, plan, publish, Spark's commit. It checks after every step that each queue's messages are published 0, 1, 2, … once and in order
-(foreign sink: none is first delivered before its predecessor), and that the group's offset neither goes back nor passes them. Broken
-rules must be noticed by the same machine. Long because the machine, half of the module, is of no use to another one.
+The machine drives the real Owner and the real lock rules over a broker of plain dicts, in the order in which the source calls
+them: boundary, lock, enter, plan, publish, Spark's commit. After every step it checks that each queue's messages are published as
+0, 1, 2, …, once and in order (with a foreign sink: that none is first delivered before its predecessor). It also checks that the
+group's offset never goes back and never passes the processed messages. The same machine must detect planted bugs. The module is
+long because the machine, half of it, is of no use elsewhere.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ def without_lineage(policy: Policy) -> Owner:
     return owner
 
 
-#: A group's offset, and from where Q0 is read then by an exclusive and by a shared query whose checkpoint is at 5.
+#: The group's offset, and where an exclusive and a shared query then resume Q0 if their checkpoint is at 5.
 @pytest.mark.parametrize(
     ("at_group", "exclusive", "shared"),
     [
@@ -246,7 +247,7 @@ def test_a_shared_query_repeats_no_batch_without_what_a_former_run_of_it_holds()
         (Lock(QUEUES, all_or_none=False), True, []),
         (Lock(QUEUES, all_or_none=True, repeating=True), True, [mine, others]),
         (Lock(QUEUES, all_or_none=True), True, [mine, others]),
-        # Without lineage it is entered at the group's offset in any case.
+        # Without lineage, the query resumes at the group's offset in either case.
         (Lock(QUEUES, all_or_none=False, repeating=True), False, []),
     ):
         owner = Owner("me", policy=Policy.REFUSE if asked.all_or_none else Policy.HAND_OVER, lineage=lineage)
@@ -285,7 +286,7 @@ def test_without_a_group_a_replay_repeats_everything():
 
 
 class World:
-    """A broker of plain dicts: locks by the real rules, group offsets, and a sink with its records."""
+    """A broker of plain dicts: locks under the real rules, group offsets, and a sink with its records."""
 
     def __init__(self, *, atomic: bool, fence_publish: bool = True, remember: bool = True) -> None:
         self.atomic, self.fence_publish, self.remember = atomic, fence_publish, remember
@@ -326,7 +327,7 @@ class World:
         return rules.is_current(self.locks.get(token.queue), token)
 
     def commit(self, commit: Commit | None) -> list[MessageQueue]:
-        """The queues that are lost; the others' offsets have moved."""
+        """Commit, and return the queues whose locks are lost. The offsets of the other queues move."""
         lost = []
         for token, offset in commit.offsets.items() if commit else ():
             if not self.current(token):
@@ -362,12 +363,12 @@ class World:
                     assert number <= processed, f"{queue}: delivered {out}"
                     processed = max(processed, number + 1)
             assert self.offsets.get(queue, 0) <= processed, (
-                f"{queue}: the group is at {self.offsets[queue]}, processed is {processed}"
+                f"{queue}: the group's offset is {self.offsets[queue]}, but messages were processed only up to {processed}"
             )
 
 
 class Query:
-    """A streaming query: what its checkpoint keeps, and, while it runs, its Owner driven as the source does it."""
+    """A streaming query: the contents of its checkpoint and, while it runs, its Owner, called as the source calls it."""
 
     def __init__(self, world: World, name: str, *, shared: bool, kind: type[Owner]) -> None:
         self.world, self.name, self.shared, self.kind = world, name, shared, kind
@@ -385,7 +386,7 @@ class Query:
         return self.log[self.committed - 1] if self.committed else Checkpoint()
 
     def step(self, wanted: tuple[bool, bool], counts: tuple[int, int]) -> None:
-        """What this query does next when nothing disturbs it."""
+        """Take this query's next step when nothing disturbs it."""
         match self.phase:
             case "down":
                 self.begin()
@@ -437,7 +438,7 @@ class Query:
         unplaced = self.owner.unplaced().queues
         known = {queue: self.world.offsets[queue] for queue in unplaced if queue in self.world.offsets}
         commit, _, _ = self.owner.enter(self.start, known, 0, dict.fromkeys(unplaced, 0))
-        assert not self.world.commit(commit), "what was just locked is not lost"
+        assert not self.world.commit(commit), "a queue that was just locked must not be lost"
         self.phase = "bounded"
 
     def plan(self, counts: dict[MessageQueue, int]) -> None:
@@ -483,7 +484,7 @@ class Query:
             self.owner.drop([queue])
 
     def forget_plan(self) -> None:
-        """Spark comes back without having run what was planned."""
+        """Spark returns without having run the planned batch."""
         self.log.pop()
         self.phase = "idle"
 
@@ -507,7 +508,7 @@ COUNTS = st.sampled_from([(1, 1), (2, 0), (0, 1), (2, 2), (0, 0)])
 
 
 class Queries(RuleBasedStateMachine):
-    """Two queries of one group; subclasses set their kind and the rules that they break."""
+    """Two queries of one group. Subclasses choose the kind of queries and the rules that they break."""
 
     shared = False
     atomic = True
@@ -554,7 +555,7 @@ class Queries(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([61.0, 15.0]), renewing=st.sampled_from(["", "A", "B", "AB"]))
     def time_passes(self, seconds, renewing):
-        """A query that does not renew is paused."""
+        """A query that does not renew its locks is paused."""
         self.world.now += seconds
         for name in renewing:
             if self.queries[name].phase != "down":
@@ -590,11 +591,11 @@ def machine(**attributes: object) -> type[Queries]:
 
 
 def walk(kind: type[Queries], seed: int, steps: int = 60) -> None:
-    """One random walk of the machine: cheaper than an example that Hypothesis could shrink, so there can be many more."""
+    """One random walk of the machine. It is cheaper than an example that Hypothesis can shrink, so many more can run."""
     random, queries = Random(seed), kind()
     for _ in range(steps):
         name = random.choice("AB")
-        match random.choice("ggggggcsputtzm"):  # the letters' share is how often something happens
+        match random.choice("ggggggcsputtzm"):  # the number of a letter's occurrences is the weight of its event
             case "g":
                 wanted = random.choice([(True, True), (True, False), (False, True)])
                 queries.go_on(name, wanted, (random.randint(0, 2), random.randint(0, 2)), random.randint(1, 6))
@@ -639,21 +640,21 @@ def test_two_queries_process_every_queue_in_order_in_many_random_walks(shared, a
 
 
 class IgnoresTenure(Owner):
-    """Believes that nobody had the queue in between when it was its last holder."""
+    """Believes, whenever it was the last holder, that no other query had the queue in between."""
 
     def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
         return owned.token is None or owned.token.tenure < owned.token.epoch
 
 
 class FollowsTheCheckpoint(Owner):
-    """Goes on where its checkpoint says, even if another query had the queue since; a replay repeats everything."""
+    """Resumes where its checkpoint says even if another query has had the queue since, and repeats everything in a replay."""
 
     def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
         return True
 
 
 class ReplaysEverything(Owner):
-    """Repeats a logged batch without asking who had its queues since."""
+    """Repeats a logged batch without checking which queries have had its queues since."""
 
     def replay(self, start: Checkpoint, end: Checkpoint, reset: int, group: OffsetMap) -> dict[MessageQueue, OffsetRange]:
         self.unbroken = lambda *_: True  # type: ignore[method-assign]
@@ -664,7 +665,7 @@ class ReplaysEverything(Owner):
 
 
 class CommitsWhatIsPlanned(Owner):
-    """Tells the group of a batch that Spark has not committed."""
+    """Commits the offsets of a batch that Spark has not committed."""
 
     def enter(self, start, group, reset, beginnings):
         _, behind, left = super().enter(start, group, reset, beginnings)
@@ -678,7 +679,7 @@ class CommitsWhatIsPlanned(Owner):
 
 
 class KeepsItsPlace(Owner):
-    """Forgets to enter a queue at the group's offset in the offset that it logs."""
+    """When it enters a queue at the group's offset, does not record this in the logged offset."""
 
     def plan(self, counts, topics):
         for owned in self.owned.values():
@@ -707,4 +708,4 @@ def test_a_broken_rule_is_noticed(shared, atomic, how):
             walk(kind, seed)
         except (AssertionError, OffsetError):
             return
-    pytest.fail("5000 walks did not notice it")
+    pytest.fail("5000 walks did not detect the planted bug")

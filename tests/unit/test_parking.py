@@ -59,7 +59,7 @@ def test_a_name_that_no_topic_may_have_is_refused_with_what_to_do() -> None:
 def test_retries_come_at_the_delay_levels_of_rocketmqs_concurrent_consumer() -> None:
     assert [delay(puts) for puts in range(4)] == [10, 30, 60, 120]
     assert delay(15) == delay(1000) == 7200
-    # As the guide has it: 17 calls, three of them or one in a micro-batch.
+    # The numbers in the guide: 17 calls, with three or with one of them in each micro-batch.
     assert (sum(map(delay, range(5))) / 60, round(sum(map(delay, range(16))) / 3600)) == (400 / 60, 5)
 
 
@@ -96,7 +96,7 @@ def test_a_message_that_was_not_parked_has_no_ticket() -> None:
 
 
 def sent(*keys: str | None) -> pa.RecordBatch:
-    """Messages of QUEUE from offset 0 on."""
+    """Messages of QUEUE from offset 0 on, with these keys."""
     rows = [
         {
             "body": f"body {offset}".encode(),
@@ -114,7 +114,7 @@ def sent(*keys: str | None) -> pa.RecordBatch:
 
 
 def lying(*parts: pa.RecordBatch, begin: int = 0) -> pa.RecordBatch:
-    """Rows of the lot from ``begin`` on."""
+    """These rows as the lot has them, from offset ``begin`` on."""
     rows = pa.concat_batches([part.select(list(RESTORE_COLUMNS[1:])) for part in parts])
     return rows.add_column(0, "queue_offset", pa.array(range(begin, begin + rows.num_rows), pa.int64()))
 
@@ -175,13 +175,13 @@ def test_a_lot_sums_up_the_first_message_of_each_key() -> None:
     assert (lot.retries, lot.oldest) == (0, None)
     tickets = Ticket(0, 2, 1, 5000), Ticket(1, 3, 1, 3000), Ticket(2, 7, 2, BEHIND), Ticket(3, 9, 3, HELD)
     rows = lying(to_park(sent("a", "b", "a", None), put(*tickets)))
-    # In two pulls, newer keys first: the second has a message behind one of the first, and two new keys.
+    # Two pulls, with newer keys first: the second pull has an older message of a known key, and two new keys.
     lot.add(rows.slice(1, 1))
     stored = int(BORN.timestamp()) * 1_000_000
     assert (lot.retries, lot.oldest) == (3, stored + 1_000_000)
     lot.add(rows.take(pa.array([0, 2, 3])))
     assert (lot.retries, lot.oldest) == (3 + 2 + 9, stored)
-    # Neither an order nor a second copy is a message.
+    # Orders and second copies are not counted as messages.
     lot.add(lying(order_rows([Order("retry", "a"), Order("drop", "gone")]), to_park(sent("a"), put(tickets[0])), begin=4))
     assert (lot.retries, lot.oldest) == (14, stored)
 

@@ -1,4 +1,4 @@
-"""When the driver plans parking lots: the reader on a real store, with tasks that park by hand."""
+"""When the driver plans parking lots: the reader runs on a real store, and the test parks messages as tasks would."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The driver's clock: ``passed`` seconds are added to the real one."""
+    """The driver's clock: it shows the real time plus ``passed`` seconds."""
     made = SimpleNamespace(passed=0.0)
     moved = SimpleNamespace(
         time=lambda: time.time() + made.passed, monotonic=lambda: time.monotonic() + made.passed, sleep=time.sleep
@@ -68,7 +68,7 @@ def options(broker: Broker, **more: str) -> dict[str, str]:
 
 
 class Run:
-    """A query's driver: it plans batches, whose tasks the test replaces. A batch is committed when the next one is planned."""
+    """A query's driver: it plans batches, and the test does the work of their tasks. Planning a batch commits the one before."""
 
     def __init__(
         self, broker: Broker, checkpoint: Checkpoint | None = None, *, available_now: bool = False, **more: str
@@ -78,12 +78,12 @@ class Run:
         self.checkpoint = checkpoint or Checkpoint()
         self.spark = MicroBatches(self.reader, self.checkpoint)
         self.limit = self.spark.open(available_now=available_now)
-        #: Whether the batch in flight was planned by this run; otherwise it is to be repeated.
+        #: Whether this run planned the batch in flight. If not, the batch must be repeated.
         self.planned = False
         self.parts: list[QueuePartition] = []
 
     def batch(self) -> tuple[tuple[int, int], tuple[int, int]] | None:
-        """Plan a batch, or repeat the one in flight. Return the range of the queue and of its lot; None: nothing is to be read."""
+        """Plan a batch, or repeat the one in flight. Return the ranges of the queue and of its lot; None if there is nothing to read."""
         if self.spark.in_flight and self.planned:
             self.spark.write_commit_log()
         if not self.spark.in_flight:
@@ -110,7 +110,7 @@ class Run:
 
 
 def ticket(offset: int, due: int | None = None) -> Ticket:
-    """The ticket of a message that is due ``due`` ms after now; None: it is behind another of its key."""
+    """The ticket of a message that is due in ``due`` ms; None: it waits behind another message of its key."""
     return Ticket(offset, 1, 1, BEHIND if due is None else int(time.time() * 1000) + due, "no")
 
 
@@ -132,7 +132,7 @@ def test_a_lot_is_read_when_its_first_key_is_due_and_then_whole(broker: Broker, 
 
 
 def test_lots_are_read_with_the_settings_of_the_query_as_messages_are(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over RocketMQ these name the group: an account may have no right to read as another."""
+    """Over RocketMQ these settings name the group, because the account may have no right to read under another name."""
 
     class Named:
         def __init__(self, log: Any) -> None:
@@ -168,7 +168,7 @@ def test_an_idle_query_looks_again_when_a_key_is_due_and_not_before(
     with stopped(run.reader):
         run.batch()
         run.park(ticket(0, HOUR))
-        # The first look commits the offset, which is a change; the second finds none.
+        # The first boundary commits the offset, which is a change at the broker; the second finds no change.
         assert run.batch() is None
         assert run.batch() is None
         looks: list[int] = []
@@ -220,7 +220,7 @@ def test_a_restarted_query_knows_from_its_lot_when_a_key_is_due(broker: Broker, 
         assert run.batch() is None
     again = Run(broker, run.checkpoint)
     with stopped(again.reader):
-        # The first look is a change at the broker: only the second one waits for the time.
+        # The first boundary changes something at the broker, so only the second one waits for the due time.
         assert again.batch() is None
         assert again.batch() is None
         clock.passed = 3700
@@ -307,7 +307,7 @@ def test_a_query_without_parking_lots_is_refused_while_something_is_parked(broke
 
 @pytest.mark.holds("no silent loss of parked messages")
 def test_a_lot_is_read_by_its_groups_query_and_by_batches_alone(broker: Broker) -> None:
-    """A stream of the group would move the offset that says what is parked; the messages would be lost."""
+    """A stream of the group would move the offset that says which messages are parked, and these messages would be lost."""
     produce(broker, "a", "b")
     run = Run(broker)
     with stopped(run.reader):
@@ -386,7 +386,7 @@ def test_the_progress_of_a_query_without_a_parking_lot_is_as_ever(broker: Broker
 def test_a_lot_that_is_deleted_beside_a_running_query_is_named_or_begins_anew(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, accepted: bool
 ) -> None:
-    """RocketMQ's own tools can delete it."""
+    """RocketMQ's own tools can delete the lot."""
     produce(broker, "a")
     run = Run(broker, failOnDataLoss="false" if accepted else "true")
     with stopped(run.reader):
@@ -409,7 +409,7 @@ def test_a_lot_that_is_deleted_beside_a_running_query_is_named_or_begins_anew(
 def test_parked_messages_that_aged_out_are_an_error_or_a_counted_warning(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As RocketMQ's brokers delete them, by age alone."""
+    """The test deletes parked messages as RocketMQ's brokers do, by age alone."""
     produce(broker, "a", "b")
     run = Run(broker)
     with stopped(run.reader):
@@ -453,7 +453,7 @@ def test_a_parking_lot_is_switched_off_and_on_again_while_nothing_is_parked(brok
 
 
 def processed_lot(broker: Broker) -> Checkpoint:
-    """Run a query that has processed a lot of two messages. Return its checkpoint."""
+    """Run a query that processes a lot of two messages to its end. Return its checkpoint."""
     produce(broker, "a", "b", "c")
     run = Run(broker)
     with stopped(run.reader):
@@ -465,14 +465,14 @@ def processed_lot(broker: Broker) -> Checkpoint:
 
 
 def parks_and_gets_it_back(broker: Broker, run: Run, at: int) -> None:
-    """Park what the batch at ``at`` reads; it lies at the beginning of a lot that is new."""
+    """Park the message that the batch at ``at`` reads. The lot is new, so the message is at its beginning."""
     run.park(ticket(at, -HOUR))
     assert broker.log.bounds([LOT])[LOT].max_offset == 1
     assert run.batch() == ((at + 1, at + 1), (0, 1))
 
 
 def test_after_its_group_was_deleted_a_query_goes_on_with_new_lots(broker: Broker) -> None:
-    """Nothing was parked, so nothing is lost."""
+    """No message was parked, so none is lost."""
     checkpoint = processed_lot(broker)
     broker.admin.delete_group("g")
     produce(broker, "d")
@@ -528,7 +528,7 @@ def test_a_logged_batch_is_repeated_without_its_part_of_a_lot_that_was_deleted(b
 
 
 def test_a_query_without_parking_lots_is_refused_a_queue_of_which_something_was_parked_while_it_waited(broker: Broker) -> None:
-    """When it began, nothing was parked. The query that owned the queue parked something, and stopped."""
+    """When the waiting query began, nothing was parked. Then the owner of the queue parked a message, and stopped."""
     owner = Run(broker)
     plain = {name: value for name, value in options(broker).items() if name != "parkingLot"}
     waiting = StreamReader({**plain, "lockTimeout": "60s"}, full_schema(False))

@@ -1,4 +1,4 @@
-"""A task's rows with a parking lot: parked messages first, as they were sent and with their tickets, then those of the queue."""
+"""A task's rows with a parking lot: first the parked messages as they were sent, with their tickets, then the messages of the queue."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from orderedmq.schema import MESSAGE_SCHEMA
 from tests.contract.support import locked, rows
 
 QUEUE = MessageQueue("orders", "embedded", 0)
-#: An ordinary queue in the place of the parking lot.
+#: An ordinary queue that serves as the parking lot.
 LOT = MessageQueue("lot", "embedded", 0)
 #: The types of the columns that brokers do not have.
 OWN = {"lock_token": pa.string(), "ticket": TICKET_TYPE}
 
 
 class Rig:
-    """Six messages in QUEUE, of the keys a and b by turns, of which the first two and an order lie in LOT from 1 on."""
+    """Six messages in QUEUE with alternating keys a and b. The first two, followed by any ``orders``, are in LOT from offset 1 on."""
 
     def __init__(self, path: Path, *orders: Order) -> None:
         self.path = str(path / "store")
@@ -74,7 +74,7 @@ def tickets(found: list[dict[str, Any]]) -> list[LotPlace | None]:
 
 @pytest.fixture(autouse=True)
 def as_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A user's rows lose reserved properties. These are rows that a broker parked.
+    # These rows represent messages that a broker parked, so their reserved properties must not be removed as they are from users' rows.
     monkeypatch.setattr("orderedmq.embedded.staging.normalise", lambda rows, where: rows)
 
 

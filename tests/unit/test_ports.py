@@ -1,4 +1,4 @@
-"""Ports for servers of this machine: none is chosen twice, in whatever process."""
+"""Ports for servers on this machine: no port is chosen twice, even by different processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.local import probe
 
-#: Outside of the range from which others choose, and below the ports of outgoing connections.
+#: Outside the range from which the product chooses, and below the ports of outgoing connections.
 PORTS = range(begin := 32_002 + os.getpid() % 80 * 9, begin + 6)
 CHOOSES = f"""
 import sys
@@ -29,7 +29,7 @@ sys.stdin.read()
 
 @pytest.fixture(autouse=True)
 def few_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reservations of this test alone."""
+    """Reservations for this test only."""
     monkeypatch.setattr(probe, "_PORTS", PORTS)
     monkeypatch.setattr(probe, "_returned_ports", set())
     monkeypatch.setattr(probe, "_reservations", cache(probe._reservations.__wrapped__))
@@ -42,20 +42,20 @@ def test_a_port_is_chosen_by_one_process_until_that_ends(tmp_path: Path) -> None
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, cwd=root, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
-        # Nobody listens there.
+        # No process listens on these ports.
         theirs = {int(port) for port in other.stdout.readline().split()}
         assert len(theirs) == len(PORTS) - 1
         [mine] = set(PORTS) - theirs
         assert probe.find_free_port() == mine
         with pytest.raises(ServersError, match="PORT_IN_USE"):
             probe.find_free_port()
-        # However it ends.
+        # The reservations end however the process ends, even when it is killed.
         other.send_signal(signal.SIGKILL)
     assert probe.find_free_port() in theirs
 
 
 def test_a_broker_gets_a_port_with_all_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its VIP port lies two below its own, and the port of its replicas one above (fastListenPort, haListenPort)."""
+    """Its VIP port is two below its own port, and the port of its replicas is one above (fastListenPort, haListenPort)."""
     monkeypatch.setattr(probe, "_PORTS", range(PORTS.start, PORTS.start + 1))
     for taken in (PORTS.start - 2, PORTS.start, PORTS.start + 1):
         with socket.socket() as server:

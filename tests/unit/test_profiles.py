@@ -1,4 +1,4 @@
-"""Which broker and account the command uses: its options, then a profile, then the environment."""
+"""Which broker and account the command uses: first its options, then a profile, then the environment."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def test_options_come_before_the_profile_and_the_profile_before_the_environment(
     assert Shell(namesrv="h:1").endpoint == Endpoint(
         namesrv_addr="h:1", credentials=Credentials("environment", "of-environment"), tls=TlsOptions()
     )
-    # An account is of one place as a whole.
+    # All parts of an account come from the same place.
     assert Shell(profile="prod").endpoint.credentials == CredentialsFile("/account.json")
     assert Shell(profile="keys").endpoint.credentials == Credentials("profile", "of-profile")
     typed = Shell(profile="prod", namesrv="h:1", options=["credentialsfile=/other.json", "useTLS=false", "tlsTrustCertPath=/x"])
     with pytest.raises(OptionError, match="tlsTrustCertPath needs useTLS=true"):
         typed.endpoint  # noqa: B018
     assert Shell(profile="keys", options=["credentialsfile=/other.json"]).endpoint.credentials == CredentialsFile("/other.json")
-    # An address replaces the other kind of address. A store needs no account, so that of the environment is not for it.
+    # An address replaces an address of the other kind. A store needs no account, so the account of the environment is ignored.
     assert Shell(profile="laptop", namesrv="h:1").endpoint.namesrv_addr == "h:1"
     assert Shell(profile="laptop").endpoint == Endpoint("/laptop")
     with pytest.raises(OptionError, match="option credentialsFile belongs to a RocketMQ cluster"):

@@ -1,4 +1,4 @@
-"""What comparisons leave of queues and ranges: everything that fits, held against a look at each message, and no more than need be."""
+"""What comparisons leave of queues and ranges: every fitting message, as a test of each message shows, and nothing needless."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_no_message_that_fits_is_left_out(
     wanted = fitting(messages, comparisons)
     assert set(wanted) <= set(kept)
     if all(rule.operator != "!=" and len(rule.values) == 1 for rule in comparisons):
-        # Ranges alone: what is kept is what fits.
+        # With only ranges, exactly the fitting messages are kept.
         assert kept == wanted
 
 
 @st.composite
 def disordered(draw: st.DrawFn) -> tuple[list[int], int]:
-    """Store times of a queue's messages, each at most ``slack`` earlier than any before it."""
+    """The store times of a queue's messages, each at most ``slack`` earlier than any time before it."""
     slack = draw(st.integers(1, 3))
     times: list[int] = []
     for time in draw(st.lists(st.integers(0, 8), min_size=4, max_size=12)):
@@ -96,7 +96,7 @@ def test_a_clock_that_goes_back_by_no_more_than_the_slack_leaves_no_message_out(
     messages = [Message("orders", 0, offset, time) for offset, time in enumerate(times)]
 
     def offset_at(time: int) -> int:
-        """What is found over RocketMQ, whatever offset a broker hints at."""
+        """The offset that a search over RocketMQ finds, whichever offset a broker hints at."""
         return find_first(lambda offset: times[offset] >= time, 0, len(times), hint)
 
     found = Pruning(tuple(comparisons)).part(

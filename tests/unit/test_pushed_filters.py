@@ -1,6 +1,6 @@
 """Filters that Spark pushes down to a batch read of a real store: the rows that fit, and the chunks that are read for them.
 
-The readers are called as Spark's workers call them; tests/spark/test_pushed_filters.py has Spark around them.
+The readers are called as Spark's workers call them. tests/spark/test_pushed_filters.py runs them in Spark.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def at(minutes: float) -> datetime:
-    """The time of the chunk with this number: there is a chunk each minute."""
+    """The time of the chunk with this number. Chunks are stored one minute apart."""
     return BEGIN + timedelta(minutes=minutes)
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Topics in and other of two queues, each with 100 chunks of 10 messages, which were stored a minute apart."""
+    """Topics in and other with two queues each. Each queue has 100 chunks of 10 messages, stored one minute apart."""
     path = tmp_path_factory.mktemp("pruned") / "store"
     clock = FakeClock(micros=int(BEGIN.timestamp()) * 1_000_000)
     with pytest.MonkeyPatch.context() as patched, EmbeddedBroker(path, clock=clock) as broker:
-        # Each append stays a chunk.
+        # Chunks are not merged, so each append stays a separate chunk.
         patched.setattr(index, "MERGE_BELOW", 1)
         for topic in ("in", "other"):
             broker.admin.create_topic(topic, QUEUES)
@@ -63,7 +63,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def chunks_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[MessageQueue, int]]]:
-    """The chunks that were read, each by its queue and first offset: every payload is verified when it is read."""
+    """The queue and first offset of each chunk that is read. A payload is always verified when it is read, so verification records it."""
     read: set[tuple[MessageQueue, int]] = set()
     verify = chunk_codec.verify
 
@@ -72,7 +72,7 @@ def chunks_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[MessageQu
         verify(payload, chunk, queue, first)
 
     monkeypatch.setattr(chunk_codec, "verify", seen)
-    # A connection keeps the chunk that was read last.
+    # A connection caches the chunk that was read last, so start without connections.
     monkeypatch.setattr(connections, "_kept", {})
     yield read
     for _, broker in connections._kept.values():
@@ -82,10 +82,10 @@ def chunks_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[MessageQu
 def rows(
     store: str, *filters: Filter, kind: Callable[..., BatchReader] = FilteredReader, **options: str
 ) -> list[dict[str, Any]]:
-    """The rows that a reader returns after these filters were pushed to it. It is pickled on the way, as Spark does."""
+    """The rows of a reader after these filters are pushed to it. The reader is pickled in between, as in Spark."""
     reader = kind({"path": store, "topic": "in", **options}, full_schema(False))
     if filters:
-        assert list(reader.pushFilters(list(filters))) == list(filters), "Spark is to compare rows as well"
+        assert list(reader.pushFilters(list(filters))) == list(filters), "Spark must still compare each row"
     parts = reader.partitions()
     copy: BatchReader = pickle.loads(pickle.dumps(reader))
     return [row for part in parts for batch in copy.read(pickle.loads(pickle.dumps(part))) for row in batch.to_pylist()]
@@ -150,7 +150,7 @@ def test_the_rows_that_fit_are_read_and_the_chunks_of_others_are_not(
 ) -> None:
     filters, fits, chunks = CASES[case]
     found = rows(store, *filters)
-    assert len(chunks_read) == chunks, f"of {CHUNKS * QUEUES}"
+    assert len(chunks_read) == chunks, f"read {len(chunks_read)} of {CHUNKS * QUEUES} chunks"
     wanted = [row for row in rows(store, kind=BatchReader) if fits(row)]
     assert [row for row in found if fits(row)] == wanted
     assert bool(wanted) == bool(chunks)
@@ -168,7 +168,7 @@ def test_filters_narrow_what_the_options_say(store: str) -> None:
     assert {row["queue_offset"] for row in found} == set(range(300, 400))
 
 
-#: What says nothing of a queue or a range, is of another type than its column, or is of no column.
+#: Filters that say nothing about a queue or a range, have another type than their column, or name no column.
 IGNORED: list[Filter] = [
     ds.IsNotNull(("queue_id",)),
     ds.EqualTo(("queue_id",), None),
@@ -219,7 +219,7 @@ def test_a_reader_takes_filters_in_sparks_worker_that_pushes_and_where_spark_kee
     assert reader_class() is FilteredReader
     monkeypatch.delitem(sys.modules, worker.__name__, raising=False)
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-    assert reader_class() is BatchReader, "a reader that takes filters is an error where Spark does not push them"
+    assert reader_class() is BatchReader, "where Spark does not push filters, a reader that accepts them is an error"
     assert BatchReader.pushFilters is DataSourceReader.pushFilters
 
 

@@ -1,6 +1,6 @@
-"""The engine of order per queue: each of its rules, every answer in every situation, and random lives against a plain list.
+"""The engine of order per queue: each of its rules, every answer in every situation, and random runs compared with a plain list.
 
-Long because the engine has that many rules, and each is tested alone before the random lives combine them.
+The module is long because the engine has many rules. Each rule is tested alone before the random runs combine them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def offsets(messages: Sequence[Message]) -> list[int]:
 
 
 class Task:
-    """Drives an engine as a Spark task does, with a clock of its own. What happens is in `log`.
+    """Drives an engine as a Spark task does, with a separate clock. Its steps are in `log`.
 
-    Each of ``coming`` is put at once: offsets, or offsets with the retries of each message.
+    Each piece of ``coming`` is added in one call. A piece has offsets, or maps offsets to the retries of each message.
     """
 
     def __init__(self, *coming: Any, batch: int = 1, **options: Any) -> None:
@@ -57,7 +57,7 @@ class Task:
         self.came += len(retried)
 
     def to(self, kind: type) -> Any:
-        """Do what is asked for until an action of this kind is due, and return it."""
+        """Carry out the engine's actions until an action of this kind is next, and return it."""
         while True:
             action = self.engine.next(self.now)
             if isinstance(action, kind):
@@ -75,10 +75,10 @@ class Task:
                 else:
                     self.put(piece)
             else:
-                raise AssertionError(f"{action} came before {kind.__name__}")
+                raise AssertionError(f"expected {kind.__name__}, but the engine asked for {action} first")
 
     def answer(self, status: ConsumeOrderlyStatus | None = SUCCESS, *, takes: float = 0.0, **how: Any) -> Batch:
-        """The next batch goes to a listener that answers so."""
+        """Give the next batch to a listener with this answer."""
         batch: Batch = self.to(Consume).batch
         first, last = batch.messages[0], batch.messages[-1]
         self.log.append(f"{first._offset}-{last._offset + 1} #{batch.calls + 1}")
@@ -93,7 +93,7 @@ class Task:
         return messages
 
     def rows(self) -> list[tuple[int, str, int]]:
-        """Offset, status and attempts of each message of the outcomes; offsets without gaps only."""
+        """The (offset, status, attempts) of each message of the outcomes. The offsets must have no gaps."""
         return [(at, one.status, one.attempts) for one in self.outcomes for at in range(one.begin, one.end)]
 
 
@@ -165,7 +165,7 @@ def test_a_batch_may_have_gaps() -> None:
 
 
 def test_messages_that_do_not_come_count_for_the_size_of_their_batch_and_divide_it() -> None:
-    """They have dead letters of an earlier attempt."""
+    """The missing messages became dead letters in an earlier attempt."""
     engine = QueueEngine(QUEUE, OrderPerQueue(4), 0.0)
     engine.next(0.0)
     engine.lock(True, 0.0)
@@ -237,7 +237,8 @@ def test_fetching_ahead_stops_at_1000_messages_and_a_pull_is_asked_for_all_the_s
 
 # -- answers -----------------------------------------------------------------------------------------------------------------
 
-#: auto-commit, answer, retries left → what follows, what comes again after a ROLLBACK of the next message, and the rows.
+#: Auto-commit, answer, whether retries are left → the next action, the offsets that return after a ROLLBACK of the next message,
+#: and the rows.
 ACCEPTED = (0, "SUCCESS", 1)
 BOTH = [ACCEPTED, (1, "SUCCESS", 1)]
 TABLE = [
@@ -280,7 +281,7 @@ def test_an_answer_does_what_the_table_says(
         assert isinstance(task.engine.next(task.now), GiveUp)
         task.letters()
     assert task.rows() == outcomes
-    # Whatever was not decided comes again after a rollback, in order.
+    # After a rollback, all messages that were not decided return, in order.
     while (batch := task.to(Consume).batch).messages[0]._offset != 2:
         task.engine.consumed(batch, answer(SUCCESS, auto=False), task.now)
     assert any("suspend" in line for line in task.log) == (follows is Suspend)
@@ -330,7 +331,7 @@ def test_an_answer_counts_with_the_auto_commit_that_the_listener_left() -> None:
     context = ConsumeOrderlyContext(QUEUE)
     context.auto_commit = False
     assert task.engine.consumed(batch, Answer(SUCCESS, None, context), task.now) == []
-    # The next call's context starts with auto-commit on, and commits both.
+    # The context of the next call starts with auto-commit on, so that call commits both.
     task.answer()
     assert task.rows() == [(0, "SUCCESS", 1), (1, "SUCCESS", 1)]
 
@@ -379,7 +380,7 @@ def test_a_message_is_put_to_the_listener_17_times_by_default() -> None:
 
 
 def test_a_batch_is_dead_lettered_when_all_its_messages_have_reached_the_maximum() -> None:
-    # The message of the batch that was retried least decides.
+    # The message of the batch with the fewest retries decides.
     task = Task({0: 9, 1: 2, 2: 5, 3: 5, 4: 0, 5: 3}, batch=3, max_reconsume_times=3)
     task.answer(None)
     task.answer(None)
@@ -436,7 +437,7 @@ def test_dead_letters_without_auto_commit_settle_their_batch_and_no_other() -> N
     task.answer(None, auto=False)
     task.letters()
     task.answer(ROLLBACK, auto=False)
-    # What was dead-lettered does not come back; what was taken before does.
+    # The dead-lettered message does not return. The message that was taken before it does.
     assert [offsets(task.answer(status, auto=False).messages) for status in (SUCCESS, COMMIT)] == [[0], [2]]
     task.to(Done)
     assert task.rows() == [(1, "DEAD_LETTER", 1), (0, "SUCCESS", 2), (2, "COMMIT", 2)]
@@ -513,7 +514,7 @@ def test_a_lost_lock_stops_the_task_before_its_next_message(status: ConsumeOrder
     task.answer()
     batch = task.to(Consume).batch
     task.engine.lock(False, 0.0)
-    # The listener's answer is still taken, and nothing follows: no suspension, no dead letter, no message.
+    # The listener's answer is still accepted, but no suspension, dead letter or message follows.
     task.engine.consumed(batch, answer(status), task.now)
     for _ in range(2):
         with pytest.raises(LockError, match="ORDEREDMQ_LOCK.LOST.*orders.*was lost") as raised:
@@ -543,13 +544,13 @@ def test_an_error_becomes_a_text_that_can_be_stored() -> None:
     assert clip("ééé", 5) == "éé"
 
 
-# -- random lives ------------------------------------------------------------------------------------------------------------
+# -- random runs --------------------------------------------------------------------------------------------------------------
 
 
 class Machine(RuleBasedStateMachine):
-    """The engine against lists: ``todo`` (offsets in order), ``taken`` batches, ``decided`` offsets, and ``dying`` ones.
+    """Compares the engine with lists of offsets: ``todo``, ``taken`` batches, ``decided``, and ``dying`` (future dead letters).
 
-    ``cell``: the batch that an offset belongs to: which one it is, and how many messages before it did not come.
+    ``cell``: for each offset, the number of its batch, and how many messages before it were skipped.
     """
 
     @initialize(batch=st.integers(1, 4), most=st.integers(-1, 3))
@@ -571,7 +572,7 @@ class Machine(RuleBasedStateMachine):
         self.decided: list[int] = []
 
     def fresh(self, gap: int, retried: list[int], skipped: int) -> list[Message]:
-        """Messages after a gap of offsets, and after messages that earlier attempts have settled."""
+        """Messages after a gap of ``gap`` offsets and after ``skipped`` messages that earlier attempts have settled."""
         self.came += skipped
         self.skipped += skipped
         begin = (self.sent[-1] + 1 if self.sent else 0) + gap + skipped
@@ -612,7 +613,7 @@ class Machine(RuleBasedStateMachine):
         self.act(status, auto, written, takes)
 
     def act(self, status: ConsumeOrderlyStatus | None, auto: bool, written: bool, takes: float) -> bool:
-        """Carry out the next action. Return whether the range is done."""
+        """Carry out the next action. Return whether the range is finished."""
         match self.engine.next(self.now):
             case Consume(batch):
                 found = offsets(batch.messages)
@@ -677,7 +678,7 @@ class Machine(RuleBasedStateMachine):
         return self.closed and not self.todo and not self.dying and bool(self.taken)
 
     def fails(self) -> None:
-        """The end of the range with something taken."""
+        """The range ends while messages are taken and not committed."""
         while True:
             try:
                 action = self.engine.next(self.now)
@@ -694,7 +695,7 @@ class Machine(RuleBasedStateMachine):
         covered = [[at for at in self.sent if one.begin <= at < one.end] for one in self.outcomes]
         assert [at for batch in covered for at in batch] == self.decided
         assert all(one.attempts == self.calls[at] for one, batch in zip(self.outcomes, covered, strict=True) for at in batch)
-        # Nothing lost, nothing twice.
+        # No message is lost or counted twice.
         assert sorted([*self.decided, *self.todo, *self.dying, *(o for held in self.taken for o in held)]) == self.sent
 
     def teardown(self) -> None:

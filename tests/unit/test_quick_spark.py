@@ -64,7 +64,7 @@ def test_tests_that_share_servers_or_a_driver_are_one_scope(test: str, scope: st
 def test_they_use_what_was_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quick_spark, "find_java", lambda: None)
     for name in ("SPARK_HOME", "SPARK_SUBMIT_OPTS"):
-        # Set first, so that what the code under test sets is undone as well.
+        # Set first, so that monkeypatch also undoes what the code under test sets.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(quick_spark, "archive_options", lambda java, home: None)
@@ -79,7 +79,7 @@ def test_they_use_what_was_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fixtures_of_a_package_are_in_a_package() -> None:
-    # Anywhere else pytest takes the session for the package, and idle servers run until the end.
+    # In a folder without ``__init__.py``, pytest treats the whole session as the package, so idle servers would run until the end.
     files = [file for file in Path(conftest.__file__).parent.rglob("conftest.py") if 'scope="package"' in file.read_text()]
     assert files
     assert [file for file in files if not file.with_name("__init__.py").exists()] == []

@@ -1,4 +1,4 @@
-"""What a row tells its listener: each context comes back from its text, and no other text is taken for one."""
+"""The context that a row carries to its listener: each context is restored from its text, and no other text is accepted."""
 
 from __future__ import annotations
 

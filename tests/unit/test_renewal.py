@@ -1,4 +1,4 @@
-"""The renewal thread: what it keeps, what it finds lost, and when it ends."""
+"""The renewal thread: the locks that it keeps, the locks that it finds lost, and when it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST, SECOND = (LockToken("g", MessageQueue("orders", "embedded", number), "me"
 
 
 class Groups:
-    """Answers renewals; ``gone`` is lost."""
+    """Answers renewals. The tokens in ``gone`` are lost."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[LockToken, ...]] = []

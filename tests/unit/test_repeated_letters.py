@@ -1,4 +1,4 @@
-"""Repeats of a range in which a killed attempt has made dead letters: on a real store, in tasks of every kind of listener."""
+"""Repeats of a range in which a killed attempt has stored dead letters: on a real store, in tasks of every kind of listener."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = tuple[int, str, int]
 
 
 class Killed(BaseException):
-    """The process of an attempt ends here."""
+    """Ends the simulated process of an attempt."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def dies(at: int, *, bad: Collection[int] = (), suspends: Any = SUSPEND) -> Callable[[Any], Any]:
-    """Answers of an attempt that fails for the messages ``bad`` and is killed when it comes to the message ``at``."""
+    """The answers of an attempt that fails for the messages ``bad`` and is killed when it reaches the message ``at``."""
 
     def answer(message: Any) -> Any:
         if message.queue_offset == at:
@@ -49,7 +49,7 @@ def dies(at: int, *, bad: Collection[int] = (), suspends: Any = SUSPEND) -> Call
 
 
 def queue(rig: Rig, listener: Any, size: int = 1) -> list[Row]:
-    """Run a task with order per queue. Return its outcomes by message: offset, status, attempts."""
+    """Run a task with order per queue. Return its outcomes by message as (offset, status, attempts)."""
     settings = OrderPerQueue(size, suspend_current_queue_time_millis=10, max_reconsume_times=0)
     told = [
         row
@@ -63,7 +63,7 @@ def queue(rig: Rig, listener: Any, size: int = 1) -> list[Row]:
 
 
 def stored(rig: Rig) -> list[int | None]:
-    """The offsets of the messages that have letters, in the order of the letters."""
+    """The offsets of the messages that have dead letters, in the order of the letters."""
     end = rig.broker.log.bounds([LETTERS])[LETTERS].max_offset
     return [one.origin_offset for piece in dead_letters.read(rig.broker.log, LETTERS, 0, end) for one in piece]
 
@@ -110,7 +110,7 @@ def test_the_other_batches_of_a_queue_are_the_same_as_before(rig: Rig) -> None:
 def test_of_a_batch_whose_letters_are_stored_in_part_the_listener_gets_the_rest(
     rig: Rig, given_up: Sequence[int], heard: list[list[int]], size: int
 ) -> None:
-    """Over RocketMQ an attempt can be killed between two letters of a batch; ``size``: rows of an Arrow batch."""
+    """Over RocketMQ an attempt can be killed between two letters of a batch. ``size``: the number of rows in an Arrow batch."""
     rig.send(*"a" * 14)
     rig.broker.groups.dead_letter(rig.token, letters(given_up), given_up)
     consumer = Consumer(rig.listener(lambda message: SUCCESS), OrderPerQueue(4))
@@ -118,7 +118,7 @@ def test_of_a_batch_whose_letters_are_stored_in_part_the_listener_gets_the_rest(
     found = [row for batch in told for row in batch.to_pylist()]
     rows = sorted((at, row["status"]) for row in found for at in range(row["begin_offset"], row["end_offset"]))
     assert rig.heard == heard
-    assert [offset for offset, _ in rows] == list(range(14)), "each message has one outcome"
+    assert [offset for offset, _ in rows] == list(range(14)), "each message must have exactly one outcome"
     assert [offset for offset, status in rows if status == "DEAD_LETTER"] == list(given_up)
 
 
@@ -212,7 +212,7 @@ def test_a_listener_of_a_key_does_not_get_what_a_killed_attempt_gave_up_and_the_
 
 
 def test_what_was_parked_before_and_then_given_up_by_a_killed_attempt_leaves_its_lot(rig: Rig) -> None:
-    """The letter is of the parked message. What the attempt parked after that stays parked, and newer messages behind it."""
+    """The dead letter is the parked message's. Messages that the killed attempt parked later stay parked, with newer ones after them."""
     rig.send("a", "a", "b", "b")
     rig.run(rig.by_key(lambda message: SUSPEND))
     rig.now += 10
@@ -221,7 +221,7 @@ def test_what_was_parked_before_and_then_given_up_by_a_killed_attempt_leaves_its
     answer = dies(5, bad=[0, 1, 2])
     with pytest.raises(Killed):
         rig.run(rig.by_key(answer, max_reconsume_times=1), planned=True)
-    assert stored(rig) == [0, 2], "1 failed for the first time, and was parked again with 4 behind it or is to be"
+    assert stored(rig) == [0, 2], "message 1 failed only once, so it must have no letter"
     rig.ends = lambda: planned  # type: ignore[method-assign]
     rig.heard.clear()
     told = sorted(rig.run(rig.by_key(lambda message: SUCCESS), planned=True))
@@ -268,7 +268,7 @@ def test_without_order_a_listener_does_not_get_what_a_killed_attempt_gave_up(rig
     assert rig.heard == [[2]]
 
 
-# -- rows that meet a condition ---------------------------------------------------------------------------------------------
+# -- dead letters by condition ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.holds("final dead letter")
@@ -292,7 +292,7 @@ def test_a_row_that_a_killed_attempt_put_aside_does_not_pass_though_it_meets_the
 @pytest.mark.holds("final dead letter")
 @pytest.mark.parametrize("order", ["queue", "key"])
 def test_letters_that_were_sent_again_before_the_range_is_repeated_are_processed_once(rig: Rig, order: str) -> None:
-    """The letter's message comes behind the others; the message at its former place does not come too."""
+    """The copy that was sent again comes after the other messages. The message at its former place is not processed again."""
     rig.send("a", "a")
     first, again = rig.listener(dies(1, bad=[0])), rig.listener(lambda message: SUCCESS)
     with pytest.raises(Killed):
@@ -319,7 +319,7 @@ def test_after_a_seek_back_the_listener_gets_messages_again_that_were_dead_lette
     rig.position = 1
     rig.heard.clear()
     assert rig.run(rig.by_key(lambda message: SUCCESS), commit=False) == [(1, "SUCCESS", 1, None)]
-    assert rig.run(fails) == [(1, "DEAD_LETTER", 1, None)], "and is a dead letter again if it fails again"
+    assert rig.run(fails) == [(1, "DEAD_LETTER", 1, None)], "a message that fails again must become a dead letter again"
     assert stored(rig) == [0, 1, 1]
     assert rig.broker.groups.letters(rig.token, [OffsetRange(0, 9)]) == {0, 1}
 

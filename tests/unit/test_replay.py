@@ -1,4 +1,4 @@
-"""Replays of dead letters and copies of offsets, by the command, on a real store: what is chosen, what is sent once, what is in quarantine."""
+"""Replays of dead letters and copies of offsets, by the command, on a real store: selection, sending once, and quarantine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def broker(store: Path) -> Iterator[Broker]:
-    """A store with topic a of two queues, and b of one."""
+    """A store with the topics a (two queues) and b (one queue)."""
     with orderedmq.connect(store) as broker:
         broker.admin.create_topic("a", 2)
         broker.admin.create_topic("b", 1)
@@ -48,7 +48,7 @@ def broker(store: Path) -> Iterator[Broker]:
 
 @pytest.fixture
 def run(store: Path) -> Callable[..., Any]:
-    """Run the command; returns the JSON lines that it printed, or what it said when it refused."""
+    """Run the command. Returns the JSON lines that it printed, or its error output if it refused."""
 
     def call(*arguments: str, code: int = 0) -> Any:
         result = CliRunner().invoke(app, ["--path", str(store), *arguments])
@@ -62,7 +62,7 @@ def run(store: Path) -> Callable[..., Any]:
 
 
 def give_up(broker: Broker, letters: Sequence[tuple[str, str, str]], replays: str = "") -> None:
-    """Make letters of messages of the first queue: each has a body, a key and an error."""
+    """Make dead letters of new messages in the first queue. Each has a body, a key and an error."""
     queue = broker.log.queues("a")[0]
     begin = broker.log.bounds([queue])[queue].max_offset
     broker.log.append({queue: pa.record_batch({"body": [b"?"] * len(letters)})})
@@ -97,7 +97,7 @@ ORDERS = [
 ]
 
 
-# -- what is chosen
+# -- selection
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_letters_that_are_chosen_wrongly_are_refused(
     assert sent(broker) == []
 
 
-# -- what is sent once
+# -- sending once
 
 
 @pytest.mark.holds("replay once")
@@ -240,12 +240,12 @@ ENGINES = {
 @pytest.mark.holds("quarantine")
 @pytest.mark.parametrize("order", ENGINES)
 def test_a_message_that_is_given_up_again_after_each_replay_is_in_quarantine(tmp_path: Path, run: Run, order: str) -> None:
-    """Its count goes through the listener, the parking lot, the dead letter and the replay, though the listener does not read properties."""
+    """The count is kept in the listener, the parking lot, the dead letter and the replay, even if the listener does not read properties."""
     rig, consumer = Rig(tmp_path), ENGINES[order]
     rig.send("bad")
 
     def process() -> None:
-        """Until the message is given up: it is parked and comes back when it is due, if there is a lot."""
+        """Run until the message is a dead letter. If there is a lot, the message is parked and returns when it is due."""
         rig.run(consumer(rig), lot=order != "queue")
         if order != "queue":
             rig.now += 10
@@ -260,7 +260,7 @@ def test_a_message_that_is_given_up_again_after_each_replay_is_in_quarantine(tmp
     assert (last["offset"], last["replays"], last["quarantined"], last["replayed"]) == (3, 3, True, False)
     [done] = run("dlq", "replay", "g", "--all")
     assert (done["replayed"], done["quarantined"]) == (0, 1)
-    assert rig.ends()[0] == 4, "nothing more was sent"
+    assert rig.ends()[0] == 4, "a message in quarantine must not be sent"
     rig.broker.close()
 
 
@@ -317,7 +317,7 @@ def test_a_table_names_what_is_in_quarantine(store: Path, broker: Broker) -> Non
 
 
 class Two:
-    """Groups live and canary: live is at work in both queues of a, and has an offset in b."""
+    """Groups live and canary. A query of live owns both queues of a and has an offset in b."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -354,7 +354,7 @@ def test_a_copy_gives_a_new_group_the_offsets_of_one_that_is_at_work(run: Run, t
     done = run("group", "copy", "live", "canary")
     assert done == [{**row, "dry_run": False, "reset": 1} for row in planned]
     assert two.at("canary") == two.at("live") == [3, 5, 7]
-    assert two.broker.groups.stale(two.tokens) == [], "the query of the other group goes on"
+    assert two.broker.groups.stale(two.tokens) == [], "the query of the first group must keep its locks"
 
 
 def test_a_copy_replaces_offsets_and_leaves_those_of_other_queues(run: Run, two: Two) -> None:
@@ -362,7 +362,9 @@ def test_a_copy_replaces_offsets_and_leaves_those_of_other_queues(run: Run, two:
     [first, second] = run("group", "copy", "live", "canary", "--topic", "a")
     assert (first["old"], first["new"], second["old"], second["new"]) == (9, 3, None, 5)
     assert two.at("canary") == [3, 5, 1]
-    assert two.broker.groups.reset_number("canary") == 2, "a checkpoint of canary follows these offsets"
+    assert two.broker.groups.reset_number("canary") == 2, (
+        "the copy must count as a reset, so that checkpoints of canary follow it"
+    )
 
 
 def test_a_copy_is_refused_while_the_other_group_is_at_work(run: Run, two: Two) -> None:
@@ -375,7 +377,7 @@ def test_a_copy_is_refused_while_the_other_group_is_at_work(run: Run, two: Two) 
 
 
 def test_parked_messages_of_either_group_are_not_forgotten_without_a_word(run: Run, two: Two) -> None:
-    """Those of the first group are below its offsets, so the other does not get them; those of the other are kept or dropped, as by a seek."""
+    """Parked messages of live are not copied; canary's own are kept or dropped, as by a seek. The command asks for a decision first."""
     assert two.broker.groups.park(two.tokens[0], [Put(two.queues[0], 4, Ticket(4, 1, 1, 9, "no"))])
     for more in ([], ["--dry-run"]):
         said = run("group", "copy", "live", "canary", *more, code=1)
@@ -383,7 +385,7 @@ def test_parked_messages_of_either_group_are_not_forgotten_without_a_word(run: R
         assert "1 parked messages of queue a/embedded/0" in said or "1 parked message" in said
         assert "--leave-parked" in said
     assert two.at("canary") == [None] * 3
-    assert len(run("group", "copy", "live", "canary", "--topic", "b")) == 1, "nothing of b is parked"
+    assert len(run("group", "copy", "live", "canary", "--topic", "b")) == 1, "no message of b is parked, so b can be copied"
     run("group", "copy", "live", "canary", "--leave-parked")
     [token] = two.work("canary", two.queues[:1])
     two.broker.groups.park(token, [Put(two.queues[0], 6, Ticket(6, 1, 1, 9, "no"))])

@@ -1,4 +1,4 @@
-"""Every case of a restart of a query whose last batch is logged and not committed by Spark: the table of ARCHITECTURE.md, row by row."""
+"""Every restart of a query whose last batch is logged and not committed by Spark: the table in docs/internals.md, row by row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ S, E = 10, 20
 
 
 class Store:
-    """One queue's lock and offset in one group."""
+    """The lock and the offset of one queue in one group."""
 
     def __init__(self) -> None:
         self.now, self.epoch = 0.0, 0
@@ -46,12 +46,13 @@ class Store:
 
 @dataclass(frozen=True)
 class Case:
-    """What happened to the lock since the batch was logged, and what a restart makes of it."""
+    """What happened to the lock after the batch was logged, and the result of a restart."""
 
     name: str
-    #: Steps: back = I gave it back, die = my process died, expire, other = another had it and gave it back, held = another holds it,
-    #: mine = after another I had it again and gave it back, seek = the lineage was cleared, reset = the group's reset number rose,
-    #: former = my driver died and my process has the lock still, ended = that process ended, release = an operator took the lock away.
+    #: Steps: back = my run gave the lock back, die = my process died, expire = the lock expired, other = another query had the
+    #: lock and gave it back, held = another query holds it, mine = after another query, my query had it again and gave it back,
+    #: seek = the lineage was cleared, reset = the group's reset number rose, former = my driver died but my process still has the
+    #: lock, ended = that process also ended, release = an operator removed the lock.
     steps: tuple[str, ...]
     repeats: bool
     granted: bool = True
@@ -94,7 +95,7 @@ def happen(store: Store, token: LockToken, steps: tuple[str, ...]) -> None:
             case "mine":
                 store.give_back(store.take(ClientIdentity("me", "me@between")))
             case "former":
-                # A restart that is refused the queue now does not continue without it.
+                # A restart that cannot get the queue now is refused; it does not continue without the queue.
                 refusal = rules.refusal(store.lock, QUEUE, store.instant(), True) if store.lock else None
                 assert store.take(AGAIN) is None
                 assert refusal is not None
@@ -141,18 +142,18 @@ def test_a_restart_repeats_goes_on_or_leaves_the_queue_to_others(
         owner.locked([token])
     known = {} if group is None else {QUEUE: group}
     replayed = owner.replay(start, end, store.reset, known)
-    # A group that was deleted tells of nobody who could have processed the batch.
+    # After the group's offsets were deleted, nothing shows that another query could have processed the batch.
     repeats = case.repeats or (group is None and token is not None)
     assert replayed == ({QUEUE: OffsetRange(S, E)} if repeats else {})
     owner._check()
     if token is None:
-        # A shared query asks again at its next boundary; an exclusive one is refused before it gets here.
+        # A shared query asks again at its next boundary. An exclusive query is refused before this point.
         assert owner.boundary(end, [QUEUE]) == [Lock((QUEUE,), all_or_none=not shared)]
         return
     owner.boundary(end, [QUEUE])
     owner.enter(end, known, store.reset, {QUEUE: 0})
     assert owner.owned[QUEUE].position == (E if repeats else group)
-    # Where it does not resume at the checkpoint's end, the next batch says so.
+    # If the queue does not resume at the checkpoint's end, the next logged offset records where it was entered.
     assert any(owned.entered for owned in owner.owned.values()) == (not repeats and group != E)
     owner._check()
 
@@ -164,11 +165,11 @@ def test_a_restart_of_a_batch_that_spark_has_committed_repeats_nothing(case: Cas
     assert first is not None
     start = Checkpoint("me", {QUEUE: E}, {}, {QUEUE: first.tenure})
     happen(store, first, case.steps)
-    # Processed up to E, and the group did not hear of it: another sink's query that was killed.
+    # Messages were processed up to E, but the group's offset is older, because the query with a foreign sink was killed.
     token = store.take(AGAIN)
     assert token is not None
     owner = Owner("me", policy=Policy.HAND_OVER)
     owner.locked([token])
     commit, _, _ = owner.enter(start, {QUEUE: S}, store.reset, {QUEUE: 0})
     assert owner.owned[QUEUE].position == (E if case.repeats else S)
-    assert (commit is not None) == case.repeats, "only an unbroken tenure may tell the group what it processed"
+    assert (commit is not None) == case.repeats, "only an unbroken tenure may commit its processed offset for the group"

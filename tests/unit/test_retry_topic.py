@@ -1,4 +1,4 @@
-"""The rules of a group's retry topic, without a cluster: options, members, lock tokens, and what a listener sends back."""
+"""The rules of a group's retry topic, without a cluster: options, members, lock tokens, and which messages a listener sends back."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_members_must_agree_where_failed_messages_wait(mine: str, theirs: str, s
     assert one.differences(one) == []
 
 
-#: As fastjson writes a map with objects as keys. A concurrent consumer says it, too, and has no locks.
+#: fastjson writes a map with objects as keys like this. A concurrent consumer also reports it, but has no locks.
 LOCKED = (
     b',"mqTable":{{"brokerName":"embedded","queueId":0,"topic":"orders"}:{"locked":true,"droped":false,"lastLockTimestamp":1}}}'
 )
@@ -107,7 +107,7 @@ LOCKED = (
 def test_a_java_consumer_agrees_if_it_reads_what_this_query_puts_aside_and_the_reverse(
     orderly: str, mine: str, agrees: bool
 ) -> None:
-    """An orderly consumer sends nothing back. A concurrent one does, and its queue of the retry topic may be this query's."""
+    """An orderly consumer sends nothing back. A concurrent one does, and this query may own its queue of the retry topic."""
     body = {
         "properties": {"PROP_CONSUMEORDERLY": orderly, "PROP_CONSUMER_START_TIMESTAMP": "1"},
         "subscriptionSet": [{"topic": "orders", "subString": "*", "expressionType": "TAG"}],
@@ -123,7 +123,7 @@ def test_a_java_consumer_agrees_if_it_reads_what_this_query_puts_aside_and_the_r
 
 
 class Groups:
-    """A broker's answers to send_back: how many it takes each time, or an error."""
+    """A broker's answers to send_back: how many messages it accepts each time, or an error."""
 
     def __init__(self, *answers: int | Exception) -> None:
         self.answers = list(answers)
@@ -172,7 +172,7 @@ def test_a_lost_lock_ends_it() -> None:
 
 
 class Rig:
-    """A task's rows as they come with retryTopic=true: two messages of the retry topic that were sent to different topics."""
+    """A task's rows with retryTopic=true: two messages of the retry topic that were originally sent to different topics."""
 
     def __init__(self, path: Path) -> None:
         self.broker = EmbeddedBroker(path / "store")
@@ -194,7 +194,7 @@ class Rig:
 def test_a_message_of_the_retry_topic_is_known_by_the_queue_that_it_is_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The column topic says where it was sent to. So does the message; the context and the outcomes have the queue."""
+    """The column topic and the message have the original topic. The context and the outcomes have the queue of the retry topic."""
     rig, heard, groups = Rig(tmp_path), [], Groups(1)
     monkeypatch.setattr(type(rig.broker.groups), "send_back", lambda _, *args: groups.send_back(*args))
 

@@ -1,7 +1,8 @@
-"""What `orderedmq.rocketmq.append` promises its four users: each message is in its queue once, in order, whatever is lost on the way.
+"""What `orderedmq.rocketmq.append` promises its four users: each message is in its queue once, in order, whichever requests are
+lost.
 
-The broker is in memory. It carries out a request that was given up at once, later, or never, and it may stand still. Each planted bug
-is noticed for each user.
+The broker is in memory. It carries out an abandoned request immediately, later or never, and it may pause. For each user, each
+planted bug is detected.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ from tests.unit.rocketmq_sink_queue import Crash, Stored, rows_of, split
 QUEUE, GROUP = MessageQueue("t", "broker-a", 0), "g"
 LOT, DEAD = parked_queue(GROUP, QUEUE), MessageQueue(DEAD_LETTER_PREFIX + GROUP, "broker-a", 0)
 SENDS = (RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2)
-#: Seconds in which a broker begins with a request that it has received, or refuses it, and readers see what it stored.
+#: The greatest number of seconds until a broker starts or refuses a received request, and readers see what it stored.
 AT_MOST = 0.9
-#: Seconds after which a lock of a dead process has expired.
+#: Seconds after which the lock of a dead process has expired.
 EXPIRED = 61.0
 
 time = FakeTime()
@@ -59,7 +60,7 @@ time = FakeTime()
 
 @dataclass
 class Late:
-    """A request that was given up. ``due``: when the broker carries it out; None: some time after its next answer."""
+    """An abandoned request. ``due``: when the broker carries it out; None: within AT_MOST seconds after the broker's next answer."""
 
     request: Request[Any]
     connection: Connection
@@ -67,7 +68,7 @@ class Late:
 
 
 class World(FakeBroker):
-    """A broker with queues, and what becomes of the requests that are sent to it. It is its own client and log."""
+    """A broker with queues that decides the fate of each request. It also serves as its client and log."""
 
     trace = account = None
     routed_by_proxy = False
@@ -115,7 +116,7 @@ class World(FakeBroker):
             self.store(one.request)
 
     def send(self, request: Request[Any], connection: Connection) -> Any:
-        """Answer a send, or not."""
+        """Answer a send, or fail in one of several ways."""
         fate = "ok"
         if self.faults and self.draw.random() < 0.6:
             self.faults -= 1
@@ -134,13 +135,13 @@ class World(FakeBroker):
         if fate in ("ok", "others", "stored"):
             answer = self.answer(request)
         if fate in ("late", "lost", "stored"):
-            # The last one is longer than any patience.
+            # The longest delay exceeds every deadline.
             time.sleep(self.draw.choice([0.0, 0.0, 15.0, 70.0]))
             raise RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "no answer")
         return answer
 
     def restart_client(self) -> None:
-        """The process is gone, and so are its connections, and its locks after a while."""
+        """End the client's process: its connections end, and its locks expire after a while."""
         self.unsettled.clear()
         self.used.close()
         self.answer(Request(RequestCode.GET_BROKER_CONFIG, "", "", lambda _: None))
@@ -149,7 +150,7 @@ class World(FakeBroker):
         self.carry_out()
 
     def named(self, queue: MessageQueue) -> list[str]:
-        """What the queue has once everything has come through, without messages of others."""
+        """The messages of the queue without those of others, after all requests have been carried out."""
         self.restart_client()
         return [message.body.decode() for message in self.queues[queue] if message.body != b"x"]
 
@@ -223,7 +224,7 @@ class World(FakeBroker):
 
 
 class Connection:
-    """A connection of the client. What is under way when it is closed arrives or not."""
+    """A connection of the client. Requests in flight when it is closed may or may not arrive."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -253,7 +254,7 @@ class Stop:
 
 
 def count_of(body: bytes) -> int:
-    """The messages of a batch."""
+    """The number of messages in a batch."""
     count = at = 0
     while at < len(body):
         at += int.from_bytes(body[at : at + 4], "big")
@@ -261,7 +262,7 @@ def count_of(body: bytes) -> int:
     return count
 
 
-# -- the users: each returns what the queue must have, and what it has
+# -- the users: each returns the expected and the actual contents of the queue
 
 
 def by_producer(world: World) -> tuple[list[str], list[str]]:
@@ -269,7 +270,7 @@ def by_producer(world: World) -> tuple[list[str], list[str]]:
     for _ in range(world.draw.randint(1, 3)):
         names = [f"a{len(expected) + number}" for number in range(world.draw.randint(1, 5))]
         sender = Sender(world, world)  # type: ignore[arg-type]
-        # A producer that dies does not come back, so nothing is promised for what it was sending.
+        # A producer that dies does not return, so nothing is promised for the messages that it was sending.
         while True:
             try:
                 bodies, keys = sender.encoded(QUEUE, rows_of(names))
@@ -290,7 +291,7 @@ def until_no_crash(world: World, attempt: Callable[[], object]) -> None:
         try:
             attempt()
         except RocketMQUnavailableError:
-            # It has lasted too long, and the user tries again soon.
+            # The user gave up after its deadline, and soon tries again.
             time.sleep(0.01)
         except Crash:
             world.restart_client()
@@ -370,7 +371,7 @@ def scenario(user: Callable[[World], tuple[list[str], list[str]]], seed: int) ->
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests of two messages, and a time that passes at once."""
+    """Use requests of two messages and a simulated clock."""
     monkeypatch.setattr(encode, "TARGET_BYTES", 400)
     monkeypatch.setattr(lookback, "FIRST_STEP", 2)
     monkeypatch.setattr(access, "require", lambda *_: None)
@@ -402,7 +403,7 @@ def test_nothing_is_sent_once_the_lock_is_lost(requests: int) -> None:
         put(world, letters, range(8), require_lock)
     there = world.named(DEAD)
     assert there == [f"{number}" for number in range(8)][: len(there)]
-    # The first request has one letter.
+    # The first request contains one letter.
     assert (len(there) > 1) == (requests > 1)
     assert len(there) < 8
     assert bool(there) == bool(requests)
@@ -494,8 +495,8 @@ BUGS = [
 ]
 
 
-#: The sink's request for its lock is the one that the broker answers, and the lock of an attempt that gave up expires. A producer that
-#: gave up sends other messages.
+#: These users are not affected by these bugs: the broker always answers the sink's request for its lock; the lock of a sink's
+#: attempt that gave up expires; and a producer that gave up sends other messages next.
 NOT_OF = {
     (by_sink, _waits_before_the_broker_has_answered),
     (by_sink, _forgets_what_has_not_settled_when_it_gives_up),

@@ -1,6 +1,6 @@
-"""Attempts of a batch that crash, repeat, take over and lose answers leave each row in its queue once, in the order of its key.
+"""Attempts of a batch that crash, repeat, take over or lose answers leave each row in its queue once, in the order of its key.
 
-The queue is a list in memory; what decides and encodes is the real thing. Each planted bug is noticed.
+The queue is a list in memory; the code that decides and encodes is real. Each planted bug is detected.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FATES = ["busy", "lost", "stored", "crash", "crash after", "stolen", "others"]
 
 
 def shuffled(names: list[str], draw: random.Random) -> list[str]:
-    """Another order, in which the rows of one key keep theirs."""
+    """The names in another order, in which the rows of each key keep their order."""
     waiting: dict[str, list[str]] = {}
     for name in names:
         waiting.setdefault(name[0], []).append(name)
@@ -58,7 +58,7 @@ def shuffled(names: list[str], draw: random.Random) -> list[str]:
 
 
 class Layout:
-    """How one run has a batch's rows in partitions."""
+    """The division of a batch's rows into partitions in one run."""
 
     def __init__(self, names: list[str], run: str, draw: random.Random) -> None:
         self.run = run
@@ -71,28 +71,28 @@ class Layout:
             split = sum(index >= cut for cut in cuts[1:])
             number = {"by key": numbers[name[0]], "split": split, "any": draw.randrange(count)}[kind]
             self.partitions[number].append(name)
-        #: All rows of a key are in one task.
+        #: Whether all rows of each key are in one task.
         self.ordered = all(sum(key in {name[0] for name in part} for part in self.partitions) < 2 for key in "ab")
 
 
 def scenario(draw: random.Random) -> None:
-    """Write each batch by runs with their own partitions until one run survives. Assert what must hold."""
+    """Write each batch with several runs, each with its own partitions, until one run survives. Then check the result."""
     world = Queue([Stored(b"old", {}) for _ in range(draw.randint(0, 9))])
     expected: list[tuple[int, list[str], bool]] = []
     for number in range(draw.randint(1, 4)):
         batch = SinkBatch(SINK, number)
         names = [f"{draw.choice('ab')}{draw.randint(0, 2)}" for _ in range(draw.choice([0, 2, 6, 12, 18]))]
-        # Of a release that stamped none, the first run has no name.
+        # An early release stamped no run, so the first run may have no name.
         first = draw.random() < 0.2
         runs = [Layout(names, "" if first and not run else f"{number}{run:07}", draw) for run in range(draw.randint(1, 4))]
         if draw.random() < 0.3:
-            # Often enough the same rows are in the same partitions.
+            # In 30 % of the cases, all runs have the same rows in the same partitions.
             for layout in runs:
                 layout.partitions, layout.ordered = runs[0].partitions, runs[0].ordered
         expected.append((number, names, all(layout.ordered for layout in runs)))
         for index, layout in enumerate(runs):
             last = index == len(runs) - 1
-            # The driver dies before all tasks have ended.
+            # A driver may die before all its tasks have ended.
             lives = len(layout.partitions) if last or draw.random() < 0.5 else draw.randrange(len(layout.partitions))
             earlier = runs[: index + 1]
             receipts = []
@@ -108,7 +108,7 @@ def scenario(draw: random.Random) -> None:
                 verdict = commit_until_it_does_not_die(world, batch, receipts, draw)
                 assert verdict.differs is None, verdict
             if draw.random() < 0.2:
-                # A broker that was killed.
+                # The broker is killed and forgets its newest offsets.
                 world.bookmark = draw.choice([None, committed])
                 world.committed = draw.choice([world.committed, number - 1])
     for number, names, ordered in expected:
@@ -148,7 +148,7 @@ def try_once(world: Queue, number: int, layout: Layout, partition: int, fate: Ca
 def run_task(
     world: Queue, number: int, layout: Layout, partition: int, earlier: list[Layout], draw: random.Random
 ) -> list[Receipt]:
-    """Attempts until one ends well. Beside it, others of the same task, and late ones of ``earlier`` runs."""
+    """Make attempts until one succeeds. At the same time, run other attempts of the task and late attempts of ``earlier`` runs."""
     names = layout.partitions[partition]
     while True:
         faults = draw.randint(0, 4)
@@ -174,7 +174,7 @@ def run_task(
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests of some rows and looks of a few messages, so that there are many."""
+    """Use requests of a few rows and look-backs of a few messages, so that there are many of them."""
     monkeypatch.setattr(encode, "TARGET_BYTES", 1500)
     monkeypatch.setattr(lookback, "FIRST_STEP", 1)
     monkeypatch.setattr(lookback, "LARGEST_STEP", 3)
@@ -229,7 +229,7 @@ def _takes_its_own_acknowledged_rows_for_others(monkeypatch: pytest.MonkeyPatch)
 
 
 def _takes_anothers_partition_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what another task of the same run sent."""
+    """Takes over even messages that another task of the same run sent."""
     real = message_stamp.find_messages
 
     def found_any(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessage]:
@@ -239,7 +239,7 @@ def _takes_anothers_partition_for_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _takes_only_what_its_own_partition_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever run: as it was before messages were stamped with theirs."""
+    """Ignores the run, as before messages were stamped with it."""
     real = message_stamp.find_messages
 
     def found_own(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessage]:
@@ -253,7 +253,7 @@ def _leaves_rows_out_for_which_one_message_was_taken_twice(monkeypatch: pytest.M
 
 
 def _sends_a_row_again_for_each_message_that_was_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though there may be other messages of the same content that nobody took."""
+    """Does so although there may be other messages with the same content that no task took."""
     real = commit_report.count_contested
 
     def taken(tokens: Sequence[Token]) -> dict[MessageQueue, dict[int, int]]:
@@ -283,7 +283,7 @@ def _sends_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _goes_on_after_the_lock_was_another_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gets the lock again and does not look what came meanwhile."""
+    """Acquires the lock again without checking which messages others sent in between."""
     real = FakePort.keep
 
     def keep(self: FakePort) -> bool:
@@ -325,7 +325,7 @@ def test_a_planted_bug_is_noticed(bug: Callable[[pytest.MonkeyPatch], None], mon
         scenarios()
 
 
-# --- replays, and what a commit makes of them
+# --- replays, and the result of their commits
 
 
 def test_a_replay_of_a_committed_batch_sends_nothing() -> None:
@@ -351,7 +351,7 @@ def test_a_replay_with_other_rows_differs_and_sends_nothing(names: list[str]) ->
 
 @pytest.mark.usefixtures("small")
 def test_a_replay_of_the_second_partition_with_other_rows_differs_too() -> None:
-    """Its own first message is not the batch's. That the batch was committed is known from its bookmark only."""
+    """The second partition does not have the batch's first message, so only its bookmark shows that the batch was committed."""
     world = Queue()
     names = [f"a{number}" for number in range(9)]
     for number in range(2):
@@ -399,7 +399,7 @@ def test_an_old_batch_is_compared_as_long_as_a_hundred_are_and_refused_after_tha
 
 
 def test_a_commit_that_died_half_way_is_ended() -> None:
-    """Of two queues only one got its bookmark."""
+    """Only one of two queues has its bookmark."""
     other = QUEUE._replace(queue_id=1)
     batch = SinkBatch(SINK, 3)
     reports = (QueueReport(QUEUE, 5, 7, found=2, committed=True), QueueReport(other, 0, 2, found=2))

@@ -1,4 +1,4 @@
-"""A look-back over what other tasks of its batch have sent: few round trips, and the same messages as without reading ahead."""
+"""A look-back over messages of other tasks of the batch: few round trips, and the same result as without reading ahead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OWN = Writer(SINK, 9, 0, RUN)
 
 
 class StampedBroker(FakeBroker):
-    """A queue of stamped messages, and how often it was asked: by one pull, and by many in one write."""
+    """A queue of stamped messages that counts its requests: single pulls, and writes with many pulls."""
 
     def __init__(self, stamps: list[str]) -> None:
         super().__init__(0, len(stamps))
@@ -51,7 +51,7 @@ class StampedBroker(FakeBroker):
 
 
 def stamps(writer: Writer, first: int, count: int) -> list[str]:
-    """Of one request."""
+    """The stamps of one request."""
     text = writer.stamp(0).text
     return [f"{text}{first + place:012}{place:04}" for place in range(count)]
 
@@ -73,7 +73,7 @@ def walked(broker: StampedBroker, boundaries: Boundaries | None, bookmark: int) 
 
 
 def requests(draw: random.Random, count: int, own: bool) -> Iterator[str]:
-    """A batch of which other partitions, and perhaps our own, have sent requests of many sizes."""
+    """A batch for which other partitions, and perhaps our own, have sent requests of many sizes."""
     sent = dict.fromkeys(range(3), 0)
     for _ in range(count):
         partition = draw.randrange(0 if own else 1, 3)
@@ -119,7 +119,7 @@ def test_a_look_behind_one_request_reads_nothing_ahead() -> None:
 def test_after_a_fault_pairs_are_left_to_the_usual_pull(fault: str) -> None:
     broker = StampedBroker(list(requests(random.Random(1), 20, own=True)))
     late = RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "late")
-    # Messages of another queue may have any stamps: here those of an older batch, at which a look would end.
+    # Messages of another queue may have any stamps. Here they have those of an older batch, at which a look-back would wrongly stop.
     other = StampedBroker(stamps(Writer(SINK, 8, 5, "00000001"), 0, broker.end + 1))
     other.change = {"queue_id": 4} if fault.endswith("queue") else {"topic": b"ordert"}
     broker.instead = {

@@ -1,4 +1,4 @@
-"""When an attempt believes in its queue's lock, and how long it bears with a broker."""
+"""When an attempt trusts its queue's lock, and how long it tolerates an unavailable broker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMING = LockTiming()
 
 
 class FakeStop:
-    """An event that is awaited in that time."""
+    """An event whose waits advance the simulated clock."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -52,7 +52,7 @@ def _time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeConnection:
-    """Grants the lock, or not, after a while."""
+    """Grants or refuses the lock after ``takes`` seconds."""
 
     def __init__(self, broker: FakeBroker | None = None) -> None:
         self.broker = broker or FakeBroker()
@@ -78,7 +78,7 @@ class FakeConnection:
 
 
 class FakeClient:
-    """Always the same broker."""
+    """A client whose only broker is always the same."""
 
     trace = None
     routed_by_proxy = False
@@ -107,7 +107,7 @@ class FakeClient:
 
 
 class FakeLog:
-    """A message of nobody at each offset."""
+    """A log with a message without a stamp at each offset."""
 
     def __init__(self) -> None:
         self.pulls = 0
@@ -136,7 +136,7 @@ class Case:
 
     @property
     def locks(self) -> int:
-        """Requests for locks, of a run that has the queue already."""
+        """The number of requests for locks. The run already has the queue."""
         return self.client.used.asked.count(RequestCode.LOCK_BATCH_MQ)
 
 
@@ -155,7 +155,7 @@ def test_a_lock_is_believed_in_and_prolonged_when_it_is_time_to() -> None:
     assert case.port.keep()
     assert case.locks == 2
     time.sleep(TIMING.lock_trust + 1)
-    # It may have been another's: prolonging it proves nothing.
+    # In between, another task may have had the lock, so prolonging it proves nothing.
     assert not case.port.keep()
     assert case.locks == 2
 
@@ -185,7 +185,7 @@ def test_anothers_lock_is_waited_for_and_named_at_the_end() -> None:
         case.port.acquire()
     assert caught.value.sub == "HELD_BY_OTHER"
     assert str(QUEUE) in caught.value.message
-    # Not at once, and then every few seconds.
+    # The request is repeated every few seconds.
     assert TIMING.lock_wait / (2 * TIMING.lock_yield) < case.waits < TIMING.lock_wait / (TIMING.lock_yield / 2)
 
 
@@ -239,7 +239,7 @@ def test_a_broker_that_is_busy_full_or_away_is_borne_with_for_a_while(sub: str, 
     assert bool(case.client.doubts) is doubts
 
 
-# --- what a task asks
+# --- the requests of a task
 
 
 READ = [RequestCode.QUERY_CONSUMER_OFFSET] * 3 + [RequestCode.GET_MAX_OFFSET]
@@ -255,7 +255,7 @@ def test_the_usual_task_asks_for_the_lock_for_all_numbers_at_once_and_for_one_pu
     assert case.client.used.writes == 1
     assert case.log.pulls == 1
     writer.let_go()
-    # The answers to the sends have said where the rows are: one look whether they can be read yet.
+    # The answers to the sends contain the rows' offsets, so a single request checks whether the rows can be read yet.
     assert case.client.used.asked[7:] == [RequestCode.GET_MAX_OFFSET, RequestCode.UNLOCK_BATCH_MQ]
 
 
@@ -274,7 +274,7 @@ def test_the_first_task_of_a_batch_makes_its_run_the_queue_s_writer_and_asks_not
 
 
 def test_what_was_read_before_another_run_s_task_had_ended_is_read_again() -> None:
-    """Or the rows that it sent meanwhile would be sent twice."""
+    """Otherwise the rows that the other task sent in between would be sent twice."""
     broker = FakeBroker()
     old = attempt_of(broker, OLD, 0)
     old.port.acquire()
@@ -292,7 +292,7 @@ def test_what_was_read_before_another_run_s_task_had_ended_is_read_again() -> No
 
 @pytest.mark.parametrize("sibling", [False, True])
 def test_what_was_read_before_another_run_came_between_is_read_again(sibling: bool) -> None:
-    """Also if a task of the same run has made the queue its run's since, for fewer partitions."""
+    """The same holds if another task of this run has since made its run the queue's writer again, for fewer partitions."""
     broker = FakeBroker()
     broker.numbers[WRITER] = known = WriterEntry(4, 6, 10).value
     new = attempt_of(broker, NEW, 5)
@@ -320,7 +320,7 @@ def test_an_end_that_was_read_before_the_bookmark_is_read_again_before_the_bookm
     case.port.acquire()
     case.broker.end = 5
     assert case.port.start() == Start(5, 5, -1)
-    # The queue is shorter than the bookmark says.
+    # The queue has become shorter than the bookmark says.
     case.port.acquire()
     case.broker.end = 4
     assert case.port.start() == Start(5, 5, -1)
@@ -368,7 +368,7 @@ def test_another_run_of_the_batch_waits_until_no_task_of_the_first_has_the_queue
 
 
 def test_a_late_attempt_of_the_first_run_waits_for_the_other_one_in_turn() -> None:
-    """One that never came to the queue before, and one that lost its lock."""
+    """The late attempt has either never used the queue before, or has lost its lock."""
     for came_before in (False, True):
         broker = FakeBroker()
         attempt_of(broker, OLD, 3).port.acquire()
@@ -385,7 +385,7 @@ def test_a_late_attempt_of_the_first_run_waits_for_the_other_one_in_turn() -> No
         late.stop.meanwhile = [lambda new=new: new.port.release(0)]  # type: ignore[misc]
         late.port.acquire()
         assert WriterEntry.parse(broker.numbers[WRITER]).run == 10
-        # The other one's next task comes after that one.
+        # The next task of the new run must wait for the late attempt.
         sibling = attempt_of(broker, NEW, 1)
         with pytest.raises(LockError, match="HELD_BY_OTHER"):
             sibling.port.acquire()

@@ -1,7 +1,7 @@
-"""A client of a cluster whose nameservers and brokers go, come back, move, and are busy.
+"""A client of a cluster whose nameservers and brokers stop, restart, move, and are busy.
 
-Traps held: 8 (a commit for a group that is not there is an error and not lost), 12 (members are connections, so a client has its own),
-20 (every nameserver can be told).
+Traps tested: 8 (a commit for a group that does not exist must be an error), 12 (members are connections, so a client has separate
+ones), 20 (every nameserver must be reachable by requests).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def ask(client: Client, seconds: float = 10.0, **more: Any) -> int:
     return client.call(max_offset(QUEUE), soon(seconds), topic="T", broker_name="a", **more)
 
 
-# --- a connection that the network dropped without a word
+# --- a connection that the network dropped silently
 
 
 def test_what_may_be_asked_twice_is_asked_again_over_another_connection(
@@ -153,7 +153,7 @@ def test_a_nameserver_that_knows_no_broker_says_nothing_about_topics(to: Callabl
 def test_what_a_restarted_nameserver_does_not_know_yet_another_does(
     cluster: Cluster, to: Callable[..., Client], turn: int
 ) -> None:
-    """One broker has reported to it, that of the topic has not."""
+    """One broker has reported to the restarted nameserver, but the broker of the topic has not."""
     anew = Cluster()
     cluster.broker("a", value=5)
     client = to(anew.nameserver(), cluster.nameserver())
@@ -202,7 +202,7 @@ def test_a_nameserver_that_is_down_or_silent_is_passed_over(
     assert time.monotonic() - begin < 3
     client.doubt("T")
     assert ask(client) == 5
-    # The one that answered is asked first from then on.
+    # From then on, the nameserver that answered is asked first.
     assert silent.accepted <= 1
     client.close()
 
@@ -260,7 +260,7 @@ def test_the_last_route_holds_while_no_nameserver_has_one(cluster: Cluster, to: 
     assert ask(client) == 1
     kept = cluster.routes.pop("T")
     client.doubt("T")
-    assert ask(client) == 1, "a nameserver that was restarted has no route yet"
+    assert ask(client) == 1, "the old route must hold while a restarted nameserver has none"
     with pytest.raises(TopicError):
         client.route("T", soon(), fresh=True)
     cluster.routes["T"] = kept
@@ -274,7 +274,7 @@ def queues_at(client: Client, *, fresh: bool = False) -> list[str]:
 
 
 def knowing_two(cluster: Cluster, to: Callable[..., Client]) -> Client:
-    """A client that has seen T at brokers a, which answers 1, and b."""
+    """A client with a route of T to the brokers a, which answers 1, and b."""
     client = to(cluster.nameserver())
     for value, name in enumerate("ab", 1):
         cluster.broker(name, value=value)
@@ -292,8 +292,8 @@ def test_a_broker_that_has_not_reported_to_a_restarted_nameserver_yet_keeps_its_
     cluster.reporting = {"b"}
     client.doubt("T")
     assert queues_at(client, fresh=fresh) == ["a", "b"]
-    assert ask(client) == 1, "and is asked itself"
-    # For as long as a report may take.
+    assert ask(client) == 1, "requests must still go to a broker that has not reported yet"
+    # The route is kept for as long as a report may take.
     monkeypatch.setattr(client_module, "UNKNOWN_BROKER_LIFE", 0.0)
     client.doubt("T")
     assert queues_at(client, fresh=fresh) == ["b"]
@@ -370,7 +370,7 @@ def test_masters_and_slaves(cluster: Cluster, to: Callable[..., Client]) -> None
 
 
 def answers(*codes: int) -> Script:
-    """A broker that answers the codes in turn, over all connections, then 0."""
+    """A broker that answers with these codes in turn, over all connections, and then with 0."""
     left = list(codes)
 
     def script(link: Link) -> None:
@@ -494,7 +494,7 @@ def test_connecting_waits_longer_after_each_failure(to: Callable[..., Client]) -
         with pytest.raises(RocketMQUnavailableError, match="cannot connect"):
             client.connection(address, deadline)
         time.sleep(0.001)
-    # 50 ms, 100, 200, 400, each shortened by half at most.
+    # Pauses of 50, 100, 200 and 400 ms, each randomly shortened by at most half.
     assert 2 <= client._endpoints.by_address[address].failures <= 7
     begin = time.monotonic()
     with pytest.raises(RocketMQUnavailableError):
@@ -537,7 +537,7 @@ def test_a_child_makes_connections_of_its_own(cluster: Cluster, to: Callable[...
     peer = cluster.broker("a", value=6)
     assert ask(client) == 6
     parent = client.connection(peer.address, soon())
-    # Held as by a thread that the child will not have.
+    # Locked as if by a thread that does not exist in the child.
     with client._endpoints.lock, client._endpoints.by_address[peer.address].lock:
         child = os.fork()
     if child == 0:

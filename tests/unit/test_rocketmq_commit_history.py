@@ -1,4 +1,4 @@
-"""Batches that come in any order: which were committed, by the numbers that brokers keep, and what a commit concludes."""
+"""Batches in any order: the numbers that brokers keep say which were committed, and a commit decides by them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_slot_tells_which_batches_of_its_block_are_committed_and_nothing_of_an
 
 
 def outcome(world: Queue, number: int, names: list[str]) -> str:
-    """Write a batch as a task and a commit do; return what they say. Another attempt with skip must not say less."""
+    """Write a batch as a task and a commit do, and return the result. If the commit refuses the batch, it must also do so with skip."""
     before = len(world.messages)
     receipt = written(world, number, names, run=f"{random.getrandbits(31):08x}")
     try:
@@ -67,7 +67,7 @@ def scenario(draw: random.Random) -> None:
             kept = (world.bookmark, world.committed, dict(world.history))
             continue
         if kind == "killed":
-            # The broker has what it stored last, and its messages.
+            # The broker restarts with the numbers that it stored last, and with all messages.
             world.bookmark, world.committed, world.history = *kept[:2], dict(kept[2])
             continue
         if kind == "higher":
@@ -121,7 +121,7 @@ def test_a_planted_bug_is_noticed(bug: Callable[[pytest.MonkeyPatch], None], mon
 
 
 def refused(reports: tuple[QueueReport, ...], known: list[Committed]) -> str:
-    """What a commit of batch 7 says, with and without skip."""
+    """The message of the refused commit of batch 7, which must be the same with and without skip."""
     said = set()
     for skip in (False, True):
         with pytest.raises(SinkError, match="OUT_OF_ORDER") as caught:

@@ -1,7 +1,7 @@
-"""One connection under a server that answers in any order, late, in slices, wrongly or not at all.
+"""One connection to a server that answers in any order, late, in slices, wrongly or not at all.
 
-Traps held: 1 (a push may have the number of a request on its way), 6 (answers come late), 17 and 18 (what is not known is answered, and any
-type of header is read). Long because TLS and forks need the same server as the answers.
+Traps tested: 1 (a push may have the number of a pending request), 6 (answers come late), 17 and 18 (unknown requests are
+answered, and any type of header is read). The module is long because the tests of TLS and forks need the same server.
 """
 
 from __future__ import annotations
@@ -112,13 +112,13 @@ def test_answers_come_in_any_order(serve: Callable[..., Peer], to: Callable[...,
     connection = to(serve(script))
     pending = [connection.send(max_offset(number(n)), soon()) for n in range(50)]
     assert [one.result() for one in reversed(pending)] == list(reversed(range(50)))
-    assert pending[0].result() == 0, "a result stays"
+    assert pending[0].result() == 0, "the result must stay available"
 
 
 def test_more_requests_go_in_one_call_than_the_system_takes_parts_in_one_write(
     serve: Callable[..., Peer], to: Callable[..., Connection]
 ) -> None:
-    """As when somebody asks for the ends of all queues of a large topic. A refused write ended the connection, and with it a membership."""
+    """A request for the ends of all queues of a large topic does this. A refused write used to end the connection and the membership."""
     connection = to(serve(echo))
     pending = connection.send_all([(max_offset(number(n)), None) for n in range(3000)], soon())
     assert [one.result() for one in pending] == list(range(3000))
@@ -173,7 +173,7 @@ def test_trap_1_a_push_with_the_number_of_a_request_is_not_its_answer(
     connection = to(serve(script), on_push=lambda command: pushed.append(command.code))
     assert connection.call(max_offset(QUEUE), soon()) == 7
     assert pushed == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.GET_CONSUMER_RUNNING_INFO]
-    # Only the one that is not one-way is answered; code 3 says that it is not known here.
+    # Only the request that is not one-way gets an answer. Code 3 says that the request is not supported.
     (reply,) = answered
     assert (reply.code, reply.flag, reply.opaque) == (3, FLAG_RESPONSE, 0)
 
@@ -300,7 +300,7 @@ def test_requests_are_signed(serve: Callable[..., Peer], to: Callable[..., Conne
     assert "secret" not in repr(seen[0])
 
 
-# --- ends
+# --- ends of connections
 
 
 def test_cut_inside_of_a_frame(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
@@ -317,7 +317,7 @@ def test_cut_inside_of_a_frame(serve: Callable[..., Peer], to: Callable[..., Con
     for one in pending:
         assert "inside a frame" in lost(one).message
     until(lambda: connection.closed)
-    assert sorted(map(id, called)) == sorted(map(id, pending)), "each callback once"
+    assert sorted(map(id, called)) == sorted(map(id, pending)), "each callback must be called once"
     after = error(connection.send(max_offset(QUEUE), soon()))
     assert after.sub == "UNREACHABLE"
     assert not getattr(after, "outcome_unknown")  # noqa: B009
@@ -423,7 +423,7 @@ def test_a_server_that_does_not_read(serve: Callable[..., Peer], to: Callable[..
     found = error(connection.send(large, soon(0.3)))
     assert (found.sub, "did not read" in found.message) == ("UNREACHABLE", True)
     assert time.monotonic() - begin < 3
-    # The stream ends inside of that frame, so nothing can follow it.
+    # The stream ends inside the frame, so nothing can follow it.
     assert connection.closed
     stop.set()
 
@@ -519,7 +519,7 @@ def test_a_child_forgets_its_parents_connections(serve: Callable[..., Peer], to:
     assert connection.call(max_offset(number(1)), soon()) == 1
     pending = waiting.send(max_offset(QUEUE), soon(60))
     assert not pending.done
-    # Held as another thread of the parent might: there is no such thread in the child.
+    # Locked as if by another thread of the parent, which does not exist in the child.
     connection._writing.acquire()
     child = os.fork()
     if child == 0:
@@ -548,7 +548,7 @@ def test_a_child_forgets_its_parents_connections(serve: Callable[..., Peer], to:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """server.pem for localhost and 127.0.0.1, and client.pem; both signed by themselves."""
+    """Self-signed certificates: server.pem for localhost and 127.0.0.1, and client.pem."""
     folder = tmp_path_factory.mktemp("tls")
     for name in ("server", "client"):
         subprocess.run(
@@ -642,7 +642,7 @@ def test_tls_with_a_certificate_of_the_clients(serve: Callable[..., Peer], certi
     connection = Connection.open(peer.address, soon(), tls=ssl_context(known))
     assert connection.call(max_offset(number(4)), soon()) == 4
     connection.close()
-    # TLS 1.3 refuses after the handshake, so it shows with the first request.
+    # TLS 1.3 refuses the certificate after the handshake, so the error occurs at the first request.
     unknown = Connection.open(peer.address, soon(), tls=ssl_context(TlsOptions(ca_file=str(certificates / "server.pem"))))
     assert error(unknown.send(max_offset(QUEUE), soon())).sub in ("CONNECTION_LOST", "UNREACHABLE")
     unknown.close()

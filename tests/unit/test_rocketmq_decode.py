@@ -1,4 +1,4 @@
-"""Many pull responses decoded by columns: the same as one message at a time, whatever is in them."""
+"""Decoding many pull responses by columns gives the same result as decoding one message at a time, whatever the responses contain."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COLUMNS = st.lists(st.sampled_from(ALL), min_size=1, unique=True).map(tuple)
 
 @pytest.fixture(autouse=True)
 def _by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few messages too."""
+    """Decode by columns even if there are few messages."""
     monkeypatch.setattr(decode, "FEWEST", 0)
 
 
@@ -75,7 +75,7 @@ def by_columns(given: list[Any], asked: Wanted) -> pa.RecordBatch | None:
 
 
 def received(given: list[bytes]) -> list[memoryview]:
-    """The responses as a task has them: parts of one buffer, in which they came in another order, with headers between them."""
+    """The responses as a task has them: parts of one buffer, received in another order, with headers between them."""
     came = sorted(range(len(given)), key=lambda place: (place * 7) % 5)
     buffer = memoryview(bytearray(b"".join(b"\xda\xa3\x20\xa7header" + given[place] for place in came)))
     ends = list(accumulate(len(given[place]) + 10 for place in came))
@@ -84,7 +84,7 @@ def received(given: list[bytes]) -> list[memoryview]:
 
 
 def same(given: list[bytes], asked: Wanted) -> bool:
-    """Both ways agree, in what they give and in what they refuse. Whether the fast one took it."""
+    """Check that both ways return or refuse the same. Return whether the fast way decoded the responses."""
     taken = by_columns(given, asked) if any(given) else None
     in_place = by_columns(received(given), asked) if any(given) else None
     assert in_place == taken
@@ -161,7 +161,7 @@ def test_what_all_messages_have_alike_takes_the_fast_way(change: dict[str, Any])
     asked = everything()._replace(queue=queue_of(messages[0]))
     for size in (1, 3, 40):
         assert same(responses(messages, size), asked)
-        # A usual one among them.
+        # A usual message among them.
         mixed = [*messages, moved(usual(40), asked.queue)]
         same(responses(mixed, size), asked)
     numbered = [replace(one, offset=number) for number, one in enumerate(messages)]
@@ -195,7 +195,7 @@ def test_messages_of_many_producers_take_the_fast_way() -> None:
     distinct = [Stored(offset=n, properties=text(*pairs[n % 7 :], last=n % 2 == 0)) for n in range(90)]
     assert same(responses(messages, 5), everything("tags", "keys", "sharding_key", "message_id"))
     assert same(responses(distinct, 5), everything())
-    # A name twice: the last one counts, and a map is made one message at a time.
+    # If a name occurs twice, the last value counts. A map with such names is decoded one message at a time.
     twice = [Stored(offset=n, properties=text(("a", "1"), ("TAGS", "x"), ("TAGS", str(n)))) for n in range(90)]
     assert same(responses(twice, 5), everything("tags"))
     assert not same(responses(twice, 5), everything("properties"))
@@ -247,7 +247,7 @@ def test_a_message_of_another_queue_is_refused_by_both_ways_wherever_it_is(
     for stranger in strangers:
         messages.insert(draw.randint(0, len(messages)), stranger)
     given = responses(messages, size)
-    # Also if no offset of it is requested.
+    # A message of another queue is refused even if none of its offsets is requested.
     for begin, end in ((0, MAX_OFFSET), (100, 200)):
         asked = Wanted(QUEUE, columns, begin, end, frozenset(), False)
         assert by_columns(given, asked) is None
@@ -289,7 +289,7 @@ def test_messages_of_one_producer_take_the_fast_way(
 
 
 def test_large_responses_are_divided_where_records_begin() -> None:
-    """A body may have what looks like a record's beginning: then the response is scanned from its own beginning."""
+    """A body may contain bytes that look like the beginning of a record. The response is then scanned from its beginning."""
     record = usual(1).pack()
     for body in (b"", record, record[4:8] * 50):
         messages = [replace(usual(n), body=body + bytes(n % 90)) for n in range(900)]
@@ -303,20 +303,20 @@ def test_large_responses_are_divided_where_records_begin() -> None:
     assert len(found) == 500
 
 
-# -- refused
+# -- refusals
 
 
 def test_a_group_cut_off_anywhere_is_refused_or_shorter() -> None:
     whole = b"".join(one.pack() for one in (usual(1), Stored(properties=b"a\x01b"), usual(2)))
     first = usual(0).pack()
     for cut in range(len(whole)):
-        # Cut in the middle of a group: the next response must not be read as the rest of a record.
+        # The cut is in the middle of a group, and the next response must not be read as the rest of the cut record.
         same([first, whole[:cut], first], everything())
         same([first] * 20 + [whole[:cut]], everything("queue_offset"))
 
 
 def test_a_size_that_leads_astray_is_refused_wherever_it_stands() -> None:
-    """Also back to an earlier record, to the same one for ever, and into another response."""
+    """Wrong sizes may lead back to an earlier record, to the same record forever, or into another response."""
     size = len(usual(0).pack())
     for response, record in ((0, 0), (0, 2), (7, 1), (15, 0), (15, 2)):
         for wrong in (0, -1, 90, 91, -size, -2 * size, 2 * size, 3 * size, 4 * size, size - 1, size + 1, -(2**31), 2**31 - 1):
@@ -325,7 +325,7 @@ def test_a_size_that_leads_astray_is_refused_wherever_it_stands() -> None:
             assert not same([bytes(one) for one in given], everything("queue_offset"))
     for some in ([0], [15], range(16)):
         for left in range(4, 91):
-            # The last record is cut in two, of which the second is smaller than any.
+            # The last record is split in two, and the second part is smaller than any record.
             given = [bytearray(one) for one in responses([usual(n) for n in range(48)], 3)]
             for response in some:
                 given[response][2 * size : 2 * size + 4] = (size - left).to_bytes(4, "big")
@@ -346,14 +346,14 @@ def test_changed_bytes_are_refused_or_read_alike(messages: list[Stored], size: i
 def test_bodies_of_more_bytes_than_asked_for_come_in_pieces_and_the_rest_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [Stored(offset=n, body=bytes(2**20), sys_flag=0x201).pack() for n in range(9)]
     asked = everything("queue_offset", "body")._replace(piece_bytes=4 * 2**20)
-    # More than the fast way decodes.
+    # Five bodies are more than the fast way decodes.
     assert by_columns(given[:4], asked) is not None
     assert by_columns(given[:5], asked) is None
     assert [piece.num_rows for piece in decode.decode_pieces(given, asked)] == [4, 4, 1]
     for most, rows in ((0, 1), (1, 1), (2**20, 1), (2**20 + 1, 2), (4 * 2**20, 4), (10 * 2**20, 9)):
         batch, end = decode.decode(given, asked.columns, QUEUE, end=20, max_bytes=most)
         assert (batch.num_rows, end) == (rows, 20 if rows == 9 else rows)
-    # Columns without a body are bounded as well.
+    # Columns without a body also have a bound.
     monkeypatch.setattr(decode, "PIECE_BYTES", 1000)
     monkeypatch.setattr(decode, "GROUP_BYTES", 5000)
     many = responses([usual(number) for number in range(500)], 8)
@@ -412,14 +412,14 @@ def test_trap_4_a_response_may_have_any_number_of_messages_and_gaps() -> None:
     messages = [usual(number) for number in offsets]
     given = [messages[0].pack(), b"".join(one.pack() for one in messages[1:6]), b"", messages[6].pack()]
     batch = whole(given, ("queue_offset",), QUEUE)
-    # The last row says nothing of where to read next: that is nextBeginOffset.
+    # The last row does not say where to read next; nextBeginOffset does.
     assert batch.column(0).to_pylist() == offsets
     inside = whole(given, ("queue_offset",), QUEUE, begin=4, end=102)
     assert inside.column(0).to_pylist() == [4, 9, 100, 101]
 
 
 def test_trap_13_messages_of_a_batch_send_carry_what_the_broker_added() -> None:
-    # Up to 5.3.3 a broker puts the envelope's properties behind those of each message of a batch.
+    # Up to 5.3.3, a broker appends the envelope's properties to those of each message of a batch.
     added = text(("CLUSTER", "C"), ("WAIT", "true"), ("MSG_REGION", "R"))
     messages = [Stored(offset=n, properties=text(("UNIQ_KEY", f"U{n}"), ("TAGS", "t")) + added) for n in range(60)]
     assert same(responses(messages, 30), everything())
@@ -456,7 +456,7 @@ def test_trap_15_rows_end_before_a_wrong_checksum_if_it_is_verified(change: dict
         decode.decode(given, columns, QUEUE, begin=33, verify_crc=True)
     assert caught.value.offset == 33
     assert decode.decode(given, columns, QUEUE)[0].num_rows >= 60
-    # It is not looked at unless its body, its offset and its tag are asked for.
+    # The checksum is verified only if the body, the offset and the tag of the message are requested.
     assert whole(given, columns, QUEUE, end=33, verify_crc=True).num_rows == 33
     if change.get("sys_flag") != INNER:
         assert whole(given, ("queue_offset",), QUEUE, verify_crc=True).num_rows == 60
@@ -464,7 +464,7 @@ def test_trap_15_rows_end_before_a_wrong_checksum_if_it_is_verified(change: dict
 
 
 def test_trap_16_tags_of_one_hash_code_are_not_mixed_up() -> None:
-    # What the broker lets through by its hash code is compared once more.
+    # Messages that the broker selects by hash code are compared again by their tags.
     first, second = "Aa", "BB"
     hashes = java_string_hash(pa.array([first, second]))
     assert hashes[0] == hashes[1]

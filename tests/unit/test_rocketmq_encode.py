@@ -1,4 +1,4 @@
-"""Rows as the bodies of batch sends: what Java would send, and nothing that RocketMQ would change in silence."""
+"""Rows as the bodies of batch sends: the same bytes as Java's, and no values that RocketMQ would silently change."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sent(rows: pa.RecordBatch, **extra: pa.Array | str) -> list[SendBody]:
 
 
 def read(bodies: list[SendBody]) -> list[tuple[bytes, dict[str, str]]]:
-    """What arrives, checked against what each request says of itself."""
+    """The messages that arrive. They are checked against the fields of each request."""
     messages: list[tuple[bytes, dict[str, str]]] = []
     for one in bodies:
         assert one.first == len(messages)
@@ -68,7 +68,7 @@ def refused(condition: str, rows: pa.RecordBatch, first: int = 0, **extra: pa.Ar
     return caught.value.message
 
 
-# -- what is sent
+# -- contents of requests
 
 
 @pytest.mark.parametrize(("messages", "expected"), JAVA["batches"])
@@ -97,7 +97,7 @@ def test_a_batch_built_by_hand_has_its_fields_where_the_layout_says() -> None:
 def test_trap_13_the_unique_key_stands_in_each_message_and_not_in_the_envelope() -> None:
     bodies = sent(batch(body=[b"a", b"b"]))
     assert [properties for _, properties in read(bodies)] == [{"UNIQ_KEY": "U0"}, {"UNIQ_KEY": "U1"}]
-    # No properties for the request's header: the sender says m=true.
+    # The request's header needs no properties, because the sender sets m=true.
     assert [one.properties for one in bodies] == [None]
 
 
@@ -180,7 +180,7 @@ def test_rows_arrive_as_they_were(given_rows: list[Any]) -> None:
         sharding_key=sharding,
         properties=[list(one.items()) if one is not None else None for one in properties],
     )
-    # The sender's X takes the place of a user's property of that name.
+    # The sender's X replaces a user's property of that name.
     arrived = read(sent(normalise(rows, "queue q"), X=pa.array(extra, pa.string())))
     expected = []
     for number, row in enumerate(given_rows):
@@ -190,7 +190,7 @@ def test_rows_arrive_as_they_were(given_rows: list[Any]) -> None:
     assert arrived == expected
 
 
-# -- requests
+# -- size of requests
 
 
 def test_requests_are_cut_near_a_mebibyte() -> None:
@@ -217,7 +217,7 @@ def test_many_rows_are_encoded_part_by_part(monkeypatch: pytest.MonkeyPatch) -> 
 def test_trap_13_a_batch_fits_the_brokers_limit_however_small_its_messages_are() -> None:
     bodies = sent(batch(body=[b""] * 40_000))
     assert sum(one.rows for one in bodies) == 40_000
-    # Each becomes a record of 91 bytes, the topic's name, its properties and the broker's own.
+    # Each message becomes a record of 91 bytes plus the topic's name, its properties and those that the broker adds.
     for one in bodies:
         assert one.rows * (91 - 22 + 127 + BROKERS_SHARE) + len(one.body) <= MAX_BODY_BYTES
 
@@ -268,7 +268,7 @@ def test_the_stamp_counts_among_a_message_s_properties() -> None:
         list(encode(too_long, unique(1), "queue q", stamp=Stamp("S", "text", 0)))
 
 
-# -- refused
+# -- refusals
 
 
 @pytest.mark.parametrize("separator", ["\x01", "\x02"])
@@ -286,7 +286,7 @@ def test_trap_14_a_separator_in_a_property_is_refused_by_row() -> None:
         assert repr(pair[0]) in message
     assert "row 1 for" in refused("BAD_PROPERTY", batch(body=[b""] * 2), x=pa.array(["a", "\x01"]))
     assert "'x'" in refused("BAD_PROPERTY", batch(body=[b""] * 2), x="\x02")
-    # In a reserved property it goes with it.
+    # A reserved property is dropped together with its separator.
     assert read(sent(batch(body=[b""], properties=[[("DELAY", "\x01")]])))[0][1] == {"UNIQ_KEY": "U0"}
 
 

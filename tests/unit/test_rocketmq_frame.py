@@ -1,6 +1,8 @@
-"""Frames of the remoting protocol: any cut of the stream gives the same commands, any damage a ProtocolError in bounded memory and time.
+"""Frames of the remoting protocol: any cut of the stream gives the same commands, and damage a ProtocolError in bounded time and
+memory.
 
-Traps held: 1 (the flag says what is an answer), 18 (5.x answers JSON to binary requests: the type is each frame's own).
+Traps tested: 1 (the flag says whether a frame is an answer), 18 (5.x answers binary requests with JSON, so each frame has its own
+type).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ COMMANDS = st.builds(
     version=INT32,
     language=st.sampled_from(LanguageCode),
 )
-#: An answer to GET_MAX_OFFSET as 4.9.8 and as 5.3.3 with serializeTypeConfig=ROCKETMQ write it.
+#: An answer to GET_MAX_OFFSET as 4.9.8 writes it, and as 5.3.3 writes it with serializeTypeConfig=ROCKETMQ.
 JSON_ANSWER = b'{"code":0,"extFields":{"offset":"42"},"flag":1,"language":"JAVA","opaque":7,"serializeTypeCurrentRPC":"JSON","version":407}'
 
 

@@ -1,4 +1,4 @@
-"""Rules of queue locks over RocketMQ's lock table, and what members tell about themselves, without a server."""
+"""Rules of queue locks over RocketMQ's lock table, and what members report about themselves, without a server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.unit.rocketmq_peer import Link
 from tests.waits import until
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
-#: What a Java 5.3.3 client answered, less what is not looked at.
+#: The answer of a Java 5.3.3 client, without the fields that are not read.
 JAVA = b"""{"mqPopTable":{},"mqTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:{"cachedMsgCount":0,"commitOffset":-1,
 "droped":false,"lastLockTimestamp":1795284830736,"locked":true,"tryUnlockTimes":0},{"brokerName":"broker-a","queueId":1,"topic":"orders"}:
 {"droped":false,"lastLockTimestamp":0,"locked":false},{"brokerName":"broker-a","queueId":2,"topic":"orders"}:{"droped":true,
@@ -108,7 +108,7 @@ def test_a_name_that_rocketmq_makes_no_group_of(name: str) -> None:
 
 
 def test_no_first_offset_of_a_group_is_lost_where_those_that_arrive_together_overwrite_each_other() -> None:
-    """Real brokers lost one in 4 of 300 groups: without a lock, two requests make a table of offsets each."""
+    """Real brokers lost one first offset in 4 of 300 groups: without a lock, two requests each create a table of offsets."""
     queues = [MessageQueue("T", "a", number) for number in range(5)]
     table: dict[int, int] = {}
 
@@ -147,7 +147,7 @@ def test_held_locks_know_the_last_token_of_each_client() -> None:
     assert held_locks.own(old) is None
     assert held_locks.own(new) is not None
     held_locks.forget(old)
-    assert held_locks.own(new) is not None, "an older token forgets nothing"
+    assert held_locks.own(new) is not None, "an older token must not remove a newer one"
     assert held_locks.clients("g") == {"c", "d"}
     assert len(held_locks.of_queue("g", QUEUE)) == 2
     held_locks.forget(new)
@@ -158,14 +158,14 @@ def test_held_locks_know_the_last_token_of_each_client() -> None:
 def test_a_fence_is_asked_for_again_after_a_second() -> None:
     held_locks, mine, others = HeldLocks(), token(), token("d")
     held_locks.put(HeldLock(mine, 0.0))
-    assert held_locks.must_read_fence(mine, 10.0, 1.0), "nobody looked yet"
+    assert held_locks.must_read_fence(mine, 10.0, 1.0), "the fence was not read yet"
     held_locks.record_fences_read([mine, others], [], 10.0)
     assert not held_locks.must_read_fence(mine, 10.9, 1.0)
     assert held_locks.must_read_fence(mine, 11.0, 1.0)
-    assert held_locks.must_read_fence(mine, 10.0, 0.0), "a commit and a task always ask"
-    assert held_locks.must_read_fence(others, 10.0, 1.0), "of another process nothing is known"
+    assert held_locks.must_read_fence(mine, 10.0, 0.0), "commits and tasks must always read the fence"
+    assert held_locks.must_read_fence(others, 10.0, 1.0), "the lock of another process is not known here"
     held_locks.record_fences_read([mine], [mine], 10.5)
-    assert held_locks.must_read_fence(mine, 10.5, 1.0), "what is fenced off stays doubtful until it is forgotten"
+    assert held_locks.must_read_fence(mine, 10.5, 1.0), "a fenced lock must be checked until it is forgotten"
     held_locks.record_fences_read([mine], [], 10.5)
     again = token(epoch=4)
     held_locks.put(HeldLock(again, 10.6))
@@ -196,7 +196,7 @@ def test_a_refused_query_is_told_who_has_its_queues_as_far_as_it_is_known(refusa
 
 
 class Written:
-    """A group's numbers: ``writes`` has the queues of each write."""
+    """Records a group's numbers. ``writes`` has the queues of each write."""
 
     def __init__(self) -> None:
         self.numbers: dict[MessageQueue, int] = {}
@@ -211,7 +211,7 @@ class Written:
 
 
 def test_a_lots_offset_is_written_before_its_queues_also_after_a_broker_forgot_both() -> None:
-    """Whoever finds only the first of them repeats the range of the queue, and not parked messages that are older."""
+    """A reader that finds only the lot's offset repeats the range of the queue, and no parked messages that are older."""
     written, locks, lot = Written(), HeldLocks(), companion(token())
     commits = Commits(cast(GroupOffsets, written))
     locks.put(HeldLock(token(), 0.0))
@@ -231,7 +231,7 @@ def test_tokens_by_group_and_broker() -> None:
     assert by_group([token(), elsewhere]) == {"g": [token(), elsewhere]}
 
 
-# -- what members say -------------------------------------------------------------------------------------------------------------
+# -- what members report ------------------------------------------------------------------------------------------------------------
 
 
 @given(st.text(), st.text(), st.none() | st.text(), st.none() | st.text(), st.integers(0, 2**53))
@@ -371,7 +371,7 @@ def test_the_key_of_a_dead_letter_is_its_identity() -> None:
 
 
 def test_a_java_consumer_is_asked_once_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two questions at a time can cost a Java client of 5.x its connection: it answers them in as many threads as it has cores."""
+    """Two requests at a time can cost a Java client of 5.x its connection: it answers them in as many threads as it has cores."""
     now, asked = [0.0], list[str]()
     java, ours = "10.0.0.1@12#34", lock_rules.new_client("a").client_id
 
@@ -418,7 +418,7 @@ def test_a_java_consumer_is_asked_by_one_thread_at_a_time() -> None:
 
 
 class Answers:
-    """A directory whose broker answers so, one time after the other: no address, no answer, or the members."""
+    """A directory whose broker gives these answers in turn: "no address", "silent" (no answer), or a member."""
 
     def __init__(self, *answers: str) -> None:
         self.left = list(answers)
@@ -461,8 +461,8 @@ def test_members_that_a_restarted_broker_has_forgotten_are_members_unless_their_
     mine = SimpleNamespace(in_group=lambda _: True, rejoined_within=lambda seconds: len(listed) == 1 and seconds == 30.0)
     roster.clients[former[0]] = cast(membership.MemberClient, mine)
     assert roster.ids("g", ["h:1"], 30.0) == sorted(former)
-    assert roster.ids("g", ["h:1"], 30.0) == sorted([former[0], again[1], former[2]]), "the broker was restarted"
-    assert roster.ids("g", ["h:1"], 30.0) == sorted([former[0], again[1]]), "the second one is gone for good"
+    assert roster.ids("g", ["h:1"], 30.0) == sorted([former[0], again[1], former[2]]), "the broker has just been restarted"
+    assert roster.ids("g", ["h:1"], 30.0) == sorted([former[0], again[1]]), "the second member must have expired"
 
 
 @pytest.mark.holds("one owner")
@@ -484,15 +484,15 @@ def test_members_are_counted_through_a_second_restart_of_a_broker_and_no_longer_
     assert ids(0.0) == sorted([mine, gone])
     rejoined[0] = 1.0
     assert ids(1.0) == sorted([mine, gone])
-    assert ids(10.0) == sorted([mine, gone, late]), "a new member has joined the broker that was restarted"
+    assert ids(10.0) == sorted([mine, gone, late]), "a new member has joined the restarted broker"
     rejoined[0] = 20.0
-    assert ids(20.0) == sorted([mine, gone, late]), "the broker was restarted again"
-    assert ids(32.0) == sorted([mine, late]), "nobody has listed the one for longer than a lock is trusted"
+    assert ids(20.0) == sorted([mine, gone, late]), "the broker has been restarted again"
+    assert ids(32.0) == sorted([mine, late]), "a member unlisted for longer than a lock is trusted must be gone"
     assert ids(50.0) == [mine]
 
 
 class TwoBrokers:
-    """A client of a cluster and its directory: the first broker takes no heartbeat."""
+    """A cluster's client and directory. The first broker accepts no heartbeat."""
 
     names = NO_NAMESPACES
 
@@ -517,10 +517,10 @@ class TwoBrokers:
         self.heard.append(address)
 
     def refuse_other_consumers(self, *_: object) -> None:
-        """There are none."""
+        """There are no other consumers."""
 
     def ids(self, group: str, brokers: Sequence[str]) -> list[str]:
-        # The first one answers by now, and does not know the member.
+        # By now the first broker answers, but it does not know the member.
         return ["me"] if brokers[0] in self.heard else []
 
 

@@ -1,4 +1,4 @@
-"""Lanes for pulls against servers on loopback that answer late, wrongly, in part or never, and the lanes that a client keeps."""
+"""Lanes for pulls from servers on loopback that answer late, wrongly, in part or never, and the lanes that a client keeps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RANGES = [(32 * n, 32) for n in range(20)]
 
 @pytest.fixture
 def lane_to() -> Iterator[Callable[..., Lane]]:
-    """A lane to a peer that runs a script; see `Lane`."""
+    """Makes a lane to a peer that runs a script; the arguments are those of `Lane`."""
     peers: list[Peer] = []
     lanes: list[Lane] = []
 
@@ -53,7 +53,7 @@ def lane_to() -> Iterator[Callable[..., Lane]]:
 
 
 def found(request: RemotingCommand, body: bytes = b"") -> bytes:
-    """The answer to a pull: ``body``, else a message that is the request's offset."""
+    """The answer to a pull: ``body`` or, by default, one message whose body is the requested offset."""
     at = int(request.ext["queueOffset"])
     most = int(request.ext["maxMsgNums"])
     return answer(
@@ -69,7 +69,7 @@ def found(request: RemotingCommand, body: bytes = b"") -> bytes:
 
 
 def stored(request: RemotingCommand) -> bytes:
-    """The answer of a queue of 9999 messages, whose bodies are their offsets."""
+    """The answer of a queue with 9999 messages, whose bodies are their offsets."""
     begin = int(request.ext["queueOffset"])
     end = min(begin + min(32, int(request.ext["maxMsgNums"])), 9999)
     messages = b"".join(Stored(offset=n, body=b"%d" % n, topic=b"T", queue_id=0).pack() for n in range(begin, end))
@@ -91,7 +91,7 @@ def received(lane: Lane, count: int) -> list[Answer]:
 
 
 def good(answers: list[Answer]) -> list[int]:
-    """The offsets of answers that are right."""
+    """The offsets of the answers, which must all be correct."""
     for begin, most, result in answers:
         assert isinstance(result, PullResult)
         assert (bytes(result.body), result.next_begin_offset) == (b"%d" % begin, begin + most)
@@ -147,7 +147,7 @@ def test_a_large_answer(lane_to: Callable[..., Lane]) -> None:
 
 
 def test_trap_1_requests_of_the_server_are_no_answers(lane_to: Callable[..., Lane]) -> None:
-    """Also with the number of a pull in flight. One that wants an answer gets it."""
+    """The server's request may have the number of a pull in flight. If it is not one-way, it gets an answer."""
     refused: list[RemotingCommand] = []
 
     def script(link: Link) -> None:
@@ -239,7 +239,7 @@ def test_a_pull_without_an_answer_is_given_up_and_others_are_not(lane_to: Callab
     assert (given_up[0], error(given_up).sub) == (0, "TIMEOUT")
     lane.ask(TEMPLATE, RANGES[2:3], soon())
     late.set()
-    # The late answer is nobody's.
+    # The late answer is ignored.
     assert good(received(lane, 1)) == [64]
 
 
@@ -278,7 +278,7 @@ def test_a_lane_that_nobody_asks_anything_is_not_cut_for_silence(lane_to: Callab
 
 
 def test_answers_that_lay_there_while_nobody_read_are_not_late(lane_to: Callable[..., Lane]) -> None:
-    """Decoding may take long: what came meanwhile is taken before a deadline counts."""
+    """Decoding may take long, so answers that arrived during it are read before a deadline counts."""
     written = threading.Event()
 
     def script(link: Link) -> None:
@@ -359,7 +359,7 @@ def test_a_lane_is_kept_for_the_next_pull_and_no_two_threads_have_the_same(clust
     assert client.lane(peer.address, soon()) is first
     first.ask(TEMPLATE, RANGES[:1], soon())
     client.give_back(first)
-    assert first.closed, "nobody waits for its answer"
+    assert first.closed, "a lane with an abandoned request must be closed"
     client.give_back(second)
     assert client.lane(peer.address, soon()) is second
 
@@ -436,7 +436,7 @@ def test_what_a_task_read_ahead_and_nobody_pulled_ends_with_the_client(
             for request in link.requests():
                 link.write(stored(request))
         except (EOFError, OSError):
-            # A client that closes with answers unread resets the connection.
+            # A client that closes a connection with unread answers resets it.
             ended.set()
 
     cluster.scripted("a", script)
@@ -450,12 +450,12 @@ def test_what_a_task_read_ahead_and_nobody_pulled_ends_with_the_client(
     assert ended.wait(60)
     del puller, client, fetch
     gc.collect()
-    # Sockets that other tests left may end just now.
+    # Other tests may have left sockets that end only now, so only warnings about this module count.
     assert not [warning for warning in recwarn if here in str(warning.message)]
 
 
 def test_a_broker_that_cuts_every_connection_after_some_answers_is_read_to_the_end(cluster: Cluster, client: Client) -> None:
-    """Also inside an answer, with dozens of others on their way."""
+    """A connection may also be cut inside an answer, with dozens of others on their way."""
     cuts = iter([1, 40, 0, 7, 3, 90] + [10_000] * 9)
 
     def script(link: Link) -> None:

@@ -1,6 +1,6 @@
-"""JSON as fastjson writes it, and anything else: a value or a ProtocolError, in bounded time.
+"""JSON as fastjson writes it, and arbitrary other text: the result is a value or a ProtocolError, in bounded time.
 
-Trap held: 2 (answers that are never standard JSON).
+Trap tested: 2 (some answers are never standard JSON).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
-#: What GET_BROKER_CLUSTER_INFO and GET_CONSUME_STATS of 4.9 to 5.5 look like.
+#: The form of the answers to GET_BROKER_CLUSTER_INFO and GET_CONSUME_STATS in 4.9 to 5.5.
 CLUSTER = '{"brokerAddrTable":{"a":{"brokerAddrs":{0:"127.0.0.1:10911",1:"127.0.0.1:10921"},"brokerName":"a","cluster":"C"}}}'
 STATS = '{"consumeTps":0.0,"offsetTable":{{"brokerName":"a","queueId":1,"topic":"T"}:{"brokerOffset":7,"consumerOffset":3}}}'
 

@@ -1,4 +1,4 @@
-"""What the log makes of messages that a broker leaves out, without a server."""
+"""How the log handles messages that a broker leaves out, without a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = pa.record_batch({"queue_offset": [7]})
 
 
 class Broker:
-    """A client and a puller: ``left_out`` pulls at offset 7 find messages from 9 on only. ``least``: where the queue begins."""
+    """A client and a puller. The first ``left_out`` pulls at offset 7 find only messages from 9 on. ``least``: the queue's first offset."""
 
     names = NO_NAMESPACES
 
@@ -46,7 +46,7 @@ class Broker:
 
 
 def test_messages_that_a_broker_leaves_out_and_still_has_are_pulled_again() -> None:
-    """A broker that has just been started skips messages that it cannot read yet."""
+    """A broker that has just started skips messages that it cannot read yet."""
     assert Broker(left_out=2, least=0).read() == ROWS
 
 

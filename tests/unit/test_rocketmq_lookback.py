@@ -1,4 +1,4 @@
-"""How far back a task looks in a queue, what it passes, and how it knows a message again."""
+"""How far back a task reads in a queue, which messages it skips, and how it recognises a message that it sent."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def test_a_look_goes_on_behind_what_should_not_be_there() -> None:
     cases: list[tuple[list[SinkMessage], bool]] = [
         ([SinkMessage(99, 8, 0, 5, b"", 5)], False),
         ([SinkMessage(99, 9, 0, 5, b"x", 5)], True),
-        # Two attempts of ours began at 0; a late attempt of the batch before ours.
+        # Two attempts of ours that began at 0, and a late attempt of the batch before ours.
         ([SinkMessage(99, 9, 0, 0, b"x", 0)], True),
         ([SinkMessage(98, 8, 0, 5, b"", 5), SinkMessage(99, 9, 0, 5, b"x", 5)], True),
         ([SinkMessage(98, 8, 0, 5, b"", 5), SinkMessage(99, 9, 0, 0, b"x", 0)], False),
-        # Another run of ours, too: all of its first messages, as far as any of it was seen.
+        # The same for another run of our batch: all its first messages, if any message of that run was seen.
         ([SinkMessage(98, 9, 0, 0, b"x", 0, "r"), SinkMessage(99, 9, 0, 0, b"x", 0)], True),
         ([SinkMessage(97, 8, 0, 5, b"", 5), SinkMessage(98, 9, 0, 3, b"x", 3, "r"), SinkMessage(99, 9, 0, 0, b"x", 0)], True),
         ([SinkMessage(97, 8, 0, 5, b"", 5), SinkMessage(98, 9, 7, 0, b"x", 0, "r"), SinkMessage(99, 9, 0, 0, b"x", 0)], False),
-        # An old batch: its first messages, an older one, a hundred newer ones.
+        # For an old batch: its first messages, an older batch, a hundred newer batches.
         ([SinkMessage(99, 10, 0, 0, b"", 0)], True),
         ([SinkMessage(98, 9, 0, 0, b"x", 0), SinkMessage(99, 10, 0, 0, b"", 0)], True),
         ([SinkMessage(98, 8, 0, 0, b"x", 0), SinkMessage(99, 10, 0, 0, b"", 0)], False),
@@ -65,7 +65,7 @@ def test_a_look_goes_on_behind_what_should_not_be_there() -> None:
 
 
 def test_a_look_for_an_old_batch_ends_some_way_before_its_first_message() -> None:
-    """There may be no older one: it is the topic's first, or the sink's first in an old topic."""
+    """There may be no older batch, because this batch is the topic's first, or the sink's first in an old topic."""
     messages: list[SinkMessage | None] = [None] * 100_000
     messages[90_000:90_003] = [SinkMessage(90_000 + number, 9, number, 0, b"x", 0, "r") for number in range(3)]
     messages[90_003] = SinkMessage(90_003, 10, 0, 0, b"", 0)
@@ -91,7 +91,7 @@ def test_a_look_ends_at_the_bookmark_and_never_reads_a_message_twice() -> None:
 
 
 def walked(walk: Lookback, messages: list[SinkMessage | None]) -> tuple[list[SinkMessage], int]:
-    """All of the queue's messages that a walk counts, as `message_stamp.find_messages` returns them; and how many reads it took."""
+    """All messages that a walk counts, as `message_stamp.find_messages` returns them, and the number of reads."""
     counted: list[SinkMessage] = []
     reads = 0
     while (looked := walk.next()) is not None:
@@ -121,13 +121,13 @@ def test_a_look_goes_past_what_the_batch_s_other_partitions_sent() -> None:
     counted, reads = walked(Lookback(Writer(SINK, 9, 3), bookmark, len(messages)), messages)
     assert [message.sequence for message in sorted(counted) if message.digest] == [0, 1, 2]
     assert reads <= 2 * 20 + 8
-    # Small requests are read: to go past each would take longer.
+    # Small requests are read, because skipping each one separately would take longer.
     messages = [message for number in range(2_000) for message in request(5 * number, 9, 0, 5 * number, 5, own=False)]
     assert walked(Lookback(Writer(SINK, 9, 3), None, len(messages)), messages)[1] <= 10
 
 
 def test_a_look_that_goes_past_requests_ends_where_messages_were_deleted() -> None:
-    """The first of the request is gone, and how many are is told after the first step."""
+    """The first messages of a request were deleted. How many is known only after the first step."""
     for least in range(0, 1_100, 25):
         messages = (
             request(0, 9, 0, 0, 500, own=False) + request(500, 9, 1, 0, 500, own=True)[:1] + request(501, 9, 0, 500, 500, False)
@@ -142,7 +142,7 @@ def test_a_look_that_goes_past_requests_ends_where_messages_were_deleted() -> No
 
 
 def test_a_look_reads_all_that_another_run_of_the_batch_sent() -> None:
-    """In whatever partition; what other tasks of the same run sent is passed by."""
+    """The messages of other runs are read in all partitions. Messages that other tasks of the same run sent are skipped."""
     messages: list[SinkMessage | None] = []
     for partition in range(3):
         messages += [
@@ -157,7 +157,7 @@ def test_a_look_reads_all_that_another_run_of_the_batch_sent() -> None:
 
 
 def compare_walks(draw: random.Random) -> None:
-    """Over requests that were cut, delivered twice, or that say what is not so: the same is found without going past anything."""
+    """Walk over requests that are cut, delivered twice, or wrongly stamped. A walk that skips nothing must find the same messages."""
     messages: list[SinkMessage | None] = []
     sent = dict.fromkeys(range(3), 0)
     bookmark = None
@@ -261,7 +261,7 @@ def test_stamps_are_read_alike_by_column_and_one_by_one(seed: int) -> None:
     draw = random.Random(seed)
     messages = []
     for _ in range(draw.randint(1, 12)):
-        # A batch's number may be a time in nanoseconds.
+        # The number of a batch may be a time in nanoseconds.
         writer = Writer(
             draw.choice([SINK, "other"]), draw.choice([0, 1, 2**63 - 1]), draw.randint(0, 2), draw.choice(["", "0a1b2c3d"])
         )

@@ -1,4 +1,4 @@
-"""Message traces as Java writes them. The lines of Java are what its TraceDataEncoder made; tests/rocketmq compares with it again."""
+"""Message traces as Java writes them. The Java lines are output of its TraceDataEncoder; tests/rocketmq compares with it again."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_messages_of_the_trace_topic_have_bounded_bodies_and_keys() -> None:
     messages = list(packed(traces))
     assert b"".join(body for body, _ in messages) == "".join(trace.text for trace in traces).encode()
     assert all(len(body) <= MAX_BODY and len(keys) <= MAX_KEYS for body, keys in messages)
-    # As few as the keys allow: 33 bytes for an id and 5 for the other key.
+    # As few messages as the keys allow: 33 bytes for each id and 5 for the other key.
     assert len(messages) == 29
     assert [key for _, keys in messages for key in keys.split() if key != "same"] == ids
     for body, keys in messages:
@@ -131,20 +131,20 @@ def test_the_separators_are_those_of_java() -> None:
     assert (message_trace.FIELD_END, message_trace.TRACE_END) == ("\x01", "\x02")
 
 
-# -- who is told of a send
+# -- which sends are traced
 
 
 ANSWER = {"queueId": "3", "queueOffset": "17", "msgId": "OFFSET0"}
 
 
 def dispatcher(monkeypatch: pytest.MonkeyPatch) -> TraceDispatcher:
-    """One whose thread does nothing."""
+    """A dispatcher whose thread does nothing."""
     monkeypatch.setattr(TraceDispatcher, "_run", lambda self: None)
     return TraceDispatcher(Client("127.0.0.1:1"), "traces")
 
 
 def answered(traces: TraceDispatcher, topic: str, code: int = 0, **fields: str) -> SendResult:
-    """Have a request answered that is told to a dispatcher."""
+    """Answer a request whose answer is reported to a dispatcher."""
     _, (request,) = sent({"body": ["a", "b"]})
     made = send_request(MessageQueue(topic, "broker-a", 3), request.body, "me", traces.sent)
     return made.answer(RemotingCommand(code, ext={**ANSWER, **fields}), "127.0.0.1:1")

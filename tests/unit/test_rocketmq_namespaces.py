@@ -1,4 +1,4 @@
-"""Names of topics and groups in a namespace, as requests and answers have them."""
+"""Names of topics and groups in a namespace, as they occur in requests and answers."""
 
 from __future__ import annotations
 

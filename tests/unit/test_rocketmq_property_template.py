@@ -1,4 +1,4 @@
-"""Columns cut by a template are what `parse_properties` finds, and what is not like the template is not cut by it."""
+"""Columns cut by a template equal the values that `parse_properties` finds, and properties unlike the template are not cut by it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ["TAGS", "KEYS", "UNIQ_KEY", "__SHARDINGKEY", "a", "TAGT"]
 
 
 def cut(texts: list[bytes], names: list[str] = NAMES, seed: int | None = None) -> dict[str, list[str | None]] | None:
-    """What is cut from texts that lie in a buffer with other bytes between them, in some order."""
+    """The values cut from texts, which are in random order in a buffer with other bytes between them."""
     places = list(range(len(texts)))
     if seed is not None:
         random.Random(seed).shuffle(places)
@@ -169,6 +169,6 @@ def test_a_changed_byte_is_cut_rightly_or_not(data: st.DataObject) -> None:
     try:
         found = cut(given)
     except pa.ArrowInvalid:
-        # Only this test reads values that are not UTF-8 as text.
+        # The product does not read these values as text, so invalid UTF-8 matters only in this test.
         return
     assert found is None or found == right(given)
