@@ -1,4 +1,4 @@
-"""Every restart of a query whose last batch is logged and not committed by Spark: the table in docs/internals.md, row by row."""
+"""Every restart of a query whose last batch is logged and not committed by Spark: the table in ARCHITECTURE.md, row by row."""
 
 from __future__ import annotations
 

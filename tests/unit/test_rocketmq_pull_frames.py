@@ -1,4 +1,4 @@
-"""Pulls by template and in place, held against the general encoder and decoder: same input, cut anywhere, same result."""
+"""Pulls by template and in place, compared with the general encoder and decoder: the same input, cut anywhere, gives the same result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUEUE = MessageQueue("orders", "broker-a", 3)
 REQUEST = message_requests.pull(QUEUE, "g", 0, 32)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
-#: The header of an answer with messages, by release.
+#: Headers of answers with messages, by release.
 HEADERS = {
     "4.9.7": '{"code":0,"extFields":{"suggestWhichBrokerId":"0","nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d"},'
     '"flag":1,"language":"JAVA","opaque":%d,"remark":"FOUND","serializeTypeCurrentRPC":"JSON","version":407}',
@@ -73,7 +73,7 @@ def test_a_rendered_request_is_the_general_one(topic, group, queue_id, sql, acco
 
 
 def outcome(command: RemotingCommand) -> Any:
-    """What the general path makes of a command: an answer's opaque and result, or a push."""
+    """The result of the general path for a command: an answer's opaque and result, or the push itself."""
     if not command.is_response:
         return command
     try:
@@ -86,11 +86,11 @@ def outcome(command: RemotingCommand) -> Any:
 def exact(stream: bytes) -> list[Any]:
     decoder, events = FrameDecoder(), []
     try:
-        # One byte short of a frame is what an exact decoder sees first, so a broken frame hides none before it.
+        # Small pieces, so that few complete commands precede a broken frame in its piece.
         for at in range(0, len(stream), 64):
             events += [outcome(command) for command in decoder.feed(stream[at : at + 64])]
     except ProtocolError as error:
-        # Commands before it in the same piece are lost with `feed`: take them one at a time.
+        # `feed` loses the commands before the error in the same piece, so decode the stream again, one command at a time.
         events = one_by_one(stream)
         events.append(error.message)
     return events
@@ -109,7 +109,7 @@ def one_by_one(stream: bytes) -> list[Any]:
 
 
 def in_place(stream: bytes, cuts: Iterable[int], size: int) -> tuple[list[Any], int]:
-    """The same of a PullDecoder that gets the stream in pieces, and how many answers it read in place."""
+    """The events of a PullDecoder that gets the stream in pieces, and how many answers it read in place."""
     decoder = PullDecoder(buffer_size=size)
     taken: list[Found | RemotingCommand] = []
     broken = None
@@ -124,7 +124,7 @@ def in_place(stream: bytes, cuts: Iterable[int], size: int) -> tuple[list[Any], 
             decoder.take(taken)
         except ProtocolError as error:
             broken = error.message
-    # Only now: a body that was written over would differ.
+    # Bodies are copied only now, so that the comparison shows it if one was overwritten.
     events = [
         (event[0], event[1]._replace(body=bytes(event[1].body))) if isinstance(event, tuple) else outcome(event)
         for event in taken
@@ -137,7 +137,7 @@ ANSWERS = st.builds(
     lambda at, least, most, opaque, release, body: found(opaque, at, body, least=least, most=most, release=release),
     *(NUMBER, NUMBER, NUMBER, NUMBER, st.sampled_from(sorted(HEADERS)), st.binary(max_size=200)),
 )
-#: What has all fields of an answer, written in other ways or with other values.
+#: Headers with all fields of an answer, but in another form or with other values.
 ODD_HEADERS = [
     '{"code":0,"extFields":{"nextBeginOffset":"007","maxOffset":"9","minOffset":"0"},"flag":1,"opaque":7}',
     '{"code":0,"extFields":{"nextBeginOffset":7,"maxOffset":9,"minOffset":0},"flag":1,"opaque":7}',
@@ -162,7 +162,7 @@ ODD_HEADERS = [
     "no JSON",
 ]
 DIGITS = ("7", "0", "00", "07", "12345678901234567890", "8", "-8", "٣", "")
-#: The same header again with other digits: what is read in place, if anything is.
+#: The same header twice, the second time with other digits. It may be read in place or not.
 ODD = st.builds(
     lambda header, digit, body: framed(header.encode(), body) + framed(header.replace("7", digit).encode(), body),
     *(st.sampled_from(ODD_HEADERS), st.sampled_from(DIGITS), st.binary(max_size=9)),
@@ -198,7 +198,7 @@ def test_the_same_damaged_stream_gives_the_same_result(frames, damage) -> None:
     whole = [found(1, 32), *frames * 2]
     stream = bytearray(b"".join(whole))
     for at, value in damage:
-        # Behind the first frame, whose header is the one that is learned.
+        # The damage is after the first frame, whose header is learned.
         stream[len(whole[0]) + at % (len(stream) - len(whole[0]))] = value
     assert in_place(bytes(stream), (), 1 << 16)[0] == exact(bytes(stream))
 
@@ -213,7 +213,7 @@ def test_all_answers_but_the_first_are_read_in_place(release: str) -> None:
 
 
 def test_another_header_is_learned_when_it_came_often_enough() -> None:
-    """A broker that was updated, or suggests a replica now: not with each answer, since learning costs as much as many answers."""
+    """The broker was updated or now suggests a replica. Not every answer is learned, because that costs as much as many answers."""
     suggests = [found(n, 32).replace(b'WhichBrokerId":"0"', b'WhichBrokerId":"1"') for n in range(60)]
     stream = found(99, 1) + found(98, 1) + b"".join(suggests)
     events, read_in_place = in_place(stream, (), 1 << 16)

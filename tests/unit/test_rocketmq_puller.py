@@ -1,6 +1,6 @@
-"""Pulls of one queue against a broker that answers as it likes: short, late, out of order, wrongly, from replicas.
+"""Pulls of one queue from a broker whose answers are short, late, out of order or wrong, or come from replicas.
 
-Long because each of these needs the same `FakeBroker`.
+The module is long because each of these needs the same `FakeBroker`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Answer = PullResult | OrderedMQError
 
 
 class FakeLane:
-    """Answers of the broker to one connection, in any order if the broker has a seed."""
+    """The broker's answers on one connection, in any order if the broker has a seed."""
 
     account = NO_ACCOUNT
     names = NO_NAMESPACES
@@ -80,28 +80,28 @@ class FakeLane:
 
 
 class FakeBroker:
-    """A queue of messages [least, end), as a client and a broker at once."""
+    """A broker and its client at the same time, with a queue of messages [least, end)."""
 
     def __init__(self, least: int = 0, end: int = 0, *, limit: int = 32, size: int = 4, seed: int | None = None) -> None:
         self.least, self.end, self.limit, self.size = least, end, limit, size
-        #: Answers that come instead of the right ones: by offset, one after the other.
+        #: Answers that replace the right ones, by offset; they are used in turn.
         self.instead: dict[int, list[Answer]] = {}
         self.asked: list[tuple[int, int, int]] = []
         self.most_in_flight = 0
-        #: Whether a Proxy is between.
+        #: Whether the client reaches the broker through a Proxy.
         self.proxied = False
         self.doubts = 0
         self.suggested = 0
-        #: Whether the route has no master, until somebody doubts it.
+        #: Whether the route has no master until a client doubts the route.
         self.away = False
         self.names = NO_NAMESPACES
-        #: What is different in all messages, and in some.
+        #: Changes of all messages, and changes of single messages by offset.
         self.change: dict[str, Any] = {}
         self.changed: dict[int, dict[str, Any]] = {}
         self.random = None if seed is None else random.Random(seed)
         self.given_back: list[FakeLane] = []
 
-    # what a Client does
+    # methods of Client
 
     def address(self, topic: str, name: str, deadline: float, replica: int = 0, *, any_replica: bool = False) -> str:
         assert (topic, name, any_replica) == (QUEUE.topic, QUEUE.broker_name, True)
@@ -179,7 +179,7 @@ def broker() -> FakeBroker:
 def test_any_short_and_disordered_answers_become_rows_without_a_gap(
     seed, least, count, limit, most, size, piece, ahead
 ) -> None:
-    """Trap 4: 32 messages or 256 KiB, whatever is asked; where to go on is what the answer says."""
+    """Trap 4: an answer has at most 32 messages or 256 KiB, whatever is requested, and it says where to continue."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("fetch.PIECE", "puller.AHEAD"):
             patch.setattr(f"orderedmq.rocketmq.messages.{name}", piece)
@@ -217,7 +217,7 @@ def test_what_a_broker_gives_at_once_is_learned_anew(broker: FakeBroker, monkeyp
 
 
 def test_pieces_that_are_decoded_one_by_one_are_one_batch(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be read ends a pull before it, wherever a piece begins, and is named by the pull that begins there."""
+    """A pull ends before an unreadable message, wherever a piece begins. The pull that begins at this message names it."""
     monkeypatch.setattr("orderedmq.rocketmq.messages.fetch.PIECE", 64)
     puller = puller_of(broker)
     assert puller.pull(QUEUE, 10, 1000, 1 << 40, COLUMNS).column("queue_offset").to_pylist() == list(range(10, 1010))
@@ -252,7 +252,7 @@ print(leave, faults())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     leave, keep = map(int, done.stdout.split())
     assert keep < 100
-    assert leave > 1000, "this function does nothing any more"
+    assert leave > 1000, "the function under test has no effect any more"
 
 
 @pytest.fixture
@@ -271,9 +271,9 @@ def test_what_a_task_will_pull_next_is_on_its_way_when_it_asks(broker: FakeBroke
         asked = max(at + count for at, count, _ in broker.asked)
         assert asked > 10 + len(offsets) or asked == 2010
     assert offsets == list(range(10, 2010))
-    assert max(at + count for at, count, _ in broker.asked) == 2010, "nothing behind it is asked for"
-    assert len({at for at, _, _ in broker.asked}) == len(broker.asked), "nothing is asked for twice"
-    assert [lane.in_flight for lane in broker.given_back] == [0], "one lane, until the end"
+    assert max(at + count for at, count, _ in broker.asked) == 2010, "no message after the end must be requested"
+    assert len({at for at, _, _ in broker.asked}) == len(broker.asked), "no message must be requested twice"
+    assert [lane.in_flight for lane in broker.given_back] == [0], "there must be one lane, and it must be idle at the end"
 
 
 def test_a_piece_has_enough_messages_or_bytes_and_a_pull_that_reads_ahead_is_one_piece(
@@ -287,7 +287,7 @@ def test_a_piece_has_enough_messages_or_bytes_and_a_pull_that_reads_ahead_is_one
         monkeypatch.setattr("orderedmq.rocketmq.messages.fetch.PIECE_BYTES", size_of_piece)
         assert puller.pull(QUEUE, 1000, 1024, 1 << 40, COLUMNS, 4000).num_rows == rows
         assert puller.pull(QUEUE, 1000 + rows, 1024, 1 << 40, COLUMNS, 4000).num_rows == rows
-        # Nothing follows these: they come together.
+        # Nothing follows these messages, so they come in one piece.
         assert puller.pull(QUEUE, 1000, 1024, 1 << 40, COLUMNS).num_rows == 1024
         assert everything(puller_of(broker), 1000, 1024, until=5000) == list(range(1000, 5000))
 
@@ -316,7 +316,7 @@ def test_what_was_read_ahead_is_given_up_if_nobody_asks_for_it(
     found = puller.pull(QUEUE, begin, most, 1 << 40, COLUMNS).column("queue_offset").to_pylist()
     assert found == list(range(begin, min(begin + most, 5000)))
     assert broker.asked[0][0] == begin
-    assert broker.given_back[0].in_flight > 0, "its lane is closed with that"
+    assert broker.given_back[0].in_flight > 0, "the lane must be given back with its pulls in flight, so that it is closed"
 
 
 def test_a_lane_is_given_back_however_a_pull_ends(broker: FakeBroker) -> None:
@@ -338,7 +338,7 @@ def test_memory_is_bounded() -> None:
 def test_messages_that_are_held_have_a_limit(broker: FakeBroker) -> None:
     puller = Puller(broker, PullSettings(max_messages=100))  # type: ignore[arg-type]
     assert puller.pull(QUEUE, 10, 4000, 1 << 40, COLUMNS).num_rows == 100
-    assert max(begin + count for begin, count, _ in broker.asked) == 110, "nothing behind that is asked for"
+    assert max(begin + count for begin, count, _ in broker.asked) == 110, "no message after the limit must be requested"
 
 
 @pytest.mark.parametrize("hold", [1, 20_000, 100_000])
@@ -371,7 +371,7 @@ def test_an_account_that_may_read_in_its_own_group_only_reads_in_that(broker: Fa
 
 
 def test_an_empty_answer_is_no_end_while_there_are_messages(broker: FakeBroker) -> None:
-    """Trap 7: what was acknowledged is not visible yet; also a message that is just being deleted, and a reset that is over now."""
+    """Trap 7: the end may be not visible yet, just being deleted, or from before a reset. The pull waits in each case."""
     waits = [broker.says(NO_NEW, 42), broker.says(NO_MATCHED, 500), broker.says(ILLEGAL, 20), broker.says(NO_NEW, 900)]
     broker.instead[42] = list(waits)
     assert everything(puller_of(broker), 10) == list(range(10, 5000))
@@ -399,7 +399,7 @@ def test_a_hole_in_a_queue_is_never_passed_over(broker: FakeBroker) -> None:
 
 
 def test_messages_that_are_deleted_while_others_are_found_are_never_passed_over(broker: FakeBroker) -> None:
-    """A broker goes on behind what it has just deleted, and says so by where to go on only (DefaultMessageStore.getMessage)."""
+    """A broker skips messages that it has just deleted, and only nextBeginOffset shows that (DefaultMessageStore.getMessage)."""
     puller = puller_of(broker)
     first, later = broker.found(10, 20), broker.found(500, 522)
     broker.instead[10] = [PullResult(FOUND, 522, 10, 5000, 0, bytes(first.body) + bytes(later.body))]
@@ -410,7 +410,7 @@ def test_messages_that_are_deleted_while_others_are_found_are_never_passed_over(
 
 
 def test_behind_the_end_is_named_also_of_an_empty_queue(broker: FakeBroker) -> None:
-    """Trap 5: an empty queue answers any offset but 0 as illegal, with 0 to resume at."""
+    """Trap 5: an empty queue answers every offset but 0 as illegal, and says that the next offset is 0."""
     puller = puller_of(broker)
     assert puller.pull(QUEUE, 5000, 10, 10, COLUMNS).num_rows == 0
     with pytest.raises(DataLossError, match="BEYOND_END.*5000.*5001"):
@@ -419,7 +419,7 @@ def test_behind_the_end_is_named_also_of_an_empty_queue(broker: FakeBroker) -> N
     assert puller.pull(QUEUE, 0, 10, 10, COLUMNS).num_rows == 0
     with pytest.raises(DataLossError, match="BEYOND_END.*7") as caught:
         puller.pull(QUEUE, 7, 10, 10, COLUMNS)
-    # A cluster has no store that somebody could have copied.
+    # In a cluster there is no store that a user could have copied, so the message must not mention one.
     assert "its broker died before its last messages were on its disk" in caught.value.message
     assert "store" not in caught.value.message
 
@@ -460,7 +460,7 @@ def test_a_replica_is_read_when_the_broker_says_so_and_left_when_it_has_nothing(
 
 @pytest.mark.parametrize("what", ["ends earlier", "ends here", "begins later", "does not know the topic"])
 def test_a_replica_in_place_of_its_master_is_not_believed_about_where_a_queue_ends(broker: FakeBroker, what: str) -> None:
-    """It may lag behind, and may have been added later."""
+    """The replica may lag behind, and may have been added later."""
     lagging = FakeBroker(broker.least, 74)
     answers: dict[str, Answer] = {
         "ends earlier": lagging.says(ILLEGAL, 74),
@@ -472,7 +472,7 @@ def test_a_replica_in_place_of_its_master_is_not_believed_about_where_a_queue_en
     broker.instead[100] = [answers[what]]
     puller = puller_of(broker)
     assert puller.pull(QUEUE, 100, 32, 1 << 30, COLUMNS).num_rows == 32
-    # The master is back in the route that it asks for then.
+    # The client then requests the route again, and it has the master again.
     assert [replica for _, _, replica in broker.asked] == [1, 0]
 
 
@@ -494,7 +494,7 @@ def test_lost_connections_and_busy_brokers_are_asked_again(broker: FakeBroker) -
 
 
 class Delays:
-    """A back-off that never waits, and the failures in a row that it was asked for."""
+    """A back-off that never waits. It records the number of failures at each request for a delay."""
 
     def __init__(self) -> None:
         self.failures: list[int] = []
@@ -566,7 +566,7 @@ def test_bytes_bound_what_is_returned_and_what_is_asked_for(broker: FakeBroker) 
 
 @given(low=st.integers(0, 50), length=st.integers(0, 60), at=st.integers(-5, 120), hint=st.integers(-100, 200))
 def test_a_search_finds_the_first_whatever_the_hint(low, length, at, hint) -> None:
-    """Trap 9: a broker before 5.1.1 answers with the nearest."""
+    """Trap 9: before 5.1.1, a broker answers with the nearest message."""
     high = low + length
     asked: list[int] = []
 
@@ -585,7 +585,7 @@ def test_a_search_finds_the_first_whatever_the_hint(low, length, at, hint) -> No
 
 
 class FilteringBroker(FakeBroker):
-    """Messages with these tags match as far as this broker tells; it gives ``limit`` at once and looks at ``scan``."""
+    """A broker that finds messages with these tags. An answer has at most ``limit`` messages and covers at most ``scan``."""
 
     def __init__(
         self, tags: dict[int, str], least: int, end: int, *, limit: int = 32, scan: int = 800, seed: int | None = None
@@ -599,7 +599,7 @@ class FilteringBroker(FakeBroker):
             return answer
         found: list[int] = []
         at = begin
-        # DefaultMessageStore.getMessage looks at 800 messages, or at as many as are asked for.
+        # DefaultMessageStore.getMessage examines 800 messages, or as many as are requested if that is more.
         while at < min(self.end, begin + max(self.scan, count)) and len(found) < min(count, self.limit):
             if at in self.tags:
                 found.append(at)
@@ -643,7 +643,7 @@ def test_every_match_comes_once_and_nothing_else(seed, count, share, limit, scan
     begin, end = 10 + draw.randint(0, count // 2), 10 + count - draw.randint(0, count // 3)
     assert matching(puller_of(broker), begin, end, size, step) == [n for n in range(begin, end) if tags.get(n) == "a"]
     assert broker.most_in_flight <= IN_FLIGHT
-    assert all(begin <= at and at + asked <= end for at, asked, _ in broker.asked), "nothing behind the end is asked for"
+    assert all(begin <= at and at + asked <= end for at, asked, _ in broker.asked), "no message after the end must be requested"
 
 
 def test_ranges_that_a_broker_looks_at_in_one_go_are_asked_for_side_by_side() -> None:
@@ -656,7 +656,7 @@ def test_ranges_that_a_broker_looks_at_in_one_go_are_asked_for_side_by_side() ->
 def test_messages_that_are_gone_are_not_taken_for_others_that_do_not_match() -> None:
     broker = FilteringBroker({50: "a"}, 0, 2000)
     puller = puller_of(broker)
-    # MESSAGE_WAS_REMOVING has the code of "no match", and continues behind what it removes.
+    # MESSAGE_WAS_REMOVING has the code of "no match", and resumes after the messages that it removes.
     broker.instead[0] = [broker.says(NO_MATCHED, 800), broker.says(NO_NEW, 900)]
     assert matching(puller, 0, 2000) == [50]
     assert [begin for begin, _, _ in broker.asked].count(0) == 3
@@ -672,10 +672,10 @@ def test_a_replica_that_finds_no_match_is_believed_when_it_says_so() -> None:
     assert [replica for _, _, replica in broker.asked] == [0, 1, 1]
 
 
-# -- messages that are not the queue's, and bodies that are not what was stored ---------------------------------------------------
+# -- messages of other queues, and damaged bodies ---------------------------------------------------------------------------------
 
 
-#: What a message of another queue may look like at an offset that was requested.
+#: Messages of another queue that may be found at a requested offset.
 FOREIGN: dict[str, dict[str, Any]] = {
     "another queue": {"queue_id": 4},
     "no queue": {"queue_id": -1},
@@ -715,7 +715,7 @@ def test_a_message_of_another_queue_is_an_error_and_never_a_row(count: int, what
 @pytest.mark.holds("foreign answer")
 @pytest.mark.parametrize("offset", [9, 42])
 def test_a_message_of_another_queue_beyond_what_was_requested_is_an_error_as_well(broker: FakeBroker, offset: int) -> None:
-    """It would be taken for a message that is missing, which failOnDataLoss=false would skip."""
+    """Without an error, the message would count as missing, and failOnDataLoss=false would skip it."""
     stranger = replace(broker.message(offset), queue_id=4).pack()
     right = broker.found(10, 41)
     body = bytes(right.body) + stranger if offset > 10 else stranger + bytes(right.body)
@@ -749,7 +749,7 @@ def test_rows_end_before_a_body_whose_checksum_is_wrong_if_that_is_verified(coun
     broker = FilteringBroker({n: "ab"[n % 2] for n in range(10, 330)}, 10, 330)
     wrong = replace(broker.message(20), sys_flag=sys_flag)
     stored = compress(wrong.body, sys_flag >> 8) if sys_flag else wrong.body
-    # The checksum of the plain body is as wrong, and so is one with a bit that is not stored.
+    # The checksum of the plain body is also wrong if the body is compressed, and so is one that differs in one bit.
     for crc in {1, zlib.crc32(stored) ^ 1, *((zlib.crc32(wrong.body),) if sys_flag else ())}:
         broker.changed = {20: {"sys_flag": sys_flag, "crc": crc & 0x7FFFFFFF}}
         puller = Puller(broker, PullSettings(verify_body_crc=True))  # type: ignore[arg-type]
@@ -769,7 +769,7 @@ def test_rows_end_before_a_body_whose_checksum_is_wrong_if_that_is_verified(coun
         )
         assert caught.value.behind == 21
         assert rows(21) == list(range(21, min(21 + count, 330)))
-        # A pull without the body gets the row, and so does one with another tag.
+        # A pull without the body returns the row. A pull with another tag skips it.
         assert rows(10, ("queue_offset",)) == list(range(10, 10 + count))
         found, end = puller.pull_matching(QUEUE, 10, count, 1 << 40, COLUMNS, A)
         assert (found.column(0).to_pylist(), end) == (list(range(10, 20, 2)), 20)

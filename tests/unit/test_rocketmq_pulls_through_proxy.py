@@ -1,4 +1,4 @@
-"""Pulls and other requests through a Proxy, which throws answers away when more than 64 KiB of them wait for a connection."""
+"""Pulls and other requests through a Proxy, which discards answers while more than 64 KiB of them wait for a connection."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def at(request: RemotingCommand) -> int:
 
 
 def stored(request: RemotingCommand, size: Callable[[int], int] = lambda offset: 1) -> bytes:
-    """The answer of a queue of END messages: at most 32, or 256 KiB."""
+    """The answer of a queue with END messages: at most 32 messages or 256 KiB."""
     begin = at(request)
     messages: list[bytes] = []
     for offset in range(begin, min(begin + min(32, int(request.ext["maxMsgNums"])), END)):
@@ -54,7 +54,7 @@ def stored(request: RemotingCommand, size: Callable[[int], int] = lambda offset:
 
 
 class Dropping:
-    """A Proxy that answers what came together, and writes it at once: while more than UNWRITTEN bytes wait, it drops answers."""
+    """A Proxy that immediately answers all requests it has read. While more than UNWRITTEN bytes wait, it drops answers."""
 
     def __init__(self, size: Callable[[int], int] = lambda offset: 1) -> None:
         self.asked: Counter[int] = Counter()
@@ -97,7 +97,7 @@ def read_all(cluster: Cluster, most: int = 2000) -> list[int]:
 def test_no_more_pulls_are_in_flight_than_a_proxy_answers(
     cluster: Cluster, copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages of some 100, 1,000 and 16,000 bytes."""
+    """Messages of about 100, 1,000 and 16,000 bytes."""
     monkeypatch.setattr(lanes, "QUIET", 60.0)
     proxy = Dropping(lambda offset: copies)
     peer = cluster.scripted("a", proxy)
@@ -124,7 +124,7 @@ def test_a_broker_gets_many_pulls_at_once(cluster: Cluster) -> None:
 
 
 def test_messages_of_very_different_sizes_are_read_to_the_end_over_one_connection(cluster: Cluster) -> None:
-    """How large an answer is shows only when it comes. What is dropped until then is sent again without an error."""
+    """The size of an answer is not known in advance. Answers that are dropped are requested again without an error."""
     proxy = Dropping(lambda offset: 1 if offset % 1000 < 900 else 2000)
     peer = cluster.scripted("a", proxy)
     assert read_all(cluster) == list(range(END))
@@ -137,7 +137,7 @@ def test_messages_of_very_different_sizes_are_read_to_the_end_over_one_connectio
 def test_a_pull_without_an_answer_is_sent_again_when_later_ones_were_answered(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No clock is involved: silence would have to last for a minute."""
+    """No clock is involved, because silence would have to last for a minute."""
     monkeypatch.setattr(lanes, "QUIET", 60.0)
     asked: Counter[int] = Counter()
     unlucky = {96, 320, 352, 2016, 4096}
@@ -176,7 +176,7 @@ def lane_to() -> Iterator[Callable[..., Lane]]:
 
 
 def received(lane: Lane, count: int) -> list[int]:
-    """The beginnings of ``count`` answers, all with messages."""
+    """The first offsets of ``count`` answers, which must all contain messages."""
     found: list[Answer] = []
     while len(found) < count:
         found += lane.receive(10.0)
@@ -210,7 +210,7 @@ def test_after_silence_pulls_are_sent_again_one_for_each_answer(lane_to: Callabl
 
 
 def test_of_two_answers_to_a_pull_the_first_counts(lane_to: Callable[..., Lane]) -> None:
-    """It does not matter which request it belongs to: a Proxy that is only slow is read as well."""
+    """It does not matter which of the two requests is answered, so a slow Proxy also works."""
 
     def script(link: Link) -> None:
         for turn in (1, -1):
@@ -260,7 +260,7 @@ def test_a_proxy_that_is_gone_is_given_up_however_often_it_was_asked(lane_to: Ca
         found = lane.receive(10.0)
     assert lane.closed
     assert len(found) == 2
-    # 0.1, 0.2, 0.4 and 0.8 s after the first requests; a machine that is busy skips some.
+    # Requests are repeated 0.1, 0.2, 0.4 and 0.8 s after the first ones. A busy machine skips some repetitions.
     assert asked[:2] == [0, 32]
     assert set(asked[2:]) == {0}
     assert 1 <= len(asked[2:]) <= math.ceil(math.log2(1.0 / lanes.QUIET))
@@ -289,16 +289,16 @@ def test_a_broker_is_asked_only_once(lane_to: Callable[..., Lane], monkeypatch: 
 def test_round_trips_of_later_requests_show_that_one_has_no_answer() -> None:
     trips = RoundTrips()
     trips.sent([0, 1, 2, 3])
-    # These were in flight together: that some of them come first says nothing.
+    # These requests were in flight together, so their order says nothing.
     assert trips.answered([3, 2]) == []
     for number in range(4, 2 + PASSED):
         trips.sent([number])
         assert trips.answered([number]) == []
     trips.sent([100, 101])
-    assert trips.answered([100]) == [0], "one answer makes room for one request"
+    assert trips.answered([100]) == [0], "each answer must make room for one repeated request"
     assert trips.answered([101]) == [1]
     trips.sent([102])
-    assert trips.answered([102]) == [], "each is sent again once"
+    assert trips.answered([102]) == [], "each request must be repeated only once"
 
 
 # -- other requests

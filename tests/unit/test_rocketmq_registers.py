@@ -1,4 +1,4 @@
-"""Registers: no two of them, and no queue, share a place."""
+"""Registers: no two registers share a place, and none has the place of a queue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_no_two_registers_of_a_group_share_a_place_even_if_a_sink_uses_the_group
         *(registers.settled(queue, block) for queue in queues if queue.queue_id < 1024 for block in (0, 1, 2**20 - 1)),
     ]
     assert len(set(places)) == len(places)
-    # A broker reads the id of a queue as a signed number of 32 bits.
+    # A broker reads a queue's id as a signed 32-bit number.
     assert all(0 <= place.queue_id < 2**31 for place in places)
 
 
@@ -37,7 +37,7 @@ def test_the_queue_of_a_register_exists() -> None:
 def test_what_was_settled_before_a_queues_last_seek_is_forgotten() -> None:
     for seek in (0, 1, 2**23 - 1, 2**23, 2**40):
         number = registers.settled_number(0b101 << 37, seek)
-        assert 0 <= number < 2**63, "a broker keeps a signed number of 64 bits"
+        assert 0 <= number < 2**63, "a broker stores signed 64-bit numbers"
         assert registers.settled_bits(number, seek) == 0b101 << 37
         assert registers.settled_bits(number, seek + 1) == 0
     assert registers.settled_bits(0, 7) == 0

@@ -1,7 +1,7 @@
-"""Requests as the servers want them, and what their answers mean.
+"""Requests as the servers expect them, and the meaning of their answers.
 
-Traps held: 3 (fields that must be there; truths in lower case), 4 and 5 (where a pull says to go on; 21), 8 (no offset is not offset
-0), 13 (a batch is marked as one), 16 (hashes of tags as in Java), 17 (a code that a proxy or VIP port lacks).
+Traps tested: 3 (required fields; lower-case booleans), 4, 5 and 21 (where a pull continues), 8 (no offset is not offset 0), 13 (a
+batch is marked as one), 16 (hashes of tags as in Java), 17 (a code that a proxy or VIP port does not support).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from orderedmq.rocketmq.wire.message_requests import PullStatus, SendResult, Sen
 from orderedmq.rocketmq.wire.request import Request
 
 QUEUE = MessageQueue("T", "a", 3)
-#: Each request, and the fields that its header class in RocketMQ marks CFNotNull.
+#: Each request, with the fields that its header class in RocketMQ marks CFNotNull.
 REQUESTS: list[tuple[Request[Any], str]] = [
     (message_requests.topic_route("T"), "topic"),
     (message_requests.cluster_info(), ""),
@@ -80,7 +80,7 @@ def test_trap_3_required_fields_are_there_and_every_field_is_a_text_as_java_writ
     assert not {"True", "False", "None"} & set(request_.ext.values())
     (sent,) = FrameDecoder().feed(encode(RemotingCommand(request_.code, ext=request_.ext, body=request_.body)))
     assert sent.code == request_.code
-    # A lock or heartbeat without a body is answered by a NullPointerException.
+    # Servers answer a lock request or heartbeat without a body with a NullPointerException.
     if not request_.ext and "request for" not in request_.what:
         assert json.loads(bytes(sent.body))
 
@@ -165,10 +165,10 @@ def test_a_proxy_that_refuses_a_message_for_the_topics_type_is_not_supported() -
 
 def test_a_proxy_names_the_type_of_a_topic_and_a_broker_does_not() -> None:
     asked = message_requests.refused_type(QUEUE, "")
-    assert asked.ext["e"] == str(2**31 - 1), "no topic has this queue, so nothing can be stored"
+    assert asked.ext["e"] == str(2**31 - 1), "no topic may have this queue, because the request must store nothing"
     remark = "TopicMessageType validate failed, the expected type is FIFO, but actual type is NORMAL"
     assert answer(asked, 13, remark) == "FIFO"
-    # Of a broker: by its own code, and before 5.3.2 without one.
+    # A broker answers with a separate code or, before 5.3.2, without one.
     for code in (29, 1):
         assert answer(asked, code, "request queueId[2147483647] is illegal, TopicConfig [topicName=T]") is None
     with pytest.raises(RocketMQError) as caught:
@@ -273,7 +273,7 @@ def test_trap_16_tags_hash_as_in_java() -> None:
     body = json.loads(bytes(heartbeat.body))
     (consumer,) = body["consumerDataSet"]
     first, second = consumer["subscriptionDataSet"]
-    # "TagA".hashCode() and so on, from Java.
+    # The hash codes of "TagA" and the other tags, from Java.
     assert dict(zip(first["tagsSet"], first["codeSet"])) == {"TagA": 2598919, "TagB": 2598920, "é": 233}
     assert (second["tagsSet"], second["codeSet"], second["subString"]) == ([], [], "*")
     assert (body["clientID"], body["producerDataSet"], consumer["consumeType"]) == ("me", [], "CONSUME_PASSIVELY")
@@ -284,7 +284,7 @@ def test_members() -> None:
     members = group_requests.consumer_list("g")
     assert answer(members, body=b'{"consumerIdList":["b","a"]}') == ("a", "b")
     assert answer(members, 1, "no consumer for this group, g") == ()
-    # A Proxy's NullPointerException, of JVMs that explain it and of those that do not.
+    # A Proxy's NullPointerException, with and without the JVM's explanation.
     assert answer(members, 1, 'Cannot invoke "ConsumerGroupInfo.getAllClientId()" because "consumerGroupInfo" is null') == ()
     assert answer(members, 1, None) == ()
     with pytest.raises(RocketMQError, match="boom"):

@@ -1,4 +1,4 @@
-"""What a broker's refusal says about an account's rights, and how these are spelled."""
+"""What a broker's refusal says about an account's missing rights, and how the rights are written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orderedmq.rocketmq.wire.message_requests import pull
 from orderedmq.rocketmq.wire.request import refusal
 from orderedmq.rocketmq.wire.rights import MissingRight, Right
 
-#: As brokers of 5.3.3 and 4.9.7 say it.
+#: Refusals by brokers of 5.3.3 and 4.9.7.
 SECOND = "User:reader has no permission to access {} from 127.0.0.1, no matched policies."
 FIRST = (
     "org.apache.rocketmq.acl.common.AclException: No default permission for {}, "
@@ -57,7 +57,7 @@ def test_rights_are_spelled_as_the_brokers_tools_take_them() -> None:
 
 
 def test_what_to_type_keeps_what_the_account_has() -> None:
-    """mqadmin's updateAcl replaces the actions of a resource."""
+    """The command must repeat existing rights, because mqadmin's updateAcl replaces the actions of a resource."""
     wanted = [right for right in rights.of_sink("invoices", "out") if right.kind == "Topic"]
     assert rights.grant(2, "me", wanted) == (
         "Grant it with mqadmin updateAcl -c CLUSTER -s User:me -r Topic:invoices -a Pub,Sub,Get -d Allow"

@@ -1,6 +1,6 @@
-"""What a client derives from a route is what every other client derives.
+"""A client derives the same facts from a route as every other client.
 
-Traps held: 2 (a cluster's addresses are never standard JSON), 20 (the names that a list of topics has and users do not).
+Traps tested: 2 (a cluster's addresses are never standard JSON), 20 (a list of topics also has names that are no users' topics).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_an_order_configuration_that_is_none(conf: str) -> None:
 
 
 def test_names_sort_as_in_java() -> None:
-    # By code points U+FF5E comes before U+1F600; Java compares the latter's surrogate, which is lower.
+    # By code points, U+FF5E comes before U+1F600. Java compares the latter's surrogate, which is lower.
     low, high = "\U0001f600", "\uff5e"
     assert sorted((low, high)) == [high, low]
     found = route([broker_data(high), broker_data(low)], [queue_data(high, 1, 1), queue_data(low, 1, 1)])
@@ -103,7 +103,7 @@ def test_a_replica_that_acts_as_master_is_read_but_is_no_master() -> None:
     assert sorted(broker.addresses.values()) == sorted(acting["brokerAddrs"].values())
     assert names(found.publish_list()) == ["b0", "b1"]
     assert names(found.subscribe_set()) == ["a0", "a1", "b0", "b1"]
-    # The same cluster while its master is there, and a broker that is read-only in a cluster without such replicas.
+    # The same cluster with its master, and a read-only broker in a cluster without such replicas.
     for broker_, perm in ((acting, 6), ({**acting, "enableActingMaster": False}, 4)):
         assert route([broker_], [{**queue_data("a"), "perm": perm}]).brokers["a"].master == acting["brokerAddrs"]["0"]
 

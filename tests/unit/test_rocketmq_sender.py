@@ -1,4 +1,4 @@
-"""Appends to several queues over RocketMQ, which are sent separately: what an error says about rows that are stored already."""
+"""Appends to several queues over RocketMQ, which are sent separately: an error says which rows are already stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUEUES = [MessageQueue("t", "a", number) for number in range(3)]
 
 
 class Sends:
-    """What became of the requests: one fails with an error."""
+    """Records the stored requests; one request fails with an error."""
 
     def __init__(self, fails_at: int, error: OrderedMQError) -> None:
         self.stored: list[tuple[int, int]] = []
@@ -38,14 +38,14 @@ class Sends:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A log whose topic is there, and whose requests have three rows at most."""
+    """A log whose topic exists, and whose requests have at most three rows."""
     monkeypatch.setattr(encode, "MOST_ROWS", 3)
     for name in ("require", "refuse_hidden_static", "forget"):
         monkeypatch.setattr(RocketMQLog, name, lambda self, given: None)
     monkeypatch.setattr(Client, "behind_proxy", lambda self, deadline: False)
     monkeypatch.setattr(BrokerPort, "end", lambda self: 0)
     monkeypatch.setattr(BrokerPort, "await_readable", lambda self, end: None)
-    # An error lasts too long at once.
+    # The first error already exceeds the patience for errors.
     monkeypatch.setattr(BrokerPort, "pause", lambda self, error, failures: raised(error))
     with Client("127.0.0.1:1") as client:
         yield RocketMQLog(client)

@@ -1,4 +1,4 @@
-"""Stored messages read one at a time: exactly what RocketMQ's own classes read, and nothing but ProtocolError for the rest.
+"""Stored messages read one at a time: the same result as RocketMQ's own classes, and a ProtocolError for anything else.
 
 java_messages.json has what the classes of rocketmq-client 5.3.3 encode and decode; JavaMessages.java, next to it, wrote it.
 """
@@ -43,7 +43,7 @@ def decoded(data: bytes, asked: Wanted) -> list[dict[str, Any]]:
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as java_messages.json writes it."""
+    """A row in the form of java_messages.json."""
     for name in ("born_timestamp", "store_timestamp"):
         row[name] = round(row[name].timestamp() * 1000)
     row["body"] = row["body"].hex()
@@ -52,7 +52,7 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class KeyParts(NamedTuple):
-    """A UNIQ_KEY's parts: its maker's address, process number (16 bits) and salt; ms since the month began; a counter."""
+    """The parts of a UNIQ_KEY: its maker's address, process number (16 bits) and salt; ms since the month began; a counter."""
 
     host: bytes
     pid: int
@@ -116,7 +116,7 @@ def test_properties_are_read_as_java_reads_them(data: str, expected: dict[str, s
 def test_trap_15_a_checksum_is_cut_to_31_bits(data: str, expected: int) -> None:
     assert crc32(bytes.fromhex(data)) == expected
     assert 0 <= expected < 2**31
-    # Of these some have the 32nd bit.
+    # Some of these checksums have the 32nd bit.
     assert any(zlib.crc32(bytes.fromhex(body)) >= 2**31 for body, _ in JAVA["checksums"])
 
 
@@ -139,7 +139,7 @@ def test_an_inner_batch_is_read_as_its_messages() -> None:
     assert [row["queue_offset"] for row in decoded(data, wanted("queue_offset", begin=8, end=9))] == [8]
     assert [row["queue_offset"] for row in decoded(data, wanted("queue_offset", tags=frozenset("b")))] == [8]
     assert decoded(data, wanted("queue_offset", end=7)) == []
-    # One of the two flags alone is not an inner batch.
+    # With only one of the two flags, the body is not an inner batch.
     assert [row["body"] for row in decoded(Stored(body=batch, sys_flag=0x80).pack(), wanted("body"))] == [batch]
 
 
@@ -151,7 +151,7 @@ def test_a_batch_within_a_batch_is_a_body() -> None:
     assert row["body"] == deepest[20:-2]
 
 
-# -- refused
+# -- refusals
 
 
 def refused(data: bytes, asked: Wanted | None = None) -> str:
@@ -260,7 +260,7 @@ def test_rows_end_before_a_message_whose_body_cannot_be_read() -> None:
     with pytest.raises(Unreadable, match="unknown method 5") as caught:
         next(pieces)
     assert caught.value.offset == 5
-    # It is not looked at unless its body, its offset and its tag are asked for.
+    # The body is not decompressed unless the body, the offset and the tag of the message are requested.
     for asked in (wanted("queue_offset"), wanted(end=5), wanted(begin=6), wanted(tags=frozenset("a"))):
         assert decoded(given, asked)
     unreadable_batch = Stored(offset=5, packed=b"x", sys_flag=INNER | 0x501).pack()
@@ -347,7 +347,7 @@ def test_a_unique_key_tells_when_it_was_made() -> None:
         next_month = now + 31 * 86_400_000
         later = _parts(maker.take(1, next_month)[0].as_py())
         assert later.ms_of_month == next_month - month_start(next_month)
-        # More milliseconds than a signed number of 32 bits has.
+        # This number of milliseconds does not fit into a signed 32-bit number.
         late = month_start(next_month) + 30 * 86_400_000
         key = maker.take(1, late)[0].as_py()
         assert _parts(key).ms_of_month == late - month_start(late) > 2**31

@@ -1,4 +1,4 @@
-"""One stream of the protocol without I/O: numbers, what comes in which pieces, and why it ends."""
+"""One stream of the protocol without I/O: the numbers of requests, commands that arrive in pieces, and why the stream ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answer(number: int) -> bytes:
 
 
 def ended(one: Stream[str, RemotingCommand]) -> tuple[str, str]:
-    """The condition and the text of the error of a request that was in flight."""
+    """The condition and the message of the error for a request that was in flight."""
     error: OrderedMQError = one.no_answer("a pull")
     assert type(error) is (ProtocolError if "does not speak" in error.message else RocketMQUnavailableError)
     return str(error.sub), error.message
@@ -105,7 +105,7 @@ def test_a_server_has_vanished_if_no_byte_came_since_the_last_one_or_since_reque
     assert not one.vanished(1000.0)
     one.add({0: "a"}, 1000.0)
     assert not one.vanished(1000.0 + SILENCE - 0.1)
-    # Another request does not restart the wait; a byte does.
+    # Another request does not restart the wait; a received byte does.
     one.add({1: "b"}, 1001.0)
     fed(one, answer(7)[:3], 1002.0)
     assert not one.vanished(1000.0 + SILENCE)
@@ -115,7 +115,7 @@ def test_a_server_has_vanished_if_no_byte_came_since_the_last_one_or_since_reque
 
 
 def test_a_server_that_answers_no_short_request_has_vanished_at_last() -> None:
-    """Each has a deadline that is shorter than the silence, and is given up before the next one is sent."""
+    """Each request has a deadline shorter than the silence, and is given up before the next one is sent."""
     one = stream()
     for number in range(6):
         now = 1000.0 + number
@@ -130,7 +130,7 @@ def test_a_server_that_answers_no_short_request_has_vanished_at_last() -> None:
     one.add({0: "a"}, 1000.0)
     one.in_flight.clear()
     one.late("check")
-    # A byte says that the server is there.
+    # A received byte shows that the server is alive.
     fed(one, answer(0), 1001.0)
     one.add({1: "a"}, 2000.0)
     assert not one.vanished(2000.5)

@@ -1,4 +1,4 @@
-"""Which topics a log lists when a nameserver cuts the connection in the middle of the questions."""
+"""Which topics a log lists if a nameserver cuts the connection between its requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.rocketmq_peer import Link, Peer
 
 
 def route(request: RemotingCommand) -> bytes:
-    """The topic "static" has queues that move between brokers."""
+    """A route. The topic "static" has queues that move between brokers."""
     brokers = [{"brokerName": "a", "cluster": "C", "brokerAddrs": {"0": "h:1"}}]
     queues = [{"brokerName": "a", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}]
     found = {"brokerDatas": brokers, "queueDatas": queues}
@@ -21,7 +21,7 @@ def route(request: RemotingCommand) -> bytes:
 
 
 def test_a_static_topic_is_left_out_also_where_a_nameserver_has_to_be_asked_again() -> None:
-    """The first question about each topic gets no answer; the one that is asked again tells that the topic is static."""
+    """The first request about a topic gets no answer. The repeated request shows that the topic is static."""
     cut: list[RemotingCommand] = []
 
     def nameserver(link: Link) -> None:

@@ -1,4 +1,4 @@
-"""Which queues are in which machine room, and what a sink does with them."""
+"""Which queues are in which machine room, and which queues a sink then uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task that sorts its rows holds in memory."""
+"""The memory that a task needs to sort its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer hands over: checked whole, refused by row, before anything is written."""
+"""Rows that a producer is given are checked completely, and refused with the row's number, before anything is written."""
 
 from __future__ import annotations
 

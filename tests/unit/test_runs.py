@@ -1,4 +1,4 @@
-"""What tasks note of the queues that they read, while queries go on and remove old notes."""
+"""Tasks record the queues that they read, while queries continue and remove old records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def note(store: Path, query: str, batch: int) -> None:
 
 
 def test_names_are_found_while_a_query_removes_what_it_noted_before(tmp_path: Path) -> None:
-    """Batch after batch removes folders that a reader has just listed."""
+    """Each batch removes folders that a reader may have just listed."""
     (tmp_path / runs.FOLDER).mkdir()
     note(tmp_path, "other", 0)
     stopped = threading.Event()

@@ -1,4 +1,4 @@
-"""Segment files: who may delete them, what readers see when they go, what room they take."""
+"""Segment files: who may delete them, what readers see when they are deleted, and how much space they take."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.contract.support import FakeClock, bodies, pull, queues_of, refused, 
 TOKEN = "0123456789abcdef" * 2
 HEADER = Header(TOKEN, "f" * 32, own=False, sink=b"sink\0", batch=7, boot="boot", since=1000)
 Q0, Q1 = (MessageQueue("orders", "embedded", number) for number in range(2))
-#: A message that is a chunk, and an append, of its own.
+#: The size of a message that fills a chunk, so that its append makes a separate segment.
 LARGE = 1_100_000
 
 
@@ -103,14 +103,14 @@ def test_payloads_are_read_where_they_were_written_and_the_lock_shows_that_the_w
     segments.folder.mkdir()
     writer = segments.create(HEADER)
     places = [writer.append(payload) for payload in ([b"o", pa.py_buffer(b"ne")], [b""], [b"three"])]
-    assert segments.size(writer.segment) is None, "it has no name yet"
+    assert segments.size(writer.segment) is None, "the segment must not have a name yet"
     writer.finish()
     assert [bytes(segments.read(writer.segment, at, size)) for at, size in zip(places, (3, 0, 5), strict=True)] == [
         b"one",
         b"",
         b"three",
     ]
-    assert bytes(segments.read(writer.segment, places[2], 100)) == b"three", "it ends there"
+    assert bytes(segments.read(writer.segment, places[2], 100)) == b"three", "the segment ends after these bytes"
     assert segments.size(writer.segment) == HEADER_BYTES + 8
     writer.abandon()
     writer.abandon()
@@ -210,7 +210,7 @@ def test_somebody_looks_for_garbage_once_a_minute(broker: EmbeddedBroker, monkey
     looks: list[object] = []
     monkeypatch.setattr(garbage, "collect_now", lambda store, clock: looks.append(store))
     append(broker, "a", "b", size=10)
-    assert looks == [], "the connection has looked"
+    assert looks == [], "connecting has already looked for garbage"
     looked = broker.path / "segments" / "looked"
     os.utime(looked, (looked.stat().st_mtime - 61,) * 2)
     append(broker, "c", "d", size=10)
@@ -292,12 +292,12 @@ def test_a_tail_that_cannot_be_read_keeps_no_new_message_out_and_the_check_names
         assert any("cannot be read" in finding for finding in check(broker.path))
 
 
-# -- readers beside deletion --------------------------------------------------------------------------------------------------------
+# -- readers during deletion --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Gives a function that is called once, when a reader has found its messages in the index and opens their segment."""
+    """Takes a function that is called once, after a reader has found its messages in the index and before it opens their segment."""
 
     def arrange(work: Callable[[], object]) -> None:
         read, left = Segments.read, [work]
@@ -363,7 +363,7 @@ def test_a_check_does_not_miss_what_is_deleted_while_it_is_at_work(broker: Embed
     assert check(broker.path) == []
 
 
-# -- room ---------------------------------------------------------------------------------------------------------------------------
+# -- disk space ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_room_is_free_when_the_last_message_of_a_segment_goes(broker: EmbeddedBroker) -> None:
@@ -377,7 +377,7 @@ def test_room_is_free_when_the_last_message_of_a_segment_goes(broker: EmbeddedBr
 
 
 def test_retention_by_size_counts_the_room_that_deleted_messages_take(broker: EmbeddedBroker, clock: FakeClock) -> None:
-    """A small message of a queue that gets no others holds a large segment: it is the oldest, so it goes first."""
+    """A small old message keeps a large segment on the disk. It is the oldest message, so it is deleted first."""
     broker.log.append({Q0: rows(["a" * LARGE]), Q1: rows(["b"])})
     broker.admin.trim("orders", {Q0: 1})
     broker.admin.alter_topic("orders", retention_bytes=LARGE)
@@ -401,7 +401,7 @@ def test_retention_by_size_keeps_a_segment_that_does_not_fit_into_the_excess(bro
 def test_retention_by_size_keeps_its_messages_though_their_segments_hold_another_topic(
     broker: EmbeddedBroker, clock: FakeClock
 ) -> None:
-    """The other topic keeps everything, so what this one gives up is never free on the disk."""
+    """The other topic keeps all its messages, so deleting this topic's messages would free no space on the disk."""
     broker.admin.create_topic("other", 1, compression="none")
     other = queues_of(broker, "other")[0]
     broker.admin.alter_topic("orders", retention_bytes=3 * LARGE)

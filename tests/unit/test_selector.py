@@ -1,4 +1,4 @@
-"""Hashes of sharding keys against a plain reference, and the queue selectors."""
+"""Hashes of sharding keys, compared with a plain reference, and the queue selectors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orderedmq.routing.selector import (
 )
 from tests.examples import examples
 
-#: Java prints these.
+#: Hash codes as Java prints them.
 KNOWN = {
     "": 0,
     "a": 97,
@@ -125,7 +125,7 @@ def test_keys_of_several_blocks_hash_as_in_java():
 
 
 def test_bytes_that_are_not_utf8_hash_as_their_replacement_character():
-    # In the second case two neighbours would make a character, were they read as one text.
+    # In the second case, the bytes of two neighbouring values would be one character if they were read as one text.
     for data in ([b"ok", b"\xff", b"a\xc3", b"\xe2\x82", "é".encode()], [b"a\xc3", b"\xa9"]):
         keys = pa.Array.from_buffers(pa.string(), len(data), pa.array(data, pa.binary()).buffers())
         assert java_string_hash(keys).tolist() == [java_hash(value.decode(errors="replace")) for value in data]
@@ -153,7 +153,7 @@ def test_equal_keys_and_only_they_have_one_64_bit_hash(keys):
     hashes = HashedKeys(pa.array(keys, pa.string())).hash64
     assert hashes.dtype == np.uint64
     assert len(set(hashes[[key is not None for key in keys]].tolist())) == len(set(values))
-    # Neither the neighbours nor the layout matter.
+    # Neither neighbouring values nor the memory layout change a hash.
     alone = [key_hash64(pa.array([key], pa.large_string()))[0] for key in values]
     assert hashes[[key is not None for key in keys]].tolist() == alone
 
@@ -170,7 +170,7 @@ def test_64_bit_hashes_are_well_mixed():
     assert len(np.unique(hashes)) == 100_000
     ones = np.unpackbits(hashes.view(np.uint8).reshape(-1, 8), axis=1).mean(axis=0)
     assert np.abs(ones - 0.5).max() < 0.01
-    # The upper halves collide about as often as random ones: 100,000^2 / 2^33 is 1.2 pairs.
+    # The upper halves collide about as often as random numbers: 100,000^2 / 2^33 is 1.2 pairs.
     assert len(np.unique(hashes >> np.uint64(32))) > 99_985
     flipped = key_hash64(pa.array(["0000000000"])) ^ key_hash64(pa.array(["0000000001"]))
     assert 12 < int(flipped[0]).bit_count() < 52

@@ -1,4 +1,4 @@
-"""Keys that are numbers: hashed as Java hashes an Integer or a Long, and what is refused."""
+"""Numeric keys: hashed as Java hashes an Integer or a Long, and which columns are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orderedmq.routing.sharding_key import GivenKeyType, HashedNumbers, hashed_k
 
 INTS = st.integers(-(2**31), 2**31 - 1)
 LONGS = st.integers(-(2**63), 2**63 - 1)
-#: Java prints these for Long.hashCode(key).
+#: The values of Long.hashCode(key) as Java prints them.
 KNOWN = {
     0: 0,
     17: 17,
@@ -59,7 +59,7 @@ def test_a_bigint_is_hashed_as_a_long_and_stored_as_its_decimal_text(keys):
     hashed = hashed_keys(pa.array(keys, pa.int64()), "auto", "t")
     assert hashed.java.tolist() == [0 if key is None else java_long_hash(key) for key in keys]
     assert hashed.keys.to_pylist() == [None if key is None else str(key) for key in keys]
-    # What finds a key in two tasks is the text, whatever the type.
+    # A key in two tasks is detected by its text, so this hash does not depend on the type.
     assert hashed.hash64.tolist() == key_hash64(hashed.keys).tolist()
     again = hashed_keys(hashed.keys, "long", "t")
     assert again.java.tolist() == hashed.java.tolist()
@@ -101,7 +101,7 @@ def test_a_column_that_can_have_no_keys_is_refused(column):
 
 
 def test_the_queue_of_a_number_depends_on_its_type_and_text_is_the_former_one():
-    # "17".hashCode() is 1574; -7 % 4 is -3 in Java, and SelectMessageQueueByHash drops the sign.
+    # "17".hashCode() is 1574. In Java, -7 % 4 is -3, and SelectMessageQueueByHash drops the sign.
     assert queues(pa.array([17, -7, None], pa.int32()), 4)[:2] == [1, 3]
     assert queues(pa.array([17, -7, None], pa.int64()), 4)[:2] == [1, 2]
     assert queues(pa.array([17]), 4, kind="text") == queues(pa.array(["17"]), 4) == [1574 % 4]

@@ -1,4 +1,4 @@
-"""What ``make soak`` keeps of its samples, and the table of docs/performance.md, which quotes it."""
+"""The figures that ``make soak`` derives from its samples, and the table in docs/performance.md, which quotes them."""
 
 from __future__ import annotations
 

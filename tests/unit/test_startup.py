@@ -1,4 +1,4 @@
-"""What ``orderedmq.tuned`` sets before a session, and what it leaves alone. No Spark is started here."""
+"""What ``orderedmq.tuned`` sets before a session, and which settings it does not change. These tests start no Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orderedmq.errors import JavaError
 from orderedmq.java import Java, find_java
 from orderedmq.startup import archive, home, tuning
 
-#: What the tests' own Spark is started with (tests/quick_spark.py).
+#: The settings with which the tests' own Spark starts (tests/quick_spark.py).
 SETTINGS = (
     *("SPARK_HOME", "SPARK_SUBMIT_OPTS", "SPARK_CONF_DIR", "SPARK_REMOTE", "MASTER"),
     *("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT"),
@@ -25,7 +25,7 @@ SETTINGS = (
 
 
 class Builder:
-    """As SparkSession.builder keeps the user's settings."""
+    """Stores the user's settings as SparkSession.builder does."""
 
     def __init__(self, **options: Any) -> None:
         self._options = {f"spark.{name.replace('_', '.')}": value for name, value in options.items()}
@@ -33,13 +33,13 @@ class Builder:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache: empty. No setting of a session is in the environment, and none stays."""
+    """The user's cache, which is empty. The environment has no settings of a session, and is restored afterwards."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in (*SETTINGS, "JAVA_HOME"):
-        # Set first, so that what the code under test sets is undone as well.
+        # Set first, so that monkeypatch also undoes what the code under test sets.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    # Another test of this process may have started Spark.
+    # Another test in this process may have started Spark.
     monkeypatch.delitem(sys.modules, "pyspark.core.context", raising=False)
     monkeypatch.setattr(tuning, "find_java", lambda: JAVA)
     return tmp_path / "cache" / "orderedmq"
@@ -66,14 +66,14 @@ def test_a_local_session_gets_compiled_pyspark_and_the_archive(cache: Path) -> N
     spark_home = Path(set_now.pop("SPARK_HOME"))
     assert spark_home.parent == cache
     assert set_now == {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    # Everything of the installed Spark is there but the zip files of Python modules.
+    # The folder has everything of the installed Spark except the zip files of Python modules.
     installed = home.installed_spark()
     assert installed is not None
     assert (installed / "python" / "lib" / "pyspark.zip").exists()
     assert not (spark_home / "python").exists()
     assert (spark_home / "bin" / "spark-submit").samefile(installed / "bin" / "spark-submit")
     assert (spark_home / "jars").samefile(installed / "jars")
-    # A second session of the program finds all of this, and by now an archive.
+    # A second session of the program finds all of this and, by then, an archive.
     made = an_archive(cache, spark_home)
     orderedmq.tuned(builder)
     assert os.environ["SPARK_SUBMIT_OPTS"] == f"-XX:SharedArchiveFile={made} -Xlog:cds=off -Xlog:cds+dynamic=off"
@@ -93,7 +93,7 @@ def test_what_the_user_has_set_stays(cache: Path, tmp_path: Path, monkeypatch: p
         monkeypatch.setenv(name, value)
     orderedmq.tuned(Builder(master="local"))
     assert given() == mine
-    # Options of Java's are added to.
+    # Java options that the user has set are kept, and ours are added.
     java.cache_folder()
     made = an_archive(cache, tmp_path)
     orderedmq.tuned(Builder(master="local"))
@@ -131,7 +131,7 @@ def test_nothing_is_set_where_it_would_have_no_effect(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    # Java may be missing there.
+    # Java may be missing in these cases.
     monkeypatch.setattr(tuning, "find_java", None)
     caplog.set_level(logging.INFO, "orderedmq")
     orderedmq.tuned(Builder(**options))
@@ -203,7 +203,7 @@ def test_the_links_follow_what_is_installed(cache: Path, tmp_path: Path) -> None
     (spark / "conf").mkdir()
     assert home.compiled_home(spark) == made
     assert sorted(entry.name for entry in made.iterdir()) == ["bin", "conf", "jars"]
-    # A worker of a standalone cluster makes its folder there.
+    # A worker of a standalone cluster creates its folder in the Spark home.
     (made / "work").mkdir()
     assert home.compiled_home(spark) == made
     (spark / "conf").rmdir()
@@ -247,7 +247,7 @@ def test_another_build_of_java_and_another_spark_have_other_archives(tmp_path: P
 
 
 def test_an_archive_that_was_cut_off_is_not_used(cache: Path, tmp_path: Path) -> None:
-    """Java 17 crashes on one."""
+    """Java 17 crashes on such an archive."""
     java.cache_folder()
     made = an_archive(cache, tmp_path)
     assert archive.archive_options(JAVA, tmp_path) is not None

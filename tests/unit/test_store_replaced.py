@@ -1,4 +1,4 @@
-"""A store that is replaced, moved or deleted while it is in use: its users get an error at once, and users of other stores do not."""
+"""A store that is replaced, moved or deleted during use: its users get an error immediately, and users of other stores do not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def broker(path: Path) -> Iterator[Broker]:
 
 
 def away(path: Path) -> Path:
-    """The store is moved."""
+    """Move the store."""
     return path.rename(path.with_name("elsewhere"))
 
 
@@ -43,7 +43,7 @@ def deleted(path: Path) -> None:
 
 
 def anew(path: Path) -> None:
-    """Another store stands there."""
+    """Put another store in its place."""
     away(path)
     with connect(path) as other:
         other.admin.create_topic("orders", 1)
@@ -51,12 +51,12 @@ def anew(path: Path) -> None:
 
 
 def copied(path: Path) -> None:
-    """A copy of the store stands there, as a restore from a backup makes it."""
+    """Replace the store by a copy, as a restore from a backup does."""
     shutil.copytree(away(path), path)
 
 
 def linked(path: Path) -> None:
-    """The path is a link now, to a copy."""
+    """Replace the path by a link to a copy."""
     shutil.copytree(away(path), path.with_name("copy"))
     path.symlink_to(path.with_name("copy"))
 
@@ -98,7 +98,7 @@ def test_every_use_of_an_open_connection_is_refused_by_name(
     for use in uses:
         with refused(condition, path):
             use()
-    # What ends ends without a foreign error.
+    # Calls that end something raise no other errors.
     with refused(condition, path):
         broker.groups.leave(client)
     broker.close()
@@ -158,7 +158,7 @@ def test_a_store_behind_a_folder_that_may_not_be_entered_is_not_said_to_be_gone(
 
 
 def in_a_child(work: Callable[[], str]) -> str:
-    """What ``work`` gives in a fork of this process."""
+    """The text that ``work`` returns in a fork of this process."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -189,7 +189,7 @@ def test_a_child_after_a_fork_never_takes_another_store_for_its_parents(path: Pa
 
 
 def test_stores_are_told_apart_that_have_the_same_file_one_after_the_other(path: Path, broker: Broker) -> None:
-    """A file system gives a deleted file's number to the next one, once nobody has it open: as in a child after a fork."""
+    """A file system reuses a deleted file's number once no process has the file open, as in a child after a fork."""
     other = path.with_name("other")
     with connect(other) as made:
         made.admin.create_topic("orders", 1)
@@ -206,7 +206,7 @@ def test_stores_are_told_apart_that_have_the_same_file_one_after_the_other(path:
     opened.close()
 
 
-# -- connections that are kept for tasks --------------------------------------------------------------------------------------------
+# -- cached connections of tasks -----------------------------------------------------------------------------------------------------
 
 
 def test_a_kept_connection_is_not_handed_out_for_the_store_that_stands_there_now(path: Path, broker: Broker) -> None:
@@ -222,14 +222,14 @@ def test_a_kept_connection_is_not_handed_out_for_the_store_that_stands_there_now
     second = kept(endpoint, after)
     second.log.append({QUEUE: rows("c")})
     assert bodies(second, QUEUE) == ["a", "b", "c"]
-    # A task of the query that was planned before.
+    # A task of the query that was planned before the store was replaced.
     with refused("STORE.REPLACED", path):
         bodies(kept(endpoint, before), QUEUE)
     assert bodies(kept(endpoint, after), QUEUE) == ["a", "b", "c"]
 
 
 def test_a_process_keeps_the_16_stores_open_that_it_used_last(tmp_path: Path) -> None:
-    """A worker of a session of tests comes to have many stores, of 1 TiB of address space each."""
+    """A worker in a session of tests eventually uses many stores, and each needs 1 TiB of address space."""
     stores: list[tuple[Endpoint, str]] = []
     for number in range(20):
         with connect(tmp_path / str(number)) as broker:
@@ -282,7 +282,7 @@ def test_who_has_seen_the_store_here_is_told_of_it_and_not_of_another_machine(
 
 
 def test_rows_that_went_into_a_store_that_was_gone_by_then_are_not_acknowledged(path: Path, broker: Broker) -> None:
-    """It is replaced while the writer waits for its turn, or writes."""
+    """The store is replaced while the writer waits for its turn or writes."""
     opened = Store.open(path)
     with refused("STORE.REPLACED", path), opened.write() as txn:
         txn.take_number("test")

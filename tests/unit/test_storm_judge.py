@@ -1,4 +1,4 @@
-"""The judge of storms notices what it is there for."""
+"""The judge of storms detects the faults that it looks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`orderedmq.testing` without Spark: what a test produces and compares, and functions that fail once."""
+"""`orderedmq.testing` without Spark: the messages that a test produces and compares, and functions that fail once."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_bodies_may_differ_where_a_field_identifies_the_message(store: Temporary
 
 def test_a_difference_says_what_is_wrong_and_where_it_is_first_seen(store: TemporaryStore) -> None:
     store.produce("sent", *((f"k{n % 3}", f"{n}") for n in range(12)), queues=1)
-    # Of k0: 0 3 6 9. Of k1: 1 4 7 10. Of k2: 2 5 8 11.
+    # The messages of k0 are 0 3 6 9, those of k1 are 1 4 7 10, and those of k2 are 2 5 8 11.
     received = [("k0", "0"), ("k0", "6"), ("k0", "3"), ("k1", "1"), ("k1", "1"), ("k1", "7"), ("k1", "10"), ("k2", "99")]
     with pytest.raises(AssertionError) as caught:
         store.assert_same("sent", received)
@@ -155,7 +155,7 @@ def test_a_key_in_several_queues_is_a_difference(store: TemporaryStore) -> None:
 
 
 class Calls:
-    """A listener that notes the keys that it gets. The notes are the class's, because a pickled copy has none of its own."""
+    """A listener that records the keys that it gets. The record belongs to the class, because a pickled copy would have its own."""
 
     made: list[list[str]] = []  # noqa: RUF012
 
@@ -175,7 +175,7 @@ def of(*keys: str) -> list[Any]:
 
 
 def again(function: Any) -> Any:
-    """The function as another process gets it."""
+    """The function as another process receives it."""
     return pickle.loads(pickle.dumps(function))
 
 
@@ -262,7 +262,7 @@ def test_what_is_no_query_is_refused(query: Any, spark: Any, says: str) -> None:
     [("pytest_orderedmq", ("orderedmq", "pyarrow", "pyspark")), ("orderedmq.testing.store", ("pyspark", "pytest"))],
 )
 def test_an_import_loads_no_more_than_it_needs(module: str, not_loaded: tuple[str, ...]) -> None:
-    """pytest imports the plugin at each of its starts."""
+    """pytest imports the plugin every time it starts."""
     code = f"import sys, {module}; print(sorted({set(not_loaded)!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"

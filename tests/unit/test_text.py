@@ -1,4 +1,4 @@
-"""Tags, keys and properties that are not UTF-8: shown as Java shows them, on either broker, and never an error."""
+"""Tags, keys and properties that are not UTF-8: shown as Java shows them, by either kind of broker, and never an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.stored_messages import QUEUE as STORED
 from tests.stored_messages import Stored, usual
 
 QUEUE = MessageQueue("in", "embedded", 0)
-#: A text that is not UTF-8, and how it is shown.
+#: A text that is not UTF-8, and the form in which it is shown.
 RAW, SHOWN = b"order-\xff", "order-\ufffd"
 COLUMNS = ("queue_offset", "body", "tags", "keys", "sharding_key", "properties")
 
@@ -51,7 +51,7 @@ def test_bytes_are_the_text_that_java_makes_of_them(data: bytes, shown: str) -> 
     column, rows = valid(strings([b"ok", data, None]))
     assert column.to_pylist() == ["ok", shown, None]
     assert rows.tolist() == ([] if is_text(data) else [1])
-    # A key goes to the queue that it goes to in Java.
+    # A key goes to the same queue as in Java.
     assert java_string_hash(strings([data])) == java_string_hash(pa.array([shown]))
 
 
@@ -91,7 +91,7 @@ def test_what_lies_deeper_is_mended_too_and_what_is_valid_is_not_copied() -> Non
         ["a", "b", "c"],
     )
     assert valid(nested)[0].to_pylist() == [{"a": SHOWN, "b": ["a"], "c": 1}, {"a": "x", "b": [SHOWN], "c": 2}]
-    # Names that become the same: the last one counts, as in RocketMQ.
+    # If names become equal, the last value counts, as in RocketMQ.
     properties = pairs([[(b"\xfe", b"1"), (b"\xff", b"2")], [], [(b"n", b"\xc3")]])
     assert valid(properties)[0].to_pylist() == [[("\ufffd", "2")], [], [("n", "\ufffd")]]
     assert valid(properties)[1].tolist() == [0, 2]
@@ -125,7 +125,7 @@ def test_warnings_count_messages_once_and_come_when_they_have_doubled(caplog: py
 
 
 def test_records_by_columns_are_the_same_as_one_at_a_time() -> None:
-    """Values that are not UTF-8 stay on the fast way; a name that is not leaves it."""
+    """Values that are not UTF-8 are decoded the fast way; names that are not UTF-8 are decoded the general way."""
     messages = [usual(number) for number in range(100)]
     for at, properties in {
         3: b"TAGS\x01\xff\x02__SHARDINGKEY\x01" + RAW + b"\x02",
@@ -172,7 +172,7 @@ def test_rows_are_written_as_java_would_write_them() -> None:
     keys = hashed_keys(strings([RAW]), "auto", "partition 0")
     assert keys.keys.to_pylist() == [SHOWN]
     assert keys.java == java_string_hash(pa.array([SHOWN]))
-    # Bytes are no text at all: keys that differ would become the same.
+    # Arbitrary bytes are refused, because different keys would become equal as text.
     with pytest.raises(SchemaError, match=r"WRONG_TYPE.*keys of partition 0 are binary.*hex\(key\)"):
         hashed_keys(pa.array([b"\xff"]), "auto", "partition 0")
     assert hashed_keys(pa.array(["é".encode()]), "auto", "partition 0").keys.to_pylist() == ["é"]
@@ -239,7 +239,7 @@ def test_the_command_shows_it_and_sends_it_again(broker: Broker, tmp_path: Path)
     assert SHOWN in run("peek", "in", form="--no-json")
     for key in (SHOWN, RAW.decode(errors="surrogateescape")):
         assert [json.loads(line)["queue_offset"] for line in run("peek", "in", "--key", key).splitlines()] == [1]
-    # As a dead letter: what a listener puts aside now, and one that was stored as it came.
+    # Dead letters: one that a listener writes now, and one that was stored with the original bytes.
     client = broker.groups.join("g")
     token: Any = broker.groups.lock("g", client, [QUEUE])[QUEUE]
     [row] = broker.log.pull(QUEUE, 1, 1, 1 << 20, COLUMNS).to_pylist()
@@ -269,7 +269,7 @@ def test_the_command_shows_it_and_sends_it_again(broker: Broker, tmp_path: Path)
     assert "g" in run("top")
     for name in ("--key", "--key-separator", "--tags", "--tags-field", "--property", "--property-field"):
         run("produce", "in", name, "\udcff", code=2)
-    # A table that has the bytes themselves, and the topic, which shows them.
+    # A table with the original bytes, compared with the topic, which shows them as text.
     bodies = [b"0", b"\xff1", b"2", b"\xff1", b"\xff2"]
     table = pa.table({"sharding_key": strings([b"x", RAW, b"x", RAW, RAW]), "body": bodies})
     pq.write_table(table, tmp_path / "t.parquet")

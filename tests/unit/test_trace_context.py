@@ -80,7 +80,7 @@ def only(spans: InMemorySpanExporter) -> ReadableSpan:
 
 
 def parent(span: ReadableSpan) -> str:
-    """The property of a message that was sent in a span."""
+    """The traceparent property of a message that was sent within a span."""
     assert span.context is not None
     return f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-{span.context.trace_flags:02x}"
 
@@ -116,7 +116,7 @@ def test_a_call_with_one_message_is_a_child_of_its_context_and_linked_to_it(span
         "messaging.rocketmq.message.keys": ("k1", "k2"),
         "orderedmq.listener.status": "SUCCESS",
     }
-    # What the listener sends is a child of this span. Baggage goes on, too.
+    # The messages that the listener sends are children of this span. Baggage is also passed on.
     assert inside == [{"mine": "1", "traceparent": parent(span), "tracestate": "x=1", "baggage": "user=me"}]
 
 
@@ -217,7 +217,7 @@ KINDS: dict[str, Settings] = {
 
 
 def run_task(rig: Rig, kind: str, listener: Any, tracing: Tracing) -> list[Any]:
-    """A micro-batch of this kind of listener. Returns the statuses of its outcomes."""
+    """Run a micro-batch with this kind of listener. Return the statuses of its outcomes."""
     consumer = Consumer(listener, KINDS[kind], tracing=tracing)
     return [status for _, status, *_ in rig.run(consumer, columns=WITH_PROPERTIES, lot=kind != "queue")]
 
@@ -308,7 +308,7 @@ def test_properties_of_another_type_are_refused_by_name(
 
 
 class Recorder:
-    """A traced connection."""
+    """A traced connection that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[TracedCall] = []
@@ -384,7 +384,7 @@ def test_a_message_whose_broker_wants_no_traces_is_left_out() -> None:
     assert [[one.message_id for one in call.messages] for call in recorder.calls] == [["ID2"], ["ID2"]]
 
 
-# -- what is asked for wrongly
+# -- wrong requests
 
 COLUMNS = ["topic", "broker_name", "queue_id", "queue_offset", "body", "lock_token", "sharding_key", "ticket"]
 

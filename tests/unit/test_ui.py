@@ -1,6 +1,6 @@
-"""The web page: what each page says of an embedded store, what may be changed and by whom, and what it costs to look.
+"""The web page: what each page shows of an embedded store, which changes are possible and for whom, and what a look at it costs.
 
-Long because all pages are tested on the same shop.
+The module is long because all pages are tested on the same shop.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 
 @pytest.fixture
 def site(shop: Shop) -> Iterator[Served]:
-    """The page as it is by default: on loopback, without a token, read-only."""
+    """The page with its defaults: on loopback, without a token, read-only."""
     with served(shop.broker) as site:
         yield site
 
@@ -63,7 +63,7 @@ def mending(shop: Shop) -> Iterator[Served]:
         yield site
 
 
-# What pages say.
+# Contents of the pages.
 
 
 def test_the_first_page_says_which_queue_is_behind_who_owns_it_and_what_is_parked_and_dead(shop: Shop, site: Served) -> None:
@@ -117,7 +117,7 @@ def test_a_hand_over_is_named_with_both_owners(shop: Shop, site: Served) -> None
     shop.own("query-2", shop.queues)
     said = until(lambda: (words := site.get(f"/live/groups/{GROUP}").words) and "query-1 → query-2" in words and words)
     assert "orders/0, orders/1, orders/2, orders/3: query-1 → query-2" in said
-    # Of all looks there is one history.
+    # All looks share one history.
     assert "22 messages 10 minutes ago" in said
 
 
@@ -207,7 +207,7 @@ def test_what_is_not_there_or_wrongly_asked_is_said_in_a_page(still: Served, pat
     assert (answer.status, said in answer.words) == (status, True), answer.words
 
 
-# Mending.
+# Repairs.
 
 
 def test_dead_letters_show_origin_and_error_and_are_replayed(shop: Shop, mending: Served) -> None:
@@ -336,7 +336,7 @@ def test_a_copy_is_shown_first_and_gives_another_group_what_was_shown(shop: Shop
     assert again.status == 409
 
 
-# Who may come, and who may change.
+# Who may see the pages, and who may change something.
 
 
 @pytest.mark.holds("web page guarded")
@@ -409,7 +409,7 @@ def test_every_answer_has_the_headers_that_keep_pages_to_themselves(still: Serve
 
 
 def test_pages_have_no_style_and_no_script_of_their_own(shop: Shop, mending: Served) -> None:
-    """The content security policy would drop them."""
+    """The content security policy would block them."""
     shop.park(0, 3)
     for path in ("/", f"/groups/{GROUP}", f"/groups/{GROUP}/parked", "/topics/orders/messages", f"/groups/{GROUP}/seek"):
         text = mending.get(path).text
@@ -503,7 +503,7 @@ def test_the_command_serves_until_ctrl_c_and_tells_of_changes_but_of_no_address(
     assert re.fullmatch(r"\S+Z replayed 1 dead letters of group billing\n", said), said
 
 
-# What looking costs.
+# The cost of looking.
 
 
 def test_viewers_share_one_look_and_one_rendering(shop: Shop, site: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,7 +524,7 @@ def test_viewers_share_one_look_and_one_rendering(shop: Shop, site: Served, monk
 
 
 class Hands:
-    """Clocks that a test moves."""
+    """Clocks that the test sets."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -549,12 +549,12 @@ def test_a_look_that_is_costly_is_repeated_late() -> None:
     shared = hands.shared(look, lambda: changes[0])
     assert shared.get() == 1
     changes[0] += 1
-    # The first look loads modules, so the second one comes soon.
+    # The first look loads modules and is therefore not representative, so the second one comes soon.
     hands.time += LEAST - 0.1
     assert shared.get() == 1
     hands.time += 0.1
     assert shared.get() == 2
-    # 40 ms of CPU are 1/75 of a core in 3 s.
+    # 40 ms of CPU are 1/75 of one core over 3 s.
     assert shared.due_in == pytest.approx(0.04 / SHARE - 0.04)
     assert 2.9 < shared.due_in < 3
     changes[0] += 1

@@ -1,4 +1,4 @@
-"""Connections that send nothing, trickle, or do not take their answer keep nobody from the web page."""
+"""Connections that send nothing, send slowly, or do not read their answer do not keep other users from the web page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def connect(port: int, address: str, begin: bytes = b"") -> socket.socket:
 
 
 def closed(one: socket.socket) -> bool:
-    """Whether the server has closed a connection that it has sent nothing to."""
+    """Whether the server has closed a connection on which it has sent nothing."""
     if not select.select([one], [], [], 0)[0]:
         return False
     try:
@@ -39,7 +39,7 @@ def closed(one: socket.socket) -> bool:
 
 
 def get(port: int, address: str, path: str = "/") -> int:
-    """Return the status of an answer to somebody who comes from an address."""
+    """Return the status of an answer to a client with this address."""
     asked = http.client.HTTPConnection("127.0.0.1", port, timeout=60, source_address=(address, 0))
     try:
         asked.request("GET", path)
@@ -77,7 +77,7 @@ def test_connections_that_send_nothing_keep_nobody_from_the_page(tmp_path: Path)
     ):
         silent = [stack.enter_context(connect(site.port, "127.0.0.2")) for _ in range(210)]
         until(lambda: sum(map(closed, silent)) >= 110)
-        # Those that came last are still open, and somebody at another address is served, and at the same one.
+        # The newest connections are still open. Other clients are served, both from another address and from the same one.
         assert not closed(silent[-1])
         assert [get(site.port, address, "/login") for address in ("127.0.0.1", "127.0.0.2", "127.0.0.1")] == [200, 200, 200]
         assert sum(map(closed, silent)) == 111
@@ -111,7 +111,7 @@ def test_all_addresses_together_have_a_limit_and_one_that_is_new_is_served() -> 
         }
         until(lambda: len(made.server_state.connections) == 6)
         assert get(port, "127.0.0.4") == 200
-        # The one that has waited longest gave its place.
+        # The connection that has waited longest was closed to make room.
         assert [closed(one) for those in silent.values() for one in those] == [True, False, False, False, False, False]
         kept = stack.enter_context(connect(port, "127.0.0.5"))
         more = [stack.enter_context(connect(port, "127.0.0.3")) for _ in range(9)]
@@ -138,7 +138,7 @@ def test_requests_that_are_answered_are_not_given_up_for_others() -> None:
         third = stack.enter_context(connect(port, "127.0.0.2"))
         until(lambda: closed(third))
         assert get(port, "127.0.0.1") == 200
-        # Longer than a request is waited for.
+        # This lasts longer than the server waits for a request.
         silent = stack.enter_context(connect(port, "127.0.0.1"))
         until(lambda: closed(silent))
         going.set()

@@ -1,7 +1,7 @@
-"""Whatever is typed into a page's address or fields is answered with a page, and no text of a message reaches a page as it is.
+"""Whatever is typed into a page's address or fields is answered with a page, and a message's text never reaches a page unescaped.
 
-The routes are those of the application, and their fields are those that the handlers ask for, so a new one is tested without being
-named here.
+The routes are those of the application, and the fields are those that its handlers read, so a new route or field is tested
+without being named here.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from orderedmq.ui.guard import FormFields, Guard, Rules
 from tests.examples import examples
 from tests.ui_site import GROUP, Answer, Shop
 
-#: Characters that a browser or a terminal obeys instead of showing them.
+#: Characters that a browser or terminal interprets instead of showing them.
 OBEYED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-#: One of each kind.
+#: One character of each kind.
 FOREIGN = "\x00\x1b[2J\u202egnp\u2066\u200f\x85"
 #: More digits than Python's int accepts.
 DIGITS = "9" * 5000
-#: Answers to what was typed, and to an address.
+#: The statuses of answers to typed fields and to typed addresses.
 ANSWERS = {200, 303, 404, 409}
-#: Values of fields without which a handler asks for no others.
+#: Values of fields without which a handler does not read other fields.
 SENSIBLE = {"action": "drop", "key": "orders/embedded/0/k/x", "of": "embedded/0", "to": "latest", "parked": "keep"}
-#: Fields that nobody may guess: the answer to a wrong one is 403.
+#: Fields that cannot be guessed: a wrong value is answered with 403.
 SECRET = {"mark", "token"}
 
 
 class Pages:
-    """The application, asked without a server."""
+    """The application, called without a server."""
 
     def __init__(self, shop: Shop) -> None:
         self.shop = shop
@@ -52,18 +52,18 @@ class Pages:
         assert isinstance(guard, Guard)
         self.guard = guard
         self.loop = asyncio.new_event_loop()
-        #: The fields of each method and path, once they are found.
+        #: The fields of each method and path that were found so far.
         self.fields: dict[tuple[str, str], set[str]] = {}
 
     @property
     def routes(self) -> list[tuple[str, str]]:
-        """The method and the path of each address but static files."""
+        """The method and the path of each address, without static files."""
         app: Any = self.guard.app
         found = [(method, route.path) for route in app.routes if isinstance(route, Route) for method in route.methods or ()]
         return [(method, path) for method, path in found if method != "HEAD"]
 
     def ask(self, method: str, path: str, fields: Sequence[tuple[str, str]] = ()) -> Answer:
-        """Send fields in the address of a GET, or as the form of a POST with our mark."""
+        """Send fields in the address of a GET, or as the form of a POST with the form's mark."""
         fields = [(name, value) for name, value in fields if name]
         if method == "POST" and not any(name == "mark" for name, _ in fields):
             fields = [*fields, ("mark", self.rules.mark)]
@@ -90,7 +90,7 @@ class Pages:
 
 @contextmanager
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """Collect the names of fields that handlers ask for."""
+    """Collect the names of the fields that handlers read."""
     names = set[str]()
     item, every = QueryParams.__getitem__, FormFields.all
 
@@ -113,7 +113,7 @@ def here(path: str) -> str:
 
 
 def fields_of(pages: Pages, method: str, path: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The fields that the handler of an address asks for. It asks for some only if others have a value."""
+    """The fields that the handler of an address reads. It reads some only if others have a value."""
     if (method, path) not in pages.fields:
         pages.fields[method, path] = _asked_for(pages, method, path, monkeypatch)
     return pages.fields[method, path]
@@ -133,7 +133,7 @@ def _asked_for(pages: Pages, method: str, path: str, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
-    """A store with parked keys and dead letters, for changes that may come to pass."""
+    """A store with parked keys and dead letters, so that changes can succeed."""
     shop = Shop(tmp_path_factory.mktemp("fields") / "store")
     with shop.broker:
         shop.park(0, 3)
@@ -145,7 +145,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
 
 
 def test_every_field_is_found(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the tests below would test less than they say."""
+    """If fields were missing, the tests below would test less than they claim."""
     found = {(method, path): fields_of(pages, method, path, monkeypatch) for method, path in pages.routes}
     assert found["GET", "/topics/{topic}/messages"] >= {
         "of", "broker", "queue", "offset", "time", "key", "exact", "after", "at_broker", "at_queue", "at_offset",
@@ -174,7 +174,7 @@ def test_a_number_of_5000_digits_and_other_odd_texts_are_answered_in_every_field
     for method, path in pages.routes:
         for name in sorted(fields_of(pages, method, path, monkeypatch)):
             for text in TYPED:
-                # What handlers ask for first.
+                # The fields that handlers read first.
                 asked = SENSIBLE | {"action": "hold", "key": "orders/embedded/0/k/x", name: text}
                 if name.startswith("at_"):
                     asked |= {"after": "1", "of": ""}
@@ -228,7 +228,7 @@ def test_any_texts_in_all_fields_and_names_are_answered(pages: Pages, data: st.D
 
 
 def values(text: str, name: str) -> list[str]:
-    """The values of a form's fields of that name, as a browser sends them."""
+    """The values of the form's fields with this name, as a browser sends them."""
     return [unescape(found) for found in re.findall(rf'name="{name}" value="([^"]*)"', text)]
 
 
@@ -259,11 +259,11 @@ def test_no_page_has_a_character_that_a_browser_obeys_and_its_forms_still_say_wh
         shown["wrong", ""] = pages.ask("POST", f"/groups/{GROUP}/parked/order", wrong)
         for place, answer in shown.items():
             assert not OBEYED.search(answer.text), place
-        # A reader sees what they are, wherever one of the texts is.
+        # Wherever one of the texts is shown, a reader sees its characters as escapes.
         for path in ("/groups/{group}/parked", "/groups/{group}/dead", "/topics/{topic}/messages", "/topics/{topic}/message"):
             for said in (r"\x00\x1b[2J\u202egnp\u2066\u200f\x85", r"key \x00\x1b[2J"):
                 assert said in shown[path, "last"].words, (path, said)
-        # The form of the search finds the key that it shows, also with another time.
+        # The search form finds the key that it shows, even with another time.
         search = shown["/topics/{topic}/messages", "key"]
         assert search.text.count('id="r-') == 1
         typed = {field: values(search.text, field)[0] for field in ("key", "exact")}
@@ -271,10 +271,10 @@ def test_no_page_has_a_character_that_a_browser_obeys_and_its_forms_still_say_wh
             pages.ask("GET", here("/topics/{topic}/messages"), [*typed.items(), ("time", "2020-01-01")]).text.count('id="r-')
             == 1
         )
-        # What is typed over it counts.
+        # A key that is typed over the shown one is used.
         other = [("key", "x"), ("exact", typed["exact"])]
         assert pages.ask("GET", here("/topics/{topic}/messages"), other).text.count('id="r-') == 8
-        # The parked key is the one that was chosen, in the question and in the answer to it.
+        # The question and the answer to it name the parked key that was chosen.
         assert values(sure.text, "key") == [name]
         done = pages.ask("POST", f"/groups/{GROUP}/parked/order", [*drop, ("sure", "yes")])
         assert "Ordered to drop 1 parked message of 1 key" in pages.ask("GET", done.headers["location"]).words

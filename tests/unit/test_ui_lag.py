@@ -1,4 +1,4 @@
-"""The history of a lag, the hand-overs that two looks tell, and how a lag is drawn."""
+"""The history of a lag, the hand-overs that two looks reveal, and how a lag is drawn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ A, B, C = (MessageQueue("orders", EMBEDDED_BROKER, number) for number in range(3
 
 
 def known(series: Series) -> dict[int, int]:
-    """The known steps, counted back from the current one."""
+    """The known lags, by the number of steps before the current one."""
     return {STEPS - 1 - place: lag for place, lag in enumerate(series) if lag is not None}
 
 
@@ -59,7 +59,7 @@ def test_a_picture_has_a_line_for_each_stretch_without_a_gap() -> None:
     drawn = charts.small(series)
     lines = re.findall(r'<polyline points="([^"]+)"/>', drawn)
     assert len(lines) == 2
-    # From the bottom to the top; what is level has no points inside.
+    # The line goes from the bottom to the top. Level stretches have no points inside.
     assert lines[0].split() == ["12,21.0", "48,21.0", "60,1.0", "72,1.0"]
     assert "lag 4, between 0 and 8 in the last 10 minutes" in drawn
     assert "lag not known" in charts.small([None] * STEPS)
