@@ -1,33 +1,33 @@
 """Judges every test of faults: reads a history of sends, grants, publishes and deliveries, and names its anomalies.
 
-A history is a list of events, each a dict, in the order in which they happened; an ``at``
-(ns) sorts events of several processes. A queue is given by its name, ``topic/broker/number``. Only recorded events are judged.
+A history is a list of events, each a dict, in the order in which they happened. Events of several processes are sorted by ``at`` (ns).
+A queue is given by its name, ``topic/broker/number``. Only recorded events are judged.
 
-    send     queue offset key id outcome     outcome: ok, fail, unknown (then offset may be missing: found by id)
-    deliver  lane rows [batch]               rows: [queue, offset, key, id] as delivered; lane: rows of one lane have an order
+    send     queue offset key id outcome     outcome: ok, fail, unknown (offset may be missing then: see id)
+    deliver  lane rows [batch]               rows: [queue, offset, key, id] in order; lane: where they came from
     loss     queue begin end                 the reader reported these messages as lost, so they are not expected
     grant    group queue epoch owner         a lock was granted (or seen to be granted)
     commit   group queue offset epoch accepted
     offset   group queue offset              a group's offset as an observer saw it
-    reset    group                           a seek: its offsets may go back, its ranges may begin anywhere
+    reset    group                           a seek: offsets of the group may go back, its ranges begin anywhere
     read     query run batch group queue begin end epoch    a task of a run read this range
-    publish  query run batch accepted replayed [began]      the sink's commit of a run ended; began: when it was asked for
-    heal                                     faults ended: from here on everything should be delivered
+    publish  query run batch accepted replayed [began]      the sink's commit of a run ended; began: when it was called
+    heal                                     the faults ended: everything must be delivered from now on
 
-Anomalies have the names of Jepsen's Kafka checker where it has one:
+If Jepsen's Kafka checker has a name for an anomaly, that name is used:
 
-    lost                  not delivered, though the group's offset or a later message of its key is past it
-    unseen, stuck         not delivered at the end of a drained history; stuck after a heal
+    lost                  not delivered, although the group's offset has passed it, or a later message of its key was delivered
+    unseen, stuck         not delivered at the end of a drained history; "stuck" if there was a heal
     duplicate             delivered twice (apart from repeated whole batches, with ``repeats``)
     skip                  delivered before its predecessor of the same key
     nonmonotonic          delivered after a later message of the same source queue in a lane, or of the same key
-    split_key             a key in two lanes, so that it has no order
+    split_key             the messages of a key are in two lanes, so they have no order
     inconsistent_offset   two messages at one offset, or the delivered message is not the one sent there
     aborted_read          delivered, but never sent, or its send failed
     silent_gap            messages between two published ranges of a queue are in neither, and no loss was reported
     range_overlap         messages are in two published ranges of a queue
-    epoch_regression      a grant under an epoch below an earlier one of its queue, or equal to one of another owner
-    fenced_write_accepted a commit or publish was accepted under an epoch that was no longer the highest
+    epoch_regression      a grant with a lower epoch than an earlier grant of the queue, or with another owner's epoch
+    fenced_write_accepted a commit or publish was accepted with an epoch that was no longer the highest
     offset_regression     a group's offset went back without a reset
 """
 
@@ -127,23 +127,23 @@ def _deliveries(events: Sequence[Event], sends: _Sends, repeats: bool, drained: 
         for queue, offset, key, message in rows:
             place = (queue, offset)
             if place in seen:
-                yield Anomaly("duplicate", _name(place), f"came out in {seen[place]} and again in {lane}")
+                yield Anomaly("duplicate", _name(place), f"was delivered in {seen[place]} and again in {lane}")
                 continue
             seen[place] = lane
             yield from _as_sent(place, key, message, sends)
             if message is not None and ids.setdefault(message, place) != place:
-                yield Anomaly("duplicate", _name(place), f"{message} came out at {_name(ids[message])} too")
+                yield Anomaly("duplicate", _name(place), f"{message} was delivered at {_name(ids[message])} before")
             if key is not None and lane_of.setdefault(key, lane) != lane:
-                yield Anomaly("split_key", _name(place), f"key {key} came out in {lane_of[key]} and in {lane}")
+                yield Anomaly("split_key", _name(place), f"key {key} was delivered in {lane_of[key]} and in {lane}")
             # Messages without a key have no order across lanes.
             last = -1 if key is None else by_key.get((queue, key), -1)
             before = max(last, by_lane.get((lane, queue), -1))
             if offset < before:
-                yield Anomaly("nonmonotonic", _name(place), f"came out behind {before} in {lane}")
+                yield Anomaly("nonmonotonic", _name(place), f"was delivered after {before} in {lane}")
             known = expected.get((queue, key), []) if key is not None else []
             between = [n for n in known[bisect_right(known, last) : bisect_left(known, offset)] if (queue, n) not in seen]
             if between:
-                yield Anomaly("skip", _name(place), f"came out before {between[:5]} of its key {key}")
+                yield Anomaly("skip", _name(place), f"was delivered before {between[:5]} of its key {key}")
             by_key[queue, key] = max(offset, by_key.get((queue, key), -1))
             by_lane[lane, queue] = max(offset, by_lane.get((lane, queue), -1))
     moved = [event for event in events if event["event"] in ("commit", "offset") and event.get("accepted", True)]
@@ -154,9 +154,11 @@ def _deliveries(events: Sequence[Event], sends: _Sends, repeats: bool, drained: 
             if (queue, offset) in seen:
                 continue
             if offset < final.get(queue, 0) or (key is not None and offset < by_key.get((queue, key), -1)):
-                yield Anomaly("lost", _name((queue, offset)), f"key {key}: past it, but it never came out")
+                yield Anomaly(
+                    "lost", _name((queue, offset)), f"key {key}: never delivered, although the group or the key is past it"
+                )
             elif drained:
-                yield Anomaly(late, _name((queue, offset)), f"key {key}: it never came out")
+                yield Anomaly(late, _name((queue, offset)), f"key {key}: never delivered")
 
 
 def _once(events: Sequence[Event], repeats: bool) -> Iterator[tuple[str, list[Any]]]:
@@ -182,7 +184,9 @@ def _as_sent(place: Place, key: str | None, message: str | None, sends: _Sends) 
     elif sent.outcome == "fail":
         yield Anomaly("aborted_read", _name(place), f"the send of {message} failed")
     elif (sent.key, sent.id) != (key, message):
-        yield Anomaly("inconsistent_offset", _name(place), f"{sent.id} of key {sent.key} was sent, {message} of {key} came out")
+        yield Anomaly(
+            "inconsistent_offset", _name(place), f"{sent.id} of key {sent.key} was sent, {message} of {key} was delivered"
+        )
 
 
 def _locks(events: Sequence[Event]) -> Iterator[Anomaly]:
@@ -203,7 +207,7 @@ def _locks(events: Sequence[Event]) -> Iterator[Anomaly]:
             case "commit" if event["accepted"]:
                 now = highest.get((event["group"], event["queue"]), (-1, ""))[0]
                 if event["epoch"] < now:
-                    detail = f"offset {event['offset']} was committed under epoch {event['epoch']}, {now} was granted before"
+                    detail = f"offset {event['offset']} was committed under epoch {event['epoch']} after {now} was granted"
                     yield Anomaly("fenced_write_accepted", event["queue"], detail)
             case "read":
                 runs[event["query"], event["run"], event["batch"]].append(event)
@@ -212,7 +216,7 @@ def _locks(events: Sequence[Event]) -> Iterator[Anomaly]:
                 for read in runs[event["query"], event["run"], event["batch"]]:
                     now = max((epoch for at, epoch in grants[read["group"], read["queue"]] if at < began), default=-1)
                     if read["epoch"] < now:
-                        detail = f"batch {event['batch']} was published under epoch {read['epoch']}, {now} was granted before"
+                        detail = f"batch {event['batch']} was published under epoch {read['epoch']} after {now} was granted"
                         yield Anomaly("fenced_write_accepted", read["queue"], detail)
 
 
@@ -248,7 +252,9 @@ def _ranges(events: Sequence[Event], sends: _Sends) -> Iterator[Anomaly]:
                     yield Anomaly("range_overlap", queue, f"batch {event['batch']} begins at {begin}, another ended at {end}")
                 missing = [n for n in range(end, begin) if not sends.excused((queue, n))]
                 if missing:
-                    yield Anomaly("silent_gap", queue, f"batch {event['batch']} begins at {begin}, {missing[:5]} were in none")
+                    yield Anomaly(
+                        "silent_gap", queue, f"batch {event['batch']} begins at {begin}, {missing[:5]} are in no batch"
+                    )
                 ends[read["group"], queue] = max(end, read["end"])
 
 

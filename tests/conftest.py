@@ -41,12 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--nightly",
         action="store_true",
-        help="run the long tier as well: tests marked nightly, every release of RocketMQ, 10000 seeds, damage to each used field of a store",
+        help="also run the nightly tests: every release of RocketMQ, 10000 seeds, damage to each used field of a store",
     )
     parser.addoption(
         "--write-examples", action="store_true", help="choose the examples of error messages again, see tests/shown_errors.py"
     )
-    parser.addoption("--seeds", type=int, help="how many seeds to simulate (default 500, with --nightly 10000)")
+    parser.addoption("--seeds", type=int, help="the number of seeds to simulate (default: 500; with --nightly: 10000)")
 
 
 @pytest.fixture(scope="session")
@@ -64,10 +64,10 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("nightly")
     config.pluginmanager.register(Metering(config), "metering")
     config.pluginmanager.register(ShownErrors(config), "shown errors")
-    config.addinivalue_line("markers", "spark: starts a Spark driver or uses the shared session")
-    config.addinivalue_line("markers", "rocketmq: needs real RocketMQ servers")
+    config.addinivalue_line("markers", "spark: the test starts a Spark driver or uses the shared session")
+    config.addinivalue_line("markers", "rocketmq: the test needs real RocketMQ servers")
     config.addinivalue_line("markers", "holds(promise, ...): the test holds these promises of docs/promises.md")
-    config.addinivalue_line("markers", "nightly: run with --nightly only, which make test-all uses")
+    config.addinivalue_line("markers", "nightly: the test runs only with --nightly, which make test-all uses")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

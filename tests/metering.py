@@ -113,7 +113,7 @@ class Metering:
         if disturbed is not None:
             return False, [f"not compared with the budget, because the machine was busy: {disturbed}"]
         if not found:
-            return False, [f"within the budget of tests/budget.json; the median module needed {usual:.2f} times its own"]
+            return False, [f"within the budget of tests/budget.json; the median module needed {usual:.2f} times its budget"]
         again = _measure(found, config.rootpath)
         lines = [
             f"{module}: {self._spent[module]:.1f} s of CPU, then {again[module]:.1f} s; its budget is {limits.get(module, 0.0):.1f} s"
@@ -122,7 +122,7 @@ class Metering:
         if not budget.over({module: again[module] for module in found}, limits, usual):
             return False, ["within the budget of tests/budget.json after these modules had been measured again:", *lines]
         return True, [
-            "above the budget of tests/budget.json by 15 % more than the median module, twice; make it cheaper, or say why not:",
+            "twice more than 15 % above the budget of tests/budget.json, relative to the median module; make it cheaper or explain why not:",
             *lines,
         ]
 

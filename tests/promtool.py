@@ -15,7 +15,7 @@ def promtool(*arguments: str | Path, given: str | None = None) -> subprocess.Com
     """Run promtool with these arguments and ``given`` as its input. If the program is missing, the test is skipped; in CI, it fails."""
     found = shutil.which("promtool") or shutil.which("promtool", path=str(Path(sys.executable).parent))
     if found is None:
-        why = "no promtool on this machine: make tools takes it from Debian's archive, or install it yourself"
+        why = "promtool is missing on this machine: run make tools, which fetches it from Debian's archive, or install it yourself"
         if os.environ.get("CI") == "true":
             pytest.fail(why)
         pytest.skip(why)

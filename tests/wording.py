@@ -94,8 +94,8 @@ def found() -> dict[str, dict[str, list[str]]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shrink", action="store_true", help="write down the counts, where they are lower than before")
-    parser.add_argument("--show", metavar="TEXT", help="show where the expressions occur that have this text in them")
+    parser.add_argument("--shrink", action="store_true", help="record the counts that are lower than before")
+    parser.add_argument("--show", metavar="TEXT", help="list the places of the expressions whose pattern contains TEXT")
     asked = parser.parse_args()
     now = found()
     if asked.show:
@@ -112,14 +112,16 @@ def main() -> int:
             fewer |= have < may
             if have > may:
                 more[pattern, place] = have - may
-                print(f"{place}: {have} times {pattern!r}, {may} allowed: write {instead}. Where: --show")
+                print(
+                    f"{place}: {pattern!r} occurs {have} times, {may} are allowed: write {instead}. --show TEXT lists the places"
+                )
     if more:
         return 1
     if asked.shrink or not ALLOWED.exists():
         ALLOWED.write_text(json.dumps(counts, indent=1) + "\n")
         return 0
     if fewer:
-        print("fewer of these expressions than before: python -m tests.wording --shrink")
+        print("some expressions occur less often than before: run python -m tests.wording --shrink")
     return int(fewer)
 
 

@@ -162,7 +162,7 @@ def read_all(broker: EmbeddedBroker) -> dict[str, Any]:
 
 
 def park_more(broker: EmbeddedBroker, queue: MessageQueue) -> None:
-    """Park one message that was settled and one that is new, then move the lot's offset. Stores of earlier versions have no lot."""
+    """Park messages that are already parked, settled, or new; then move the lot's offset. Stores of earlier versions have no lot."""
     if not broker.log.bounds([PARKED]):
         return
     [lock] = [lock for lock in broker.admin.locks("g") if lock.queue == queue]
@@ -175,7 +175,7 @@ def park_more(broker: EmbeddedBroker, queue: MessageQueue) -> None:
 
 
 def write_all(broker: EmbeddedBroker, receipts: Sequence[Receipt]) -> dict[str, Any]:
-    """Publish the staged rows, repeat a published batch, move an offset, delete a topic; then repeat everything."""
+    """Publish the staged rows, repeat a published batch, move an offset and delete a topic; then read everything."""
     first = queues_of(broker)[0]
     known = broker.outbox.publish(SinkBatch("s", 2), [], skip_differing_replay=True).replayed
     broker.outbox.publish(SinkBatch("later", 1), receipts)

@@ -50,7 +50,7 @@ def shares(
     return {client: allocate(allocation, client, queues, members) for client in members}
 
 
-# -- as in Java
+# -- compared with Java
 
 
 def test_java_spoke_of_every_strategy() -> None:

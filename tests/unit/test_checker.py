@@ -132,7 +132,9 @@ def test_with_repeats_the_last_batch_may_come_again_as_a_whole_and_only_so() -> 
     assert kinds(first, second, first) == ["duplicate", "duplicate"], "an earlier batch was repeated"
     assert kinds(first, deliver(1, batch=0), second) == ["duplicate"], "part of a batch was repeated"
     assert kinds(first, deliver(0, 1, batch=1), second) == ["duplicate", "duplicate"], "the same rows under another number"
-    assert {anomaly.kind for anomaly in checker.judge([*THREE, first, first, second])} == {"duplicate"}, "where none may be"
+    assert {anomaly.kind for anomaly in checker.judge([*THREE, first, first, second])} == {"duplicate"}, (
+        "no batch may be repeated"
+    )
 
 
 def test_events_of_several_processes_are_sorted_by_their_time() -> None:

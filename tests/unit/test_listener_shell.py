@@ -750,8 +750,7 @@ def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_rea
     for _ in range(2):
         rig.send("a")
         rig.run(rig.by_key(never))
-    # In each task, the reader of the rows reads first. The lot was read three times: empty, from its beginning, and from its
-    # former end.
+    # In each task, the reader of the rows reads first. The lot was read when it was empty, from its beginning, and from its former end.
     assert begun[1::2] == [0, 0, 1]
     other = replace(rig.token, epoch=rig.token.epoch - 1)
     Settled.read(rig.broker, other, LOT, LotPlan(3, 0, 0, 9))

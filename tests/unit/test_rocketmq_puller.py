@@ -371,7 +371,7 @@ def test_an_account_that_may_read_in_its_own_group_only_reads_in_that(broker: Fa
 
 
 def test_an_empty_answer_is_no_end_while_there_are_messages(broker: FakeBroker) -> None:
-    """Trap 7: the end may be not visible yet, just being deleted, or from before a reset. The pull waits in each case."""
+    """Trap 7: acknowledged messages may not be visible yet. Such answers also come during a deletion, or from before a reset."""
     waits = [broker.says(NO_NEW, 42), broker.says(NO_MATCHED, 500), broker.says(ILLEGAL, 20), broker.says(NO_NEW, 900)]
     broker.instead[42] = list(waits)
     assert everything(puller_of(broker), 10) == list(range(10, 5000))
