@@ -1,4 +1,4 @@
-"""A folder in memory, for tests that create and read many files and do not simulate a power failure."""
+"""A folder in memory, for tests that create and read many files and do not need them on a disk."""
 
 from __future__ import annotations
 

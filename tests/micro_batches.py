@@ -129,7 +129,9 @@ class MicroBatches:
         self.logged += 1
 
     def commit_source(self) -> None:
-        """Tell the source that the batch before the last logged one is committed, as Spark does; never before a repeated batch."""
+        """Like Spark, tell the source that the batch before the last logged one is committed. Spark does not do so before it repeats
+        a batch.
+        """
         if self.committed:
             self.reader.commit(self.checkpoint.end(self.committed - 1))
 

@@ -94,7 +94,7 @@ class Answer:
 
 @dataclass
 class Served:
-    """A page that is being served. ``told``: the lines that the command prints about changes."""
+    """A page that is being served. ``told``: the changes that the command reports."""
 
     host: str
     port: int

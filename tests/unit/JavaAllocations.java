@@ -16,14 +16,14 @@ import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueConsist
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
- * Writes what RocketMQ's own strategies allocate to java_allocations.json's lines. Not run by the tests. With rocketmq-client and its
- * dependencies (mvn dependency:copy-dependencies) in jars/:
+ * Writes the allocations of RocketMQ's own strategies as lines of java_allocations.json. The tests do not run this program. To run it,
+ * put rocketmq-client and its dependencies (mvn dependency:copy-dependencies) into jars/:
  *
  *   java -Dfile.encoding=UTF-8 -cp 'jars/*' tests/unit/JavaAllocations.java > tests/unit/java_allocations.json
  *
- * A case is [strategy, what it is given, topic, {broker: number of queues}, {client id: room}, [[position of a queue, ...] of each
- * client and of a stranger]], all in Java's order. Given are the rooms of MACHINE_ROOM and the positions of CONFIG. In place of a list
- * of positions stands the name of an exception.
+ * A case is [strategy, its parameter, topic, {broker: number of queues}, {client id: room}, [[position of a queue, ...] for each
+ * client and for a stranger]], all in Java's order. The parameter is the list of rooms for MACHINE_ROOM, and the positions for CONFIG.
+ * If the strategy throws an exception, its name replaces the list of positions.
  */
 public class JavaAllocations {
     static final String[] INNER = {"AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH"};
@@ -55,7 +55,7 @@ public class JavaAllocations {
             lines.add(line("MACHINE_ROOM", rooms, brokers(1 + RANDOM.nextInt(6), RANDOM.nextInt(41), 14), members(1 + i % 9, 0)));
         }
         for (int i = 0; i < 135; i++) {
-            // The last broker has no room, and a member may have none: both are errors.
+            // The last broker has no room, and a member may have no room. Both are errors.
             int known = i % 12 == 0 ? 14 : 13;
             lines.add(line("MACHINE_ROOM_NEARBY-" + INNER[i % 3], Set.of(), brokers(1 + RANDOM.nextInt(6), RANDOM.nextInt(41), known),
                 members(1 + i % 9, i % 20 == 0 ? 2 : 1)));
@@ -84,7 +84,7 @@ public class JavaAllocations {
         return out;
     }
 
-    /** Rooms: 0 none, 1 everybody's, 2 somebody has none. */
+    /** Rooms: 0 no member has one, 1 every member has one, 2 one member has none. */
     static Map<String, String> members(int count, int rooms) {
         Map<String, String> out = new LinkedHashMap<>();
         int around = 1 + RANDOM.nextInt(ROOMS.length);
@@ -152,7 +152,7 @@ public class JavaAllocations {
         }
         List<String> owned = new ArrayList<>();
         List<String> asking = new ArrayList<>(clients);
-        // Last a stranger asks.
+        // The last client is not a member.
         asking.add("stranger");
         for (String client : asking) {
             try {

@@ -20,12 +20,12 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.sysflag.MessageSysFlag;
 
 /**
- * Writes messages that RocketMQ's own classes encode, and what they decode, to java_messages.json. Not run by the tests. With
- * rocketmq-client and its dependencies (mvn dependency:copy-dependencies) in jars/:
+ * Writes messages that RocketMQ's own classes encode, and the results of decoding, to java_messages.json. The tests do not run this
+ * program. To run it, put rocketmq-client and its dependencies (mvn dependency:copy-dependencies) into jars/:
  *
  *   java -Dfile.encoding=UTF-8 -cp 'jars/*' tests/unit/JavaMessages.java > tests/unit/java_messages.json
  *
- * "records": a pull response's bytes in hex, and what a Java consumer sees in it (null: nothing, its decoder gives up).
+ * "records": a pull response's bytes in hex, and the messages that a Java consumer gets from it (null if its decoder fails).
  * "properties": texts in hex, and their names and values. "batches": messages, and the body of the request that sends them.
  * "keys": a UNIQ_KEY and its parts. "checksums": bodies in hex, and their CRC. Times are in milliseconds.
  */
@@ -79,7 +79,7 @@ public class JavaMessages {
         return message;
     }
 
-    /** The record as a broker keeps it: the checksum is that of the stored body. */
+    /** The record as a broker stores it, with the checksum of the stored body. */
     static byte[] record(MessageExt message) throws Exception {
         byte[] plain = MessageDecoder.encode(message, true);
         int at = 88 + ((message.getSysFlag() & 0x10) != 0 ? 12 : 0) + ((message.getSysFlag() & 0x20) != 0 ? 12 : 0);
@@ -88,7 +88,7 @@ public class JavaMessages {
         return MessageDecoder.encode(message, true);
     }
 
-    /** With two bytes for the topic's length, as brokers write for topics of more than 127 characters. */
+    /** The record with two bytes for the topic's length, as brokers write it if the topic has more than 127 characters. */
     static byte[] second(MessageExt message) throws Exception {
         byte[] topic = message.getTopic().getBytes(StandardCharsets.UTF_8);
         message.setTopic("");
@@ -125,7 +125,7 @@ public class JavaMessages {
         return out;
     }
 
-    /** As PullAPIWrapper.processPullResult reads a response. */
+    /** Decodes a response as PullAPIWrapper.processPullResult does. */
     static Map<String, Object> seen(byte[] response) throws Exception {
         List<Object> messages = new ArrayList<>();
         for (MessageExt message : MessageDecoder.decodesBatch(ByteBuffer.wrap(response), true, true, true)) {
@@ -134,7 +134,7 @@ public class JavaMessages {
                 List<MessageExt> inner = new ArrayList<>();
                 MessageDecoder.decodeMessage(message, inner);
                 for (MessageExt one : inner) {
-                    // decodeMessage adds what is the outer one's; it is not stored.
+                    // decodeMessage adds this value from the outer message; it is not stored.
                     one.getProperties().remove("WAIT");
                     messages.add(shown(one));
                 }

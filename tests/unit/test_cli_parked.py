@@ -155,7 +155,7 @@ def test_every_command_has_help() -> None:
 def test_nothing_is_parked(run: Callable[..., Ran], text: Run, owner: Owner, queues: Sequence[MessageQueue]) -> None:
     assert run("parked", "list", "g").rows == []
     assert "nothing is parked in group g" in text("parked", "list", "g")
-    # Nor is anything parked any more after the owner has finished.
+    # The list is also empty after the owner has finished with a parked message.
     owner.park(queues[0], Ticket(0, 1, 1, HELD))
     owner.done(queues[0], 1)
     assert run("parked", "list", "g").rows == []

@@ -1,4 +1,4 @@
-"""What comparisons leave of queues and ranges: every fitting message, as a test of each message shows, and nothing needless."""
+"""The queues and ranges that comparisons leave: they contain every fitting message, and no more than necessary."""
 
 from __future__ import annotations
 

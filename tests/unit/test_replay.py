@@ -240,7 +240,7 @@ ENGINES = {
 @pytest.mark.holds("quarantine")
 @pytest.mark.parametrize("order", ENGINES)
 def test_a_message_that_is_given_up_again_after_each_replay_is_in_quarantine(tmp_path: Path, run: Run, order: str) -> None:
-    """The count is kept in the listener, the parking lot, the dead letter and the replay, even if the listener does not read properties."""
+    """The count of replays passes through listener, parking lot, dead letter and replay, even if the listener does not read properties."""
     rig, consumer = Rig(tmp_path), ENGINES[order]
     rig.send("bad")
 

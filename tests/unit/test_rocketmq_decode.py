@@ -84,7 +84,7 @@ def received(given: list[bytes]) -> list[memoryview]:
 
 
 def same(given: list[bytes], asked: Wanted) -> bool:
-    """Check that both ways return or refuse the same. Return whether the fast way decoded the responses."""
+    """Check that both decoders return or refuse the same. Return whether the fast one decoded the responses."""
     taken = by_columns(given, asked) if any(given) else None
     in_place = by_columns(received(given), asked) if any(given) else None
     assert in_place == taken

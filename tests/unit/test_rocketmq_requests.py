@@ -80,7 +80,7 @@ def test_trap_3_required_fields_are_there_and_every_field_is_a_text_as_java_writ
     assert not {"True", "False", "None"} & set(request_.ext.values())
     (sent,) = FrameDecoder().feed(encode(RemotingCommand(request_.code, ext=request_.ext, body=request_.body)))
     assert sent.code == request_.code
-    # Servers answer a lock request or heartbeat without a body with a NullPointerException.
+    # Without a body, a lock request or a heartbeat causes a NullPointerException in the server.
     if not request_.ext and "request for" not in request_.what:
         assert json.loads(bytes(sent.body))
 
