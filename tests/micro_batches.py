@@ -129,9 +129,7 @@ class MicroBatches:
         self.logged += 1
 
     def commit_source(self) -> None:
-        """Like Spark, tell the source that the batch before the last logged one is committed. Spark does not do so before it repeats
-        a batch.
-        """
+        """Tell the source that the batch before the last logged one is committed. Like Spark, do not call this before a repeated batch."""
         if self.committed:
             self.reader.commit(self.checkpoint.end(self.committed - 1))
 
