@@ -251,7 +251,7 @@ def replay_letters(
     if not (offset or everything or conditions or limit):
         raise OptionError(
             OptionCondition.MISSING,
-            "no option selects the letters. Give --offset, --all, or conditions (--key, --error, --since, --quarantined, --limit)",
+            "the command does not say which letters. Give --offset, --all, or conditions (--key, --error, --since, --quarantined, --limit)",
         )
     # With --offset and --quarantined, send the letters whether or not they are in quarantine.
     chosen = _filter(key, error, since, offset, None if offset and quarantined else quarantined, max_replays, at_broker)

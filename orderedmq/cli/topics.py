@@ -193,7 +193,7 @@ def alter(
     """Change how long a topic keeps its messages. The next write or topic trim deletes messages beyond the new limits."""
     if retention_time is None and retention_size is None:
         raise OptionError(
-            OptionCondition.MISSING, "no option says what to change. Give --retention-time, --retention-size or both"
+            OptionCondition.MISSING, "the command does not say what to change. Give --retention-time, --retention-size or both"
         )
     with shell.broker() as broker:
         changed = broker.admin.alter_topic(

@@ -469,7 +469,7 @@ def test_json_objects_have_their_key_in_a_field(run: Run, broker: Broker, tmp_pa
         (["--key", "k"], '{"k": 1}\n\n{"v": 2}\n', 1, "line 3 of the input has no field 'k'"),
         (["--key", "k"], '{"k": 1}\n{"k": null}\n', 1, "line 2 of the input has no field 'k'"),
         (["--key", "k"], '{"k": 1}\n\nfoo\n', 1, "line 3 of the input: the text is not JSON"),
-        (["--format", "json"], "[1]\n", 1, "line 1 of the input: not a JSON object"),
+        (["--format", "json"], "[1]\n", 1, "line 1 of the input: the text is not a JSON object"),
         (["--format", "json"], b'{"a":1}\n\xff\n', 1, "line 2 of the input is not UTF-8"),
         (["--key-separator", ":"], "a:1\nb\n", 1, "line 2 of the input has no ':'"),
         (["--key-separator", ":"], b"\xff:1", 1, "line 1 of the input is not UTF-8"),
@@ -757,7 +757,7 @@ def test_alter(run: Run, text: Run) -> None:
     assert "keeps messages 12 h and up to 10.0 GiB" in text("topic", "alter", "a", "--retention-time", "12h")
     assert "keeps messages forever" in text("topic", "alter", "a", "--retention-time", "none", "--retention-size", "NONE")
     assert run("topic", "list")[0]["retention_seconds"] is None
-    assert "no option says what to change. Give --retention-time" in run("topic", "alter", "a", code=2)
+    assert "the command does not say what to change. Give --retention-time" in run("topic", "alter", "a", code=2)
     assert "for example 7d" in run("topic", "alter", "a", "--retention-time", "soon", code=2)
     assert "topic 'b' does not exist. Run orderedmq topic list" in run("topic", "alter", "b", "--retention-time", "1d", code=3)
 
@@ -869,7 +869,7 @@ def test_slow_lines_are_written_immediately_and_ctrl_c_ends_with_two_lines(store
     produce.send_signal(signal.SIGINT)
     out, error = produce.communicate(timeout=60)
     assert (produce.returncode, out) == (130, b"")
-    assert error.decode().splitlines() == ["2 messages were written before", "orderedmq: interrupted"]
+    assert error.decode().splitlines() == ["2 messages were written before this", "orderedmq: interrupted"]
 
 
 @pytest.mark.parametrize("interrupts", [1, 2])
@@ -889,7 +889,7 @@ def test_ctrl_c_while_lines_are_written_counts_them_and_a_second_one_does_not_wa
     said = run("produce", "a", input=b"one\ntwo\n", code=130)
     written = 2 if interrupts == 1 else 0
     assert sum(ended) == written
-    assert said.splitlines() == [f"{written} messages were written before", "orderedmq: interrupted"]
+    assert said.splitlines() == [f"{written} messages were written before this", "orderedmq: interrupted"]
 
 
 def test_ctrl_c_stays_ignored_where_it_was_when_the_command_started(

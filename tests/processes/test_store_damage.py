@@ -499,7 +499,7 @@ def test_a_damaged_note_of_what_a_run_reads_keeps_its_batch_from_being_published
         content = note.read_bytes()
         for at in range(len(content)):
             note.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
-            with refused("STORE.CORRUPT", note, "restart the query"):
+            with refused("STORE.CORRUPT", note, "Restart the query"):
                 broker.outbox.publish(SinkBatch("new", 3, run), [])
         note.write_bytes(content)
         assert not broker.outbox.publish(SinkBatch("new", 3, run), []).replayed

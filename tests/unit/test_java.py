@@ -113,7 +113,7 @@ def test_only_old_javas_are_all_named(machine: Path, tmp_path: Path, monkeypatch
     fake_java(machine, "11.0.21")
     fake_java(tmp_path / "old", "1.8.0_392")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
-    with pytest.raises(JavaError, match=r"TOO_OLD.*is Java 8 and .*bin/java is Java 11; .*orderedmq\[java\]"):
+    with pytest.raises(JavaError, match=r"TOO_OLD.*is Java 8 and .*bin/java is Java 11. .*orderedmq\[java\]"):
         java.ensure_java()
 
 

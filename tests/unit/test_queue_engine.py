@@ -519,7 +519,7 @@ def test_a_lost_lock_stops_the_task_before_its_next_message(status: ConsumeOrder
     for _ in range(2):
         with pytest.raises(LockError, match="ORDEREDMQ_LOCK.LOST.*orders.*was lost") as raised:
             task.engine.next(task.now)
-    assert "restart" in raised.value.message
+    assert "Restart the query" in raised.value.message
 
 
 def test_a_lock_that_is_lost_at_a_check_stops_the_task() -> None:

@@ -146,7 +146,7 @@ def test_a_limit_sends_the_first_letters_and_the_same_command_goes_on(run: Run, 
 @pytest.mark.parametrize(
     ("arguments", "condition", "said"),
     [
-        ([], "OPTION.MISSING", "no option selects the letters"),
+        ([], "OPTION.MISSING", "the command does not say which letters"),
         (["--offset", "0", "--key", "x"], "OPTION.CONFLICT", "--offset already selects the letters"),
         (["--offset", "0", "--limit", "1"], "OPTION.CONFLICT", "Drop --all, --key"),
         (["--error", ""], "OPTION.INVALID", "--error is empty"),

@@ -46,7 +46,7 @@ DONE, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStat
 @pytest.mark.parametrize(
     ("given", "streaming", "says"),
     [
-        (STREAM, True, "CONFLICT.*retryTopic.*namesrvAddr.*parkingLot=true"),
+        (STREAM, True, "CONFLICT.*retryTopic.*parkingLot=true.*namesrvAddr"),
         ({**CLUSTER, "parkingLot": "true"}, True, "CONFLICT.*parkingLot and retryTopic"),
         (CLUSTER, False, "UNSUPPORTED.*retryTopic.*batch"),
         (

@@ -210,7 +210,8 @@ def test_a_store_is_read_and_its_messages_are_counted(broker: Broker, caplog: py
             "properties": [("mine", SHOWN), ("\ufffd", "y")],
         }
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        "1 messages of queue in/embedded/0, the last one at offset 1, have a tag, key or property that is not UTF-8"
+        "1 messages of queue in/embedded/0, the last one at offset 1, have a tag, key or property that is not UTF-8. "
+        "Each malformed byte sequence is shown as U+FFFD, as Java shows it. Correct the producer"
     ]
     found, end = broker.log.pull_matching(QUEUE, 0, 10, 1 << 20, ("queue_offset",), Filter(tags=("\ufffd",)))
     assert (found.column(0).to_pylist(), end) == ([1], 3)

@@ -450,7 +450,7 @@ def test_another_address_needs_a_token_that_is_long_enough(tmp_path: Path) -> No
         assert done.exit_code == 2, done.output
         return done.stderr
 
-    assert "set ORDEREDMQ_UI_TOKEN to a secret" in error("--host", "0.0.0.0")
+    assert "Set ORDEREDMQ_UI_TOKEN to a secret" in error("--host", "0.0.0.0")
     assert "too short" in error("--host", "0.0.0.0", ORDEREDMQ_UI_TOKEN="short")
     for blanks in (" " * 16, "\t" * 20, "\u00a0" * 16, "\u3000" * 16):
         assert "the token consists of blanks" in error("--token", blanks)
