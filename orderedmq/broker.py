@@ -40,7 +40,7 @@ class QueueBounds:
 class TopicInfo:
     """A topic and its settings.
 
-    ``retention_*`` is None if messages are kept forever. ``incarnation`` (embedded) differs from that of an earlier topic of this name.
+    ``retention_*`` is None if messages are kept forever. ``incarnation`` (embedded) changes if the topic is deleted and created again.
     """
 
     name: str
@@ -99,13 +99,13 @@ class MemberInfo:
 
 @dataclass(frozen=True)
 class SinkBatch:
-    """A batch that a sink writes. Each (sink_id, batch_id) is published once; a batch without a sink_id cannot be recognised again.
+    """A batch that a sink writes. Each (sink_id, batch_id) is published once. The broker cannot recognise a repeated batch without a sink_id.
 
-    run: the Spark run that writes the batch, if any. A publish requires the locks under which its tasks registered their source
-        ranges.
+    run: the Spark run that writes the batch, if any. The batch is published only if the run still has the locks under which its tasks
+        registered their source ranges.
     group: the consumer group that keeps the sink's bookmarks, if the user names one and the broker needs one.
-    job: names the Spark job that writes the batch. Each attempt of one job has the same rows in a partition, but another job may
-        distribute them differently. Without a job, all attempts have the same partitions.
+    job: names the Spark job that writes the batch. All attempts of one job have the same rows in a partition, but another job may
+        distribute the rows differently. Without a job, all attempts have the same rows in a partition.
     topic: the topic of all rows, if they have only one.
     """
 
@@ -143,7 +143,7 @@ class Log(Protocol):
 
     @property
     def tail_loss(self) -> str:
-        """The reason, for error messages, why a queue of such a broker may end before an offset that it once had."""
+        """A clause for error messages that says why a queue of this broker may end before an offset that it reached earlier."""
 
     def reading(self, how: PullSettings) -> Log:
         """Return the same log with a reader's settings, as far as the broker supports them."""
@@ -161,15 +161,15 @@ class Log(Protocol):
         """Return the queues that messages may be sent to. Queue selectors choose by index in this order. Raises TopicError MISSING."""
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
-        """Return a text by which `is_another` recognises the topic later. Keep it together with ``offsets``, the queues' next offsets.
+        """Return a text by which `is_another` recognises the topic later. Store it together with ``offsets``, the queues' next offsets.
 
         The text is "" while nothing identifies the topic. Raises TopicError MISSING.
         """
 
     def is_another(self, topic: str, anchor: str) -> bool:
-        """Return whether the topic was deleted and created again since `anchor` returned this text, as far as can be seen.
+        """Return whether the topic was deleted and created again since `anchor` returned this text, as far as the broker can see.
 
-        Returns False for "". It is cheap to call often, because a broker that has to read something may reuse its answer for some
+        Returns False for "". Frequent calls are cheap, because a broker that has to read messages may reuse its answer for some
         seconds. Raises TopicError MISSING.
         """
 
@@ -183,7 +183,7 @@ class Log(Protocol):
         """Return the offset of the first message stored at or after ``timestamp`` (µs since 1970), or the queue's end."""
 
     def stored_at(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Return when the message at each queue's offset was stored, in µs since 1970. Leaves out messages that do not exist."""
+        """Return the time at which the message at each queue's offset was stored, in µs since 1970. Leaves out missing messages."""
 
     def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
         """Return the largest offset in [begin, end] for which the bodies of [begin, offset) have at most ``max_bytes`` bytes."""
@@ -201,8 +201,8 @@ class Log(Protocol):
         """Return consecutive messages from ``offset`` on, with ``columns`` in that order. The result is empty only at the queue's end.
 
         ``until``: the offset up to which the caller will continue, so that a broker may read ahead. Raises TopicError MISSING;
-        DataLossError AGED_OUT below the first message, BEYOND_END, or TOPIC_RECREATED if `Log.anchor` returned ``anchor`` for an
-        earlier topic of this name; StoreError CORRUPT.
+        DataLossError AGED_OUT if ``offset`` is below the first message, BEYOND_END if it is after the end, or TOPIC_RECREATED if
+        `Log.anchor` returned ``anchor`` for an earlier topic of this name; StoreError CORRUPT.
         """
 
     def pull_matching(
@@ -230,7 +230,7 @@ class Log(Protocol):
         """Append rows (any of the PRODUCER_COLUMNS, ``body`` required) to their queues durably, and return their offsets.
 
         Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE, or StoreFullError, all without adding a row. Where publishing is
-        not atomic (Capabilities), a server may fail after some rows are stored. The error then says how many each queue has.
+        not atomic (Capabilities), a server may fail after it has stored some rows. The error then says how many rows each queue got.
         """
 
     def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
@@ -244,12 +244,12 @@ class Groups(Protocol):
         """Register this process as a client of ``owner``, so that other clients can see whether it is alive."""
 
     def leave(self, client: ClientIdentity) -> None:
-        """Remove the client. Give its locks back first."""
+        """Remove the client. Before this call, give its locks back."""
 
     def heartbeat(
         self, group: str, client: ClientIdentity, subscription: Subscription, room: str | None = None
     ) -> list[Member]:
-        """Join the group or renew the membership, for the life of a lock. Return all members including this client, sorted by client id."""
+        """Join the group, or renew a membership. It lasts as long as a lock. Return all members with this client, sorted by client id."""
 
     def cut_off(self, client: ClientIdentity) -> bool:
         """Return whether the client lost the connection that made it a member, so that it needs a heartbeat. Sends no request."""
@@ -263,16 +263,16 @@ class Groups(Protocol):
         """Request the lock of each queue separately. A lock that this client already holds is renewed under the same epoch."""
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """Renew the locks, and return the tokens that are *lost*. Never grants a free queue."""
+        """Renew the locks, and return the tokens that are *lost*. Never locks a queue that is free."""
 
     def check(self, token: LockToken) -> bool:
-        """Return whether the token still holds its queue. Renews the lock only where the broker has no other way to find out."""
+        """Return whether the token still holds its queue. Renews the lock only if the broker cannot answer in any other way."""
 
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """Return the tokens that no longer hold their queues. Does not renew the others."""
+        """Return the tokens that no longer hold their queues. Does not renew locks."""
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
-        """Give queues back, after at most ``linger`` seconds, as a task may still be at work. A stale token changes nothing."""
+        """Give queues back. They are free within ``linger`` seconds, as a task may still be at work. A stale token changes nothing."""
 
     def offsets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         """Return the next offset to process per queue. Leaves out queues without a commit."""
@@ -297,22 +297,22 @@ class Groups(Protocol):
         """Write messages of the token's queue as dead letters to the topic %DLQ%<group>, which is created if it is missing.
 
         ``letters`` (PRODUCER_COLUMNS) has a row for each of ``offsets``. A message that already has a dead letter gets no second one.
-        It is recognised by (group, queue, offset), until a seek or reset of the group's offset of the queue, or until the group is
-        deleted. Return the number of new dead letters. Raises LockError LOST.
+        The broker recognises it by (group, queue, offset), until a seek or reset of the group's offset of the queue, or until the group
+        is deleted. Return the number of new dead letters. Raises LockError LOST.
         """
 
     def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
-        """Return the offsets of the token's queue in these ranges for which `dead_letter` would write no second dead letter.
+        """Return the offsets in ``spans`` whose messages already have dead letters, so that `dead_letter` would not write another.
 
-        ``spans`` are in ascending order. The lock is not checked.
+        ``spans`` are ranges of the token's queue in ascending order. The lock is not checked.
         """
 
     def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
         """Park messages of the token's queue, or of its parking lot, in the lot, which is created if it is missing (`parking.rules`).
 
-        The messages are copied from the places in ``puts``, in this order, all or none. A message that was already parked from its
-        place is not copied again, and neither is one below the group's offset of its queue, which was settled before. Return for
-        each message whether it is in the lot now: False if it was settled. Raises LockError LOST, or DataLossError AGED_OUT if a
+        The messages are copied from the places in ``puts``, in this order, all or none. A message is not copied if it was already
+        parked from the same place, or if it is below the group's offset of its queue and so was already settled. Return for each
+        message whether it is in the lot now, which is False if it was settled. Raises LockError LOST, or DataLossError AGED_OUT if a
         message was deleted.
         """
 
@@ -320,22 +320,22 @@ class Groups(Protocol):
         """Have the broker put copies of messages of the token's queue into the retry topic %RETRY%<group>, each after a delay.
 
         ``messages``: pairs of an offset and a delay level, which is 1 to 18, or below 0 for a dead letter. A message that was already
-        retried ``max_reconsume_times`` times also becomes a dead letter. Return n, at least 1, if the first n messages were sent back.
-        A message that is sent back twice is delivered twice. Raises LockError LOST, DataLossError AGED_OUT, or OptionError UNSUPPORTED
-        where brokers have no retry topics.
+        retried ``max_reconsume_times`` times also becomes a dead letter. Return how many messages were sent back, in the given order: at
+        least 1. A message that is sent back twice is delivered twice. Raises LockError LOST, DataLossError AGED_OUT, or OptionError
+        UNSUPPORTED where brokers have no retry topics.
         """
 
     def reset_number(self, group: str) -> int:
-        """Return how often the group was reset. A checkpoint with a lower number follows the group's offsets."""
+        """Return how often the group was reset. A query whose checkpoint has a lower number follows the group's offsets."""
 
 
 class Staging(Protocol):
     """The rows of one attempt of one writing task. They are invisible until published if publishing is atomic (Capabilities)."""
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
-        """Stage rows (PRODUCER_COLUMNS, ``body`` required) after those added before.
+        """Stage rows (PRODUCER_COLUMNS, ``body`` required) after all rows that were added before.
 
-        Rows that a column of `rows.delays` delays, where brokers support that, come at the end and have no order.
+        Where brokers support delays, rows that a column of `rows.delays` delays come at the end and have no order.
         """
 
     def receipt(self) -> Receipt:
@@ -352,7 +352,7 @@ class Outbox(Protocol):
         """Record that a task of ``run`` reads ``offsets``. The publish of its batch requires that the token is still current."""
 
     def require_delays(self, columns: Sequence[str], topic: str | None) -> None:
-        """Raise OptionError UNSUPPORTED if the topic's brokers cannot delay rows as these columns (`rows.delays`) ask."""
+        """Raise OptionError UNSUPPORTED if the topic's brokers do not support the delays that these columns (`rows.delays`) define."""
 
     def require_rights(self, topic: str, group: str | None, *, identified: bool) -> None:
         """Check that the account may write the topic, like `Log.require_rights`. ``identified``: batches have a `SinkBatch.sink_id`."""
@@ -407,7 +407,7 @@ class Admin(Protocol):
         """Return the retention of these topics in seconds. Leaves out topics whose messages are kept forever or for an unknown time."""
 
     def waiting_bytes(self, name: str) -> int:
-        """Return the bytes that a topic's deleted messages still use, because they share a segment file with messages that stay."""
+        """Return the bytes that a topic's deleted messages still use, because their segment files also have messages that are kept."""
 
     def message_type(self, name: str) -> str | None:
         """Return the type of a topic's messages, or None if the broker has no such types or does not report them."""
@@ -422,7 +422,7 @@ class Admin(Protocol):
         """Return all committed offsets of a group. Raises GroupError MISSING."""
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> int:
-        """Set the group's offsets, clear the queues' lineage, increase the reset number and return it.
+        """Set the group's offsets, end all tenures of the queues, increase the reset number and return it.
 
         Raises GroupError IN_USE unless ``force`` is set, and PARKED if ``parked`` does not say what to do with parked messages.
         """

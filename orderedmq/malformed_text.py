@@ -24,7 +24,7 @@ class _Seen:
 
 
 class MalformedText:
-    """Counts messages with malformed text. Warns at the first one of a queue and whenever their number doubles. Thread-safe."""
+    """Counts messages with malformed text. Warns about the first one in a queue and each time their number doubles. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

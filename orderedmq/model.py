@@ -67,8 +67,8 @@ PARKED_PROPERTIES: Final = (
     PARKED_ORDER, PARKED_ALONE,
 )  # fmt: skip
 #: Properties that only RocketMQ, a client or a column may set (``MessageConst``). Every broker drops them from a user's properties,
-#: because they would delay, wrap or misplace a message. The marks of a sink are also dropped, because a copy of a message is not the
-#: message that the sink sent.
+#: because they would delay, wrap or misplace a message. A sink's mark (`SINK_STAMP`) is also dropped, because a copy of a message is not
+#: the message that the sink sent.
 RESERVED_PROPERTIES: Final = frozenset(
     (
         "KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "MIN_OFFSET", "MAX_OFFSET",
@@ -173,7 +173,7 @@ def check_group(name: str) -> None:
 def missing_topic(topic: str, typed: str = "Run orderedmq topic list to see all topics") -> TopicError:
     """Return the error for a topic that does not exist. ``typed``: the remedy for users of the command.
 
-    A user cannot create a topic that belongs to a group, so the remedy differs.
+    Users cannot create a topic that belongs to a group. For such a topic, the error says when the broker creates it.
     """
     if topic.startswith(DEAD_LETTER_PREFIX):
         group = topic.removeprefix(DEAD_LETTER_PREFIX)

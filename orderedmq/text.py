@@ -44,7 +44,7 @@ def text_of(data: bytes) -> str:
 def valid(column: pa.Array) -> tuple[pa.Array, Int64s]:
     """Return the column with valid UTF-8 in all texts, and the indices of the rows that had malformed text.
 
-    Accepts any type and keeps it. Binary values are not text. If two keys of a map become equal, the last one counts.
+    Accepts columns of any type and keeps the type. Binary values are not text. If two keys of a map become equal, the later one is kept.
     """
     kind = column.type
     if _is_valid(column):

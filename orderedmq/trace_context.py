@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, Tracer
 
-#: The properties of a message, as a mapping or as the pairs of a listener's message.
+#: The properties of a message, as a mapping, or as (name, value) pairs as in a listener's messages.
 Properties = Mapping[str, str] | Sequence[tuple[str, str]]
 
 #: The property that every message with a context has (W3C Trace Context).
@@ -34,7 +34,7 @@ TRACEPARENT: Final = "traceparent"
 
 
 def require(wanted: str) -> None:
-    """Check that opentelemetry-api is installed. ``wanted``: what needs it, for the error. Raises OptionError MISSING."""
+    """Check that opentelemetry-api is installed. ``wanted``: the feature that needs it, for the error. Raises OptionError MISSING."""
     try:
         import opentelemetry.propagate
         import opentelemetry.trace  # noqa: F401
@@ -42,7 +42,7 @@ def require(wanted: str) -> None:
         raise OptionError(
             OptionCondition.MISSING,
             f"{wanted} needs the package opentelemetry-api, here and on each executor. Run pip install 'orderedmq[opentelemetry]', or "
-            "leave it out",
+            "do without trace contexts",
         ) from error
 
 
@@ -75,7 +75,7 @@ def inject(properties: Properties | None = None) -> dict[str, str]:
 
 @contextmanager
 def processing(queue: MessageQueue, group: str, messages: Sequence[Any]) -> Iterator[Span]:
-    """Run a call of a listener in its span, which records an exception. ``messages`` have ``properties`` and perhaps other columns."""
+    """Run the block, a call of a listener, in a span that records its exception. ``messages`` have at least the field ``properties``."""
     from opentelemetry.context import Context, attach, detach
     from opentelemetry.trace import SpanKind
 
@@ -112,7 +112,7 @@ def processing(queue: MessageQueue, group: str, messages: Sequence[Any]) -> Iter
 
 @contextmanager
 def sending(broker_name: str, topic: str, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Run a send in its span. Yields the rows. Rows whose ``properties`` have no context get the context of the span."""
+    """Run the block, which sends the yielded rows, in a span. Rows whose ``properties`` have no context get the context of the span."""
     from opentelemetry.trace import SpanKind
 
     index = rows.schema.get_field_index("properties")

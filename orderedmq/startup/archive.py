@@ -1,7 +1,7 @@
 """An archive of the classes that Spark's driver loads (class data sharing), so that Java need not read and verify them again.
 
-An archive is valid for one build of Java and one SPARK_HOME, and is named after both. Java also checks it against the jars, and runs
-without it if they differ. But Java 17 crashes if an archive is truncated, so the name also has the size of the file.
+An archive is valid for one build of Java and one SPARK_HOME, and is named after both. Java also compares the archive with the jars, and
+ignores it if they have changed. But Java 17 crashes if an archive is truncated, so the name also has the size of the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def archive_options(java: Java, home: Path) -> str | None:
 
 
 def silent(java: Java) -> str:
-    """Return options that stop Java's warnings about an archive that does not fit, because they go to the program's output."""
+    """Return options that turn off Java's warnings about an unsuitable archive, because Java writes them to the program's output."""
     # Java 24 renamed one of the two log tags.
     return "-Xlog:cds=off -Xlog:cds+dynamic=off" if java.version < 24 else "-Xlog:cds=off -Xlog:aot=off"
 
@@ -59,7 +59,7 @@ def _class_path(java: Java, home: Path) -> str:
 
 
 def make_archive(java: Java, home: Path) -> Path:
-    """Run a driver that loads the classes of a query, have Java write them to an archive, and return the path of the archive.
+    """Run a driver that loads the classes of a query, so that Java writes them to an archive. Return the path of the archive.
 
     Takes about half a minute. If several processes call this at the same time, one makes the archive and the others wait. Raises
     JavaError NO_ARCHIVE.
@@ -79,7 +79,7 @@ def make_archive(java: Java, home: Path) -> Path:
 def _make(java: Java, home: Path, folder: Path) -> Path:
     with (folder / "archive.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=folder, prefix=".archive-") as scratch:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Another process may have made it while this process waited for the lock. Making it again would delete a file that programs use.
+        # Another process may have made the archive during the wait for the lock. A second one would replace a file that programs use.
         found = fitting_archive(java, home)
         if found is not None:
             return found
@@ -129,7 +129,7 @@ def _find(java: Java, home: Path) -> Path | None:
 
 
 def _base(java: Java, folder: Path) -> str:
-    """Return the option for the archive of Java's own classes, on which ours is based. Makes that archive if Java came without it."""
+    """Return the option for the archive of Java's own classes, which Spark's archive extends. Makes it if Java came without one."""
     said = subprocess.run([java.path, "-Xshare:on", "-version"], stdin=subprocess.DEVNULL, capture_output=True)
     if said.returncode == 0:
         return ""

@@ -1,7 +1,7 @@
 """Makes a SPARK_HOME with which Python processes use the installed, compiled PySpark.
 
-Each Python process that Spark starts imports PySpark from ``python/lib/pyspark.zip`` in SPARK_HOME, if it exists. Python does not save
-compiled modules of a zip file, so each process compiles PySpark again, which takes a second of CPU. If SPARK_HOME lacks that file,
+Each Python process that Spark starts imports PySpark from ``python/lib/pyspark.zip`` in SPARK_HOME, if that file exists. Python does not
+save compiled modules of a zip file, so each process compiles PySpark again, which takes a second of CPU. If SPARK_HOME lacks the file,
 processes import the same PySpark from the interpreter's packages, where it is compiled only once.
 """
 
@@ -34,7 +34,7 @@ def installed_spark() -> Path | None:
 def compiled_home(spark: Path) -> Path:
     """Return a SPARK_HOME with links to all parts of ``spark`` except the zip files of Python modules.
 
-    It is in the user's cache and is named after ``spark``. Folders that Spark's servers make there, such as ``logs`` and ``work``, stay.
+    It is in the user's cache and is named after ``spark``. Folders that Spark's servers make in it, such as ``logs``, are kept.
     Raises OSError if the folder cannot be made.
     """
     wanted = {entry.name: entry for entry in spark.iterdir() if entry.name not in _LEFT_OUT and _of_home(entry)}
@@ -66,7 +66,7 @@ def _of_home(entry: Path) -> bool:
 def importable_by_workers(spark: Path) -> bool:
     """Return whether a new process of this interpreter, with the same environment, would import the PySpark in ``spark``.
 
-    It would not if this program found that PySpark only because it changed its own ``sys.path``.
+    The answer is False if this program found that PySpark only because the program changed its own ``sys.path``.
     """
     return spark.parent in set(_places())
 

@@ -21,7 +21,7 @@ _ROWS: Final = 10
 
 
 def counted(_key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
-    """Yield a group's rows of a batch, and count them in the group's state."""
+    """Yield the rows that a group has in a batch, and count them in the group's state."""
     before = state.get[0] if state.exists else 0
     for frame in frames:
         before += len(frame)

@@ -1,6 +1,6 @@
 """``tuned``: sets environment variables of this process with which a Spark session starts sooner.
 
-Rules: settings of the user stay, in the builder and in the environment. A setting that might do harm is not made, and the log says
+Rules: the user's settings in the builder and in the environment are kept. A setting that might do harm is left out, and the log says
 why.
 """
 
@@ -38,11 +38,11 @@ def tuned(builder: Builder) -> Builder:
 
     Does what ``prepare_spark`` does, and sets two environment variables of this process: SPARK_HOME, so that Spark's Python processes use
     the installed, compiled PySpark, and SPARK_SUBMIT_OPTS, so that Java uses the archive of classes that ``orderedmq spark prepare`` has
-    made. Settings of the user stay, in the environment and in the builder.
+    made. The user's settings in the environment and in the builder are kept.
 
     Call it after all other settings of the builder and before the first SparkSession. It has no effect after the first session, under
-    spark-submit, and for a Spark Connect server. The logger ``orderedmq`` then says why, at level INFO. Raises JavaError MISSING or
-    TOO_OLD.
+    spark-submit, or for a Spark Connect server. In these cases the logger ``orderedmq`` says why, at level INFO. Raises JavaError
+    MISSING or TOO_OLD.
     """
     options: dict[str, Any] = getattr(builder, "_options", {})
     reason = _too_late(options)
@@ -81,7 +81,7 @@ def prepare(options: dict[str, Any]) -> Installation:
 
 
 def _too_late(options: dict[str, Any]) -> str | None:
-    """Return why settings would have no effect now, or None if they have."""
+    """Return why settings would have no effect now, or None if they would have an effect."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return "spark-submit has started the JVM"
     context = getattr(sys.modules.get("pyspark.core.context"), "SparkContext", None)
@@ -89,7 +89,7 @@ def _too_late(options: dict[str, Any]) -> str | None:
         return "this process has already started its JVM"
     remote = options.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
     if remote and not str(remote).startswith("local"):
-        return f"the session is at the server {remote}"
+        return f"the session runs on the server {remote}"
     return None
 
 
@@ -105,7 +105,7 @@ def _needs_zip(spark: Path, options: dict[str, Any]) -> str | None:
         return f"the master is {master}"
     pythons = {os.environ.get(name) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
     if pythons != {sys.executable} or any(name in options for name in _PYTHONS):
-        return "they run another interpreter than this process"
+        return "they run a different interpreter from this process"
     if not importable_by_workers(spark):
         return f"{spark.parent} is not where this interpreter looks for packages"
     return None
