@@ -28,7 +28,7 @@ def compare(
     expected: Annotated[
         str,
         typer.Argument(
-            help="The messages that should have arrived: a topic, or a path of Parquet, which has a / or a dot in it.",
+            help="The messages that should have arrived: a topic, or the path of Parquet files, which contains a / or a dot.",
             show_default=False,
             autocompletion=completion.topics,
         ),
@@ -42,7 +42,7 @@ def compare(
     id_field: Annotated[
         str | None,
         typer.Option(
-            help="Field of JSON bodies that identifies a message, so that the rest may differ (default: the whole body).",
+            help="Field of JSON bodies that identifies a message; the rest of the body may differ (default: the whole body).",
             metavar="FIELD",
         ),
     ] = None,
@@ -78,7 +78,7 @@ def compare(
     A key is in order if the first occurrences of its messages in ACTUAL have the same order as in EXPECTED. Queues are not compared, so
     a message may be in another queue, and the topics may have different numbers of queues.
     """
-    # Imported here because pyarrow's datasets import pandas. That takes half a second, which --help need not spend.
+    # Imported here, because pyarrow's datasets import pandas, which would make --help half a second slower.
     from orderedmq.tools.audit import audit
     from orderedmq.tools.audit_sides import TableSide, TopicSide
 
@@ -150,6 +150,6 @@ def show(shell: Shell, found: Audit) -> None:
         )
     if found.expected.repeated:
         shell.say(
-            f"{found.expected.repeated:,} messages of {found.expected.name} equal an earlier message of their key. Each is matched once."
+            f"{found.expected.repeated:,} messages of {found.expected.name} equal an earlier message of their key. Each is matched only once."
         )
     shell.say(found.verdict)

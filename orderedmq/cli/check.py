@@ -30,13 +30,13 @@ def check(
 
     Checks the pages of the file, the checksum of every entry and payload, and that the entries agree with each other and with the
     segment files. It reads all messages and changes nothing. It can run while queries are at work, because it reads a snapshot. It also
-    names segment files that no entry needs. They are no damage: running tasks write them, and those of killed tasks are deleted later.
+    names segment files that no entry needs. Such files are not damage: running tasks write them, and those of killed tasks are deleted later.
     """
     path = store or shell.store("check")
     found = examine(path)
     shell.show([{"finding": finding} for finding in found.findings], (Column("finding", "finding"),), none="nothing is damaged")
     for names, what in (
-        (found.unused, "are needed by no entry"),
+        (found.unused, "are not needed by any entry"),
         (found.foreign, "do not belong to the store and are never deleted"),
     ):
         if names:

@@ -54,7 +54,7 @@ MaxReplays = Annotated[
     typer.Option(
         "--max-replays",
         min=1,
-        help="A letter is in quarantine if its message was already replayed this often for the group.",
+        help="A letter is in quarantine if its message was already replayed this many times for the group.",
         metavar="N",
     ),
 ]
@@ -142,9 +142,9 @@ def list_letters(
 ) -> None:
     """Show the dead letters of a group: where each came from, its key, the error, how often it was retried, its body.
 
-    OFFSET is the number of the letter for dlq replay. REPLAYED is "yes" if the letter was replayed, and "quarantined" if replay --all
-    skips it. REPLAYS is how often the message was replayed before it became this letter. A table shows only the beginnings of bodies
-    and errors. With --full, and in JSON, they are complete. JSON also has the properties of the message.
+    OFFSET is the letter's number, which dlq replay --offset takes. REPLAYED is "yes" if the letter was replayed, and "quarantined" if
+    replay --all skips it. REPLAYS is how often the message was replayed before it became this letter. A table shows only the beginnings
+    of bodies and errors. With --full, and in JSON, they are complete. JSON also has the properties of the message.
     """
     check_group(group)
     chosen = _filter(key, error, since, None, quarantined or None, max_replays, at_broker)
@@ -227,20 +227,20 @@ def replay_letters(
 ) -> None:
     """Send dead letters again to the topics that they came from: to the queue of their sharding key, or without a key to their old queue.
 
-    Letters have their keys as text. Replay refuses a letter whose queue shows that its producer hashed the key as a number. Then give
-    --sharding-key-type or --selector.
+    Letters have their keys as text. Replay refuses a letter whose queue shows that its producer hashed the key as a number. In that case
+    give --sharding-key-type or --selector.
 
     Give --offset, or --all, or conditions (--key, --error, --since, --quarantined). A letter is sent if it meets all conditions. Without
-    --offset, letters that any replay has sent before are left out. --limit sends only the first letters, and the same command again
-    resumes after them.
+    --offset, letters that an earlier replay has sent are left out. --limit sends only the first letters. Repeat the command to send the
+    next ones.
 
     A letter becomes a new message at the end of its queue, after later messages of its key, for all groups that read the topic. The
-    letters stay. The offsets of the group dlq-replay record the replayed letters, so that group seek dlq-replay --topic %DLQ%GROUP makes
-    them replayable again. They are recorded after every 500 letters. If a replay is killed, the next one repeats up to 500 letters, so
-    delivery is at least once.
+    letter itself is kept. The offsets of the group dlq-replay record the replayed letters, so that group seek dlq-replay --topic
+    %DLQ%GROUP makes them replayable again. The record is written after every 500 letters. If a replay is killed, the next one repeats up
+    to 500 letters, so delivery is at least once.
 
     Each message records how often it was replayed. If it becomes a dead letter again after --max-replays replays, that letter is in
-    quarantine. Only --quarantined sends it.
+    quarantine, and only a replay with --quarantined sends it.
     """
     check_group(group)
     conditions = bool(key or error is not None or since is not None or quarantined)
@@ -282,7 +282,7 @@ def replay_letters(
     )
     if done.quarantined:
         shell.note(
-            f"left out {done.quarantined:,} in quarantine, which were replayed {max_replays} times or more and failed again. Give "
+            f"left out {done.quarantined:,} in quarantine, because each was replayed {max_replays} times or more and failed again. Give "
             "--quarantined to send them"
         )
     if done.deleted:

@@ -26,7 +26,10 @@ from orderedmq.tools.seek import Sought, parse_target
 app = commands("Show the offsets and lag of consumer groups; seek, copy and delete.")
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=completion.groups)]
-Force = Annotated[bool, typer.Option("--force", help="Do it even while queries are at work. They lose their queues and fail.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Set the offsets even while queries are at work. The queries lose their queues and fail."),
+]
 AtSeekOption = Annotated[
     Literal["keep", "drop"] | None,
     typer.Option(
@@ -144,8 +147,8 @@ def list_groups(
 def describe(shell: Shell, group: Group) -> None:
     """Show a group: its members, and each queue's next offset to process, end, lag and owner.
 
-    If messages are parked, it also shows how many messages and keys are parked, and when the next message is due. See orderedmq parked
-    list.
+    If messages are parked, the command also shows how many messages and keys are parked, and when the next message is due. See orderedmq
+    parked list.
 
     JSON has one object per member ("kind": "member") and per queue ("kind": "queue").
     """
@@ -199,7 +202,7 @@ def seek(
     parked: AtSeekOption = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Set a group's offsets, without asking. --dry-run only shows the change.
+    """Set a group's offsets, without asking for confirmation. --dry-run only shows the change.
 
     The command is refused while a query is at work in the group. It is also refused if messages of these queues are parked, unless
     --parked says what to do with them.
@@ -271,11 +274,12 @@ def copy(
 ) -> None:
     """Set the offsets of TARGET to those of SOURCE, without asking, for example for a canary that reads the same messages from now on.
 
-    Queries of SOURCE may be at work. The command uses their last commit and changes nothing in SOURCE. For TARGET this is a seek: it is
-    refused while a query is at work in TARGET, or if messages of these queues are parked there, unless --parked says what to do with
-    them. The seek increases TARGET's reset number. TARGET keeps its offsets in other queues. --dry-run only shows the change.
+    Queries of SOURCE may be at work. The command uses their last commit and changes nothing in SOURCE. For TARGET this is a seek, which
+    is refused while a query is at work in TARGET. It is also refused if TARGET has parked messages of these queues, unless --parked says
+    what to do with them. The seek increases TARGET's reset number. TARGET keeps its offsets in other queues. --dry-run only shows the
+    change.
 
-    The command is also refused if SOURCE has parked messages, because they are below its offsets, unless --leave-parked is given. It is
+    Unless --leave-parked is given, the command is also refused if SOURCE has parked messages, because they are below its offsets. It is
     refused if retention has deleted messages that SOURCE has not processed.
     """
     for name in topic or ():
@@ -295,7 +299,7 @@ def delete(
         bool,
         typer.Option(
             "--force",
-            help="Do it even while queries are at work, which lose their queues and fail, and even if messages are parked, which are lost.",
+            help="Delete the group even while queries are at work (they lose their queues and fail) or messages are parked (they are lost).",
         ),
     ] = False,
 ) -> None:

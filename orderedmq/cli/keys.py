@@ -29,7 +29,7 @@ SelectorOption = Annotated[
 
 
 def chosen_keying(selector: KeyedSelectorName | None, key_type: KeyType | None) -> Keying | None:
-    """Return the keying that both options define, None if neither was given. Raises OptionError CONFLICT if they contradict each other."""
+    """Return the keying that the two options define, None if both are missing. Raises OptionError CONFLICT if they are contradictory."""
     if selector is None and key_type is None:
         return None
     if selector == "mod" and key_type == "text":

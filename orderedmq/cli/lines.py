@@ -112,7 +112,7 @@ def messages(lines: pa.Array, first: int, form: LineForm) -> pa.RecordBatch:
         if pc.any(blank).as_py():
             numbers = pa.array(np.asarray(numbers)).filter(pc.invert(blank)).to_pylist()
             lines = lines.filter(pc.invert(blank))
-        # Without a key, read a field that hardly any object has, to check that the lines are JSON objects.
+        # If no key field is given, read the field "" and ignore its values, only to check that the lines are JSON objects.
         keys = _field(lines, form.key or "", numbers)
         if form.key is None:
             keys = None
@@ -120,7 +120,7 @@ def messages(lines: pa.Array, first: int, form: LineForm) -> pa.RecordBatch:
             row = int(pc.index(keys.is_null(), True).as_py())
             raise SchemaError(
                 SchemaCondition.MISSING_COLUMN,
-                f"line {numbers[row]} of the input has no field {form.key!r}, and a message without a key has no order. Filter it out",
+                f"line {numbers[row]} of the input has no field {form.key!r}, and a message without a key has no order. Filter the line out",
             )
         if form.tags_field is not None:
             tags = _field(lines, form.tags_field, numbers)

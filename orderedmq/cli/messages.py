@@ -89,7 +89,7 @@ def peek(
     if offset is not None and (queue is None or last is not None):
         raise OptionError(OptionCondition.CONFLICT, "option --offset needs --queue and excludes --last")
     if key is not None:
-        # Convert the key as columns do, so that a key that is not UTF-8 is found.
+        # Convert the key as the column sharding_key is converted, so that a key that is not UTF-8 is found.
         key = text_of(os.fsencode(key))
     with shell.broker() as broker:
         queues = broker.log.queues(topic)

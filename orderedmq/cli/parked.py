@@ -154,7 +154,7 @@ def drop(
     topic: Where = None,
     yes: Yes = False,
 ) -> None:
-    """Drop the messages of parked keys that are parked now, so that no listener sees them again. Asks first.
+    """Drop all messages that are parked now under these keys, so that no listener sees them again. Asks first.
 
     The query that owns the queue drops them in its next micro-batch. Later messages of these keys are processed.
     """

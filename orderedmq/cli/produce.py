@@ -45,7 +45,8 @@ def produce(
     kind: Annotated[
         Literal["lines", "json"] | None,
         typer.Option(
-            "--format", help="Each line is any text (lines) or a JSON object (json). Default: json with --key, else lines."
+            "--format",
+            help="Each line is any text (lines) or a JSON object (json). Default: json if an option names a field, else lines.",
         ),
     ] = None,
     key: Annotated[
@@ -72,7 +73,7 @@ def produce(
         list[str] | None,
         typer.Option(
             "--property-field",
-            help="Copy a field of the JSON objects to property NAME. The field is FIELD, or NAME if FIELD is missing. May be repeated.",
+            help="Copy a field of the JSON objects to property NAME. The field is FIELD, or NAME if no FIELD is given. May be repeated.",
             metavar="NAME[=FIELD]",
             show_default=False,
         ),
@@ -124,7 +125,7 @@ def produce(
     if tags is not None and tags_field is not None:
         raise OptionError(OptionCondition.CONFLICT, "options --tags and --tags-field exclude each other. Give only one of them")
     if tags == "":
-        raise OptionError(OptionCondition.INVALID, "option --tags is empty. Give a tag, or leave it out")
+        raise OptionError(OptionCondition.INVALID, "option --tags is empty. Give a tag, or leave the option out")
     if key_separator is not None and json:
         raise OptionError(
             OptionCondition.CONFLICT, "option --key-separator splits lines, so it excludes --format json. Give --key FIELD"
@@ -217,7 +218,7 @@ def _require_delays(broker: Broker, topic: str, level: int | None, at: str | Non
 
 
 def _parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:
-    """Parse texts of the form NAME=VALUE, for --property-field also NAME for NAME=NAME. Raises OptionError INVALID."""
+    """Parse texts of the form NAME=VALUE. For --property-field, NAME alone means NAME=NAME. Raises OptionError INVALID."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

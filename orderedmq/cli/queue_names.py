@@ -46,7 +46,7 @@ def topic_of(text: str) -> str:
 
 
 def find_all(text: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-    """Return the queues of a topic that TOPIC, TOPIC/QUEUE or TOPIC/BROKER/QUEUE means.
+    """Return the queues that a text of the form TOPIC, TOPIC/QUEUE or TOPIC/BROKER/QUEUE names. ``queues``: all queues of the topic.
 
     Raises OptionError INVALID, TopicError.
     """
@@ -56,7 +56,7 @@ def find_all(text: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
 
 
 def find(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the one queue of a topic that QUEUE, BROKER/QUEUE or TOPIC/BROKER/QUEUE means.
+    """Return the queue that a text of the form QUEUE, BROKER/QUEUE or TOPIC/BROKER/QUEUE names. ``queues``: all queues of the topic.
 
     Raises OptionError INVALID, TopicError NO_SUCH_QUEUE or AMBIGUOUS.
     """

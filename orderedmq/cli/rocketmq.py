@@ -50,7 +50,7 @@ def up(
         try:
             cluster.start(lambda: bool(interrupts))
         finally:
-            # This replaces any error, because Ctrl-C also ends the Java process that is started to read its version.
+            # This replaces any other error, because Ctrl-C also ends the Java process that reports Java's version.
             if interrupts:
                 raise KeyboardInterrupt
         shell.done(

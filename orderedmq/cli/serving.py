@@ -15,7 +15,7 @@ from orderedmq.errors import OptionError
 LEAST_TOKEN: Final = 16
 #: The environment variable of the scraper's token.
 METRICS_TOKEN: Final = "ORDEREDMQ_METRICS_TOKEN"
-#: The option of that token.
+#: The option for the scraper's token.
 MetricsToken = Annotated[
     str | None,
     typer.Option(

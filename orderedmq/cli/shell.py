@@ -61,7 +61,7 @@ EXIT_CODES: Final = (
 _CODES: Final[Mapping[Kind, int]] = {"usage": USAGE, "missing": MISSING, "refused": REFUSED}
 
 _SECRETS: Final = ("secretKey", "securityToken", "tlsKeyPassword")
-#: Added to a value that was cut: how to see the whole value.
+#: The text after a value that was cut, which says how to see the whole value.
 WHOLE: Final = "--full shows all"
 #: The option of commands that show messages.
 Full = Annotated[

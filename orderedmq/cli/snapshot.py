@@ -22,8 +22,8 @@ def snapshot(
 ) -> None:
     """Copy a store of the embedded broker while it is in use.
 
-    The copy is consistent and has everything that was acknowledged before the command. On the same file system it links to the segment
-    files, so it takes almost no space. Copy it to another disk to have a backup. To restore, put the copy where the store was.
+    The copy is consistent and has everything that was acknowledged before the command. On the store's file system, the copy has links to
+    the segment files, so it takes almost no space. For a backup, copy it to another disk. To restore, put the copy where the store was.
     """
     path = shell.store("snapshot")
     made = copy_store(path, target)

@@ -35,7 +35,7 @@ _KEPT = (
 
 
 def parse_retention(text: str) -> float:
-    """Return a duration such as 30m or 7d in seconds. Raises OptionError INVALID."""
+    """Return the number of seconds in a duration such as 30m or 7d. Raises OptionError INVALID."""
     days = re.fullmatch(r"([0-9]{1,9})d", text.strip())
     if days:
         return int(days[1]) * 86400.0

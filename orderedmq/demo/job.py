@@ -2,8 +2,8 @@
 
     python -m orderedmq.demo.job STORE CHECKPOINT QUEUES EVENTS_PER_BATCH START
 
-STORE is the absolute directory of an embedded broker, or the nameservers of a cluster. The environment variables of the command give
-an account. START is "tuned", or for comparison "plain", which means without ``orderedmq.tuned`` and with both compilers of Java.
+STORE is the absolute directory of an embedded broker, or the nameservers of a cluster, whose account is in the command's environment
+variables. START is "tuned", or for comparison "plain", which means without ``orderedmq.tuned`` and with both compilers of Java.
 
 The state of an aircraft must survive a restart, so Spark keeps it. The job groups rows by queue and not by aircraft, because a queue
 keeps the order and has all events of its aircraft. So a batch takes a few calls on columns instead of thousands of calls on rows, which
@@ -24,12 +24,12 @@ from orderedmq.java import prepare_spark
 from orderedmq.options.endpoint import from_environment
 from orderedmq.startup.tuning import tuned
 
-#: The folder of Spark's own files, inside the working directory, because Spark does not remove them when it is killed.
+#: The folder for Spark's own files. It is in the working directory, because a killed Spark does not remove its files.
 SCRATCH: Final = "spark"
 
 
 def queue_by_queue(_key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
-    """Process one queue's events of a batch. ``state``: the state that ``follow`` returned for the previous batch."""
+    """Process the events of one queue in a batch. ``state``: the state that ``follow`` returned for the previous batch."""
     import pandas as pd
     import pyarrow as pa
 

@@ -162,7 +162,7 @@ class Demo:
             return audit(expected, actual, progress=count)
 
     def verify(self) -> Result:
-        """Compare the output of the job with one pass without Spark. The result also has figures to show."""
+        """Compare the job's output with the output of a single pass without Spark. The result also has figures to show."""
         with reach(self.endpoint) as broker:
             return verify(broker.log)
 
@@ -192,7 +192,7 @@ class Demo:
 
 
 def _arrived(broker: Broker) -> int:
-    """Return the number of messages that are published to the second topic so far."""
+    """Return the number of messages that have been published to the second topic."""
     try:
         return sum(at.max_offset for at in broker.log.bounds(broker.log.queues(OUT)).values())
     except TopicError:
@@ -241,7 +241,7 @@ class _Job:
     def __exit__(self, *_: object) -> None:
         if self._driver.poll() is None:
             self._end()
-        # The pipe ends when the last process that has it open has ended. That includes Java, even if init reaps it.
+        # The pipe ends when all processes that have it open have ended, including the Java process.
         self._reader.join(_GONE)
 
     @property
@@ -260,7 +260,7 @@ class _Job:
     def kill(self, wanted: Callable[[], bool]) -> bool:
         """Pause Java, and then kill it and the driver if ``wanted()`` is still true. Return whether they were killed.
 
-        Return False also if the id of the Java process is not known yet.
+        Also return False if the id of the Java process is not known yet.
         """
         if self._jvm is None:
             return False

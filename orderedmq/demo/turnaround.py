@@ -17,7 +17,7 @@ import pyarrow.json
 
 Floats = npt.NDArray[np.float64]
 
-#: Minutes of delay from which a flight counts as late, as in the statistics of the airlines.
+#: The least delay in minutes with which a flight counts as late, as in the statistics of the airlines.
 LATE: Final = 15.0
 #: The fields that are read from an event.
 _EVENT: Final = pa.schema(

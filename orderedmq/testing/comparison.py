@@ -28,7 +28,7 @@ Given: TypeAlias = str | Path | Iterable[Row] | pa.Table | Frame
 
 
 def side(given: Given, name: str, log: Log, id_field: str | None, columns: dict[str, Any]) -> Side:
-    """Return one side of the comparison. ``name``: the name of given rows in the report. Raises the errors of the sides."""
+    """Return one side of the comparison. ``name``: the name for rows in the report. Raises the errors of `tools.audit_sides`."""
     if isinstance(given, str):
         if "/" in given:
             raise OptionError(

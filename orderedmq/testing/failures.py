@@ -14,7 +14,7 @@ from orderedmq.errors import OptionError
 
 
 class FailedOnce(Exception):
-    """The exception of a function that `TemporaryStore.fails_once` returned."""
+    """Raised by a function that `TemporaryStore.fails_once` returned, at its first call."""
 
 
 class FailsOnce:
@@ -54,7 +54,7 @@ class FailsOnce:
             raise FailedOnce(f"fails_once made the first call of {self._name}{what} fail")
 
     def _first(self, key: str | None) -> bool:
-        """Return whether this is the first call (with this key) in any process. It is true in exactly one process."""
+        """Return whether this is the first call (with this key) in any process. The result is True in exactly one process."""
         place = f"{re.sub(r'[^-.0-9A-Za-z]', '_', self._name)}-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}"
         try:
             (self._folder / place).touch(exist_ok=False)
@@ -66,7 +66,7 @@ class FailsOnce:
 def failing_class(made: type, folder: Path, *, per_key: bool, after: bool) -> type:
     """Return a class whose objects wrap objects of the class ``made``. All objects together fail once.
 
-    This is for listeners that are classes, of which each thread makes its own object.
+    Use it for listeners that are classes, because each thread makes a separate object of such a class.
     """
 
     class Failing:

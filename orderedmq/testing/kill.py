@@ -23,14 +23,14 @@ from orderedmq.testing.session import modules_for_workers
 #: written but Spark has not logged the commit (written).
 After = Literal["planned", "task", "written"]
 
-#: Maximum seconds to wait until killed processes have ended, and seconds between two looks.
+#: Maximum seconds to wait until killed processes have ended, and seconds between two checks.
 _GONE: Final = 30.0
 _LOOK_EVERY: Final = 0.01
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The input of the process. ``query``: the pickled query. ``batch``: number of the micro-batch in the checkpoint."""
+    """The input of the process that is killed. ``query``: the pickled query. ``batch``: number of the micro-batch in the checkpoint."""
 
     query: bytes
     name: str

@@ -2,12 +2,12 @@
 
     python -m orderedmq.testing.killed_run SPEC PIPE
 
-SPEC is a file with a pickled `kill.Spec`. PIPE is a file descriptor. The process writes a dot to it when the query reaches the point, or
-the error if the query fails before. It writes nothing if the query ends before the point.
+SPEC is a file with a pickled `kill.Spec`. PIPE is a file descriptor. The process writes a dot to the pipe when the query reaches the
+point, or the error if the query fails before. It writes nothing if the query ends before the point.
 
 Spark's stream thread takes a lock before it logs a batch's offsets, and again before it logs the batch's commit. This process holds the
-lock whenever it looks at the offset log, and releases it only while the batch is not in that log. So the batch can run up to its commit,
-but cannot log the commit. The lock is fair, so the stream thread cannot take it twice between two looks.
+lock whenever it reads the offset log, and releases the lock only while the batch is not in that log. So the batch can run up to its
+commit, but cannot log the commit. The lock is fair, so the stream thread cannot take it twice between two reads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOOK_EVERY: Final = 0.002
 
 
 def come_to(spark: SparkSession, query: StreamingQuery, spec: Spec) -> bool:
-    """Wait until the query has reached the point, and keep its lock. Return False if the query ends before."""
+    """Wait until the query has reached the point, and keep the stream thread's lock. Return False if the query ends before that."""
     jvm: Any = query
     progress = jvm._jsq.streamingQuery().awaitProgressLock()
     while True:
@@ -72,7 +72,7 @@ def _there(spark: SparkSession, query: StreamingQuery, after: str, progress: Any
 
 
 def run(file: str, pipe: int) -> None:
-    """Run the query to the point and wait there forever, or run it to its end. Raises the errors of the query."""
+    """Run the query until it reaches the point, then wait to be killed. Return if the query ends before. Raises the query's errors."""
     spec: Spec = pickle.loads(Path(file).read_bytes())
     spark = session.start(spec.config)
     query = queries.start(queries.writer_of(cloudpickle.loads(spec.query), spark, spec.options), spec.checkpoint)

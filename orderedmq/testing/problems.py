@@ -9,7 +9,7 @@ from orderedmq.errors import ErrorOf
 
 
 class QueryTestError(ErrorOf[QueryTestCondition]):
-    """A query of a test cannot run or cannot be killed as the test asked."""
+    """A query cannot be run or killed in the way that the test requires."""
 
     family: ClassVar[str] = "ORDEREDMQ_TESTING"
     conditions = QueryTestCondition

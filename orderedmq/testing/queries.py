@@ -1,4 +1,4 @@
-"""The query of a test: makes its writer, and runs it until all existing messages are processed."""
+"""Makes the writer of a test's query, and runs the query until all existing messages are processed."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ class TemporaryStore:
         """Run a query until all existing messages are processed, and return the query.
 
         ``query`` is a function that gets the session and ``options``, and returns a writer that is not started:
-        ``lambda spark, broker: spark.readStream....writeStream.format(...)``. It may also be such a writer, and then ``spark`` is not
-        needed. This method sets the trigger (availableNow) and the checkpoint. The checkpoint is a folder of this store, named
+        ``lambda spark, broker: spark.readStream....writeStream.format(...)``. It may also be such a writer, which needs no ``spark``.
+        This method sets the trigger (availableNow) and the checkpoint. The checkpoint is a folder of this store with the name
         ``checkpoint``, by default the name of the function. So a second call resumes where the first one ended.
 
         Raises Spark's StreamingQueryException if the query fails, and QueryTestError NOT_A_QUERY, or TIMED_OUT after ``timeout``
@@ -163,8 +163,8 @@ class TemporaryStore:
 
         ``function`` is a listener, a function of foreachBatch, or any other function that Spark's processes call. ``per_key``: a listener
         fails at the first call with each sharding key. ``after``: call ``function`` before the failure, so that its effect happens twice.
-        Files in this store record the calls, so only one call fails in all processes together, also across restarts. Functions with
-        the same name share this record. For a listener that is a class, the result is also a class.
+        Files in this store's folder record the calls, so only one call fails in all processes together, even after restarts. Functions
+        with the same name share this record. For a listener that is a class, the result is also a class.
         """
         folder = self.folder / "failed"
         folder.mkdir(exist_ok=True)

@@ -1,1 +1,1 @@
-"""The functions behind the command and the web pages, without their display."""
+"""The functions that the command and the web pages call. They display nothing."""

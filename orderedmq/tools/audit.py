@@ -6,11 +6,11 @@ identities have the same hash with a probability of 3 in a million.
 
 The order of a key: the first occurrences of identities must have the same order in ACTUAL as in EXPECTED. A row that comes after
 a row that should follow it is out of order. An identity that occurs n times in EXPECTED is matched n times; further occurrences
-in ACTUAL are duplicated.
+in ACTUAL count as duplicated.
 
 Memory is bounded: rows are divided by key into buckets, which are compared one by one. A bucket has at most about two million
-rows of both sides, in temporary files of 36 bytes a row. (It is larger if one key has more rows, or if both sides have more than
-512 million.)
+rows of both sides, in temporary files of 36 bytes a row. (A bucket is larger if one key has more rows, or if both sides together
+have more than 512 million rows.)
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Finding(NamedTuple):
 class Audit:
     """The findings, counted in messages.
 
-    lost: in EXPECTED but not in ACTUAL. lost_at_end: lost messages after which ACTUAL has no later message of their key, as while
-    a pipeline is still running. gaps: runs of other lost or moved messages. duplicated: more often in ACTUAL than in EXPECTED.
+    lost: in EXPECTED but not in ACTUAL. lost_at_end: lost messages without a later message of their key in ACTUAL, as is normal while
+    a pipeline is running. gaps: runs of other lost or moved messages. duplicated: more often in ACTUAL than in EXPECTED.
     moved: in ACTUAL under another key. extra: in ACTUAL but not in EXPECTED. out_of_order: after a message that should follow it.
     keys_affected: keys with any of these differences.
     """
@@ -129,7 +129,7 @@ class Audit:
 
     @property
     def findings(self) -> list[Finding]:
-        """All kinds of difference, including those without messages."""
+        """All kinds of difference, including kinds that no message has."""
         note = f"{self.gaps:,} gaps, {self.lost_at_end:,} at the end of their key" if self.lost else ""
         return [
             Finding("lost", "lost", self.lost, note),
@@ -254,7 +254,7 @@ class _Found:
     def __init__(self, report: Audit) -> None:
         self._report = report
         self._numbers: dict[str, list[Int64s]] = {"duplicated": [], "out_of_order": []}
-        # (identity, number, whether it is at its key's end) of rows without a partner; `result` finds out which of them only moved.
+        # Rows without a partner: identity, number, and for lost rows whether they are at the end of their key. `result` pairs moved rows.
         self._lost: list[tuple[Words, Int64s, Bools]] = []
         self._extra: list[tuple[Words, Int64s]] = []
 

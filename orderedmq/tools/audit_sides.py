@@ -29,7 +29,7 @@ from orderedmq.tools.json_field import BadJson
 PULL_ROWS: Final = 65536
 PULL_BYTES: Final = 16 * 1024 * 1024
 _COMPARED: Final = ("sharding_key", "body")
-#: Identities longer than this many bytes are hashed one by one: that is faster per byte, and the cost per call is then negligible.
+#: Identities longer than this many bytes are hashed one by one, which is faster per byte. The cost per call is negligible for them.
 _LONG: Final = 512
 _SHOWN: Final = 80
 
@@ -292,7 +292,7 @@ def _open(path: Path) -> Any:
 
 
 def _committed(folder: Path, log: Path) -> list[str]:
-    """Return the files in the log of Spark's streaming file sink. Only they count, because a repeated batch leaves uncommitted files."""
+    """Return the files in the log of Spark's streaming file sink. The folder may also have uncommitted files, of repeated batches."""
     compact = max((int(entry.stem) for entry in log.glob("*.compact")), default=-1)
     entries = [log / f"{compact}.compact"] if compact >= 0 else []
     entries += sorted(

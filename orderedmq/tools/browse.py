@@ -1,8 +1,8 @@
-"""Browses messages: of one queue from an offset on, or of many queues in the order of arrival, either of one key or of all.
+"""Browses messages: of one queue from an offset on, or of many queues in the order of arrival, either of one key or of all keys.
 
-Rules: browsing changes no offset and needs no group. A search over queues advances evenly in time, because the next pull always
-reads the queue that was read least far. So its results are complete up to the time to which all queues were read, and a search
-that stops there can resume there. Messages of one queue stay in order: a message counts as stored no earlier than the messages
+Rules: browsing changes no offset and needs no group. A search over queues advances evenly in time, because each pull reads the
+queue whose last read message is oldest. So its results are complete up to the time to which all queues were read, and a later
+search can resume there. Messages of one queue stay in order: a message counts as stored no earlier than the messages
 before it, even where a RocketMQ broker's clock went back. (A search that resumes near such a place uses a binary search by time,
 which may miss messages.)
 """

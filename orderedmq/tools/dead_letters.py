@@ -7,14 +7,14 @@ at the same time. If a replay dies between the append and the record, the next o
 least once.
 
 The embedded broker has one queue for the letters of a group. Each RocketMQ broker has a separate queue with separate offsets, and
-a letter is stored at the broker whose message was given up. So a letter's offset identifies it only together with its broker.
+a letter is stored at the broker of the original message. So a letter's offset identifies it only together with its broker.
 
 A replay sends the original message, without the properties of its failure, to the queue that its sharding key chooses now. The
-message counts how often it was replayed (`rows.dead_letters.REPLAYS`). If this count has reached `LetterFilter.max_replays`, the
-letter is in quarantine: a replay of all letters skips it, and only a replay that asks for letters in quarantine sends it.
+message has a property that counts its replays (`rows.dead_letters.REPLAYS`). If the count of a dead letter has reached
+`LetterFilter.max_replays`, the letter is in quarantine: only a replay of letters in quarantine sends it, and others skip it.
 
-Letters have their keys as text. If a key's number, but not its text, chooses the queue that the letter came from, the producer
-did not choose the queue by the text. A replay is then refused until the user says how keys choose queues.
+Letters have their keys as text. If a letter came from the queue that its key chooses as a number, and not from the queue that it
+chooses as text, the producer used numbers. Such a replay is refused until the user says how keys choose queues.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from orderedmq.rows import dead_letters as noted
 
 #: The group whose offset in a dead-letter queue is the first letter that no replay of all letters has handled.
 REPLAY_GROUP: Final = "dlq-replay"
-#: The number of replays after which a message that becomes a dead letter again is in quarantine.
+#: A message that becomes a dead letter again after this many replays is in quarantine.
 MAX_REPLAYS: Final = 3
 #: Maximum letters and bytes of bodies per commit. If the replay is killed between append and commit, up to this many are sent twice.
 PIECE: Final = 500
@@ -138,7 +138,7 @@ class LetterFilter:
         return self.matches(letter) and (self.quarantined is None or self.quarantined == self.holds(letter))
 
     def spans(self, log: Log, queue: MessageQueue, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return the ranges between ``begin`` and ``end`` that may contain selected letters. Raises OffsetError if an offset has none."""
+        """Return the ranges of [begin, end) that may contain selected letters. Raises OffsetError if no letter has a selected offset."""
         if self.offsets:
             return _spans(queue, sorted(self.offsets), begin, end)
         return [(begin if self.since is None else max(begin, min(log.offset_at(queue, self.since), end)), end)]
@@ -201,7 +201,7 @@ def at_broker(queues: Sequence[MessageQueue], name: str | None) -> list[MessageQ
 
 
 def require_one_broker(queues: Sequence[MessageQueue]) -> None:
-    """Raise OptionError MISSING if several brokers have letters, so that an offset does not identify one."""
+    """Raise OptionError MISSING if several brokers have letters, so that an offset does not identify a letter."""
     if len(queues) > 1:
         names = ", ".join(queue.broker_name for queue in queues)
         raise OptionError(
@@ -274,7 +274,7 @@ def replayed(broker: Broker, queue: MessageQueue, letters: Sequence[DeadLetter],
 
 
 def waiting(broker: Broker, queue: MessageQueue, upto: int, end: int) -> int:
-    """Return how many letters no replay has sent or skipped. ``upto``: see `replayed_to`."""
+    """Return the number of letters that no replay has sent or skipped. ``upto``: see `replayed_to`."""
     parts = [OffsetRange(begin, min(begin + _COUNTED, end)) for begin in range(upto, end, _COUNTED)]
     return end - upto - sum(len(broker.groups.settled(REPLAY_GROUP, queue, part)) for part in parts)
 
@@ -327,8 +327,8 @@ def replay(
                 if isinstance(answer, Refusal):
                     raise LockError(
                         LockCondition.HELD_BY_OTHER,
-                        f"the dead letters of {queue.topic} are being replayed by {answer.client_id or answer.holder}. Wait for its end. "
-                        f"If it is stuck, its lock ends in {answer.remaining:.0f} s at the latest",
+                        f"the dead letters of {queue.topic} are being replayed by {answer.client_id or answer.holder}. Wait until that "
+                        f"replay ends. If it is stuck, its lock ends in {answer.remaining:.0f} s at the latest",
                     )
             _Replay(broker, tokens, chosen, limit, to_topic, keying, done, progress).run()
         finally:
@@ -455,7 +455,7 @@ class _Replay:
         if self.broker.groups.renew(self.tokens):
             raise LockError(
                 LockCondition.LOST,
-                f"this replay of {piece.token.queue.topic} paused for too long, so another replay has begun and resumes from here",
+                f"this replay of {piece.token.queue.topic} paused for too long, so another replay has begun and sends the remaining letters",
             )
         _send(self.broker.log, _choose_queues(piece.letters, targets, self.to_topic, self.keying or Keying()))
 
@@ -523,12 +523,12 @@ def _choose_queues(
     return placed
 
 
-#: The ways in which a producer may have chosen a queue by a number. For an Integer that is not negative, mod and hash choose alike.
+#: The ways to choose a queue by a number. For an Integer that is not negative, mod and hash choose the same queue.
 _BY_NUMBER: Final = (Keying("hash", "int"), Keying("hash", "long"), Keying("mod", "long"))
 
 
 def _check_text(placed: Sequence[tuple[MessageQueue, DeadLetter]], targets: Mapping[str, list[MessageQueue]]) -> None:
-    """Raise OptionError MISSING if a letter's key chooses its original queue as a number, but another queue as text."""
+    """Raise OptionError MISSING if a letter's key, as a number, chooses the letter's original queue, but as text chooses another."""
     for queue, letter in placed:
         origin, key = letter.origin, letter.sharding_key
         if origin is None or key is None or _same(queue, origin) or not is_number(key):

@@ -43,9 +43,9 @@ class GroupQueue:
 
 
 def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) -> list[GroupQueue]:
-    """Return the state of ``also`` and of each queue in which the group has an offset or a lock. Raises GroupError MISSING.
+    """Return the group's state in the queues ``also`` and in each queue with its offset or lock. Raises GroupError MISSING.
 
-    The group's parking lots are left out, because they count as part of their queues (`tools.parked`).
+    The group's parking lots are left out, because a lot is shown with the queue whose messages it contains (`tools.parked`).
     """
     offsets = own_offsets(broker, group)
     locks = {lock.queue: lock for lock in broker.admin.locks(group)}

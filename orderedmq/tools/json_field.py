@@ -42,7 +42,7 @@ def values(objects: pa.Array, path: str) -> pa.Array:
     names = (path,) if path in first else tuple(path.split("."))
     value = _find(first, names)
     kinds = _TYPES.values() if value is None else [kind for known, kind in _TYPES.items() if type(value) is known]
-    # If every text begins with a brace, texts cannot be split or merged unnoticed, and comparing the number of rows below is enough.
+    # If every text begins with a brace, a text that Arrow splits or merges changes the number of rows, which `_parsed` checks.
     if kinds and pc.all(pc.starts_with(texts, b"{")).as_py():
         for kind in kinds:
             with contextlib.suppress(pa.ArrowInvalid, _NotAligned):

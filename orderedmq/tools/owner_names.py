@@ -38,7 +38,7 @@ def short_names(clients: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _names(client: str, name: str | None) -> list[str]:
-    """Return the names of a client, from the shortest to its id."""
+    """Return the possible names of a client: the shortest first, its id last."""
     ours = _OURS.fullmatch(client)
     if ours is None:
         # The id of a consumer in Java is <ip>@<pid>#<time>.

@@ -1,7 +1,7 @@
 """The parked messages of a group: finds its parking lots, lists their content, and gives orders (retry, hold, drop) to their owners.
 
-Rules: `parking.rules`. A lot is read from the group's offset in it to its end, as its owner reads it. The command never moves or
-deletes a parked message: it appends orders to the lot, which the owner carries out.
+Rules: `parking.rules`. A lot is read from the group's offset in the lot to the lot's end, as the queue's owner reads it. The command
+never moves or deletes a parked message: it appends orders to the lot, which the queue's owner carries out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHOICES: Final = 8
 
 
 class LotReader:
-    """Reads the parking lots of groups. It reads each message once: a later look resumes where the last one ended."""
+    """Reads the parking lots of groups. It reads each message once, because each `look` resumes where the previous one ended."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -93,7 +93,7 @@ class ParkedKey:
     """A key with parked messages. A message that has no key (``key`` None) or was parked by itself counts as a separate key.
 
     ``offset`` and ``ticket`` belong to its first message. ``dropped``: the number of messages that an order has dropped and the
-    owner has not removed yet. ``messages``: the number of other messages, or of all if all were dropped.
+    owner has not removed yet. ``messages``: the number of messages that were not dropped, or of all messages if all were dropped.
     """
 
     queue: MessageQueue
@@ -164,7 +164,7 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
 def chosen(
     group: str, parked: Sequence[ParkedKey], keys: Sequence[str], offsets: Sequence[int], everything: bool
 ) -> list[ParkedKey]:
-    """Return the parked keys that an order names, without dropped ones.
+    """Return the parked keys that an order names, without those that were dropped.
 
     ``offsets`` are the offsets of messages without a key. Raises OptionError CONFLICT or MISSING; GroupError NOT_PARKED;
     TopicError AMBIGUOUS if a key is parked from several topics, or if messages without a key are parked from this offset of

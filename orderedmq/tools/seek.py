@@ -21,7 +21,7 @@ from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.tools.group_state import own_offsets
 from orderedmq.tools.parked import LotReader
 
-#: The last time that a target may have, in µs since 1970.
+#: The latest time that a target may have, in µs since 1970.
 _LAST: Final = LAST_MS * 1000 + 999
 
 
@@ -87,8 +87,8 @@ def copy_offsets(
 ) -> Sought:
     """Set the offsets of ``group`` to those that ``source`` has now, in ``topics`` or in all of its topics. ``group`` need not exist.
 
-    Offsets of ``group`` in other queues stay. ``source`` may be running and is not changed. ``force``, ``parked`` and ``dry_run``
-    are those of `seek`. Messages that are parked in ``source`` are below its offsets, so ``group`` does not get them;
+    ``group`` keeps its offsets in other queues. ``source`` may be in use and is not changed. ``force``, ``parked`` and ``dry_run``
+    mean the same as for `seek`. Messages that are parked in ``source`` are below its offsets, so ``group`` does not get them;
     ``leave_parked`` accepts this. Raises OptionError CONFLICT if both are the same group, MISSING if ``source`` has no offsets in
     a topic; GroupError PARKED if ``source`` has parked messages and ``leave_parked`` is false; and the errors of `seek`.
     """
@@ -188,7 +188,7 @@ def check_queue(log: Log, queue: MessageQueue) -> None:
 
 
 def resolve(log: Log, target: Target, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-    """Return the offset of each queue. Raises OffsetError for an offset before the queue's first message or after its end."""
+    """Return each queue's offset for the target. Raises OffsetError for an offset before the queue's first message or after its end."""
     offsets: dict[MessageQueue, int] = {}
     for queue, at in log.bounds(queues).items():
         offset = (target.offsets or {}).get(queue, EARLIEST if target.kind == "earliest" else LATEST)

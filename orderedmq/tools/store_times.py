@@ -2,8 +2,8 @@
 
 Rules: a broker reports this time only with the message, so each look requests at most `MOST` messages. A known message is
 requested again only after `AGAIN` seconds, because its topic may have been recreated. The queues that were requested longest ago
-come first. A queue whose offset has moved keeps the time of its former message until its turn. The new message was stored later,
-so the lag may look greater than it is, but never smaller.
+come first. A queue whose offset has moved keeps the time of its former message until its new message is requested. The new message
+was stored later, so the lag may look greater than it is, but never smaller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orderedmq.tools.group_state import GroupQueue
 
 #: Maximum number of messages that one look requests.
 MOST: Final = 500
-#: Seconds after which a message is requested again, also in a group that the account may not read.
+#: Seconds after which a message is requested again, even if the account was not allowed to read it.
 AGAIN: Final = 600.0
 
 #: A group and one of its queues.

@@ -2,12 +2,12 @@
 
 Rules: a connection *waits* from its start, and from the end of each answer, until the head of its next request is complete, even
 if some bytes of that head have arrived. A connection is closed when it has waited for too long, and when its client does not read
-what is sent to it. The number of connections is limited for each address and for all addresses together. At the first limit, a
-new connection replaces the connection of its address that has waited longest. At the second limit, it replaces one of the address
-with the most waiting connections. If none waits, the new connection is refused.
+the data sent to it. The number of connections is limited for each address and for all addresses together. At the first limit, a
+new connection replaces the connection of its address that has waited longest. At the second limit, it replaces a waiting connection
+of the address that has the most of them. If there is no waiting connection to replace, the new connection is refused.
 
-So silent connections cannot keep anybody out, whatever addresses they use. All users of a proxy share its address; at worst the
-proxy has to open a new connection for its next request.
+So silent connections cannot keep other clients out, whatever addresses they use. All users of a proxy share its address; at worst
+the proxy has to open a new connection for its next request.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Connections:
         return serve
 
     def protocol(self) -> type[Limited]:
-        """Return uvicorn's protocol of a connection, with these limits."""
+        """Return the class with which uvicorn handles a connection, under these limits."""
 
         class Here(Limited):
             connections_of_all = self
@@ -177,7 +177,7 @@ def _close_one(those: list[Limited]) -> bool:
 
 
 def address_of(text: str) -> str:
-    """Return the address that limits count. It is the first 64 bits for IPv6, because one host may own all addresses that share them."""
+    """Return the address by which connections are counted: for IPv6 its first 64 bits, because a host may own all addresses with them."""
     try:
         found = ip_address(text.partition("%")[0])
     except ValueError:

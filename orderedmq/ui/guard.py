@@ -5,8 +5,8 @@ other site's name (DNS rebinding). With a token, every request except those for 
 login sets. A request that changes something must come from a page of this server: its Origin is this host, and its form contains
 the mark, a random value of this process. URLs never contain a secret.
 
-A scraper of the metrics has a separate token, which it sends as ``Authorization: Bearer`` and which opens only the metrics. They
-name groups, topics and queries, but show no messages, and more people can read Prometheus's configuration than may see messages.
+A scraper of the metrics sends a separate token as ``Authorization: Bearer``. That token opens only the metrics, which name groups,
+topics and queries but show no messages, because more people can read Prometheus's configuration than may see messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 LOGIN: Final = "/login"
 STATIC: Final = "/static/"
-#: Prefix of the paths of live parts, which the script fetches. Redirecting the script to the login page would not help the user.
+#: Prefix of the paths of live parts, which the script fetches. They are never redirected to the login page, which only a user can fill in.
 LIVE: Final = "/live/"
 #: The path that Prometheus scrapes.
 METRICS_PATH: Final = "/metrics"
@@ -198,7 +198,7 @@ async def read_form(request: Request) -> FormFields:
 
 
 async def read_change(request: Request, rules: Rules) -> FormFields:
-    """Return the form of a request that changes something. Raises HTTPException 403 for a foreign form or without --allow-changes."""
+    """Return the form of a request that changes something. Raises HTTPException 403 without --allow-changes or for a form without the mark."""
     if not rules.allow_changes:
         raise HTTPException(403, "this page is read-only. Start orderedmq ui with --allow-changes to change something here")
     form = await read_form(request)
@@ -211,7 +211,7 @@ async def read_change(request: Request, rules: Rules) -> FormFields:
 
 async def log_in(request: Request, rules: Rules) -> Response | None:
     """Return the answer that sets the cookie, or None for a wrong token, after a delay."""
-    # The input is not stripped: a token never ends with blanks, and any other text is a wrong token.
+    # The input is not stripped, because a token has no blanks at its ends.
     given = next(iter((await read_form(request)).all("token")), "")
     async with rules.login:
         if rules.token is None or not hmac.compare_digest(given.encode(), rules.token.encode()):

@@ -1,4 +1,4 @@
-"""History from successive looks at a group's queues: lag over the last minutes, hand-overs, last commits. Pure."""
+"""The recent history of a group's queues, from successive looks at the broker: lag, hand-overs, last commits. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from orderedmq.model import MessageQueue
 #: Seconds of one step of a history, and number of steps kept: ten minutes in total.
 STEP: Final = 5.0
 STEPS: Final = 120
-#: Maximum number of hand-overs kept. Queues that moved between the same two owners in one look count as one hand-over.
+#: Maximum number of hand-overs kept. Queues that moved between the same two owners since the previous look count as one hand-over.
 MOST_HAND_OVERS: Final = 50
 
-#: A lag for each step from the oldest to the current one; None for a step without a look.
+#: A lag for each step from the oldest to the current one; None for a step in which the lag was not read.
 Series = list[int | None]
 _UNKNOWN: Final = -1
 
@@ -26,11 +26,11 @@ class LagHistory:
 
     def __init__(self) -> None:
         self._places: dict[MessageQueue, int] = {}
-        #: The number of a step, the lag at each index in `_places`, and the total in a list of one element.
+        #: For each step: its number, the lag of each queue at the queue's index in `_places`, and the total as a list of one element.
         self._steps: deque[tuple[int, array[int], list[int]]] = deque(maxlen=STEPS)
 
     def see(self, now: float, lags: Mapping[MessageQueue, int]) -> None:
-        """Record the lags that a look at ``now`` (in seconds) found."""
+        """Record the lags that were read at ``now`` (in seconds)."""
         number = int(now // STEP)
         if not self._steps or self._steps[-1][0] < number:
             self._steps.append((number, array("q"), [0]))
@@ -60,7 +60,7 @@ class LagHistory:
 
 @dataclass(frozen=True)
 class HandOver:
-    """Queues that changed from one owner to another between two looks. ``when``: seconds since 1970. An owner of None means no owner."""
+    """Queues that changed from one owner to another. ``when``: seconds since 1970. An owner of None means that there was no owner."""
 
     when: float
     before: str | None
@@ -70,9 +70,9 @@ class HandOver:
 
 @dataclass
 class Owners:
-    """The owner of each queue at the last look, and the hand-overs seen so far, the newest first.
+    """The current owner of each queue, and the hand-overs seen so far, the newest first.
 
-    ``handed_over``: how often a look found a queue with an owner different from its previous one.
+    ``handed_over``: how often a queue was seen with an owner different from its previous owner.
     """
 
     seen: dict[MessageQueue, str] | None = None
@@ -81,7 +81,7 @@ class Owners:
     _last: dict[MessageQueue, str] = field(default_factory=dict)
 
     def see(self, when: float, owners: Mapping[MessageQueue, str]) -> None:
-        """Record the owners that a look found; ``owners`` leaves out queues without an owner. The first look records no hand-over."""
+        """Record the current owners; ``owners`` leaves out queues without an owner. The first call records no hand-over."""
         former, self.seen = self.seen, dict(owners)
         self.handed_over += sum(self._last.get(queue, owner) != owner for queue, owner in owners.items())
         self._last |= owners
@@ -97,13 +97,13 @@ class Owners:
 
 
 class CommitTimes:
-    """The time at which the group's offset of each queue last changed between looks. Brokers do not store the time of a commit."""
+    """The time at which the group's offset of each queue was last seen to change. Brokers do not store the time of a commit."""
 
     def __init__(self) -> None:
         self._seen: dict[MessageQueue, tuple[int | None, float]] = {}
 
     def see(self, when: float, offsets: Mapping[MessageQueue, int | None]) -> dict[MessageQueue, float]:
-        """Record the offsets that a look found. Return when each last changed, or was first seen if it has not changed since."""
+        """Record the current offsets. Return when each last changed, or was first seen if it has not changed since."""
         known, self._seen = self._seen, {}
         for queue, offset in offsets.items():
             former = known.get(queue)

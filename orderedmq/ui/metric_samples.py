@@ -1,9 +1,9 @@
-"""The metrics of a broker for Prometheus: their names and meanings, and the samples made from one look. Pure.
+"""The metrics of a broker for Prometheus: their names and meanings, and their samples from one look at the broker. Pure.
 
 Rules: metrics of groups begin with ``orderedmq_group_`` and have a label ``group``. The metrics of running queries, which
 `ordered_source.LagListener` exports, have a label ``query`` and other names, because a query's view differs from the broker's. A
-label takes few different values in a cluster, so client ids, keys and addresses are not labels. An unknown value has no sample:
-it is never 0.
+label takes few different values in a cluster, so client ids, keys and addresses are not labels. An unknown value has no sample,
+and is not reported as 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MetricSample(NamedTuple):
 
 
 #: The metrics of the exporter itself.
-UP: Final = MetricKind("orderedmq_up", (), "1 if the broker answered the last look, else 0.")
+UP: Final = MetricKind("orderedmq_up", (), "1 if the last look at the broker succeeded, else 0.")
 FAILURES: Final = MetricKind(
     "orderedmq_exporter_failures_total",
     ("condition",),
@@ -48,16 +48,16 @@ FAILURES: Final = MetricKind(
 )
 LOOK_SECONDS: Final = MetricKind("orderedmq_exporter_look_seconds", (), "Duration of the last look at the broker.")
 LOOK_TIME: Final = MetricKind(
-    "orderedmq_exporter_look_timestamp_seconds", (), "Time of the look that these metrics come from, in seconds since 1970."
+    "orderedmq_exporter_look_timestamp_seconds",
+    (),
+    "Time at which these metrics were read from the broker, in seconds since 1970.",
 )
 
 _MEMBERS: Final = MetricKind("orderedmq_group_members", _GROUP, "Members of the group.")
 _HANDOVERS: Final = MetricKind(
-    "orderedmq_group_handovers_total", _GROUP, "How often a look found a queue with an owner different from its previous one."
+    "orderedmq_group_handovers_total", _GROUP, "How often a queue was seen with an owner different from its previous owner."
 )
-_LETTERS: Final = MetricKind(
-    "orderedmq_group_dead_letters_total", _GROUP, "Dead letters ever written, including those deleted since."
-)
+_LETTERS: Final = MetricKind("orderedmq_group_dead_letters_total", _GROUP, "Dead letters ever written, including deleted ones.")
 _WAITING: Final = MetricKind(
     "orderedmq_group_dead_letters_waiting",
     _GROUP,
@@ -83,12 +83,12 @@ _NEXT: Final = MetricKind(
 _COMMIT: Final = MetricKind(
     "orderedmq_group_last_commit_age_seconds",
     _QUEUE,
-    "Time since a look saw the group's offset change, or first saw the offset.",
+    "Time since the group's offset was last seen to change, or was first seen.",
 )
 _HORIZON: Final = MetricKind(
     "orderedmq_group_retention_horizon_seconds",
     _QUEUE,
-    "Time until retention may delete the first message that the group has not processed yet; negative once it may.",
+    "Time until retention may delete the first message that the group has not processed yet; negative after that time.",
 )
 _DELETED: Final = MetricKind(
     "orderedmq_group_deleted_messages", _QUEUE, "Messages that retention deleted before the group processed them."
@@ -107,7 +107,7 @@ METRICS: Final = (
 
 
 def samples(look: BrokerNow, now: float) -> dict[MetricKind, list[MetricSample]]:
-    """Return the samples of all groups from a look. Ages are computed at ``now`` (seconds since 1970)."""
+    """Return the samples of all groups in ``look``. Ages are computed at ``now`` (seconds since 1970)."""
     found: dict[MetricKind, list[MetricSample]] = {kind: [] for kind in METRICS if "group" in kind.labels}
     for group in look.groups:
         every = (_of_group(group), _of_topics(group, now), _of_queues(group, look, now))

@@ -1,7 +1,7 @@
 """Metrics for Prometheus at one URL. All scrapers share a look at the broker, and the exporter keeps running if the broker goes away.
 
-Rules: a scrape reads one look, which is rendered at most once. The scrape waits at most `PATIENCE` seconds for the look, because
-Prometheus gives up after 10; a slower look runs to its end, and a later scrape gets its result. If the last look failed or is
+Rules: a scrape returns the result of one look, which is rendered at most once. The scrape waits at most `PATIENCE` seconds for it,
+because Prometheus gives up after 10; a slower look runs to its end, and a later scrape gets its result. If the last look failed or is
 older than `STALE` seconds, groups have no samples and ``orderedmq_up`` is 0, because old values would look like an idle broker.
 """
 
@@ -64,7 +64,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Looked:
-    """The outcome of a look. ``when``: when it was last known to be valid, in monotonic seconds. ``found`` None: it failed."""
+    """The result of a look at the broker. ``found`` None: the look failed. ``when``: when it was last valid, in monotonic seconds."""
 
     when: float
     seconds: float
@@ -92,11 +92,11 @@ class BrokerCollector(Collector):
         self._looking: threading.Thread | None = None
         self._last: Looked | None = None
         self._failures: Counter[str] = Counter()
-        #: The error that was counted last, because several scrapes may get the same error object.
+        #: The error that was counted last. It is not counted again, because several scrapes may get the same error object.
         self._counted: OrderedMQError | None = None
 
     def latest(self) -> Looked | None:
-        """Return the last look, after a new one if that is due and ends in time; None if it is older than `STALE` seconds."""
+        """Return the last look at the broker, or None if it is older than `STALE` seconds. If a new look is due, wait for it first."""
         with self._guard:
             if self._looking is None or not self._looking.is_alive():
                 self._looking = threading.Thread(target=self._look, name="orderedmq-metrics", daemon=True)
@@ -110,7 +110,7 @@ class BrokerCollector(Collector):
         yield from self.metrics(self.latest())
 
     def metrics(self, last: Looked | None) -> Iterator[Metric]:
-        """Yield the metrics of a look, or only the exporter's own metrics if there is none."""
+        """Yield the metrics of a look at the broker, or only the exporter's own metrics if ``last`` is None or has no result."""
         found = last.found if last is not None else None
         yield _family(UP, [MetricSample({}, float(found is not None))])
         counts = sorted(self._failures.items())
@@ -142,7 +142,7 @@ class BrokerCollector(Collector):
             self._say("the broker can be reached again")
         ended = time.monotonic()
         if before is not None and before.found is found:
-            # The next look was not due yet.
+            # The next look was not due yet, so the previous result is still valid.
             self._last = replace(before, when=ended)
             return
         self._failures.update(error.condition for error in found.refused.values())
@@ -150,7 +150,7 @@ class BrokerCollector(Collector):
 
 
 class Metrics:
-    """The metrics page. Each look is rendered once for all scrapers."""
+    """The metrics page. The result of each look is rendered once for all scrapers."""
 
     def __init__(self, collector: BrokerCollector) -> None:
         self._collector = collector
@@ -176,7 +176,7 @@ class Metrics:
 
 
 class _Once(Collector):
-    """The metrics of one look."""
+    """The metrics of one look at the broker, as a collector."""
 
     def __init__(self, collector: BrokerCollector, last: Looked | None) -> None:
         self._collector = collector

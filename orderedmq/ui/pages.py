@@ -118,7 +118,7 @@ def _of_group(now: GroupNow, lags: LagHistory, first: int | None) -> dict[str, A
 
 
 def _shown(queues: Sequence[QueueNow], first: int | None) -> Sequence[QueueNow]:
-    """Return one page of queues, starting at ``first``. If it is None: all queues, or the `ROWS` of them with the greatest lag."""
+    """Return one page of queues, starting at ``first``. If that is None, return at most `ROWS` queues: those with the greatest lag."""
     if first is not None:
         return queues[first : first + ROWS]
     if len(queues) <= ROWS:
@@ -133,7 +133,7 @@ def _of_parked(group: str, now: ParkedNow, first: int) -> dict[str, Any]:
 
 
 def identity(one: ParkedKey) -> str:
-    """Return a text that identifies a parked key: its queue, and the key, or the offset of a message that is parked by itself.
+    """Return a text that identifies a parked key: its queue and the key, or for a message that is parked by itself the offset.
 
     The text is a value in a form and must come back unchanged. Pages escape invisible characters, so the key is percent-encoded.
     """

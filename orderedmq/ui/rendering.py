@@ -16,7 +16,7 @@ from orderedmq.tools.readable import body_fields, body_text, duration, escaped, 
 from orderedmq.ui import charts
 
 HERE: Final = Path(__file__).parent
-#: Characters of a body, key or error in a table; and bytes of a body on the page of its message.
+#: Maximum characters of a body, key or error in a table, and maximum bytes of a body on the page that shows one message.
 PREVIEW: Final = 120
 MOST_BODY: Final = 1 << 18
 
@@ -50,10 +50,10 @@ def environment(shared: Mapping[str, Any]) -> Environment:
 
 
 def _finalize(value: Any) -> Any:
-    """Return the text that a template prints for a value. Every text passes here, so no page contains control characters.
+    """Return the text that a template prints for a value. Templates pass every text to it, so no page contains control characters.
 
-    Markup is built from texts that passed here. A value that a form must send back unchanged is encoded first, because escaping
-    would change it: see the filter ``quoted`` and `pages.identity`.
+    Markup is built from texts that were passed to it. A value that a form must send back unchanged is encoded first, because
+    escaping would change it: see the filter ``quoted`` and `pages.identity`.
     """
     return value if isinstance(value, Markup | int | float) else escaped(str(value))
 
@@ -64,7 +64,7 @@ def stored(micros: int | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return the time of day in UTC of a time in seconds since 1970."""
+    """Return the time of day in UTC at a moment that is given in seconds since 1970."""
     return time.strftime("%H:%M:%S", time.gmtime(seconds))
 
 
@@ -74,7 +74,7 @@ def queue_name(queue: MessageQueue) -> str:
 
 
 def until(when: float, seconds: float) -> Markup:
-    """Return the remaining time of ``seconds`` that began at ``when``, as an element that the script counts down."""
+    """Return an element with the time left of a period of ``seconds`` that began at ``when``. The script counts the time down."""
     return Markup('<time data-until="{}">{}</time>').format(round((when + seconds) * 1000), duration(seconds))
 
 
@@ -87,7 +87,7 @@ def group_url(group: str, what: str = "", **query: Any) -> str:
 
 
 def messages_url(queue: MessageQueue, offset: int | None = None) -> str:
-    """Return the URL of a page of a queue's messages, starting at an offset."""
+    """Return the URL of the page that shows a queue's messages from an offset on."""
     at = {} if offset is None else {"offset": offset}
     return topic_url(queue.topic, "/messages", broker=queue.broker_name, queue=queue.queue_id, **at)
 

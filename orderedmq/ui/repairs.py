@@ -36,7 +36,7 @@ from orderedmq.ui.site import Site
 #: Maximum letters that one page searches, and that one press of a button replays, because a browser waits for the answer.
 _SEARCHED: Final = 20_000
 _AT_ONCE: Final = 10_000
-#: How a producer's keys choose their queues: form value → description and keying. The values are those of the command.
+#: How a producer's keys choose their queues: form value → description and keying. The form values are the command's option values.
 KEYINGS: Final[dict[str, tuple[str, Keying | None]]] = {
     "": ("as text, checked against the letter's original queue", None),
     "text": ("as text", Keying("hash", "text")),
@@ -66,7 +66,7 @@ class Repairs:
     # -- dead letters
 
     def letters(self, request: Request) -> Response:
-        """Show dead letters, the newest page first, because users come for these. With conditions, show matches from the oldest on."""
+        """Show dead letters, beginning with the newest page, which users usually need. With conditions, begin with the oldest match."""
         group, broker = request.path_params["group"], self._site.broker
         given: Mapping[str, str] = request.query_params
         chosen = _filter(given)
@@ -106,7 +106,7 @@ class Repairs:
         if form.one("all"):
             chosen = replace(matching, quarantined=bool(matching.quarantined))
         elif offsets:
-            # On the page of letters in quarantine, the user chooses among these.
+            # On the page of letters in quarantine, all letters that the user can choose are in quarantine.
             chosen = LetterFilter(
                 offsets=offsets, quarantined=None if matching.quarantined else False, at_broker=matching.at_broker
             )
@@ -162,7 +162,7 @@ class Repairs:
         give(broker, group, cast(OrderAction, action), those)
         alive = owned(broker, group)
         alone = sorted({str(one.queue) for one in those if not alive.get(one.queue, False)})
-        when = "the next query that owns the queue carries it out" if alone else "the owner does so in its next micro-batch"
+        when = "the queue's next owner carries out the order" if alone else "the owner does so in its next micro-batch"
         self._site.tell(f"ordered to {action} {said} of group {group}")
         return self._site.done(f"Ordered to {action} {said}: {when}.", group_url(group, "/parked"))
 

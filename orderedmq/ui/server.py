@@ -12,7 +12,7 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.ui.connections import BACKLOG, ConnectionLimits, Connections
 
-#: Seconds that the server waits at its end for requests that are still being answered.
+#: Seconds that the server, when it is stopped, waits for requests that are still being answered.
 _LAST_REQUESTS: Final = 2
 
 

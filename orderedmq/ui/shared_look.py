@@ -1,10 +1,10 @@
-"""One look at a broker that all watchers share: its result is kept until the next look is due.
+"""A look at a broker, which means to read a part of its state. All watchers share the result until the next look is due.
 
 Rules: a look happens only when its result is requested. One thread looks at a time. Other threads wait up to `PATIENCE` seconds
-for it, then get the previous result. The next look is due at least `LEAST` seconds after the start of the last one, after a pause
-at least as long as the last one took, and late enough that looks use at most `SHARE` of a core. The CPU cost of a look is the
-smaller of the last two, because the first look also loads modules. If the broker reports that nothing has changed, the next look
-waits up to `UNCHANGED` seconds.
+for its result, then get the previous one. The next look is due at least `LEAST` seconds after the start of the last look, after a
+pause at least as long as the last look took, and late enough that looks use at most `SHARE` of a core. For this share, the smaller
+CPU cost of the last two looks counts, because the first look also loads modules. If the broker reports that nothing has changed,
+the next look waits up to `UNCHANGED` seconds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SharedLook(Generic[T]):
         self._found: T | None = None
         self._failed: OrderedMQError | None = None
         self._seen: int | None = None
-        #: When the last look began and ended, in monotonic seconds; CPU seconds of it and of the look before, including their rendering.
+        #: When the last look began and ended, in monotonic seconds; the CPU seconds of the last two looks, with their rendering.
         self._begun = self._at = 0.0
         self._cost = self._former_cost = 0.0
         #: When the broker last reported that nothing had changed.
@@ -57,7 +57,7 @@ class SharedLook(Generic[T]):
         self.asked = 0.0
 
     def get(self) -> T:
-        """Return the result of the last look, or of a new one if it is due. Raises the look's OrderedMQError until the next is due."""
+        """Return the result of the last look, or of a new look if one is due. If the look failed, raises its OrderedMQError."""
         self.asked = self._clock()
         nothing = self._found is None and self._failed is None
         if self._is_due() and self._looking.acquire(timeout=-1 if nothing else PATIENCE):
@@ -100,7 +100,7 @@ class SharedLook(Generic[T]):
     def _look_now(self) -> None:
         self._begun, spent = self._clock(), self._cpu()
         try:
-            # Read the number before the look, so that the next look sees a change made during this one.
+            # Read the number before the look, so that a change during this look makes the next look due.
             self._seen = self._change()
             self._found, self._failed = self._look(), None
         except OrderedMQError as error:

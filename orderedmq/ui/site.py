@@ -25,7 +25,7 @@ from orderedmq.ui.watches import Watches
 
 T = TypeVar("T")
 
-#: The number of renderings kept in memory, and of notes.
+#: Maximum number of renderings and maximum number of notes that are kept in memory.
 _MOST: Final = 200
 
 

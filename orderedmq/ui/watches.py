@@ -1,4 +1,4 @@
-"""The views of a broker that pages and scrapers watch: all groups, one group, all topics, one topic. All watchers share each look."""
+"""The views of a broker that pages and scrapers watch: all groups, one group, all topics, one topic. Watchers of a view share its results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOST: Final = 200
 
 @dataclass(frozen=True)
 class QueueNow:
-    """A queue of a group as of one look. ``rate``: committed messages per second, None if it is not known yet."""
+    """The current state of a group's queue. ``rate``: committed messages per second, None if it is not known yet."""
 
     state: GroupQueue
     lot: Lot | None
@@ -46,7 +46,7 @@ class QueueNow:
 
 @dataclass(frozen=True)
 class GroupNow:
-    """A group as of one look at ``when`` (seconds since 1970). ``letters`` None: the account may not read dead letters."""
+    """The state of a group at ``when`` (seconds since 1970). ``letters`` None: the account may not read dead letters."""
 
     name: str
     when: float
@@ -54,12 +54,12 @@ class GroupNow:
     letters: LetterCount | None
     members: Sequence[MemberInfo] = ()
     hand_overs: Sequence[HandOver] = ()
-    #: The query names of clients, also of former owners; None if a name is not known.
+    #: The query name of each client, including former owners; None if the name is not known.
     names: Mapping[str, str | None] = field(default_factory=dict)
     since: float = 0.0
     #: When the group's offset of each queue last moved, or was first seen, in seconds since 1970.
     committed: Mapping[MessageQueue, float] = field(default_factory=dict)
-    #: How often a look found a queue with an owner different from its previous one.
+    #: How often a queue was seen with an owner different from its previous owner.
     handed_over: int = 0
 
     @cached_property
@@ -118,7 +118,7 @@ class TopicNow:
 
 
 class GroupWatch:
-    """Looks at one group, and keeps the history of its lag and its hand-overs."""
+    """Reads the state of one group, and keeps the history of its lag and its hand-overs."""
 
     def __init__(self, broker: Broker, group: str) -> None:
         self._broker = broker
@@ -155,7 +155,7 @@ class GroupWatch:
 
 @dataclass(frozen=True)
 class ParkedNow:
-    """The parked keys of a group as of one look at ``when`` (seconds since 1970)."""
+    """The parked keys of a group at ``when`` (seconds since 1970)."""
 
     when: float
     keys: Sequence[ParkedKey]
@@ -163,10 +163,10 @@ class ParkedNow:
 
 @dataclass(frozen=True)
 class BrokerNow:
-    """All groups except the group that replays dead letters, as of one look at ``when`` (seconds since 1970).
+    """The state of all groups at ``when`` (seconds since 1970), except the group that replays dead letters.
 
-    ``stored``: when the first unprocessed message of each queue was stored, where it is known. ``kept_for``: the retention time
-    of each topic in seconds, where it is known. ``refused``: the errors of the groups that could not be read and are left out.
+    ``stored``: when the first unprocessed message of each queue was stored, if that is known. ``kept_for``: the retention time of
+    each topic in seconds, if it is known. ``refused``: the errors of the groups that could not be read and are left out.
     """
 
     when: float
@@ -177,12 +177,12 @@ class BrokerNow:
 
 
 class Watches:
-    """All watches of a broker's pages and metrics. Each is created when it is first used."""
+    """All watches of a broker's pages and metrics. Each watch is created when it is first used."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._times = StoreTimes(broker)
-        #: The number of exported groups. It raises the limit `MOST`, because the metrics keep a watch for every group.
+        #: The number of exported groups. It is added to the limit `MOST`, because the metrics keep a watch for every group.
         self._exported = 0
         self._lots = LotReader(broker)
         self._guard = threading.Lock()
@@ -190,11 +190,11 @@ class Watches:
         self._groups: dict[str, GroupWatch] = {}
 
     def groups(self) -> SharedLook[list[GroupNow]]:
-        """Return a look at all groups, without the group that replays dead letters: the groups' counts of dead letters show its lag."""
+        """Return the shared look at all groups. It leaves out the group that replays dead letters, whose lag is in the letter counts."""
         return self._shared("groups", "", self._look_at_groups)
 
     def group(self, name: str) -> tuple[SharedLook[GroupNow], LagHistory]:
-        """Return a look at one group, and the history of its lag. Raises GroupError BAD_NAME."""
+        """Return the shared look at one group, and the history of the group's lag. Raises GroupError BAD_NAME."""
         check_group(name)
         with self._guard:
             watch = self._groups.get(name) or GroupWatch(self._broker, name)
@@ -203,11 +203,11 @@ class Watches:
         return look, watch.lags
 
     def everything(self) -> SharedLook[BrokerNow]:
-        """Return a look at all groups for the metrics. It uses the watch of each group's page, so scrapers and viewers share one look."""
+        """Return the shared look at all groups for the metrics. It uses the looks of the groups' pages, so each group is read only once."""
         return self._shared("everything", "", self._look_at_everything)
 
     def parked(self, group: str) -> SharedLook[ParkedNow]:
-        """Return a look at the parked keys of a group. Raises GroupError BAD_NAME."""
+        """Return the shared look at the parked keys of a group. Raises GroupError BAD_NAME."""
         check_group(group)
         return self._shared("parked", group, lambda: ParkedNow(time.time(), parked_keys(self._broker, group)))
 
@@ -215,7 +215,7 @@ class Watches:
         return self._shared("topics", "", self._look_at_topics)
 
     def topic(self, name: str) -> SharedLook[tuple[float, TopicInfo, list[QueueInfo]]]:
-        """Return a look at one topic: its time, the topic and the topic's queues."""
+        """Return the shared look at one topic. Its result is the time of the look, the topic, and the topic's queues."""
 
         def look() -> tuple[float, TopicInfo, list[QueueInfo]]:
             return time.time(), self._broker.log.topic(name), self._broker.admin.describe_topic(name)
@@ -227,7 +227,7 @@ class Watches:
             return self._kept(kind, name, look)
 
     def _kept(self, kind: str, name: str, look: Callable[[], T]) -> SharedLook[T]:
-        """Return the watch of this kind and name, created if it does not exist. The caller must hold the guard."""
+        """Return the shared look of this kind and name. Create it if it does not exist. The caller must hold the guard."""
         found = self._looks.get((kind, name))
         if found is None:
             self._forget()
@@ -236,7 +236,7 @@ class Watches:
         return found
 
     def _forget(self) -> None:
-        """Drop watches that nobody used recently, and the oldest if there are too many: a request can name any group or topic."""
+        """Drop watches that were not used recently, and the least recently used if there are too many: requests can name any topic."""
         oldest = sorted(self._looks, key=lambda key: self._looks[key].asked)
         late = time.monotonic() - FORGOTTEN
         for place, key in enumerate(oldest):

@@ -308,7 +308,7 @@ def test_a_table_names_what_is_in_quarantine(store: Path, broker: Broker) -> Non
     assert "quarantined" in result.output
     result = CliRunner().invoke(app, ["--path", str(store), "--no-json", "dlq", "replay", "g", "--all"])
     assert (
-        "left out 1 in quarantine, which were replayed 3 times or more and failed again. Give --quarantined to send them"
+        "left out 1 in quarantine, because each was replayed 3 times or more and failed again. Give --quarantined to send them"
         in result.output
     )
 

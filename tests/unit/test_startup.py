@@ -117,8 +117,8 @@ def test_class_data_sharing_of_the_users_own_stays(cache: Path, place: str, monk
     ("environment", "options", "said"),
     [
         ({"PYSPARK_GATEWAY_PORT": "4711"}, {}, "spark-submit has started the JVM"),
-        ({}, {"remote": "sc://spark:15002"}, "the session is at the server sc://spark:15002"),
-        ({"SPARK_REMOTE": "sc://spark"}, {}, "the session is at the server sc://spark"),
+        ({}, {"remote": "sc://spark:15002"}, "the session runs on the server sc://spark:15002"),
+        ({"SPARK_REMOTE": "sc://spark"}, {}, "the session runs on the server sc://spark"),
     ],
 )
 def test_nothing_is_set_where_it_would_have_no_effect(

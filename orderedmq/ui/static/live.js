@@ -25,7 +25,7 @@
     for (const wanted of [...next.childNodes]) {
       const like = (one) => one.nodeName === wanted.nodeName && (one.id || "") === (wanted.id || "");
       let found = wanted.id ? known.get(wanted.id) : place;
-      // The nodes in between are removed instead of moving the matching node, because a moved node loses the focus.
+      // Remove the nodes before the matching node instead of moving that node, because a moved node loses the focus.
       if (!wanted.id) while (found && !like(found)) found = found.id ? null : found.nextSibling;
       if (!found || !like(found)) {
         here.insertBefore(wanted, place);
