@@ -139,14 +139,14 @@ class Published:
 
 
 class Log(Protocol):
-    """Topics, queues and their messages: finds, reads and appends messages."""
+    """Describes topics and queues, and finds, reads and appends messages."""
 
     @property
     def tail_loss(self) -> str:
         """A clause for error messages that says why a queue of this broker may end before an offset that it reached earlier."""
 
     def reading(self, how: PullSettings) -> Log:
-        """Return the same log with a reader's settings, as far as the broker supports them."""
+        """Return this log with the settings of a reader, as far as the broker supports these settings."""
 
     def topics(self) -> list[TopicInfo]:
         """Return every topic, sorted by name."""
@@ -281,7 +281,7 @@ class Groups(Protocol):
         """Move the group's offsets forward, all or none. A lower value changes nothing. Raises LockError LOST if any token is stale."""
 
     def reset(self, offsets: Mapping[LockToken, int]) -> int:
-        """Set the group's offsets, forward or back, under their locks. Increase the group's reset number and return it."""
+        """Set the group's offsets, forward or back, under the queues' locks. Increase the group's reset number and return it."""
 
     def settle(self, token: LockToken, offsets: Sequence[int]) -> None:
         """Record that messages of the token's queue were processed out of order. The group's offset does not change.
@@ -297,8 +297,8 @@ class Groups(Protocol):
         """Write messages of the token's queue as dead letters to the topic %DLQ%<group>, which is created if it is missing.
 
         ``letters`` (PRODUCER_COLUMNS) has a row for each of ``offsets``. A message that already has a dead letter gets no second one.
-        The broker recognises it by (group, queue, offset), until a seek or reset of the group's offset of the queue, or until the group
-        is deleted. Return the number of new dead letters. Raises LockError LOST.
+        The broker recognises the message by (group, queue, offset), until a seek or reset of the group's offset of the queue, or until
+        the group is deleted. Return the number of new dead letters. Raises LockError LOST.
         """
 
     def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
@@ -335,7 +335,7 @@ class Staging(Protocol):
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         """Stage rows (PRODUCER_COLUMNS, ``body`` required) after all rows that were added before.
 
-        Where brokers support delays, rows that a column of `rows.delays` delays come at the end and have no order.
+        Rows that a column (`rows.delays`) delays, if the broker supports this, are stored after all others and have no order.
         """
 
     def receipt(self) -> Receipt:
@@ -349,13 +349,13 @@ class Outbox(Protocol):
     """Writes each batch once. Its rows are invisible until published if publishing is atomic (Capabilities)."""
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
-        """Record that a task of ``run`` reads ``offsets``. The publish of its batch requires that the token is still current."""
+        """Record that a task of ``run`` reads ``offsets``. Then the run's batch can be published only while the token is current."""
 
     def require_delays(self, columns: Sequence[str], topic: str | None) -> None:
         """Raise OptionError UNSUPPORTED if the topic's brokers do not support the delays that these columns (`rows.delays`) define."""
 
     def require_rights(self, topic: str, group: str | None, *, identified: bool) -> None:
-        """Check that the account may write the topic, like `Log.require_rights`. ``identified``: batches have a `SinkBatch.sink_id`."""
+        """Check that the account may write to the topic, like `Log.require_rights`. ``identified``: batches have a `SinkBatch.sink_id`."""
 
     def open(self, batch: SinkBatch, partition: int) -> Staging:
         """Return a staging area for one attempt of one task."""

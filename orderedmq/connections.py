@@ -26,8 +26,9 @@ def connect(
 
     ``namesrv_addr`` is "host:port;host:port". The options ``credentials``, ``tls``, ``namespace`` and ``namespace_v2`` are for a cluster.
     With a namespace, the connection sees only topics and groups of the namespace, under names without its prefix. ``credentials`` is an
-    account, or a `CredentialsFile` or a callable that supplies the account before each connection and after a refusal. ``identity`` is
-    the `Broker.identity` that the caller expects. Any other broker is refused (StoreError OTHER_MACHINE, RocketMQError OTHER_CLUSTER).
+    account, or a `CredentialsFile` or a callable that is asked before each connection and after a server refuses the account.
+    ``identity`` is the `Broker.identity` that the caller expects. Any other broker is refused (StoreError OTHER_MACHINE, RocketMQError
+    OTHER_CLUSTER).
 
     As a context manager, the connection closes itself at the end. A store is opened at first use, which may raise StoreError MISSING;
     ``admin.create_topic`` creates a missing store. Raises OptionError CONFLICT if neither or both of ``path`` and ``namesrv_addr`` are
@@ -91,7 +92,7 @@ def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
         raise not_the_same(endpoint.path)
     known = _kept.pop((endpoint, identity), None)
     if known is not None and known[0] == os.getpid():
-        # Added at the end, as the most recently used.
+        # Put it back at the end, because it is now the most recently used one.
         _kept[(endpoint, identity)] = known
         return known[1]
     broker = reach(endpoint, identity=identity)

@@ -35,7 +35,7 @@ class CredentialsFile:
     path: str
 
 
-#: An account, or where to find the account that is valid now. Several threads may call a callable at the same time.
+#: An account, or a source of the account that is valid now. Several threads may call a callable at the same time.
 CredentialsSource: TypeAlias = Credentials | CredentialsFile | Callable[[], Credentials]
 
 

@@ -35,7 +35,7 @@ from orderedmq.conditions import (
 
 C = TypeVar("C", bound=StrEnum)
 
-#: Why another run of the same query blocks this one, and what to do. The caller completes the last sentence: when the user may restart.
+#: Why another run of the same query blocks this one, and what to do. The caller adds the moment at which to start it again.
 FORMER_RUN: Final = (
     "it is paused or slow to end, or the query was started twice on one checkpointLocation. End that process, or start this "
     "query again when"
@@ -273,7 +273,9 @@ def topic_exists(topic: str, queues: int) -> TopicError:
     return TopicError(
         TopicCondition.EXISTS,
         f"topic {topic!r} exists with {queues} queues",
-        Remedy("Choose another name, or use it as it is", "Choose another name, or give --if-not-exists to use it as it is"),
+        Remedy(
+            "Choose another name, or use the topic as it is", "Choose another name, or give --if-not-exists to use it as it is"
+        ),
     )
 
 

@@ -95,7 +95,7 @@ def find_java() -> Java:
 def prepare_spark() -> None:
     """Make Spark, started from this process, use a suitable Java and this Python interpreter.
 
-    Otherwise Spark runs the first ``python3`` on PATH, which is another interpreter in Jupyter or if the environment is not activated.
+    Without this call, Spark runs the first ``python3`` on PATH: in Jupyter, or in an environment that is not activated, the wrong one.
     Sets the variables PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON unless the user has set them, and JAVA_HOME and PATH if Spark
     would not find Java otherwise. Call it before you create the first SparkSession. ``tuned`` includes this call. Raises JavaError
     MISSING or TOO_OLD.
@@ -217,7 +217,7 @@ def cache_folder() -> Path:
 
 
 def cached(name: str) -> Path | None:
-    """Return the path of ``name`` in the user's cache, which may be read-only; None if it is missing or others may write the cache."""
+    """Return the path of ``name`` in the user's cache, which may be read-only; None if it is missing or other users may write there."""
     try:
         folder = _cache()
         return folder / name if _own(folder) and (folder / name).exists() else None

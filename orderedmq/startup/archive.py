@@ -21,7 +21,7 @@ from orderedmq.conditions import JavaCondition
 from orderedmq.errors import JavaError
 from orderedmq.java import Java, cache_folder, cached
 
-#: Options for a JVM that runs only for seconds: compile quickly instead of well, and collect garbage in one thread.
+#: Options for a JVM that runs only for seconds: compile quickly, without much optimisation, and collect garbage in one thread.
 BRIEF: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 

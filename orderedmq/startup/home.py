@@ -18,7 +18,7 @@ from typing import Final
 
 from orderedmq.java import cache_folder, cached
 
-#: Folders that are not linked: ``python`` has the zip files.
+#: Folders that are not linked. ``python`` is left out because it has the zip files.
 _LEFT_OUT: Final = ("python", "__pycache__")
 
 

@@ -82,7 +82,7 @@ def last_of(log: Log, bounds: dict[MessageQueue, QueueBounds], most: int) -> lis
 def search(
     log: Log, queues: Sequence[MessageQueue], key: str | None, since: int | Arrival | None, most: int, go_on: Callable[[], bool]
 ) -> Found:
-    """Return up to ``most`` messages of these queues in the order of their arrival, of one sharding key or of all (None).
+    """Return up to ``most`` messages of these queues in the order of their arrival. ``key`` None: messages of all sharding keys.
 
     ``since``: a time in µs since 1970, or the `Found.next` of an earlier search. ``go_on`` is called between two pulls: when it
     returns False, the search ends with the results that are complete so far.

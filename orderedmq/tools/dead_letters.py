@@ -138,7 +138,7 @@ class LetterFilter:
         return self.matches(letter) and (self.quarantined is None or self.quarantined == self.holds(letter))
 
     def spans(self, log: Log, queue: MessageQueue, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return the ranges of [begin, end) that may contain selected letters. Raises OffsetError if no letter has a selected offset."""
+        """Return the ranges of [begin, end) that may contain selected letters. Raises OffsetError if a selected offset has no letter."""
         if self.offsets:
             return _spans(queue, sorted(self.offsets), begin, end)
         return [(begin if self.since is None else max(begin, min(log.offset_at(queue, self.since), end)), end)]

@@ -43,7 +43,7 @@ class GroupQueue:
 
 
 def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) -> list[GroupQueue]:
-    """Return the group's state in the queues ``also`` and in each queue with its offset or lock. Raises GroupError MISSING.
+    """Return the group's state in ``also`` and in each queue where the group has an offset or a lock. Raises GroupError MISSING.
 
     The group's parking lots are left out, because a lot is shown with the queue whose messages it contains (`tools.parked`).
     """

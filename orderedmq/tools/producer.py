@@ -64,8 +64,8 @@ class Producer:
         Columns: ``body`` (binary or string, required), ``sharding_key`` (string or whole number; null: no key), ``tags`` and
         ``keys`` (strings), ``properties`` (a map of strings), and over RocketMQ ``delay_time_level`` (a whole number) or
         ``deliver_timestamp`` (a timestamp with a time zone) for messages that are delivered later, as in the sink. Other columns
-        are ignored. The arguments ``delay_time_level`` and ``deliver_timestamp`` replace columns that have the same value in each
-        row.
+        are ignored. Give the argument ``delay_time_level`` or ``deliver_timestamp`` instead of a column that has the same value in
+        each row.
 
         Many rows per call are cheaper: on the embedded broker a call is one transaction, over RocketMQ one or more requests per
         queue. All rows are checked before any is sent. Delayed rows are sent first, one by one, without order and at least once.

@@ -81,7 +81,7 @@ def _stretches(series: Series) -> Iterator[tuple[int, list[int]]]:
 
 
 def _corners(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points without those inside a level part of the line."""
+    """Return the points, except those inside a horizontal part of the line."""
     inner = [
         here
         for before, here, after in zip(points, points[1:], points[2:], strict=False)

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 LOGIN: Final = "/login"
 STATIC: Final = "/static/"
-#: Prefix of the paths of live parts, which the script fetches. They are never redirected to the login page, which only a user can fill in.
+#: Prefix of the paths of live parts, which the script fetches. Such requests are not redirected, because a script cannot log in.
 LIVE: Final = "/live/"
 #: The path that Prometheus scrapes.
 METRICS_PATH: Final = "/metrics"

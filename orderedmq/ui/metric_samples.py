@@ -2,8 +2,8 @@
 
 Rules: metrics of groups begin with ``orderedmq_group_`` and have a label ``group``. The metrics of running queries, which
 `ordered_source.LagListener` exports, have a label ``query`` and other names, because a query's view differs from the broker's. A
-label takes few different values in a cluster, so client ids, keys and addresses are not labels. An unknown value has no sample,
-and is not reported as 0.
+label must have few different values in a cluster, so client ids, keys and addresses are not labels. An unknown value has no
+sample, and is not reported as 0.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ STALE: Final = 60.0
 
 
 class Reached:
-    """A connection to a broker, and its watches. ``reach`` connects, and is called again after `close`.
+    """A connection to a broker, and the `Watches` that use it. ``reach`` connects, and is called again after `close`.
 
     A RocketMQ client reconnects to its servers by itself. A store that was deleted, moved or replaced has to be opened again.
     """

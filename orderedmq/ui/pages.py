@@ -1,4 +1,4 @@
-"""The live pages: groups, one group, its parked keys, topics, one topic. Each has a part that the script fetches again."""
+"""The live pages: groups, one group, its parked keys, topics, one topic. Each page has a live part, which the script refreshes."""
 
 from __future__ import annotations
 

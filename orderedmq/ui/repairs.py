@@ -244,7 +244,7 @@ def _force(given: Callable[[str], str | None]) -> bool:
 
 
 def _parked(given: Callable[[str], str | None]) -> AtSeek:
-    """Return what happens to parked messages, from the form. Raises OptionError INVALID."""
+    """Return the form's choice for parked messages. Raises OptionError INVALID."""
     parked = given("parked") or None
     if parked not in (None, "keep", "drop"):
         raise OptionError(OptionCondition.INVALID, f"{shown(parked)} is not a choice for parked messages. Use keep or drop")

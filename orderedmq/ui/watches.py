@@ -190,7 +190,7 @@ class Watches:
         self._groups: dict[str, GroupWatch] = {}
 
     def groups(self) -> SharedLook[list[GroupNow]]:
-        """Return the shared look at all groups. It leaves out the group that replays dead letters, whose lag is in the letter counts."""
+        """Return the shared look at all groups, without the group that replays dead letters: the counts of dead letters show its lag."""
         return self._shared("groups", "", self._look_at_groups)
 
     def group(self, name: str) -> tuple[SharedLook[GroupNow], LagHistory]:
