@@ -169,7 +169,7 @@ class Log(Protocol):
     def is_another(self, topic: str, anchor: str) -> bool:
         """Return whether the topic was deleted and created again since `anchor` returned this text, as far as the broker can see.
 
-        Returns False for "". Frequent calls are cheap, because a broker that has to read messages may reuse its answer for some
+        Returns False for "". Frequent calls are cheap, because a broker that has to read data for it may reuse its answer for some
         seconds. Raises TopicError MISSING.
         """
 
@@ -252,7 +252,7 @@ class Groups(Protocol):
         """Join the group, or renew a membership. It lasts as long as a lock. Return all members with this client, sorted by client id."""
 
     def cut_off(self, client: ClientIdentity) -> bool:
-        """Return whether the client lost the connection that made it a member, so that it needs a heartbeat. Sends no request."""
+        """Return whether the client lost the connection that made it a member, and so needs a heartbeat. Sends no request."""
 
     def members(self, group: str) -> list[Member]:
         """Return the group's current members, sorted by client id."""
@@ -320,9 +320,9 @@ class Groups(Protocol):
         """Have the broker put copies of messages of the token's queue into the retry topic %RETRY%<group>, each after a delay.
 
         ``messages``: pairs of an offset and a delay level, which is 1 to 18, or below 0 for a dead letter. A message that was already
-        retried ``max_reconsume_times`` times also becomes a dead letter. Return how many messages were sent back, in the given order: at
-        least 1. A message that is sent back twice is delivered twice. Raises LockError LOST, DataLossError AGED_OUT, or OptionError
-        UNSUPPORTED where brokers have no retry topics.
+        retried ``max_reconsume_times`` times also becomes a dead letter. Return n >= 1: the first n of ``messages`` were sent back. A
+        message that is sent back twice is delivered twice. Raises LockError LOST, DataLossError AGED_OUT, or OptionError UNSUPPORTED
+        where brokers have no retry topics.
         """
 
     def reset_number(self, group: str) -> int:

@@ -26,7 +26,7 @@ def connect(
 
     ``namesrv_addr`` is "host:port;host:port". The options ``credentials``, ``tls``, ``namespace`` and ``namespace_v2`` are for a cluster.
     With a namespace, the connection sees only topics and groups of the namespace, under names without its prefix. ``credentials`` is an
-    account, or a `CredentialsFile` or a callable that is asked before each connection and after a server refuses the account.
+    account, or a `CredentialsFile` or a callable from which it is taken before each connection and after a server refuses the account.
     ``identity`` is the `Broker.identity` that the caller expects. Any other broker is refused (StoreError OTHER_MACHINE, RocketMQError
     OTHER_CLUSTER).
 

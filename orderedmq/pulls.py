@@ -34,7 +34,7 @@ def pulls(
     """Yield the messages from ``begin`` to ``end``, in order and without a gap, at most ``max_messages`` in a batch.
 
     Never waits for messages. Raises the errors of `Log.pull`, and DataLossError BEYOND_END if a pull returns no messages. In that
-    case the queue ends before ``end`` now, although it reached ``end`` when the caller read its bounds.
+    case the queue ends before ``end`` now, although it reached ``end`` when the caller read that offset.
     """
     while begin < end:
         batch = log.pull(queue, begin, min(max_messages, end - begin), max_bytes, columns, None, end)

@@ -127,7 +127,7 @@ class Demo:
         victim = max(1, self.batches // 2) if kill else None
         first = float("nan")
         with reach(self.endpoint) as broker, _Job(self) as job:
-            # When this process saw that each batch was committed. The duration of a batch says when the next batch should be half done.
+            # The time at which this process saw each batch's commit. A batch's duration says when the next batch should be half done.
             seen: dict[int, float] = {}
             while job.running:
                 committed = self._logged("commits")

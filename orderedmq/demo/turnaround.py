@@ -1,8 +1,8 @@
 """The computation of the demo's job, which depends on the order of each aircraft's events. Pure and columnar.
 
 Each departure is compared with the previous landing of the same aircraft, to find how long the aircraft was away from New York
-(including the flight back, which is not in the data), and how much of its delay it brought along. So the state has the last event of
-each aircraft.
+(including the flight back, which is not in the data), and how much of the departure's delay it brought along. So the state has the
+last event of each aircraft.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def follow(known: bytes | None, bodies: pa.Array) -> tuple[bytes, pa.RecordBatch
     """Process events in the order in which they happened. Return the new state, and one message for each event.
 
     A message has the fields of its event, and leg (departures so far), turnaround (minutes since the landing), carried (minutes of delay
-    brought along from the landing), chain and chain_minutes (departures in a row that were late for that reason, and the sum of minutes
-    that they carried), and gained (minutes of delay recovered during the flight).
+    brought along from the landing), chain and chain_minutes (departures in a row that were late because of carried minutes, and the sum
+    of these minutes), and gained (minutes of delay recovered during the flight).
     """
     events = read(bodies, _EVENT)
     before = _KNOWN.empty_table().to_batches() if known is None else list(pa.ipc.open_stream(known))

@@ -14,7 +14,7 @@ from orderedmq.errors import OptionError
 
 
 class FailedOnce(Exception):
-    """Raised by a function that `TemporaryStore.fails_once` returned, at its first call."""
+    """The exception that a function made by `TemporaryStore.fails_once` raises."""
 
 
 class FailsOnce:

@@ -11,10 +11,10 @@ a letter is stored at the broker of the original message. So a letter's offset i
 
 A replay sends the original message, without the properties of its failure, to the queue that its sharding key chooses now. The
 message has a property that counts its replays (`rows.dead_letters.REPLAYS`). If the count of a dead letter has reached
-`LetterFilter.max_replays`, the letter is in quarantine: only a replay of letters in quarantine sends it, and others skip it.
+`LetterFilter.max_replays`, the letter is in quarantine: only a replay of letters in quarantine sends it, and other replays skip it.
 
 Letters have their keys as text. If a letter came from the queue that its key chooses as a number, and not from the queue that it
-chooses as text, the producer used numbers. Such a replay is refused until the user says how keys choose queues.
+chooses as text, the producer hashed numbers. A replay of such a letter is refused until the user says how keys choose queues.
 """
 
 from __future__ import annotations

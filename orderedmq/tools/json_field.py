@@ -19,7 +19,7 @@ _TYPES: Final = {str: pa.string(), int: pa.int64()}
 
 
 class BadJson(ValueError):
-    """The text in ``row`` is not a JSON object with UTF-8 text in its field."""
+    """The text in ``row`` is not a JSON object, or its field is not UTF-8 text."""
 
     def __init__(self, row: int, why: str) -> None:
         self.row = row
@@ -42,7 +42,7 @@ def values(objects: pa.Array, path: str) -> pa.Array:
     names = (path,) if path in first else tuple(path.split("."))
     value = _find(first, names)
     kinds = _TYPES.values() if value is None else [kind for known, kind in _TYPES.items() if type(value) is known]
-    # If every text begins with a brace, a text that Arrow splits or merges changes the number of rows, which `_parsed` checks.
+    # If every text begins with a brace, Arrow cannot split or merge texts without a change in the number of rows, which `_parsed` checks.
     if kinds and pc.all(pc.starts_with(texts, b"{")).as_py():
         for kind in kinds:
             with contextlib.suppress(pa.ArrowInvalid, _NotAligned):

@@ -1,6 +1,6 @@
 """Finds out when the first unprocessed message of each queue was stored, which shows groups' lag as a time.
 
-Rules: a broker reports this time only with the message, so each look requests at most `MOST` messages. A known message is
+Rules: a broker reports this time only with the message, so each `look` requests at most `MOST` messages. A known message is
 requested again only after `AGAIN` seconds, because its topic may have been recreated. The queues that were requested longest ago
 come first. A queue whose offset has moved keeps the time of its former message until its new message is requested. The new message
 was stored later, so the lag may look greater than it is, but never smaller.
@@ -17,7 +17,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.tools.group_state import GroupQueue
 
-#: Maximum number of messages that one look requests.
+#: Maximum number of messages that one call of `look` requests.
 MOST: Final = 500
 #: Seconds after which a message is requested again, even if the account was not allowed to read it.
 AGAIN: Final = 600.0

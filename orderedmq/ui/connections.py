@@ -177,7 +177,7 @@ def _close_one(those: list[Limited]) -> bool:
 
 
 def address_of(text: str) -> str:
-    """Return the address by which connections are counted. For IPv6, it has only the first 64 bits, because a host may own all the rest."""
+    """Return the address by which connections are counted: of IPv6 only the first 64 bits, as one host may own all addresses with them."""
     try:
         found = ip_address(text.partition("%")[0])
     except ValueError:

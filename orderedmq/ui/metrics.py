@@ -96,7 +96,7 @@ class BrokerCollector(Collector):
         self._counted: OrderedMQError | None = None
 
     def latest(self) -> Looked | None:
-        """Return the last look at the broker, or None if it is older than `STALE` seconds. If a new look is due, wait for it first."""
+        """Return the last look at the broker, or None if it is older than `STALE` seconds. Wait up to `PATIENCE` seconds for a new look."""
         with self._guard:
             if self._looking is None or not self._looking.is_alive():
                 self._looking = threading.Thread(target=self._look, name="orderedmq-metrics", daemon=True)

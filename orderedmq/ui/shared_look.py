@@ -1,7 +1,7 @@
 """A look at a broker, which means to read a part of its state. All watchers share the result until the next look is due.
 
 Rules: a look happens only when its result is requested. One thread looks at a time. Other threads wait up to `PATIENCE` seconds
-for its result, then get the previous one. The next look is due at least `LEAST` seconds after the start of the last look, after a
+for the result, then get the previous one. The next look is due at least `LEAST` seconds after the start of the last look, after a
 pause at least as long as the last look took, and late enough that looks use at most `SHARE` of a core. For this share, the smaller
 CPU cost of the last two looks counts, because the first look also loads modules. If the broker reports that nothing has changed,
 the next look waits up to `UNCHANGED` seconds.
