@@ -166,7 +166,7 @@ class EmbeddedAdmin:
 
         store = self._open(False)
         deleted = store.write_deletion(delete)
-        # The deletion is done, even if the collection of garbage fails.
+        # Ignore an error of the garbage collection, because the messages are already deleted.
         with contextlib.suppress(StoreError):
             garbage.collect_now(store, self._clock)
         return deleted
@@ -331,7 +331,7 @@ def _require(txn: Transaction, group: str) -> None:
 
 
 def _lots(txn: Transaction, group: str, topics: Collection[str]) -> dict[MessageQueue, MessageQueue]:
-    """Return the group's parking lots of these topics, by the queue that each lot belongs to."""
+    """Return the group's parking lots for these topics, keyed by the queue that each lot belongs to."""
     lots = [queue for topic in parking_lots.of_group(txn, group) for queue in index.queues_of(topic)]
     return {leader: lot for lot in lots if (leader := leader_of(group, lot)).topic in topics}
 

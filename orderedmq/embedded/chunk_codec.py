@@ -1,9 +1,9 @@
 """Encodes, decodes and verifies chunks: messages of one queue as an Arrow IPC stream of one record batch. Pure.
 
 Rules: the payload leaves out a column without values, and the index entry says which columns the payload has. So messages that have
-only bodies take no more room than their bodies. The messages of a chunk share the timestamps in its index entry, until a merge of
-chunks makes columns of timestamps that differ. Columns that follow from the position in the queue (topic, offset, message id)
-are made on reading, and only if they are requested. The index entry has the payload's xxh3 checksum.
+only bodies take no more room than their bodies. The index entry has the timestamps that all messages of the chunk share. Only a
+merge of chunks with different timestamps makes them columns. Columns that can be computed from a message's place (topic, offset,
+message id) are made on reading, and only if they are requested. The index entry has the payload's xxh3 checksum.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHUNK_BYTES: Final = 4 * 1024 * 1024
 #: The bytes of a payload, as consecutive pieces.
 Pieces = list[bytes | pa.Buffer]
 
-#: Options by codec number (index in CODECS). docs/performance.md says what the default costs for the demo's bodies.
+#: Arrow's write options by codec number (index in CODECS). docs/performance.md has the cost of the default for the demo's bodies.
 _WRITE_OPTIONS: Final = (
     pa.ipc.IpcWriteOptions(use_threads=False),
     pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False),
@@ -68,7 +68,7 @@ def body_bytes(body: pa.Array) -> int:
 
 
 def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[Pieces, Chunk]:
-    """Return the payload of rows that have some of the STORED columns, and its index entry (without place and store times).
+    """Return the payload of ``rows`` (some of the STORED columns), and the payload's index entry, still without place and store times.
 
     The payload is in pieces, most of which share the memory of ``rows``. Joining them would copy each row once more.
     """
@@ -137,7 +137,7 @@ def verify(payload: bytes | pa.Buffer, chunk: Chunk, queue: MessageQueue, first:
 
 
 def decode(payload: bytes | pa.Buffer, chunk: Chunk, names: tuple[str, ...]) -> dict[str, pa.Array]:
-    """Return those columns of the payload that ``names`` lists. The other columns are not decompressed."""
+    """Return the columns of the payload that ``names`` lists. The other columns are not decompressed."""
     present = [name for bit, name in enumerate(STORED) if chunk.columns >> bit & 1]
     fields = [index for index, name in enumerate(present) if name in names]
     if not fields:

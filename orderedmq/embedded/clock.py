@@ -24,7 +24,7 @@ class Clock(Protocol):
 
 @cache
 def boot_id() -> str:
-    """Return an id of the machine's current boot, which no other boot has."""
+    """Return the id of the machine's current boot. No other boot has the same id."""
     if sys.platform == "darwin":
         return subprocess.run(
             ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True

@@ -1,7 +1,7 @@
 """Dead letters: messages that a consumer could not process, in the topic %DLQ%<group>, which is created with one queue.
 
-(group, queue, offset) identifies a dead letter. So a batch that runs again writes no dead letter twice, and does not give a
-dead-lettered message to its listener again. A seek of the queue forgets these records, because whoever seeks wants its messages
+The store records each dead-lettered message by (group, queue, offset). So a batch that runs again writes no dead letter twice, and
+its listener does not get a dead-lettered message again. A seek of the queue deletes these records, so that the messages are
 processed again.
 """
 
@@ -41,7 +41,7 @@ def topic_name(group: str) -> str:
 def put(
     txn: Transaction, group: str, queue: MessageQueue, letters: pa.RecordBatch, offsets: Sequence[int], clock: Clock
 ) -> int:
-    """Append the new letters in order, and return how many they are. Then apply the retention of their topic, if a user has set it."""
+    """Append the letters that are not recorded yet, in order, and return their number. Apply the topic's retention, if it has one."""
     new: dict[int, int] = {}
     for row, offset in enumerate(offsets):
         if offset not in new and txn.get("dead", layout.message_key(group, queue, offset)) is None:
@@ -55,7 +55,7 @@ def put(
     rows = normalise(taken, f"dead letters of queue {queue}")
     column_index = rows.schema.get_field_index("properties")
     if column_index >= 0:
-        # A letter's origin is in reserved properties, which ``normalise`` removes.
+        # Put back the reserved properties, which have the letter's origin, because ``normalise`` has removed them.
         rows = rows.set_column(column_index, rows.schema.field(column_index), taken.column("properties").cast(PROPERTIES_TYPE))
     begin = append_rows(txn, topic, target, rows, clock.wall()).begin
     for count, offset in enumerate(new):
@@ -70,7 +70,7 @@ def known(txn: Transaction, group: str, queue: MessageQueue, spans: Sequence[Off
 
 
 def forget(txn: Transaction, group: str, queue: MessageQueue, begin: int) -> None:
-    """Forget the records of dead-lettered messages of the queue from ``begin`` on. The letters stay in their topic."""
+    """Delete the records of the queue's dead-lettered messages from offset ``begin`` on. The letters stay in their topic."""
     for key in list(_keys(txn, group, queue, OffsetRange(begin, MAX_OFFSET))):
         txn.delete("dead", key)
 

@@ -1,9 +1,9 @@
 """Deletes segment files that are no longer needed: those of killed attempts, and of runs that can no longer publish them.
 
-Rules: a file is deleted only if it is a segment of this store, no index entry points to it, its writer has ended (the ``flock`` on
-it is free), and no run can publish it any more. A write transaction checks this, so that no publish runs at the same time. Every
-publish, append and new connection tries to collect garbage, but it is done at most once a minute. The modification time of a file
-says when the last collection was.
+Rules: a file is deleted only if it is a segment of this store, no index entry points to it, its writer has ended (the file's
+``flock`` is free), and no run can publish it any more. The check runs in a write transaction, so that no publish runs at the same
+time. Every publish, append and new connection asks for a collection, but one runs at most once a minute. The modification time of
+the file LOOKED is the time of the last collection.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from orderedmq.embedded.store.segments import SegmentName, parse_name
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import StoreError
 
-#: Seconds between two collections, and the minimum age of a deleted file without a header. The writer of a younger one may be about
-#: to lock it.
+#: Seconds between two collections, and the age from which a file without a header is deleted. The writer of a younger file may not
+#: have locked it yet.
 INTERVAL: Final = 60.0
 #: Age in µs after which an unpublished segment is deleted. For a batch without an identity, nothing else shows that its job has ended.
 FORGOTTEN: Final = 7 * 24 * 3600 * 1_000_000
@@ -48,9 +48,9 @@ def collect_now(store: Store, clock: Clock) -> int:
 
 
 def can_be_published(header: Header, boot_id: str, now: int, latest: int | None) -> bool:
-    """Whether the run that wrote a complete segment may still publish it. ``latest``: the last batch that its sink has published.
+    """Whether the run that wrote a complete segment may still publish it. ``latest``: the newest batch that the run's sink has published.
 
-    A segment with ``own`` is published only while its writer holds the lock. The driver of a segment from an earlier boot is dead.
+    A segment with ``own`` can be published only while its writer holds the lock. If it is from an earlier boot, its driver is dead.
     """
     if header.own or header.boot != boot_id or now - header.since > FORGOTTEN:
         return False
@@ -71,10 +71,10 @@ def _used(txn: Transaction, found: SegmentName) -> bool:
 
 
 def _delete(store: Store, clock: Clock, found: SegmentName) -> bool:
-    """Delete a file that was unused, if it is garbage. Return whether it was deleted.
+    """Delete a file that looked unused, if it is garbage. Return whether it was deleted.
 
-    The file's lock is tried inside the transaction, without waiting, because a writer may hold the transaction while it waits for that
-    lock.
+    The file's lock is tried inside the transaction and without waiting. Otherwise a writer that holds a transaction and waits for the
+    file's lock could cause a deadlock.
     """
     path = store.segments.folder / found.name
     with store.write() as txn, contextlib.ExitStack() as stack:

@@ -68,10 +68,9 @@ def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
 
 
 def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
-    """Set a group's offset in a queue, and forget the records of parked messages that the offset settles.
+    """Set a group's offset in a queue, and delete the records of messages that were parked from lower offsets.
 
-    Do nothing for a parking lot that does not exist.
-    Raises OffsetError INVALID if the offset is negative.
+    Do nothing for a parking lot that does not exist. Raises OffsetError INVALID if the offset is negative.
     """
     if offset < 0:
         raise not_an_offset(offset, queue, group)
@@ -126,7 +125,7 @@ class EmbeddedGroups:
         return presence.client
 
     def cut_off(self, client: ClientIdentity) -> bool:
-        """Return False, because a member is a process on this machine, so no connection to it can break."""
+        """Return False, because members are processes on this machine, without a connection that could break."""
         del client
         return False
 
@@ -141,7 +140,7 @@ class EmbeddedGroups:
                 txn.delete("members", key)
 
         try:
-            # A child after a fork deletes nothing, because the client belongs to the parent.
+            # After a fork, the child deletes nothing, because the client belongs to the parent.
             if records and presence.here:
                 self._store.write_even_if_full(forget)
         finally:
@@ -198,7 +197,7 @@ class EmbeddedGroups:
                 known[client_id] = self.alive(client_id)
             return known[client_id]
 
-        # Members of a shared group repeatedly request queues that other members still hold. A refusal must not cost a write.
+        # Members of a shared group repeatedly request queues that other members still hold, so a refusal must not need a write.
         with self._store.read() as txn:
             now = self._clock.instant()
             for queue in queues:
@@ -266,7 +265,7 @@ class EmbeddedGroups:
         return out
 
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
-        # A reader commits after every batch, but the sink's publish has usually moved the offsets already. Then nothing is written.
+        # A reader commits after every batch, but the sink's publish has usually moved the offsets already. In that case nothing is written.
         with self._store.read() as txn:
             known = {token: offset_at(txn, token.group, token.queue) for token in offsets}
             if all(at is not None and at >= offsets[token] for token, at in known.items()):

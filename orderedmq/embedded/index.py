@@ -1,8 +1,9 @@
 """A queue's index entries, which make messages visible. The caller holds the transaction.
 
-Rules: a queue's chunks are contiguous from ``min_offset`` to ``max_offset``. A chunk that is added after a small one is merged
+Rules: a queue's chunks are contiguous from ``min_offset`` to ``max_offset``. A chunk that is added after a small chunk is merged
 with it, like a carry in a binary counter. So small batches leave few chunks, and a row is rewritten at most about ten times before
-it is in a chunk of 8k rows. Retention deletes whole chunks: by age from the front of each queue, by size the oldest of the topic.
+it is in a chunk of 8k rows. Retention by age deletes whole chunks from the front of each queue, and retention by size deletes the
+topic's oldest chunks.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def add(
 ) -> OffsetRange:
     """Make a chunk visible at the end of a queue of ``topic``, and return its offsets. ``now`` is in µs since the epoch.
 
-    ``payload``: the chunk's payload if it has no place in the store yet. A payload that has a place must be held (`payloads.hold`).
+    ``payload``: the chunk's payload, if it is not stored yet. A payload that is already stored must be counted (`payloads.hold`).
     """
     key = layout.queue_key(queue)
     at = state(txn, queue)
@@ -147,7 +148,7 @@ def retire(
 
 
 def _delete(txn: Transaction, topic: TopicInfo, queue: MessageQueue, gone: Sequence[tuple[int, Chunk]]) -> int:
-    """Delete the first chunks of a queue, and return the number of their messages."""
+    """Delete ``gone``, the first chunks of a queue, and return the number of their messages."""
     if not gone:
         return 0
     key, at = layout.queue_key(queue), state(txn, queue)
@@ -181,10 +182,10 @@ def retain(txn: Transaction, topic: TopicInfo, clock: Clock, *, most: int | None
 def _oldest(txn: Transaction, topic: TopicInfo, limit: int, most: int | None) -> dict[MessageQueue, list[tuple[int, Chunk]]]:
     """Return the chunks to delete: the topic's oldest ones, from all queues, such that at least ``limit`` bytes remain.
 
-    The space of a chunk in a segment becomes free only when the segment is deleted. So a chunk is deleted if the topic's share of its
-    whole segment is no more than the bytes above the limit. The segment's other chunks are deleted when their turn comes. Deleted
-    messages whose segment is still needed count towards the limit, so more is deleted because of them. But at least ``limit`` bytes
-    of readable messages always remain.
+    The space of a chunk in a segment becomes free only when the segment is deleted. So a chunk is deleted if the topic's share of the
+    whole segment is no more than the bytes above the limit. The segment's other chunks are deleted when they are the oldest. Deleted
+    messages whose segment is still needed count as used space, so more messages are deleted because of them. But at least ``limit``
+    bytes of readable messages always remain.
     """
     out: dict[MessageQueue, list[tuple[int, Chunk]]] = {}
     states = {queue: state(txn, queue) for queue in queues_of(topic)}
@@ -209,7 +210,7 @@ def _oldest(txn: Transaction, topic: TopicInfo, limit: int, most: int | None) ->
         if chunk.segment not in going:
             size = payloads.share(txn, topic, chunk)
             if size > excess:
-                # No newer chunk is deleted either, except the remaining chunks of segments that are being deleted.
+                # Newer chunks also remain, except the remaining chunks of segments that are being deleted.
                 excess = -1
                 continue
             excess -= size

@@ -1,10 +1,10 @@
-"""Tells living owners from dead ones: each owner holds ``flock`` on its own small file until it dies.
+"""Distinguishes living owners from dead ones: each owner holds ``flock`` on a small file until it dies.
 
-A process that can take the shared lock on that file knows that the owner is dead.
+A process that can take the shared lock on an owner's file knows that the owner is dead.
 
-Rules: the file is locked before its name is published. ``flock`` is used instead of ``lockf``, because with record locks, opening and
-closing the file anywhere in the owner's process would drop the lock. After a fork, the child closes the descriptor that it inherited.
-Otherwise its parent would still seem alive after its death.
+Rules: the file is locked before its name is published. ``flock`` is used instead of ``lockf``, whose record locks are dropped when any
+code of the owner's process opens and closes the file. After a fork, the child closes the descriptor that it inherited. Otherwise the
+parent would still seem alive after the parent's death.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Presence:
 
     def close(self) -> None:
         if self._descriptor is not None:
-            # The store may have been moved, replaced or made read-only. A file that is left then belongs to no living process.
+            # If the store was moved, replaced or made read-only, the file may remain. It is unlocked, so its owner counts as dead.
             with contextlib.suppress(OSError):
                 self._path.unlink()
             os.close(self._descriptor)

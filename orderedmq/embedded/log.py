@@ -37,7 +37,7 @@ _STORED = ("store_timestamp",)
 def append_rows(txn: Transaction, topic: TopicInfo, queue: MessageQueue, rows: pa.RecordBatch, now: int) -> OffsetRange:
     """Append rows that were checked (`normalise`), and return their offsets. ``now`` is in µs since the epoch.
 
-    This is for rows that can be chosen only inside the transaction. `EmbeddedLog.append` writes large rows before its transaction.
+    Use this for rows that are known only inside the transaction. `EmbeddedLog.append` writes large rows before its transaction begins.
     """
     begin = end = index.state(txn, queue).max_offset
     number = codec.CODECS.index(topic.compression)
@@ -50,7 +50,7 @@ def append_rows(txn: Transaction, topic: TopicInfo, queue: MessageQueue, rows: p
 def rows_between(
     txn: Transaction, queue: MessageQueue, begin: int, end: int, columns: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of [``begin``, ``end``) with ``columns``, one chunk at a time. Texts are valid.
+    """Yield the messages of [``begin``, ``end``) with ``columns``, one chunk at a time. All texts are valid UTF-8.
 
     Raises TopicError MISSING or NO_SUCH_QUEUE; DataLossError AGED_OUT if ``begin`` is before the first message, BEYOND_END if ``end``
     is after the queue's end; StoreError CORRUPT.
@@ -89,7 +89,7 @@ def _require_there(queue: MessageQueue, at: layout.QueueState, begin: int, end: 
 def _whole(
     txn: Transaction, topic: TopicInfo, queue: MessageQueue, first: int, chunk: Chunk, columns: tuple[str, ...]
 ) -> pa.RecordBatch:
-    """Return all messages of a chunk, with valid texts."""
+    """Return all messages of a chunk. All texts are valid UTF-8."""
     payload = payloads.load(txn, queue, first, chunk)
     return valid_rows(codec.rows_of(payload, chunk, columns, queue, first, topic.incarnation))[0]
 
@@ -103,7 +103,7 @@ class EmbeddedLog:
         self._store = store
         self._clock = clock
         self._malformed = MalformedText()
-        #: Place, columns and rows of the chunk that was read last. They are kept because several small pulls read the same chunk.
+        #: Place, columns and rows of the chunk that was read last. They are kept because consecutive small pulls read the same chunk.
         self._last: tuple[bytes, int, tuple[str, ...], pa.RecordBatch] | None = None
 
     def reading(self, how: PullSettings) -> EmbeddedLog:
@@ -279,9 +279,9 @@ class EmbeddedLog:
         max_bytes: int,
         columns: tuple[str, ...],
     ) -> list[tuple[int, Chunk, bytes | pa.Buffer | pa.RecordBatch]]:
-        """Return the payloads or the rows of at least one chunk from ``offset`` on.
+        """Return one or more consecutive chunks, from the one that holds ``offset`` on, with their payloads or decoded rows.
 
-        It ends after the chunk that reaches a quarter of ``max_messages``, or before a chunk that would exceed ``max_bytes``.
+        The last one reaches a quarter of ``max_messages``, or the next one would exceed ``max_bytes``, or the queue ends.
         """
         parts: list[tuple[int, Chunk, bytes | pa.Buffer | pa.RecordBatch]] = []
         rows = size = 0
@@ -337,7 +337,7 @@ class EmbeddedLog:
 
     @contextlib.contextmanager
     def _published_or_gone(self, receipt: Receipt) -> Iterator[None]:
-        """If the body fails, delete the segment of a receipt, unless it was published despite the error."""
+        """If the ``with`` body fails, delete the receipt's segment, unless the segment was published despite the error."""
         try:
             yield
         except BaseException:

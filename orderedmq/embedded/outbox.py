@@ -1,11 +1,11 @@
 """The Outbox protocol on the store: each attempt of a task stages rows in its own segment, and one transaction publishes them.
 
-A publish writes index entries, not messages (except small chunks, which it stores itself or merges). Its steps, in order:
+A publish writes index entries, not messages (except small chunks, which it stores or merges). Its steps, in order:
 
-1. If the batch is already recorded, do nothing if it is the same batch, and refuse it otherwise.
-2. Refuse the batch if a source that this run registered has a stale epoch.
-3. Refuse it if another batch of the sink has published the same messages.
-4. Refuse it if a segment is missing.
+1. If the batch number is already recorded, do nothing if the content is the same, and refuse the batch otherwise.
+2. Refuse the batch if this run registered a source whose epoch is now stale.
+3. Refuse the batch if another batch of the sink has published the same messages.
+4. Refuse the batch if a segment is missing.
 5. Make the rows visible in (partition, row) order, record the batch, and move the group offsets of the run's sources.
 """
 
@@ -116,7 +116,7 @@ class EmbeddedOutbox:
     def _require_new(self, txn: Transaction, batch: SinkBatch, sources: Sequence[Registration]) -> None:
         """Refuse sources whose messages another batch of this sink has published. Raises SinkError REPLAY_DIFFERS.
 
-        That is possible only for a range that begins below its group's offset, so other ranges are not checked.
+        Only a range that begins below the group's offset can have such messages, so other ranges are not checked.
         """
         assert batch.sink_id is not None
         behind: dict[tuple[str, str, int], OffsetRange] = {}
@@ -171,15 +171,15 @@ def _record(sources: Iterable[Registration], receipts: Iterable[Receipt]) -> dic
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Return why a repeated batch differs from the recorded one, or None if both are the same.
+    """Return how a repeated batch differs from the recorded batch, or None if both are the same.
 
-    Batches are compared by source ranges, or by rows per queue if they have no ranges. A replay may lack queues (another owner took
-    them over) and first messages (they aged out), but each of its ranges must end where the recorded one does. After a replay that
-    ended earlier, the next batch would publish the rest again.
+    Batches are compared by source ranges, or by rows per queue if they have no ranges. A replay may lack whole queues (another owner
+    took them over) and the first messages of a range (they aged out), but each range must end where the recorded range ends. If a
+    replay ended earlier, the next batch would publish the remaining messages again.
     """
     known: dict[tuple[str | None, str, int], list[tuple[int, int]]] = {}
     for group, topic, queue_id, begin, end in old["sources"]:
-        # Without a group, a query may read a queue twice.
+        # Without a group, a query may read a queue twice, so a queue may have several ranges.
         known.setdefault((group, topic, queue_id), []).append((begin, end))
     if not known and not new["sources"]:
         if old["rows"] == new["rows"]:

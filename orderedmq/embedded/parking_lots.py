@@ -1,8 +1,8 @@
 """Parking lots in the store: parks messages, forgets settled ones, and counts parked ones (rules: parking/rules.py).
 
-The database ``parked`` records from which place each parked message was copied, so that a message is copied only once. A record is
-forgotten when the group's offset passes that place. When the group's offset in a lot moves, the lot's messages below its former value
-are deleted. Those above it stay, because the batch in between may be repeated.
+The database ``parked`` records the place from which each parked message was copied, so that a message is copied only once. A record is
+deleted when the group's offset passes that place. When the group's offset in a lot moves, only messages below the former offset are
+deleted. The messages between the former offset and the new one stay, because their batch may be repeated.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from orderedmq.parking.rules import Order, Put, origin, parked_queue
 def put(
     txn: Transaction, group: str, queue: MessageQueue, puts: Sequence[Put], settled: Mapping[MessageQueue, int], now: int
 ) -> list[bool]:
-    """Park messages of ``queue`` or of its lot, and return for each whether it is in the lot. ``now`` is in µs since the epoch.
+    """Park messages of ``queue`` or of its lot, and return for each whether it is parked now. ``now`` is in µs since the epoch.
 
-    ``settled``: the group's offsets in the queue and its lot. Raises DataLossError AGED_OUT or BEYOND_END.
+    ``settled``: the group's offsets in the queue and its lot. A message below them is not parked. Raises DataLossError AGED_OUT or
+    BEYOND_END.
     """
     lot = parked_queue(group, queue)
     new: dict[bytes, Put] = {}
@@ -51,7 +52,7 @@ def put(
 
 
 def _lies(txn: Transaction, key: bytes, begin: int) -> bool:
-    """Whether the message of a ``parked`` record is still in the lot, which begins at ``begin``. A seek may have dropped it."""
+    """Whether the message recorded under ``key`` is still in the lot, at ``begin`` or later. A seek may have dropped the message."""
     place = txn.get("parked", key)
     return place is not None and layout.to_number(place) >= begin
 
@@ -93,7 +94,7 @@ def exists(txn: Transaction, lot: MessageQueue) -> bool:
 
 
 def forget(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
-    """Forget the records of messages that were parked from offsets of ``queue`` below the group's new ``offset``."""
+    """Delete the records of messages that were parked from offsets of ``queue`` below the group's new ``offset``."""
     settled = []
     for key, _ in txn.scan("parked", layout.group_key(group, queue)):
         if layout.index_offset(key) >= offset:
@@ -104,7 +105,7 @@ def forget(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> No
 
 
 def trim(txn: Transaction, lot: MessageQueue, before: int | None, offset: int) -> None:
-    """Delete a lot's messages below both its former and its new offset. The others stay, because their batch may be repeated.
+    """Delete a lot's messages below both the group's former and new offset. Others stay, because their batch may be repeated.
 
     ``before``: the former offset, None if there was none.
     """

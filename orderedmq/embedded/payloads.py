@@ -1,4 +1,4 @@
-"""The places of chunks' payloads, and the counts that the store keeps of them. The caller holds the transaction.
+"""Stores payloads, and counts the chunks of each segment and the bytes of each topic. The caller holds the transaction.
 
 A segment is needed as long as a chunk in the index points into it. The entry in ``segments`` counts these chunks, and the entry in
 ``space`` counts the bytes that a topic takes on the disk. Both change in the transaction that changes the index.
@@ -25,7 +25,7 @@ def place(txn: Transaction, topic: TopicInfo, payload: codec.Pieces, chunk: Chun
 
 
 def hold(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> None:
-    """Count a chunk that is about to be added to the index for ``topic``, and whose payload has a place."""
+    """Count a chunk whose payload is already stored, and that is about to be added to the index for ``topic``."""
     _add_space(txn, topic.incarnation, chunk.stored_bytes)
     if chunk.segment != INLINE:
         state = segment_state(txn, chunk.segment) or SegmentState(0, {})

@@ -1,7 +1,7 @@
 """Registers which queues a run of a micro-batch reads: tasks write small files in the store's directory, and the publish reads them.
 
-They are files, not entries of the store, because each task writes one per batch, and a transaction for each would cost an fsync. They
-need not survive a loss of power, because no task of that run remains after it, and the next run registers again.
+Registrations are files, not entries of the store, because each task writes one per batch, and a transaction for each would cost an
+fsync. They need not survive a loss of power, because it ends all tasks of the run, and the next run registers again.
 
     runs/<query id>/<batch id>/<run id>.<random>      one JSON object and, on a second line, its xxh3
 """
@@ -52,7 +52,7 @@ def _plain(text: str) -> str:
 
 
 def register(store: Path, run: SourceRun, what: Registration) -> None:
-    """Write the registration ``what``. The first registration of a batch removes the query's files of all but the previous batch."""
+    """Write the registration ``what``. A batch's first registration removes the query's files of batches before the previous one."""
     query = store / FOLDER / _plain(run.query_id)
     folder = query / str(run.batch_id)
     try:

@@ -1,7 +1,7 @@
-"""Messages that a group has processed out of turn: its offset in their queue has not reached them, or had already passed them.
+"""Records messages that a group has processed out of turn: the group's offset was below them, or had already passed them.
 
-The database ``settled`` has a bit for each message, in blocks of BLOCK. A seek or reset of the queue clears these bits, because
-whoever does that wants the messages processed again.
+The database ``settled`` has a bit for each message, in blocks of BLOCK. A seek or reset of the queue clears its bits, so that its
+messages are processed again.
 """
 
 from __future__ import annotations
@@ -40,6 +40,6 @@ def settled(txn: Transaction, group: str, queue: MessageQueue, span: OffsetRange
 
 
 def forget(txn: Transaction, group: str, queue: MessageQueue) -> None:
-    """Forget all records of the queue."""
+    """Delete all records of the queue."""
     for key in [key for key, _ in txn.scan("settled", layout.group_key(group, queue))]:
         txn.delete("settled", key)

@@ -1,8 +1,8 @@
 """Copies a store that is in use: a consistent snapshot of its entries, and the segments that they need.
 
-Rules: segments never change, so the copy has hard links to them, or copies if it is on another file system. Most segments are linked
-while other processes write. The rest are linked in a write transaction, together with the snapshot of the entries, so that no
-segment is deleted in between. The copy's ``data.mdb`` gets its name last, because a folder without it is not a store.
+Rules: segments never change, so the copy has hard links to them, or copies of them if it is on another file system. Most segments are
+linked while other processes write. The rest are linked in the write transaction that also takes the snapshot of the entries, so that no
+segment is deleted in between. The copy's ``data.mdb`` gets its name last, because a folder without this file is not a store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orderedmq.embedded.store.segments import FOLDER, name_of
 from orderedmq.embedded.store.transaction import Transaction, damaged
 from orderedmq.errors import StoreError
 
-#: Maximum number of passes without the lock. Each pass finds fewer new segments, because the previous one took less time.
+#: Maximum number of passes before the write transaction. Each pass finds fewer new segments, because the previous one took less time.
 _PASSES: Final = 5
 #: The folder inside the copy into which the entries are copied first.
 _UNFINISHED: Final = "unfinished"
@@ -37,11 +37,11 @@ class StoreCopy:
 
 
 def snapshot(path: str | Path, target: str | Path) -> StoreCopy:
-    """Copy the embedded broker's store at ``path`` into the folder ``target``, which is empty or missing.
+    """Copy the embedded broker's store at ``path`` into the folder ``target``, which must be empty or missing.
 
-    Programs may use the store at the same time, but writers wait for a moment. The copy has everything that was acknowledged before the
-    call. It counts as another store, so a running query does not continue with it until the query is restarted. If the copy has links
-    to the segments, it takes very little space, but damage to the disk affects both. Copy it to another disk to prevent that.
+    Programs may use the store at the same time, but writers wait for a moment. The copy has every write that returned before the call.
+    It counts as another store, so a running query does not continue with it until the query is restarted. A copy with links to the
+    segments takes very little space, but damage to the disk affects the store and the copy. A copy on another disk has no links.
 
     Raises StoreError MISSING, NOT_EMPTY, CORRUPT, PERMISSION or IO, or StoreFullError. After an error, ``target`` has no store.
     """
@@ -93,7 +93,7 @@ class _Copy:
         return StoreCopy(len(self._taken), sum(self._taken.values()), sum(file.stat().st_size for file in files))
 
     def _take(self, wanted: set[bytes], *, needed: bool) -> int:
-        """Link or copy the new segments, and return their number. Segments that are not ``needed`` may have been deleted."""
+        """Link or copy the new segments, and return their number. Unless they are ``needed``, segments may have been deleted."""
         new = wanted - set(self._taken)
         for segment in sorted(new):
             source, target = self._store.segments.folder / name_of(segment), self._segments / name_of(segment)

@@ -1,8 +1,8 @@
 """Stages the rows of one attempt of a task: encodes and writes them while the task continues. They are invisible until published.
 
 Rules: each attempt writes into its own segment file and takes no lock. An attempt with few bytes writes no file: its receipt carries
-the payloads, and the transaction that publishes them stores them. From 1 MiB of rows on, a thread encodes and writes the rows. A queue
-with two places feeds the thread, so that reading, routing and writing overlap.
+the payloads, and the publishing transaction stores them. From 1 MiB of rows on, a thread encodes and writes the rows. It gets them
+through an in-memory queue with two places, so that reading, routing and writing overlap.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class EmbeddedStaging:
         return Receipt(self.token, self._partition, dict(self._rows), Staged(tuple(self._chunks), self._writer.size))
 
     def abandon(self) -> None:
-        """See `Staging.abandon`. The receipt must not have been passed to anyone."""
+        """See `Staging.abandon`. Do not call this once the receipt was passed on."""
         if self._thread is not None and self._thread.is_alive():
             self._error = self._error or SinkError(SinkCondition.TOKEN_GONE, "the write was given up")
             self._work.put(None)
@@ -121,7 +121,7 @@ class EmbeddedStaging:
             self._store.segments.delete(self._writer.segment)
 
     def close(self) -> None:
-        """Release the lock on the segment after it was published. Only for rows that this process itself publishes."""
+        """Release the segment's lock after the segment was published. Only for rows that this process itself publishes."""
         if self._writer is not None:
             self._writer.close()
 
@@ -183,7 +183,7 @@ def make_visible(txn: Transaction, receipts: Iterable[Receipt], clock: Clock) ->
             topic = topics.get(queue.topic) or topics.setdefault(queue.topic, topic_of(txn, queue.topic))
             if payload is None:
                 payloads.hold(txn, topic, chunk)
-        # All chunks are held before any is added. Otherwise merging a chunk could release the segment that has the next chunk.
+        # Count all chunks before adding any, because merging one chunk could otherwise release the segment that has the next.
         for queue, chunk, payload in staged.chunks:
             added = index.add(txn, topics[queue.topic], queue, chunk, now, None if payload is None else [payload])
             before = ranges.get(queue)
@@ -194,7 +194,7 @@ def make_visible(txn: Transaction, receipts: Iterable[Receipt], clock: Clock) ->
 
 
 def discard(txn: Transaction, receipts: Iterable[Receipt]) -> None:
-    """Delete the segments of receipts after the commit, unless they were published. ``txn`` writes, so no publish runs now."""
+    """Delete the segments of receipts after the commit, unless they were published. ``txn`` must be a write transaction."""
     for receipt in receipts:
         staged: Any = receipt.staged
         segment = bytes.fromhex(receipt.token)

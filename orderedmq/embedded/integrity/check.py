@@ -36,7 +36,7 @@ from orderedmq.parking.rules import leader_of, origin
 
 
 class Place(NamedTuple):
-    """The place of a payload. As text, the name that findings use for it."""
+    """The place of a payload. ``str`` of it is its name in findings."""
 
     segment: bytes
     position: int | None = None
@@ -94,7 +94,7 @@ def examine(path: Path) -> Checked:
 
 
 def _needed(path: Path, lost: dict[str, bytes]) -> list[str]:
-    """Return the findings about lost segments, without segments that were deleted during the check.
+    """Return the findings about lost segments, except those about segments that were deleted during the check.
 
     Call this only if LMDB's pages are sound, because it opens the store.
     """
@@ -113,7 +113,7 @@ def _chosen(pair: tuple[Meta, Meta], number: int | None) -> Meta:
 
 
 def _check_older(read: Read, pair: tuple[Meta, Meta] | None, meta: Meta, out: Checked) -> None:
-    """Check that the transaction named by the older snapshot's meta page wrote that snapshot."""
+    """Check that the older snapshot was written by the transaction that its meta page names."""
     for other in pair or ():
         if other.transaction != meta.transaction and (wrong := verify.wrong_writer(read, other)) is not None:
             out.findings.append(wrong)
@@ -125,7 +125,7 @@ class Contents:
     def __init__(self, path: Path, snapshot: Snapshot, meta: Meta, out: Checked) -> None:
         self._snapshot = snapshot
         self.segments = Segments(lambda: path, "")
-        #: Findings about payloads whose segment file is missing, with these segments.
+        #: Finding about a payload whose segment file is missing → the segment.
         self.lost: dict[str, bytes] = {}
         self._values: dict[str, dict[bytes, bytes]] = {name: {} for name in layout.DATABASES}
         self._payloads: dict[bytes, TreeEntry] = {}
@@ -190,7 +190,7 @@ class Contents:
 
 
 def _examine(path: Path, read: Read, meta: Meta, out: Checked) -> dict[str, bytes]:
-    """Check a snapshot. Return the findings about segments whose files are missing, with these segments."""
+    """Check a snapshot. Return `Contents.lost`."""
     snapshot = Snapshot(read, meta, out.findings.append)
     contents = Contents(path, snapshot, meta, out)
     if not contents.is_store:
@@ -213,7 +213,7 @@ def _examine(path: Path, read: Read, meta: Meta, out: Checked) -> dict[str, byte
 
 
 def _decoded(database: str, key: bytes, value: bytes) -> object:
-    """Return a decoded value, given without its seal. Raises ValueError, TypeError, KeyError or struct.error."""
+    """Return the decoded ``value``, which has no seal. Raises ValueError, TypeError, KeyError or struct.error."""
     match database:
         case "topics":
             return TopicInfo(**json.loads(value))
@@ -326,7 +326,7 @@ def _payload(
 
 
 def _payloads(contents: Contents, used: dict[Place, str]) -> Iterator[str]:
-    """Check that each payload in LMDB belongs to an entry, and that each segment counts its chunks."""
+    """Check that each payload in LMDB belongs to an entry, and that each segment's entry has the right number of chunks."""
     last = contents.get("meta", b"payload")
     greatest = layout.to_number(last) if last else 0
     for key in contents.payload_keys():
@@ -346,9 +346,9 @@ def _payloads(contents: Contents, used: dict[Place, str]) -> Iterator[str]:
 
 
 def _space(contents: Contents) -> Iterator[str]:
-    """Check the bytes that each topic counts: they are those of its payloads in LMDB plus its shares of segments.
+    """Check each topic's recorded size: the bytes of its payloads in LMDB plus its shares of segments.
 
-    Its shares must be large enough for the messages that can be read.
+    A topic's shares of segments must be large enough for its readable messages.
     """
     expected: Counter[str] = Counter()
     shares: Counter[str] = Counter()

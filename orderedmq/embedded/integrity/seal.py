@@ -1,6 +1,6 @@
-"""Seals: the checksum of database, key and value that follows every value except payloads. Pure.
+"""Seals: a checksum of database, key and value, stored after every value except payloads. Pure.
 
-A seal covers the key because a changed bit there moves an entry to a key under which it was never written. The checksums of
+A seal covers the key, because a changed bit in the key moves an entry to a key under which it was never written. The checksums of
 payloads are in the index.
 """
 

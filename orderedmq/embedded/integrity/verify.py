@@ -1,9 +1,9 @@
 """Verifies a store's file before LMDB reads it, whenever a process opens the store.
 
-Rules: one snapshot is verified, and a read transaction holds it so that its pages are not reused during the verification. Other
-processes may write, so pages that do not fit together are read again. Each of the file's two snapshots must have been written by the
-transaction that its meta page names, because a changed bit there could make LMDB use the older snapshot and lose the last write.
-Payloads are not read, neither in LMDB nor in segments, because the index has their checksums.
+Rules: the newest snapshot is verified, inside a read transaction, so that its pages are not reused during the verification. Other
+processes may write at the same time, so inconsistent pages are read again. Each of the file's two snapshots must have been written
+by the transaction that its meta page names, because a changed bit in that page could make LMDB use the older snapshot and lose the
+last write. Payloads in LMDB and in segments are not read, because the index has their checksums.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orderedmq.embedded.store import layout, pages
 from orderedmq.embedded.store.pages import Meta, Read, Snapshot, Tree
 from orderedmq.embedded.store.transaction import WRITTEN, damaged, written
 
-#: How often pages that do not fit together are read again, and seconds between two reads. Another process may be writing the pages.
+#: How often inconsistent pages are read again, and seconds between two reads. Another process may be writing these pages.
 TRIES: Final = 20
 PAUSE: Final = 0.005
 
@@ -29,11 +29,11 @@ PAUSE: Final = 0.005
 def reading(path: Path) -> Iterator[Read]:
     """Yield a function that returns bytes of the store's file, given position and size.
 
-    It reads by a system call, not through a map, so that an unreadable sector raises an error instead of a signal.
+    The function reads by a system call, not through a map, so that an unreadable sector raises an error instead of a signal.
     """
     descriptor = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # At a position that is too large for any file, there are no bytes.
+        # A damaged page may lead to a position that is too large for any file, where pread would raise an error.
         yield lambda position, size: os.pread(descriptor, size, position) if position < 1 << 62 else b""
     finally:
         os.close(descriptor)
@@ -64,7 +64,7 @@ def _retry(path: Path, wrong: Callable[[], str | None]) -> None:
 def require_sound(path: Path, env: Any) -> None:
     """Verify the newest snapshot of an open environment.
 
-    A file that is not a store of this broker passes. Raises StoreError CORRUPT.
+    An LMDB file that is not a store of this broker is not refused here. Raises StoreError CORRUPT.
     """
 
     def wrong() -> str | None:
@@ -115,7 +115,7 @@ def wrong_signature(version: int, mine: bytes | None, meta: Meta) -> str | None:
     ``mine``: the value of WRITTEN, None if that entry is missing or fails its seal.
     """
     if version >= 0 and version != layout.FORMAT and mine != written(meta.transaction):
-        # Another version of orderedmq may write another value.
+        # Another version of orderedmq may write another value for WRITTEN.
         return None
     if mine is None:
         return "the record of its last transaction is missing or fails its checksum"
@@ -125,9 +125,9 @@ def wrong_signature(version: int, mine: bytes | None, meta: Meta) -> str | None:
 
 
 def wrong_writer(read: Read, meta: Meta) -> str | None:
-    """Return what is wrong if the older snapshot names another transaction than its meta page, or None if they agree.
+    """Return an error text if the older snapshot was not written by the transaction that its meta page names, else None.
 
-    Nothing else in that snapshot is verified, because LMDB uses only its number.
+    Nothing else in that snapshot is verified, because LMDB uses only its transaction number.
     """
     wrong: list[str] = []
     snapshot = Snapshot(read, meta, wrong.append)
