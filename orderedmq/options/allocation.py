@@ -21,7 +21,7 @@ Assignment = Literal["exclusive", "shared"]
 
 _ASSIGNMENTS: Final[Mapping[str, Assignment]] = {"exclusive": "exclusive", "shared": "shared"}
 _STRATEGY: Final = "allocateMessageQueueStrategy"
-#: Options that only one strategy uses: (the strategy, the meaning of the option if the strategy requires it, else None).
+#: Options that only one strategy uses: option → (strategy, meaning of the option, or None if the strategy does not require it).
 _PARTS: Final = {
     "allocateQueues": ("CONFIG", "the queues of this query"),
     "machineRooms": ("MACHINE_ROOM", "the rooms whose queues the group consumes"),
@@ -32,7 +32,7 @@ _EXAMPLE: Final = '{"orders": {"embedded": [0, 1]}}'
 
 
 def parse_assignment(given: Given, model: str, streaming: bool | None) -> Assignment:
-    """Return the option assignment. Raises OptionError, also for shared in broadcasting or in a batch (``streaming`` is False)."""
+    """Return the option assignment. Raises OptionError, also if shared is given for broadcasting or a batch (``streaming`` False)."""
     assignment = given.value("assignment", choice(_ASSIGNMENTS))
     if assignment == "shared" and model == "broadcasting":
         raise conflict(

@@ -67,7 +67,7 @@ BROKER_OPTIONS: Final = (
     Option(
         "tlsVerifyHostname",
         "true",
-        "false: do not compare a server's name with its certificate (routes have addresses)",
+        "false: do not compare a server's name with its certificate (routes may contain IP addresses)",
     ),
 )
 
@@ -128,7 +128,7 @@ SOURCE_OPTIONS: Final = (
     Option(
         "machineRoom",
         None,
-        "with MACHINE_ROOM_NEARBY: this query's room: a for brokers a@... (a room's queues go to the queries in this room, if any)",
+        "with MACHINE_ROOM_NEARBY: this query's room: a for brokers a@... (a room's queues go to the queries in that room, if any)",
         "required by MACHINE_ROOM_NEARBY",
     ),
     Option(
@@ -164,7 +164,9 @@ SOURCE_OPTIONS: Final = (
         "fail if unread messages were deleted; false: continue with a warning that counts them",
     ),
     Option("maxOffsetsPerTrigger", None, "stream only: maximum messages per micro-batch, counted before filtering", "no limit"),
-    Option("minOffsetsPerTrigger", None, "stream only: minimum messages per micro-batch, which waits for them", "no waiting"),
+    Option(
+        "minOffsetsPerTrigger", None, "stream only: minimum messages per micro-batch, for which a trigger waits", "no waiting"
+    ),
     Option("maxTriggerDelay", "15m", "stream only: maximum wait for minOffsetsPerTrigger"),
     Option("maxBytesPerTrigger", None, "stream only: maximum bytes per micro-batch, such as 64m", "no limit"),
     Option("pullBatchSize", "16384", f"maximum rows in a RecordBatch, 1 to {MAX_PULL_BATCH}"),
@@ -186,7 +188,7 @@ SOURCE_OPTIONS: Final = (
     Option(
         "parkingLot",
         "false",
-        "stream only: also read messages that `consume_orderly` with OrderPerKey has parked, when due; add the columns lock_token and ticket",
+        "stream only: also read, when due, messages that `consume_orderly` with OrderPerKey has parked. Adds the columns lock_token and ticket",
     ),
     Option(
         "parkingLotMaxMessages",

@@ -39,7 +39,7 @@ def from_environment() -> dict[str, str]:
 
 
 def to_environment(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables for these options, for `from_environment` in another process. Options without one are left out."""
+    """Return the environment variables for these options, for `from_environment` in another process. Other options are left out."""
     return {VARIABLES[name]: value for name, value in options.items() if name in VARIABLES}
 
 

@@ -1,4 +1,4 @@
-"""The options that decide where messages wait that a listener could not process: in a parking lot or in the group's retry topic."""
+"""The options for messages that a listener could not process: they wait in a parking lot or in the group's retry topic."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class SinkOptions:
 
     @property
     def needs_key(self) -> bool:
-        """Whether the selector chooses by a key. Rows without a key then lose their order, which is probably a mistake."""
+        """Whether the selector chooses by a key. If it does, rows without a key lose their order, which is probably a mistake."""
         return self.sharding_key is not None and self.selector in _BY_KEY
 
     @staticmethod

@@ -61,7 +61,7 @@ _CONSUME_FROM: Final[Mapping[str, ConsumeFrom]] = {
 }
 _STARTING: Final[Mapping[str, StartKind]] = {"committed": "committed", "earliest": "earliest", "latest": "latest"}
 _START_OF: Final[Mapping[ConsumeFrom, StartKind]] = {"first": "earliest", "last": "latest", "timestamp": "timestamp"}
-#: Options of a cluster, and the reason that a store does not need them.
+#: Options of a cluster, and the reason why a store does not need them.
 _ONLY_FOR_CLUSTER: Final[Mapping[tuple[str, ...], str]] = {
     ("pullThresholdForQueue", "pullThresholdSizeForQueue"): (
         "a task does not prefetch from a store, where pullBatchSize limits the rows of one read"
@@ -100,7 +100,7 @@ class SourceOptions:
 
     Exactly one of ``topics`` (in the given order, without duplicates) and ``topic_pattern`` is set. ``consumer_group`` is None in
     broadcasting and in a batch without a group. ``allocation``: how the members of a shared group divide its queues. ``matching``
-    None: all messages. ``consume_from``: where a group begins that has never committed. ``parking_lot``: maximum messages in a
+    None: all messages. ``consume_from``: where a group that has never committed begins. ``parking_lot``: maximum messages in a
     queue's parking lot, None without a lot. ``retry_topic``: whether the group's retry topic is also read.
     """
 
@@ -248,7 +248,7 @@ def _topics(given: Given) -> tuple[tuple[str, ...], str | None]:
 
 
 def _refuse_parking_lots(topics: tuple[str, ...]) -> None:
-    """Raise TopicError RESERVED if a stream would read a parking lot, because its owner moves and deletes messages in it."""
+    """Raise TopicError RESERVED if a stream would read a parking lot, because the lot's owner moves and deletes messages in it."""
     for name in topics:
         found = origin(name)
         if found is not None:
@@ -381,7 +381,7 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
 def _require_read(
     option: str, queues: Iterable[MessageQueue], topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
 ) -> None:
-    """Raise OptionError if a queue's topic is not read or, with the embedded broker, if it names another broker."""
+    """Raise OptionError if the topic of a queue is not read, or if a queue of the embedded broker names another broker."""
     for queue in queues:
         if not _is_read(queue.topic, topics, pattern):
             which = "topic" if pattern is None else "topicPattern"
@@ -396,7 +396,7 @@ def _require_read(
 def _require_all_topics(
     option: str, offsets: Mapping[MessageQueue, int] | None, topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
 ) -> None:
-    """Raise OptionError unless the offsets name only topics that are read, and all topics of the option topic."""
+    """Raise OptionError unless the offsets name only topics that are read, and every topic that the option topic names."""
     if offsets is None:
         return
     _require_read(option, offsets, topics, pattern, endpoint)

@@ -99,7 +99,7 @@ def _average(index: int, queues: Sequence[MessageQueue], n_clients: int) -> list
 
 def _consistent_hash(client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]) -> list[MessageQueue]:
     """AllocateMessageQueueConsistentHash: a queue belongs to the first virtual node at or after its hash, around the ring."""
-    # If two nodes have the same hash, that of the later client wins, as in Java's map.
+    # If two nodes have the same hash, the later client's node wins, as in Java's map.
     ring = {_md5(f"{client}-{node}"): client for client in clients for node in range(_VIRTUAL_NODES)}
     nodes = sorted(ring)
 
@@ -134,7 +134,7 @@ def _configured(allocation: Allocation, queues: Sequence[MessageQueue]) -> list[
 
 
 def _machine_room(allocation: Allocation, index: int, queues: Sequence[MessageQueue], n_clients: int) -> list[MessageQueue]:
-    """AllocateMessageQueueByMachineRoom: equal blocks of the rooms' queues, and one of the remaining queues for each first member."""
+    """AllocateMessageQueueByMachineRoom: equal blocks of the rooms' queues. The first members get one remaining queue each."""
     near = [queue for queue in queues if has_room(queue.broker_name, allocation.rooms)]
     size = len(near) // n_clients
     start, rest = index * size, index + n_clients * size

@@ -1,9 +1,9 @@
 """A query's lag per queue, from the progress that Spark reports. Pure.
 
-Lag is the number of messages that were in the queue when the micro-batch was planned and are not processed when it has ended:
-``latest - next``, never negative. Both are in the progress of one source: ``endOffset`` is the Checkpoint that Spark logged, and
-``latestOffset`` is what the source's ``reportLatestOffset`` found. Spark gives them as JSON text, but a progress that was parsed from
-JSON has objects.
+Lag is the number of messages that a queue had when the micro-batch was planned, and that are still unprocessed after it:
+``latest - next``, never negative. A source's progress has ``next`` in its ``endOffset``, the Checkpoint that Spark logged, and ``latest``
+in its ``latestOffset``, which the source's ``reportLatestOffset`` returned. Spark gives both as JSON text, but a progress that was
+parsed from JSON has objects.
 
 Spark reports no latest offset for a batch that it repeats after a restart, because the previous run planned it. The lag is then
 unknown.
@@ -22,7 +22,7 @@ from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue, is_parked
 from orderedmq.ownership.offsets import Checkpoint, offsets_from_json
 
-#: How PySpark writes a missing offset: as nothing, as str(None) for Java's null (classic), or as JSON's null (Connect).
+#: The values by which PySpark shows a missing offset, such as str(None) for Java's null (classic), or JSON's null (Connect).
 _MISSING: Final = (None, "", "None", "null")
 
 
@@ -44,8 +44,8 @@ class QueueLag(NamedTuple):
 class ParkedCounts(NamedTuple):
     """The parked messages of a query as of the last micro-batch.
 
-    oldest: when the first of them was stored, in ms since the epoch, None if nothing is parked. retries: the number of failed calls
-    with the messages that are next in their keys.
+    oldest: when the first of them was stored, in ms since the epoch, None if nothing is parked. retries: the number of failed listener
+    calls for the messages that are next in their keys.
     """
 
     messages: int
@@ -61,7 +61,7 @@ def is_ours(progress_source: Mapping[str, Any]) -> bool:
 
 
 def checkpoint_of(progress_source: Mapping[str, Any]) -> Checkpoint | None:
-    """Return the checkpoint up to which one source is processed, or None for another kind of source or before one is decided.
+    """Return the checkpoint up to which one source is processed: None for another kind of source, or if none is decided yet.
 
     Raises OffsetError for a checkpoint that this version cannot read.
     """
@@ -69,10 +69,10 @@ def checkpoint_of(progress_source: Mapping[str, Any]) -> Checkpoint | None:
 
 
 def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
-    """Return the lag of each queue of one source: an empty dict for another kind of source or before an offset is decided.
+    """Return the lag of each queue of one source: an empty dict for another kind of source, or if no offset is decided yet.
 
-    If Spark reports latest offsets, a queue with only one of the two is left out: without ``next``, its beginning is unknown, and
-    without ``latest``, it was given up or deleted. Raises OffsetError for offsets that this version cannot read.
+    If Spark reports latest offsets, a queue that lacks ``next`` or ``latest`` is left out: without ``next``, its beginning is unknown,
+    and without ``latest``, it was given up or deleted. Raises OffsetError for offsets that this version cannot read.
     """
     checkpoint = checkpoint_of(progress_source)
     if checkpoint is None:

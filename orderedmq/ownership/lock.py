@@ -75,8 +75,8 @@ class LockToken:
 class Refusal:
     """The reason why a lock was not granted. ``alive``: whether the holder is alive, None if the broker cannot tell.
 
-    ``remaining``: seconds until the holder's lock expires. ``owner`` is empty if no client reports that it holds the queue. Then
-    ``client_id`` names the group's other members, if it has any.
+    ``remaining``: seconds until the holder's lock expires. ``owner`` is empty if no client reports that it holds the queue. In that case
+    ``client_id`` names the group's other members, if there are any.
     """
 
     queue: MessageQueue
@@ -168,7 +168,7 @@ def token_of(lock: QueueLock, group: str, queue: MessageQueue) -> LockToken:
 def is_current(lock: QueueLock | None, token: LockToken) -> bool:
     """Whether the lock still has the token's epoch (the fence).
 
-    After an unlock, it keeps that epoch until the next grant, seek or release.
+    After an unlock, the lock keeps its epoch until the next grant, seek or release.
     """
     return lock is not None and lock.epoch == token.epoch
 
@@ -181,7 +181,7 @@ def is_held(lock: QueueLock | None, token: LockToken) -> bool:
 def renew(lock: QueueLock | None, token: LockToken, now: Instant) -> QueueLock | None:
     """Return the renewed lock, or None if it is lost.
 
-    An expired lock that no other client took still belongs to its holder, as its epoch proves.
+    An expired lock that no other client took still belongs to its holder, as the unchanged epoch proves.
     """
     if lock is None or not is_held(lock, token) or lock.lingering:
         return None

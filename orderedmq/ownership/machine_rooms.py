@@ -1,8 +1,8 @@
 """Machine rooms: a broker named room@name is in that room. Any other broker is in no room. Pure.
 
-This form of the name is that of AllocateMessageQueueByMachineRoom. Its counterpart for producers, SelectMessageQueueByMachineRoom,
-does nothing in RocketMQ. Here it hashes a key over the queues of the given rooms, as SelectMessageQueueByHash would if there were no
-other queues.
+AllocateMessageQueueByMachineRoom defines this form of the name. Its counterpart for producers, SelectMessageQueueByMachineRoom, does
+nothing in RocketMQ. Here it chooses among the queues of the given rooms by the key's hash, as SelectMessageQueueByHash would if there
+were no other queues.
 """
 
 from __future__ import annotations

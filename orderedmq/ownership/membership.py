@@ -1,9 +1,9 @@
 """Members of a consumer group: which clients count as members, and whether their subscriptions agree.
 
-Rules: a client becomes a member by its heartbeat, which has its subscription. It counts until its heartbeat is as old as a
-lock's life (its queue locks are also free by then), until it leaves, or until its process is known to be dead. All members
-compute the same division of the queues, so they must have the same subscription. A client whose subscription differs from that of an
-earlier member is refused. (RocketMQ also requires this "subscription consistency", but does not check it.)
+Rules: a client becomes a member by its heartbeat, which has its subscription. It remains a member until its last heartbeat is as old
+as a lock's life (its queue locks are also free by then), until it leaves, or until its process is known to be dead. All members
+compute the same division of the queues, so they must have the same subscription. A client whose subscription differs from an earlier
+member's is refused. (RocketMQ also requires this "subscription consistency", but does not check it.)
 
 Pure: the clock and the liveness of a client are arguments.
 """
@@ -19,7 +19,7 @@ from orderedmq.errors import FORMER_RUN, GroupError
 from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, Instant
 from orderedmq.rows.filters import ALL
 
-#: Seconds for which a member counts after a heartbeat, if its broker has no other limit. A heartbeat is sent with each renewal of the
+#: Seconds that a membership lasts after a heartbeat, if the broker has no other limit. A heartbeat is sent with each renewal of the
 #: locks (RENEW_INTERVAL).
 MEMBER_LIFE: Final = LOCK_LIFE
 
@@ -28,9 +28,9 @@ MEMBER_LIFE: Final = LOCK_LIFE
 class Subscription:
     """The settings on which the members of a group must agree.
 
-    ``strategy``: None for an exclusive group, where one member has all queues. ``filter`` is canonical. ``failures``: where messages
-    wait that a listener could not process, "parkingLot", "retryTopic" or "" (nowhere). Members must agree on it, because a member that
-    does not read these messages must not get their queue.
+    ``strategy``: None for an exclusive group, where one member has all queues. ``filter`` is canonical. ``failures``: the option that
+    decides where failed messages wait, "parkingLot" or "retryTopic", or "" for neither. All members need the same value, because a
+    member that does not read a queue's waiting messages must not get the queue.
     """
 
     assignment: str
@@ -88,8 +88,8 @@ def present(members: Iterable[Member], now: Instant, alive: Callable[[str], bool
 def refuse_second_run(group: str, client: ClientIdentity, members: Iterable[Member]) -> None:
     """Refuse ``client`` while another run of its query is a member. Raises GroupError IN_USE.
 
-    A broker that keeps lineage sees both runs as one owner. A queue that moves between them keeps its tenure, and the two runs
-    would resume from different positions of one checkpoint. So the second run must wait until the first has left, is dead, or
+    A broker that keeps lineage sees both runs as one owner. A queue that moves from one run to the other keeps its tenure, and the
+    runs would resume from different positions of one checkpoint. So the second run must wait until the first has left, is dead, or
     has been silent for the lifetime of a member.
     """
     for other in members:
@@ -104,7 +104,7 @@ def refuse_second_run(group: str, client: ClientIdentity, members: Iterable[Memb
 def refuse(group: str, client: ClientIdentity, members: Iterable[Member]) -> None:
     """Refuse ``client`` if an earlier member has another subscription. Raises GroupError DISAGREES.
 
-    A client that is not a member is not refused. Two exclusive members are not compared, because their locks decide.
+    A client that is not a member is not refused. Two exclusive members are not compared, because the queue locks exclude one of them.
     """
     known = {member.client_id: member for member in members}
     mine = known.get(client.client_id)

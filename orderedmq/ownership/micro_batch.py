@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Set in read tasks and write tasks, including jobs started inside foreachBatch (Spark 4.3, classic and Connect).
+#: Local properties that Spark sets in read and write tasks, also for jobs started inside foreachBatch (Spark 4.3, classic and Connect).
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 #: The job group of a micro-batch is the query's run id, which is new at every start of the query.

@@ -1,8 +1,8 @@
-"""The single mechanism for offsets: what Spark logs, which ranges follow from it, and how many messages are admitted.
+"""Offsets: the checkpoints that Spark logs, the ranges between two checkpoints, and how many messages a batch may take.
 
 A Spark offset is a Checkpoint. ``next`` has the next offset to process for every queue that was owned. ``entered`` has the queues
-whose range does not begin where the previous checkpoint ended (first batch, new queue, queue taken over or sought), with the offset
-where it begins.
+whose range does not begin where the previous checkpoint ended (first batch, new queue, queue taken over or sought), with the offsets
+where these ranges begin.
 
     start.next   0:100           1:40
     end.next     0:130           1:40          2:7
@@ -64,9 +64,9 @@ def offsets_from_json(value: Any, where: str, *, least: int = 0) -> dict[Message
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The offset that Spark logs for one side of a micro-batch.
+    """The offset that Spark logs for the start or the end of a micro-batch.
 
-    owner: the query's id, chosen once and stored in the checkpoint (None: the constant initial offset).
+    owner: the query's id, chosen once and stored in the checkpoint. None in the initial offset, which is the same for all queries.
     gen: the epoch at which the owner's tenure of each queue began. A replay compares it with the lock's tenure.
     topics: each topic's `Log.anchor`. reset: the group's reset number when these offsets were decided.
     """
@@ -182,6 +182,6 @@ def admit(backlog: Mapping[MessageQueue, int], limit: int, turn: int = 0) -> dic
 def hold_back(total: int, least: int | None, waited: float, longest: float) -> bool:
     """Whether a trigger should wait for more messages.
 
-    True while there are fewer than ``least`` messages and the last batch was less than ``longest`` seconds ago (``waited``).
+    True while there are fewer than ``least`` messages, and ``waited``, the seconds since the last batch, is less than ``longest``.
     """
     return least is not None and total < least and waited < longest

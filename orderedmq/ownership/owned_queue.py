@@ -68,7 +68,7 @@ class Owned:
     def __init__(self, queue: MessageQueue, token: LockToken | None, leader: MessageQueue | None = None) -> None:
         self.queue = queue
         self.token = token
-        #: The queue whose companion this queue is, None if it is not a companion.
+        #: If this queue is the companion of another queue, that other queue, else None.
         self.leader = leader
         self.phase = Phase.FREE
         #: The offset of the next message to plan, None until it is decided.

@@ -1,4 +1,4 @@
-"""Decides which queues a query owns, from which offset it reads each, and what the broker is told at a micro-batch boundary.
+"""Decides which queues a query owns, from which offset it reads each, and what it does at the broker at a micro-batch boundary.
 
 The Owner decides and the reader (ordered_source) acts: each method returns actions or takes the outcome of an action. The Owner has an
 `Owned` for each queue, with the queue's offsets. Messages in a planned batch that Spark has not committed are in flight.
@@ -8,14 +8,14 @@ A queue that was just locked is read from one of three offsets (the lineage rule
 - The checkpoint's offset, if the queue's tenure is the one that the checkpoint logged and the group was not reset since. The queue
   *resumes*.
 - The group's offset otherwise, because another owner may have processed messages in between. The queue is *entered* there.
-- If the group has no offset: the checkpoint's offset, or without one the beginning that the reader was asked for.
+- If the group has no offset: the checkpoint's offset, or if the checkpoint has none either, the beginning that the reader's options name.
 
 A broker that keeps no lineage cannot distinguish the first two cases: see ``unbroken``. A replay of a logged batch repeats a queue's
 whole range if the queue resumes at the checkpoint's offset, and no part of it if the queue is entered at the group's offset.
 
-Spark commits a logged batch as a whole, even the ranges that were not repeated. So a replay may leave a queue out only if the
-run that locks it next enters it at the group's offset, because another query holds or held the queue. A queue that a former run of
-this same query still holds would return with its tenure unbroken, and would continue after messages that were never processed: see
+Spark commits a logged batch as a whole, even the ranges that were not repeated. So a replay may leave a queue out only if another
+query holds or held the queue, because the next run that locks it then enters it at the group's offset. If a former run of this
+same query still holds the queue, its tenure is unbroken, so the next run would resume after messages that were never processed: see
 ``indispensable``.
 
 Exclusive mode is the strategy "all queues" with the policy "refuse": every queue or none. Shared mode is an
@@ -23,9 +23,9 @@ AllocateMessageQueueStrategy with the policy "hand over": at a boundary, where n
 gives to another member is committed and unlocked. A queue that the strategy gives to this member is requested at each boundary,
 until its owner has given it up. Without a group (broadcasting) there are no tokens, and the checkpoint alone holds the offsets.
 
-A queue, the *leader*, may have a companion: its parking lot. The companion is owned exactly while its leader is, under the leader's
-lock. It has a token, which the broker checks against the leader's lock, and separate offsets. It is never locked, renewed or unlocked
-alone, and no strategy divides it. Pure: no clock, no broker.
+A queue, the *leader*, may have a companion: its parking lot. A query owns the companion exactly while it owns the leader, under the
+leader's lock. The companion has separate offsets, and a token that the broker checks against the leader's lock. It is never locked,
+renewed or unlocked alone, and no strategy divides it. Pure: no clock, no broker.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Policy(Enum):
 
 @dataclass(frozen=True)
 class Lock:
-    """Ask for the locks of these queues. ``all_or_none``: if one is refused, give the granted ones back.
+    """Ask for the locks of these queues. ``all_or_none``: if one lock is refused, give the granted locks back.
 
     ``repeating``: the queues belong to a logged batch, which Spark commits once its tasks have run.
     """
@@ -81,7 +81,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Unlock:
-    """Give queues back, those ``in_flight`` only after the unlock delay, because a task may still be running."""
+    """Give queues back. Queues ``in_flight`` have to wait for the unlock delay, because a task may still be running."""
 
     idle: tuple[LockToken, ...]
     in_flight: tuple[LockToken, ...]
@@ -159,7 +159,7 @@ class Owner:
         """Return the commit of the messages below ``start``, which Spark has processed, or None if nothing is to be committed."""
         if self._planned is None:
             return None
-        # Compare the whole checkpoint, because a queue entered below the last batch's end may have been planned up to that end again.
+        # Compare whole checkpoints: a queue that was entered again at a lower offset may be planned up to the same end as before.
         ran = self.is_planned(start)
         self._planned = None
         placed = [owned for owned in self.owned.values() if owned.position is not None]
@@ -192,7 +192,7 @@ class Owner:
     def lost(self, tokens: Collection[LockToken]) -> list[MessageQueue]:
         """Forget the queues of stale tokens, and return those that were owned. Their new owner resumes at the group's offset.
 
-        If a companion's token is stale, its leader is lost, because both depend on the leader's lock.
+        If a companion's token is stale, its leader is also lost, because both depend on the leader's lock.
         """
         stale = [self.owned[token.queue] for token in tokens if token.queue in self.owned]
         gone = sorted({owned.leader or owned.queue for owned in stale if owned.token in tokens})
@@ -200,7 +200,7 @@ class Owner:
         return gone
 
     def leader_of(self, queue: MessageQueue) -> MessageQueue:
-        """Return the queue whose companion this owned queue is, or the queue itself."""
+        """Return the leader of an owned queue that is a companion, else the queue itself."""
         return self.owned[queue].leader or queue
 
     def all_tokens(self) -> list[LockToken]:
@@ -223,11 +223,11 @@ class Owner:
         self.owned = {queue: owned for queue, owned in self.owned.items() if queue not in gone and owned.leader not in gone}
 
     def indispensable(self, asked: Lock, refused: Sequence[Refusal]) -> list[Refusal]:
-        """Return the refusals with which this query cannot continue.
+        """Return the refusals because of which this query cannot continue.
 
-        An exclusive query cannot continue with any refusal. A shared query cannot repeat a logged batch without the queues that a
-        former run of this query holds (the run is paused or slow to end, or the query was started twice), if the broker keeps
-        lineage. The module's docstring gives the reason.
+        For an exclusive query, these are all refusals. For a shared query that repeats a logged batch, they are the refusals by a
+        former run of the same query, if the broker keeps lineage (the module's docstring says why). Such a run is paused or slow to
+        end, or the query was started twice.
         """
         if asked.all_or_none:
             return list(refused)
@@ -242,8 +242,8 @@ class Owner:
     def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
         """Whether the queue had no other owner, and the group was not reset, since ``logged`` was written.
 
-        ``at_group``: the queue's group offset. Without one, no other owner is known to have processed anything. ``own``: the highest
-        offset that this query can have committed.
+        ``at_group``: the group's offset in the queue. If it is None, no other owner is known to have processed anything. ``own``: the
+        highest offset that this query can have committed.
 
         If the broker keeps no lineage, the result for an exclusive query is true unless the group's offset is above ``own``, because
         only another owner can have moved it there. For a shared query it is false, because its queues may well have had other owners.
@@ -261,10 +261,9 @@ class Owner:
     ) -> tuple[Commit | None, list[Behind], dict[MessageQueue, tuple[int, int]]]:
         """Decide the positions of all unplaced queues.
 
-        ``group``: the group's offsets. ``beginnings``: where queues without any offset begin. Returns three things: a commit of the
-        positions that are above the group's offset or for which the group has none (everything below ``start`` is processed); the
-        queues whose checkpoint is below the group's offset; and the queues that moved from the checkpoint's offset to the group's, as
-        (checkpoint, group).
+        ``group``: the group's offsets. ``beginnings``: where queues without any offset begin. Returns three things: a commit for the
+        queues whose group offset is below their position or missing (everything below ``start`` is processed); the queues that resume
+        below the group's offset; and the queues that left the checkpoint's offset for the group's, as (checkpoint's, group's).
         """
         commits: dict[LockToken, int] = {}
         behind: list[Behind] = []
@@ -293,7 +292,7 @@ class Owner:
     # -- planning ----------------------------------------------------------------------------------------------------------
 
     def backlog(self, ends: OffsetMap) -> dict[MessageQueue, OffsetRange]:
-        """Return the range of each queue that the broker has (``ends``: max offsets) and that is not planned yet."""
+        """Return for each queue the range of messages that are not planned yet. ``ends``: the queues' max offsets at the broker."""
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, owned in self.owned.items():
             if owned.position is None:
@@ -347,8 +346,8 @@ class Owner:
 
         ``group``: the group's offsets, read after the queues were locked. Queues with a broken lineage stay unplaced, so that the
         next boundary enters them at the group's offset. On a broker without lineage, another owner counts as having processed a range
-        only if the group's offset has reached its end. A weaker condition would leave out a partly processed range. If this run then
-        died before it logged the next batch, nothing would show that the rest was never processed.
+        only if the group's offset has reached the range's end. A weaker condition would leave out a partly processed range. If this run
+        died before it logged the next batch, nothing would show that the rest of the range was never processed.
         """
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, span in ranges(start, end).items():
@@ -368,7 +367,7 @@ class Owner:
     def stop(self, group: OffsetMap) -> Unlock:
         """Return the action that gives every queue back.
 
-        A queue whose group offset has reached its planned end was published, so it has nothing in flight.
+        If the group's offset has reached a queue's planned end, the batch was published, so the queue has nothing in flight.
         """
         working: set[MessageQueue] = set()
         for queue, owned in self.owned.items():
@@ -402,8 +401,8 @@ class Owner:
 def _at_group(owned: Owned, group: OffsetMap) -> int | None:
     """Return the group's offset of a queue, or None if the group has none.
 
-    A parking lot has no group offset until one is committed. Until then its offset is 0 if its leader has a group offset, because the
-    checkpoint of a query that gave the leader up has neither queue.
+    A parking lot has no group offset until one is committed. Until then 0 is returned if its leader has a group offset, because the
+    checkpoint may not have the lot: a query that gives the leader up removes both from its checkpoint.
     """
     at = group.get(owned.queue)
     return 0 if at is None and owned.leader in group else at

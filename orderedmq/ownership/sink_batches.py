@@ -25,8 +25,8 @@ def is_repeat(sink: str, batch: int, latest: int | None, published: bool, *, ski
     """Return whether the batch was published before.
 
     ``latest``: the sink's newest published batch, None if it has none. ``published``: whether the broker remembers that this batch was
-    published, which it does for the last `KEPT_BATCHES` numbers. ``skip``: treat a batch too old to be remembered as published.
-    ``sent``: text for the error about messages of an unpublished batch that readers can see.
+    published, which it does for the last `KEPT_BATCHES` numbers. ``skip``: assume that a batch too old to be remembered was published.
+    ``sent``: what the error says about messages of an unpublished batch that readers already see.
 
     Raises SinkError OUT_OF_ORDER for a batch that was never published although a later one was, even with ``skip``, because treating it
     as published would lose its rows. Raises SinkError BATCH_TOO_OLD unless ``skip``.

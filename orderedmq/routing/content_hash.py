@@ -1,8 +1,8 @@
 """A 64-bit hash of a row's content, by which a selector chooses a queue. It depends only on the row. Pure.
 
 Rules: except for chance collisions, two rows have the same hash exactly if their messages have the same `digests`
-(rocketmq/sink/message_stamp.py): an empty text counts as no text, and properties have no order. C code that is mapped over a column
-computes the hashes.
+(rocketmq/sink/message_stamp.py): an empty text counts as no text, and properties have no order. The hashes are computed in C, for a
+whole column at a time.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def _texts(values: pa.Array) -> Words:
 
 
 def _properties(column: pa.Array) -> Words:
-    """Return the hash of each map. It is the sum of its entries' hashes, so that their order does not matter.
+    """Return the hash of each map: the sum of its entries' hashes, so that their order does not matter.
 
-    An entry without a value does not count.
+    An entry whose value is null or empty is ignored.
     """
     bounds = column.offsets.to_numpy().astype(np.int64)
     begin, end = int(bounds[0]), int(bounds[-1])
-    # Even for a slice, ``keys`` and ``items`` are those of the whole array, and offsets count from its beginning.
+    # In a sliced array, ``keys`` and ``items`` still belong to the whole array, and offsets count from its beginning.
     items = column.items.slice(begin, end - begin)
     entries = pc.binary_join_element_wise(column.keys.slice(begin, end - begin), items, "\x01")
     entries = pc.if_else(pc.equal(items, ""), pa.scalar(None, pa.string()), entries)

@@ -1,6 +1,6 @@
 """Hashes of sharding keys: Java's String.hashCode, and a 64-bit hash.
 
-Because of Java's hash, Java producers and this package send a key to the same queue. Pure and vectorised, without Python loops over rows.
+With Java's hash, this package sends a key to the same queue as Java producers do. Pure and vectorised, without Python loops over rows.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _BLOCK: Final = 8192
 class _Strings:
     """Strings as little-endian words of 8 bytes that are aligned at the strings' *ends*.
 
-    ``words[k]`` is (rows, words): the bytes 8k to 8k + 8, counted from the end, of the rows that are long enough. A word that
-    extends beyond its string's start has zeros there. So a polynomial hash gives word k the same weight in every row, whatever
+    ``words[k]`` is (rows, words): the rows that have more than 8k bytes, and their bytes 8k to 8k + 8, counted from the end. A word
+    that extends beyond its string's start has zeros there. So a polynomial hash gives word k the same weight in every row, whatever
     the row's length, and no row needs a separate loop.
     """
 

@@ -2,8 +2,8 @@
 
 Rules: selectors are vectorised, without Python loops over rows. Their choices depend only on their arguments, so that a retry chooses
 the same queues. Selectors count the rows that they have seen, so each writing task needs its own object. On a broker where sent
-messages cannot be withdrawn, a retry must choose the same queues even if its rows are in another order. Therefore the queue of a row
-without a key depends on the row's content there (``by_content``).
+messages cannot be withdrawn, a retry must choose the same queues even if its rows are in another order. Therefore, on such a broker, a
+row without a key goes to a queue that its content determines (``by_content``).
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ SelectorFunction: TypeAlias = Callable[[pa.Array, int], Any]
 
 
 class FunctionSelector:
-    """Chooses by a user's ``function(keys, n)``. It gets a batch's keys as one Arrow array, with null for a row without a key."""
+    """Chooses by a user's ``function(keys, n)``. ``keys`` is one Arrow array of a batch's keys, null for a row without a key."""
 
     def __init__(self, function: SelectorFunction, name: str) -> None:
         """``name`` names the function in errors."""

@@ -55,7 +55,7 @@ class HashedNumbers(HashedKeys):
 
 
 def key_type(column: pa.DataType, given: GivenKeyType = "auto") -> KeyType:
-    """Return the type as which an Arrow column's keys are hashed. Raises SchemaError WRONG_TYPE if the column cannot have keys."""
+    """Return the type by which the keys of an Arrow column are hashed. Raises SchemaError WRONG_TYPE if the column cannot have keys."""
     whole = pa.types.is_integer(column)
     if not whole and not _is_text(column):
         raise SchemaError(
@@ -78,8 +78,8 @@ def _is_text(column: pa.DataType) -> bool:
 def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 0) -> HashedKeys:
     """Return the keys of a column with their hashes. A string that is not UTF-8 is decoded as Java does (text.py).
 
-    ``where`` names the rows in errors, and ``first`` is the number of the first row there. Raises SchemaError WRONG_TYPE, or
-    MessageError BAD_KEY for a key that is not a whole number or is too large for the type.
+    In errors, ``where`` names the rows, and ``first`` is the number of the first row. Raises SchemaError WRONG_TYPE, or MessageError
+    BAD_KEY for a key that is not a whole number or is too large for the type.
     """
     kind = key_type(column.type, given)
     try:
@@ -120,7 +120,7 @@ def _bad(where: str, key: str, kind: Literal["int", "long"]) -> MessageError:
 
 
 def _numbers(column: pa.Array, kind: Literal["int", "long"]) -> npt.NDArray[np.int64] | int:
-    """Return the values of whole numbers or of their texts, 0 for a null. If ``kind`` cannot hold one, return its row number instead."""
+    """Return the values of whole numbers or of their texts, 0 for a null. If ``kind`` cannot hold a value, return its row number instead."""
     if not pa.types.is_integer(column.type):
         bad = pc.fill_null(pc.invert(pc.match_substring_regex(column, f"^{_NUMBER}$")), False)
         if pc.any(bad).as_py():

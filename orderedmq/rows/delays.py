@@ -34,7 +34,7 @@ DEFAULT_LEVELS: Final = 18
 
 @dataclass(frozen=True)
 class DelayLimits:
-    """The delays that one broker accepts. ``no_time``: why it refuses ``deliver_timestamp``, None if it accepts such times.
+    """The delays that one broker accepts. ``no_time``: why the broker refuses ``deliver_timestamp``, None if it accepts the column.
 
     ``most``: how many ms ahead a time may be, None if unknown.
     """
@@ -79,10 +79,10 @@ class DelayLimits:
 
 
 def delays(rows: pa.RecordBatch, where: str, first: int) -> dict[str, pa.Array]:
-    """Return the delay columns of rows by name, checked, without columns that delay no row.
+    """Check the delay columns of rows. Return, by name, the columns that delay at least one row.
 
     ``first`` is the number of the first row in errors. Raises MessageError BAD_DELAY for a negative level or a row with both columns.
-    Raises NULL_BODY for a delayed row with an empty body, because it is sent alone and a broker accepts no empty message then.
+    Raises NULL_BODY for a delayed row with an empty body, because a broker refuses an empty message that is sent alone, as this one is.
     """
     found = {}
     for name in DELAY_COLUMNS:
@@ -126,7 +126,7 @@ def delays_nothing(what: str) -> OptionError:
 
 
 def require_types(schema: pa.Schema, where: str) -> None:
-    """Raises SchemaError WRONG_TYPE unless, as in the sink's columns, a level is a whole number and a time has a time zone."""
+    """Raises SchemaError WRONG_TYPE unless the level is a whole number and the time has a time zone, as in the sink's columns."""
     for name, what, fits in (
         (LEVEL, "a whole number", pa.types.is_integer),
         (TIME, "a timestamp with a time zone", lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None),

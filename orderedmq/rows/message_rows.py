@@ -31,7 +31,7 @@ _TEXT = ("tags", "keys", "sharding_key")
 
 @functools.cache
 def _reserved() -> pa.Array:
-    """Return the reserved names. They are not created at import, because ``pa.array`` imports pandas, a third of the start-up time."""
+    """Return the reserved names. They are not created at import, because importing pandas for ``pa.array`` takes a third of the start-up."""
     return pa.array(sorted(RESERVED_PROPERTIES))
 
 
@@ -41,7 +41,7 @@ def normalise(
     """Return the producer's columns of ``rows``, checked and in the types of the message schema.
 
     Reserved properties are removed. Texts that are not UTF-8 are converted (text.py), and ``malformed`` is called with the numbers of
-    their rows, beginning with 0. ``where`` names the target in errors, and ``first`` is the number of the first row there. Raises
+    their rows, beginning with 0. In errors, ``where`` names the target, and ``first`` is the number of the first row. Raises
     SchemaError MISSING_COLUMN or WRONG_TYPE, or MessageError NULL_BODY, TOO_LARGE, KEY_TOO_LONG or PROPERTIES_TOO_LARGE with the row's
     number.
     """
@@ -153,7 +153,7 @@ def _check_properties(column: pa.Array, where: str, first: int) -> None:
     offsets = column.offsets.to_numpy().astype(np.int64)
     if offsets[-1] == offsets[0]:
         return
-    # Even for a slice, ``keys`` and ``items`` are those of the whole array, and offsets count from their beginning.
+    # In a sliced array, ``keys`` and ``items`` still belong to the whole array, and offsets count from their beginning.
     # RocketMQ writes a property as name, value and two separators.
     pairs = (
         pc.fill_null(pc.add(pc.binary_length(column.keys), pc.binary_length(column.items)), 0).to_numpy(zero_copy_only=False)

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 #: The region of a broker that names no region (MixAll.DEFAULT_TRACE_REGION_ID).
 DEFAULT_REGION: Final = "DefaultRegion"
-#: Properties that a broker adds to a message, and fields of its answer to a send: its region, and whether it wants traces
-#: (not if "false"). MessageConst.PROPERTY_MSG_REGION, PROPERTY_TRACE_SWITCH.
+#: Names of properties that a broker adds to each message, and of fields in its answer to a send: the broker's region, and whether it
+#: wants traces ("false": no). MessageConst.PROPERTY_MSG_REGION, PROPERTY_TRACE_SWITCH.
 REGION: Final = "MSG_REGION"
 TRACE_ON: Final = "TRACE_ON"
 
@@ -26,7 +26,7 @@ def region_of(properties: Mapping[str, str]) -> str | None:
 
 
 class ReturnType(Enum):
-    """How a call ended. The values are the ordinals of ConsumeReturnType."""
+    """How a listener's call ended. The values are the ordinals of ConsumeReturnType."""
 
     SUCCESS = 0
     EXCEPTION = 2
@@ -43,7 +43,7 @@ class TracedMessage(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The end of a call: how it ended, and its duration in ms, divided by the number of messages as in Java (``cost``)."""
+    """The end of a listener's call: how it ended, and its duration in ms, divided by the number of messages as in Java (``cost``)."""
 
     cost: int
     how: ReturnType

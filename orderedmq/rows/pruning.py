@@ -1,7 +1,7 @@
-"""Prunes queues and ranges of offsets that cannot have messages for which some comparisons hold. Pure.
+"""Leaves out queues and ranges of offsets in which no message can satisfy all of the given comparisons. Pure.
 
-Rule: outside the part that is kept, no message fits all comparisons. A message inside may not fit either, so the caller compares it
-again.
+Rule: no message outside the part that is kept fits all comparisons. A message inside need not fit them either, so the caller compares
+it again.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Pruning:
     ) -> OffsetRange | None:
         """Return the part of a queue's range whose messages can fit, or None if none can.
 
-        ``offset_at`` returns the offset of the first message that was stored at a time (µs since the epoch) or later, or the queue's end
-        if there is none. It returns None if it does not know. ``slack``: the number of µs by which a message's store time may be earlier
-        than that of a previous message.
+        ``offset_at`` returns the offset of the first message that was stored at a time (µs since the epoch) or later. It returns the
+        queue's end if there is no such message, and None if the offset is unknown. ``slack``: the number of µs by which a message's store
+        time may be earlier than the store time of a previous message.
         """
         if not self._keeps(queue):
             return None
@@ -82,8 +82,8 @@ class Pruning:
         since, until = self._bounds("store_timestamp")
         if since is not None and until is not None and since >= until:
             return None
-        # If the clock went back, a binary search finds a message near the time, not necessarily the first one. But all messages before
-        # one that is older by the slack are too old, and all messages after one that is younger by the slack are too young.
+        # If the clock went back, a binary search finds a message near the time, not necessarily the first one. But a search for a time
+        # that is earlier (for the end: later) by the slack excludes no message that fits.
         if begin < end and since is not None and (found := offset_at(since - slack)) is not None:
             begin = max(begin, found)
         if begin < end and until is not None and (found := offset_at(until + slack)) is not None:

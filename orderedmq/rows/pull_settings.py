@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 #: Maximum messages of a queue that are pulled but not yet handed over. Java's ``pullThresholdForQueue`` is 1,000, but a task that reads a
-#: closed range needs more of them than a listener, because a pull returns at most 32 messages.
+#: closed range needs more messages than a listener, because a pull returns at most 32 messages.
 MAX_MESSAGES: Final = 65_536
 #: Maximum bytes of a queue that are pulled but not yet handed over (Java: ``pullThresholdSizeForQueue``, 100 MiB).
 MAX_BYTES: Final = 100 * 1024 * 1024

@@ -2,7 +2,7 @@
 
 A message's age is the time since it was stored, by the wall clock. If that clock is set forward, all messages stored earlier
 look older than they are. Therefore the steps by which the clock was set are recorded. Retention subtracts a step as long as messages
-stored before it may be too young to be deleted. The monotonic clock reveals a step, because it is never set.
+stored before the step may be too young to be deleted. A step is noticed by comparison with the monotonic clock, which is never set.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Clocks:
     def read(self, at: Instant, wall: int) -> Clocks:
         """Return the clocks with their current values, or ``self`` if the wall clock has not been set since."""
         if at.boot_id != self.at.boot_id:
-            # Whether the wall clock was set between the two boots is unknown.
+            # Whether the wall clock was set between the two boots is unknown, so begin without steps.
             return Clocks(at, wall)
         step = wall - self.wall - round(at.since(self.at) * 1e6)
         return self if abs(step) < STEP else Clocks(at, wall, (*self.steps, (at.seconds, step))[-MOST:])

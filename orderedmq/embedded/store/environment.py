@@ -72,7 +72,7 @@ T = TypeVar("T")
 class Store:
     """The environment of one store in this process. Callers of ``open`` share it, and the last ``close`` closes it.
 
-    Each use raises StoreError REPLACED or MISSING if no path leads to the store's file any more.
+    Each use raises StoreError REPLACED or MISSING if none of the paths by which the store was opened leads to its file any more.
     """
 
     _shared: ClassVar[dict[File, Store]] = {}
@@ -92,7 +92,7 @@ class Store:
         self._meta_is_stale = False
         self._env: Any = None
         self._handles: dict[str, Any] = {}
-        #: The store's segment files, known once the store was opened.
+        #: The store's segment files, usable once the store is open.
         self.segments = Segments(lambda: self.path, "")
         self._opening = threading.Lock()
         self._dropping = threading.Lock()
@@ -117,7 +117,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, *, map_size: int | None = None, create: bool = False) -> Store:
-        """Return the store at ``path``: opened, or shared if this process has it open. ``create`` makes a missing store.
+        """Open the store at ``path``, or share it if this process has it open. A missing store is created if ``create`` is true.
 
         Raises StoreError MISSING, NOT_EMPTY, PLATFORM, NETWORK_FILE_SYSTEM, PERMISSION, OTHER_FORMAT, NOT_A_STORE, CORRUPT,
         REPLACED or IO, or StoreFullError.
@@ -148,11 +148,11 @@ class Store:
     @classmethod
     @contextlib.contextmanager
     def held(cls, path: Path) -> Iterator[int]:
-        """Yield the newest snapshot's transaction number, and keep LMDB from overwriting that snapshot while its file is read directly.
+        """Yield the newest snapshot's transaction number, and keep LMDB from overwriting that snapshot until the block ends.
 
         Raises StoreError NOT_A_STORE, CORRUPT, PERMISSION or IO.
         """
-        # The guard keeps other threads from opening the environment now, because a process may open it only once.
+        # The guard keeps other threads from opening the environment at the same time, because a process may open it only once.
         with cls._guard, contextlib.ExitStack() as stack:
             file = file_at(path)
             store = cls._shared.get(file) if file is not None else None
@@ -182,7 +182,7 @@ class Store:
 
     @property
     def path(self) -> Path:
-        """The path by which the store was last found, one of those by which it was opened."""
+        """The path at which the store was last found. It is one of the paths by which the store was opened."""
         return self._path if self._whereabouts is None else self._whereabouts.path
 
     @property
@@ -191,7 +191,7 @@ class Store:
         return self._whereabouts
 
     def require_here(self) -> None:
-        """Require that a path leads to the store. Call this before using other files in its directory.
+        """Require that a known path still leads to the store. Call this before using other files in the store's directory.
 
         Raises StoreError REPLACED or MISSING.
         """
@@ -214,21 +214,21 @@ class Store:
                 env.close()
 
     def _drop_if_dead(self, env: Any) -> None:
-        """Drop an environment that LMDB has made unusable, as it does when it fails to write its meta page."""
+        """Drop an environment that LMDB has made unusable, as LMDB does after failing to write a meta page."""
         try:
             env.begin().abort()
         except lmdb.PanicError:
             self._drop()
             self._meta_is_stale = True
         except lmdb.Error:
-            # The environment was closed in the meantime, or another caller gets this error.
+            # Another thread has closed the environment, or the next caller gets this error.
             pass
 
     def _write_over_stale_meta(self) -> None:
         """Commit a transaction without changes, which overwrites the meta page whose write has failed.
 
-        LMDB has put the number of an earlier transaction into that page, next to the roots of the failed one. LMDB never reads these
-        roots. But a changed bit in the number would look the same, and `verify.require_sound` refuses that.
+        LMDB has put the number of an earlier transaction into that page, next to the roots of the failed transaction. LMDB never reads
+        these roots. But the page looks as if a bit of its number had changed, so `verify.require_sound` would refuse the store.
         """
         with contextlib.closing(self._lmdb(False)) as env:
             handles = {name: env.open_db(name.encode(), create=False) for name in layout.DATABASES}
@@ -355,11 +355,11 @@ class Store:
                 transaction.end(committed=committed)
             if not committed:
                 self._drop_if_dead(env)
-        # A write to a store that was moved or replaced would be lost, so it fails.
+        # Refuse a write to a store that was moved or replaced, because it would be lost.
         self.require_here()
 
     def write_even_if_full(self, work: Callable[[Transaction], T]) -> T:
-        """Run a write that must succeed even if the map is full (a renewal, a deletion). A full map grows by SPARE."""
+        """Run a write that must succeed even if the map is full (a renewal, a deletion). In that case the map grows by SPARE."""
         try:
             with self.write() as txn:
                 return work(txn)
@@ -373,9 +373,9 @@ class Store:
             return work(txn)
 
     def write_deletion(self, work: Callable[[Transaction], T]) -> T:
-        """Run a write that deletes, and another write right after it, because only the second write after it can reuse freed pages."""
+        """Run a write that deletes, then a small write, because only the second write after a deletion can reuse its freed pages."""
         out = self.write_even_if_full(work)
-        # The deletion is done, even if this second write fails.
+        # Ignore an error of the small write, because the deletion is already done.
         with contextlib.suppress(StoreError):
             self.write_even_if_full(lambda txn: txn.take_number("freed"))
         return out
@@ -396,7 +396,7 @@ class Store:
             (folder / "data.mdb").chmod(0o600)
             with contextlib.closing(lmdb.open(str(folder), map_size=self.map_size, max_dbs=len(handles), mode=0o600)) as copy:
                 names = {name: copy.open_db(name.encode(), create=False) for name in handles}
-                # The copy has other transaction numbers, and each of its two snapshots must name its own (integrity/verify.py).
+                # The copy's transaction numbers differ from the store's, and both of its snapshots must name them (integrity/verify.py).
                 for _ in range(2):
                     with copy.begin(write=True) as txn:
                         Transaction(txn, names, folder, self.segments).sign(always=True)
@@ -418,7 +418,7 @@ class Store:
                     with txn:
                         yield txn
                     return
-            # Killed readers hold slots, or another process with a larger map has written beyond this process's map.
+            # Either killed readers hold all slots, or another process with a larger map has written beyond this process's map.
             env.reader_check()
             with self._resize_lock.exclusive():
                 env.set_mapsize(0)
@@ -426,8 +426,8 @@ class Store:
     def last_change(self) -> int:
         """Return a number that grows with every write of any process. Reading it costs very little.
 
-        It is the number of the newest snapshot. ``env.info()`` is not used, because it counts a write before its fsync, while readers
-        still see the earlier state. They would take the earlier state for the new one.
+        It is the number of the newest snapshot. ``env.info()`` is not used, because it counts a write already before the write's fsync,
+        while readers still see the earlier state. A reader would take that state for the new one.
         """
         env, _ = self._environment()
         with self.errors_mapped("read"), self._transaction(env, write=False) as txn:
@@ -441,7 +441,7 @@ class Store:
         except lmdb.MapFullError as error:
             raise map_full(self.path, self.map_size) from error
         except (lmdb.PanicError, lmdb.BadTxnError) as error:
-            # LMDB makes an environment unusable after a failed write of its meta page. A new one works once the cause is gone.
+            # LMDB makes an environment unusable after a failed write of its meta page. A new environment works once the cause is gone.
             self._meta_is_stale = self._meta_is_stale or isinstance(error, lmdb.PanicError)
             self._drop()
             raise self._failed(f"{what} and was closed", f"{error}. Try again") from error

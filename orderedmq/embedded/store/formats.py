@@ -23,7 +23,7 @@ def prepare(env: Any, path: Path, segments: Segments, create: bool) -> tuple[dic
 
     Raises StoreError MISSING, OTHER_FORMAT, NOT_A_STORE or CORRUPT.
     """
-    # The entries are counted before the lookup. If another process initialised the store in between, its entries would look foreign.
+    # Count the entries before the lookup. Otherwise a store that another process initialises in between would look foreign.
     entries = env.stat()["entries"]
     try:
         meta = env.open_db(b"meta", create=False)

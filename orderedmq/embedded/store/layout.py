@@ -37,7 +37,7 @@ from orderedmq.ownership.lock import Instant, QueueLock
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.rows.retention import Clocks
 
-#: No release made a store of a format below this one.
+#: The format of stores. No release has made a store of an earlier format.
 FORMAT: Final = 5
 DATABASES: Final = (
     "meta",
@@ -100,7 +100,7 @@ class Chunk(NamedTuple):
 
 @dataclass
 class SegmentState:
-    """What the index says about a segment. ``chunks``: how many chunks are in it. If it has none, the file may be deleted.
+    """The entry of a segment. ``chunks``: how many of its chunks are in the index. If there are none, the file may be deleted.
 
     ``topics``: the bytes of the messages that were published from this segment, by incarnation of their topic. They take disk space
     until the segment is deleted.
@@ -119,7 +119,7 @@ class SegmentState:
 
 
 class QueueState(NamedTuple):
-    """Offsets of the first message and of the next one, bytes stored, and the last store timestamp, which never goes back."""
+    """A queue's first offset and its next offset, the bytes stored, and the last store timestamp, which never goes back."""
 
     min_offset: int
     max_offset: int
@@ -171,7 +171,7 @@ def group_of(key: bytes) -> tuple[str, MessageQueue]:
 
 
 def sink_key(sink_id: str) -> bytes:
-    """Return the prefix of a sink's keys. It has a hash of a sink id that is too long for a key."""
+    """Return the prefix of a sink's keys. A hash replaces a sink id that is too long for a key."""
     plain = sink_id.encode()
     if len(plain) > 200 or b"\0" in plain:
         plain = b"#" + hashlib.blake2b(plain, digest_size=32).hexdigest().encode()
@@ -195,7 +195,7 @@ def group_prefix(group: str) -> bytes:
 
 
 def member_key(group: str, client_id: str) -> bytes:
-    """Return the key of a member's record. It has a hash of the client id, which can be too long for a key."""
+    """Return the key of a member's record. A hash replaces the client id, because that can be too long for a key."""
     return group_prefix(group) + hashlib.blake2b(client_id.encode(), digest_size=16).digest()
 
 

@@ -84,7 +84,7 @@ class TreeEntry(NamedTuple):
 class _Nodes(NamedTuple):
     """The nodes of a page: their keys and flags, and the sizes and positions of their values.
 
-    In a branch, the sizes are the lower halves of the child pages' numbers.
+    In a branch page, the sizes are the lower halves of the child pages' numbers.
     """
 
     keys: list[bytes]
@@ -94,7 +94,7 @@ class _Nodes(NamedTuple):
 
 
 def metas(read: Read) -> tuple[Meta, Meta] | None:
-    """Return both meta pages, unverified. Return None if the file has none: LMDB itself then reports what the file is."""
+    """Return both meta pages, unverified, or None if the file has no meta pages. In that case LMDB reports what is wrong with the file."""
     first = read(0, _META_SIZE)
     if not _is_meta(first):
         return None

@@ -124,7 +124,7 @@ class SegmentWriter:
         sync_folder(self._folder)
 
     def close(self) -> None:
-        """Close the file and release its lock, by which other processes see that this writer has ended."""
+        """Close the file and release its lock, so that other processes see that this writer has ended."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -147,7 +147,7 @@ class SegmentWriter:
         while views:
             done = os.pwritev(self._open, views, position)
             position += done
-            # The system may write only a part.
+            # The system may have written only a part of the pieces.
             while views and done >= views[0].nbytes:
                 done -= views.pop(0).nbytes
             if views:
@@ -162,5 +162,5 @@ class SegmentWriter:
             _libc.sync_file_range(self._open, ctypes.c_int64(begin), size, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
 
 
-#: After a fork, the child closes its copy of the descriptor. Otherwise the file would stay locked when the parent is dead.
+#: After a fork, the child closes its copy of the descriptor. Otherwise the file would stay locked after the parent's death.
 _here: Final = BeginAnew(SegmentWriter.close)

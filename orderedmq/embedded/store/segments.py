@@ -40,7 +40,7 @@ class Segments:
     """The segment files of one store. Thread-safe.
 
     A file is opened for each read. That costs a few µs per chunk, keeps no descriptor open, and shows immediately that a file is
-    gone. It is read by a system call, not through a map, so that a truncated file or a bad sector raises an error instead of a signal.
+    gone. Files are read by a system call, not through a map, so that a truncated file or a bad sector raises an error, not a signal.
     """
 
     def __init__(self, store: Callable[[], Path], store_id: str) -> None:

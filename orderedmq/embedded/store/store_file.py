@@ -12,7 +12,7 @@ from pathlib import Path
 from orderedmq.conditions import StoreCondition
 from orderedmq.errors import StoreError
 
-#: Device and inode. While a file is open, no other file has the same.
+#: Device and inode. While a file is open, no other file has the same pair.
 File = tuple[int, int]
 
 
@@ -46,8 +46,8 @@ def not_the_same(path: str | Path) -> StoreError:
 def recognised(path: Path, before: File | None, store_id: str, expected: str) -> tuple[File, str]:
     """Return the file and the identity of a store that was just opened.
 
-    ``before``: the file at ``path`` before the store was opened, None if there was none. ``expected``: the identity when the store
-    was opened for the first time, "" if this is the first time. Raises StoreError REPLACED or MISSING if one of them has changed.
+    ``before``: the file at ``path`` before the store was opened, None if there was none. ``expected``: the store's identity when this
+    process first opened it, "" if this is the first time. Raises StoreError REPLACED or MISSING if the file or the identity has changed.
     """
     file = file_at(path)
     identity = store_id if file is None else f"{store_id}-{file[1]:x}"
@@ -78,6 +78,6 @@ class Whereabouts:
                     self.path = path
                     return
         except OSError:
-            # Whether the path leads to the file is unknown, because a directory on the way cannot be entered at the moment.
+            # A directory on the path cannot be entered at the moment, so assume that the path still leads to the file.
             return
         raise not_the_same(self.path)

@@ -1,9 +1,9 @@
 """One transaction of a store: its entries in LMDB, and the segment files that they point to.
 
-A transaction seals values when it writes them and verifies the seals when it reads them, except those of payloads.
+A transaction seals each value that it writes, and verifies the seal of each value that it reads. Only payloads have no seals.
 
-A seal shows that an entry is what was written under its key. The seals of its neighbours verify that an entry is *absent*: if a
-changed bit in a key hides an entry, a search for the old key ends next to that entry.
+A seal shows that a value is the one that was written under its key. To verify that a key is *absent*, the seals of the neighbouring
+entries are checked: if a changed bit in a key hides an entry, a search for the original key ends next to that entry.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Transaction:
                 last = self._require_after(last, database, key)
                 within = includes(key)
                 if within or database != seal.UNSEALED:
-                    # The first entry after the wanted ones is also verified: if its key was changed, it may have been one of them.
+                    # The first entry after the wanted ones is also verified, because it may be a wanted entry whose key was damaged.
                     plain = value if database == seal.UNSEALED else self._opened(database, key, value)
                 if not within:
                     return
@@ -103,7 +103,7 @@ class Transaction:
         The caller checks whether it is the right entry. Raises StoreError CORRUPT.
         """
         cursor = self._txn.cursor(db=self._handles[database])
-        # After a failed set_range, prev() goes to the last entry. Before the first entry it returns False.
+        # If set_range finds no entry, prev() moves to the last entry. At the first entry, prev() returns False.
         if not (cursor.set_range(key) and cursor.key() == key) and not cursor.prev():
             return None
         return self._entry(database, cursor)
@@ -186,10 +186,10 @@ class Transaction:
         self._signed = True
 
     def end(self, *, committed: bool) -> None:
-        """Delete files to which the index does not point. Call this after the commit, which may have failed.
+        """Delete files to which the index does not point any more. Call this after the commit, which may have failed.
 
         If the files were deleted before the commit, a loss of power could lose messages. After a failed commit, it is unknown whether
-        the changes are on the disk, so the segment is left to the garbage collection.
+        the changes are on the disk, so this transaction's segment is left to the garbage collection.
         """
         if self._writer is not None and not self._signed:
             self._writer.abandon()
@@ -222,7 +222,7 @@ class Transaction:
         cursor = self._txn.cursor(db=self._handles[database])
         if cursor.set_range(key):
             self._entry(database, cursor)
-        # If no entry follows, prev() goes to the last entry.
+        # If set_range finds no entry, prev() moves to the last entry.
         if cursor.prev():
             self._entry(database, cursor)
 
@@ -235,7 +235,7 @@ class Transaction:
 
 
 def written(transaction: int) -> bytes:
-    """Return the value of WRITTEN. It repeats the format, because the format's entry has no seal so that earlier versions can read it."""
+    """Return the value of WRITTEN. It repeats the number of the format, because that number's own entry has no seal."""
     return layout.number(transaction) + layout.number(layout.FORMAT)
 
 
