@@ -54,7 +54,7 @@ def holding(txn: Transaction, queue: MessageQueue, offset: int) -> tuple[int, Ch
         first, chunk = layout.index_offset(entry[0]), Chunk.unpack(entry[1])
         if first <= offset < first + chunk.rows:
             return first, chunk
-    raise txn.damaged(f"queue {queue} has no chunk with its message {offset}")
+    raise txn.damaged(f"queue {queue} has no chunk with message {offset}")
 
 
 def chunks(txn: Transaction, queue: MessageQueue, at: QueueState, offset: int) -> Iterator[tuple[int, Chunk]]:
@@ -66,7 +66,7 @@ def chunks(txn: Transaction, queue: MessageQueue, at: QueueState, offset: int) -
     for found, value in txn.following("index", layout.index_key(key, following)):
         first, chunk = layout.index_offset(found), Chunk.unpack(value)
         if not found.startswith(key) or len(found) != len(key) + 8 or first != following or chunk.rows < 1:
-            raise txn.damaged(f"queue {queue} has no chunk with its message {following}")
+            raise txn.damaged(f"queue {queue} has no chunk with message {following}")
         yield first, chunk
         following = first + chunk.rows
         if following >= at.max_offset:

@@ -184,7 +184,7 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     if not known and not new["sources"]:
         if old["rows"] == new["rows"]:
             return None
-        return f"it had {sum(row[2] for row in old['rows'])} rows then and has {sum(row[2] for row in new['rows'])} now, or other queues"
+        return f"it had {sum(row[2] for row in old['rows'])} rows then and has {sum(row[2] for row in new['rows'])} now, or in other queues"
     if not new["sources"] and new["rows"]:
         return "it had source ranges then and has none now"
     for group, topic, queue_id, begin, end in new["sources"]:

@@ -27,7 +27,7 @@ def parse_failed_messages(
     parking_lot = given.value("parkingLot", parse_bool)
     if not parking_lot and given.has("parkingLotMaxMessages"):
         raise conflict(
-            "option parkingLotMaxMessages limits a parking lot, but parkingLot is false. Set parkingLot=true, or drop it"
+            "option parkingLotMaxMessages limits a parking lot, but parkingLot is false. Set parkingLot=true, or drop parkingLotMaxMessages"
         )
     retry_topic = given.value("retryTopic", parse_bool)
     if retry_topic and endpoint.embedded:
@@ -54,6 +54,6 @@ def parse_failed_messages(
             )
         if chosen and group is None:
             raise conflict(
-                f"option {name} needs a consumer group, to which the waiting messages belong. Set consumerGroup, or drop it"
+                f"option {name} needs a consumer group, to which the waiting messages belong. Set consumerGroup, or drop {name}"
             )
     return FailedMessages(room if parking_lot else None, retry_topic)

@@ -299,7 +299,9 @@ def _consume_from(given: Given) -> tuple[ConsumeFrom, int | None]:
     if where == "timestamp" and timestamp is None:
         raise OptionError(OptionCondition.MISSING, "option consumeFromWhere=timestamp needs a time. Set consumeTimestamp")
     if where != "timestamp" and timestamp is not None:
-        raise conflict(f"option consumeTimestamp needs consumeFromWhere=timestamp, not {where}. Set it")
+        raise conflict(
+            f"option consumeTimestamp needs consumeFromWhere=timestamp, not {where}. Set it, or drop consumeTimestamp"
+        )
     if given.has("consumeFromWhere"):
         for name in ("startingOffsets", "startingTimestamp"):
             if given.has(name) and (given.text(name) or "").lower() != "committed":

@@ -92,7 +92,7 @@ class Refusal:
         if self.owner:
             return f"query {self.owner} ({self.client_id})"
         if self.client_id:
-            return f"an unidentified client: another member of the group ({self.client_id}), or one that has exited"
+            return f"an unidentified client: another member of the group ({self.client_id}), or a client that has exited"
         return "a client that is not a member of the group, because it has exited without giving its locks back"
 
 

@@ -45,7 +45,7 @@ def is_repeat(sink: str, batch: int, latest: int | None, published: bool, *, ski
     if not published and batch < latest:
         raise SinkError(
             SinkCondition.OUT_OF_ORDER,
-            f"{_named(sink, batch)} was not written, but {latest}, a later one, was{sent}: {_cause(sink)}. {_remedy(sink, latest)}",
+            f"{_named(sink, batch)} was not written, but the later {latest} was{sent}: {_cause(sink)}. {_remedy(sink, latest)}",
         )
     return published
 

@@ -87,7 +87,7 @@ def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 
     except pa.ArrowInvalid as error:
         raise SchemaError(
             SchemaCondition.WRONG_TYPE,
-            f"the sharding keys of {where} are binary, and not all are UTF-8. Write their digits, for example hex(key)",
+            f"the sharding keys of {where} are binary, and not all are UTF-8. Write the keys as text, for example hex(key)",
         ) from error
     if kind == "text":
         return HashedKeys(texts)

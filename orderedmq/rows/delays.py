@@ -74,7 +74,7 @@ class DelayLimits:
             raise MessageError(
                 MessageCondition.BAD_DELAY,
                 f"in row {first + row} of {where}, {TIME} is {times[row].as_py():%Y-%m-%dT%H:%M:%SZ}, but broker {self.broker} accepts a "
-                f"message at most {self.most // 1000} s ahead (timerMaxDelaySec). Write it later, or raise that setting",
+                f"message at most {self.most // 1000} s ahead (timerMaxDelaySec). Write the row later, or raise that setting",
             )
 
 

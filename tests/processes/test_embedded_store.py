@@ -311,7 +311,7 @@ def test_a_store_on_a_read_only_file_system_says_so_and_goes_on_when_that_is_wri
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     remedy = "Mount it writable. If a disk error made it read-only, repair the disk first (see dmesg)"
-    read_only = f"ORDEREDMQ_STORE.PERMISSION its file system is read-only. {remedy}"
+    read_only = f"ORDEREDMQ_STORE.PERMISSION the store's file system is read-only. {remedy}"
     assert done.stdout.splitlines() == [
         "append ok", f"large {read_only}", f"join {read_only}", "locks ok", "leave ok", f"read {read_only}", f"create {read_only}",
         "append ok", "read ['a', 'b', 'c']", "[False]",

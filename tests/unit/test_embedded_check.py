@@ -217,7 +217,7 @@ DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
     (copied(Q1, 0, 3), f"message 0 of queue {Q1} of group 'h' was parked at 3 of queue {P1}, which has no such message"),
     (copied(P1, 0, 9), f"message 0 of queue {P1} of group 'h' was parked at 9 of queue {P1}, which has no such message"),
     (copied(Q1, 99, 0), f"message 99 of queue {Q1} of group 'h' was parked, but does not exist"),
-    (copied(Q1, 0, 1), f"was parked at 1 of queue {P1}, as was message 0 of queue {Q1}"),
+    (copied(Q1, 0, 1), f"was parked at 1 of queue {P1}, and so was message 0 of queue {Q1}"),
     (copied(Q0._replace(topic="x"), 0, 0), "of queue x/embedded/0 of group 'h' was parked, but does not exist"),
     (lots_of_nothing, "queue %PARKED%h%other/embedded/0 is the parking lot of a queue that does not exist"),
     (
@@ -272,7 +272,7 @@ DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
     (member_text(b"{"), "cannot be read: "),
     (member_text(b"\xff"), "cannot be read: "),
     (letter(4, 2), "message 4 of queue orders/embedded/0 of group 'g' has a dead letter at 2, but the dead letters end at 2"),
-    (letter(4, 1), "has its dead letter at 1, as has message "),
+    (letter(4, 1), "has its dead letter at 1, and so has message "),
     (letter(4, 0, "h"), "message 4 of queue orders/embedded/0 of group 'h' has a dead letter in a topic that does not exist"),
     (letter(4, 1, queue=Q1._replace(topic="nothing")), "has a dead letter, but its queue does not exist"),
     (settled(0, 0b1001), f"message 3 of queue {Q1} was processed by group 'h', but does not exist"),

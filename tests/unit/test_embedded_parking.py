@@ -206,6 +206,6 @@ def test_a_store_that_lacks_the_database_is_damaged(path: Path):
         with env.begin(write=True) as txn:
             txn.drop(database, delete=True)
             txn.put(WRITTEN, seal.sealed("meta", WRITTEN, transaction.written(txn.id())), db=meta)
-    with EmbeddedBroker(path) as broker, refused("STORE.CORRUPT", "it has databases"):
+    with EmbeddedBroker(path) as broker, refused("STORE.CORRUPT", "its databases are not those of a store"):
         broker.log.topics()
     assert "its database parked is missing" in check(path)

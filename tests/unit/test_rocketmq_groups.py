@@ -183,7 +183,10 @@ def test_a_fence_is_asked_for_again_after_a_second() -> None:
         (Refusal(QUEUE, "q1", "q1@h", None, False, 40.0), ("not known to be alive",)),
         (Refusal(QUEUE, "q1", "q1@h", None, True, 40.0), ("query q1 (q1@h), which stopped in the middle of a batch",)),
         (Refusal(QUEUE, "", "", None, False, 60.0), ("held by a client that is not a member of the group", "ends within 60 s")),
-        (Refusal(QUEUE, "", "a, b", None, False, 60.0), ("member of the group (a, b), or one that has exited", "within 60 s")),
+        (
+            Refusal(QUEUE, "", "a, b", None, False, 60.0),
+            ("member of the group (a, b), or a client that has exited", "within 60 s"),
+        ),
     ],
 )
 def test_a_refused_query_is_told_who_has_its_queues_as_far_as_it_is_known(refusal: Refusal, words: tuple[str, ...]) -> None:

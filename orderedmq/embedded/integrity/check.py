@@ -451,7 +451,7 @@ def _dead(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
         elif letter >= target.max_offset:
             yield f"{name} has a dead letter at {letter}, but the dead letters end at {target.max_offset}"
         if (group, letter) in letters:
-            yield f"{name} has its dead letter at {letter}, as has {letters[group, letter]}"
+            yield f"{name} has its dead letter at {letter}, and so has {letters[group, letter]}"
         letters[group, letter] = name
 
 
@@ -473,7 +473,7 @@ def _parked(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str
         if lots is None or place >= lots.max_offset:
             yield f"{name} was parked at {place} of queue {lot}, which has no such message"
         if (lot, place) in copies:
-            yield f"{name} was parked at {place} of queue {lot}, as was {copies[lot, place]}"
+            yield f"{name} was parked at {place} of queue {lot}, and so was {copies[lot, place]}"
         copies[lot, place] = name
 
 

@@ -102,7 +102,7 @@ def _require_trees(path: Path, read: Read, meta: Meta) -> None:
     if layout.to_number(version) != layout.FORMAT:
         return
     if set(trees) != set(layout.DATABASES):
-        report(f"it has databases {', '.join(sorted(trees))}")
+        report(f"its databases are not those of a store: {', '.join(sorted(trees))}")
     for name in layout.DATABASES:
         if name != "meta":
             snapshot.walk(trees[name], name, exact=name == seal.UNSEALED)

@@ -486,7 +486,7 @@ class Store:
 
 def _no_permission(path: Path, error: Exception) -> StoreError:
     if _READ_ONLY in str(error):
-        remedy = "its file system is read-only. Mount it writable. If a disk error made it read-only, repair the disk first (see dmesg)"
+        remedy = "the store's file system is read-only. Mount it writable. If a disk error made it read-only, repair the disk first (see dmesg)"
     else:
         remedy = missing_rights(path)
     why = f"this process has no permission to use the store at {path} ({error}), and nothing was changed: {remedy}"

@@ -245,7 +245,7 @@ def described(database: str, key: bytes) -> str:
         case "parked":
             return f"the record that group {first!r} parked message {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
         case "settled":
-            return f"the record of what group {first!r} settled in block {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
+            return f"block {int.from_bytes(key[-8:], 'big')} of the messages that group {first!r} settled in queue {_queue_text(rest[:-8])}"
         case "segments":
             return f"the entry of segment {key.hex()}"
         case "space":
