@@ -63,7 +63,6 @@ def pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def body_bytes(body: pa.Array) -> int:
-    """Return the total number of bytes of the bodies."""
     return int(pc.sum(pc.binary_length(body)).as_py() or 0)
 
 

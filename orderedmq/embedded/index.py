@@ -25,8 +25,8 @@ from orderedmq.errors import StoreError, no_such_queue
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, missing_topic
 from orderedmq.rows.retention import Clocks
 
-#: A tail chunk of this many rows or more is not merged. This is half a full chunk, and reading it costs about as much per row as
-#: reading a full one.
+#: A tail chunk of this many rows or more is not merged. It is at least half full, and reading it costs about as much per row as reading
+#: a full chunk.
 MERGE_BELOW: Final = 8192
 #: A tail chunk of this many bytes or more is not merged, so that a chunk of large messages is not rewritten to add a few more.
 MERGE_BELOW_BYTES: Final = 1024 * 1024
@@ -162,7 +162,6 @@ def _delete(txn: Transaction, topic: TopicInfo, queue: MessageQueue, gone: Seque
 
 
 def queues_of(topic: TopicInfo) -> list[MessageQueue]:
-    """Return the queues of a topic in order."""
     return [MessageQueue(topic.name, EMBEDDED_BROKER, number) for number in range(topic.queues)]
 
 

@@ -36,7 +36,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True)
 class Registration:
-    """The record that a task reads ``offsets`` of ``queue``, under the lock ``token`` if the query has a group."""
+    """Says that a task reads ``offsets`` of ``queue``, under the lock ``token`` if the query has a group."""
 
     queue: MessageQueue
     offsets: OffsetRange

@@ -22,7 +22,6 @@ def topic_of(txn: Transaction, name: str) -> TopicInfo:
 
 
 def every(txn: Transaction) -> list[TopicInfo]:
-    """Return the records of all topics."""
     return [TopicInfo(**json.loads(value)) for _, value in txn.scan("topics")]
 
 

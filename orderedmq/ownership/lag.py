@@ -8,7 +8,7 @@ parsed from JSON has objects.
 Spark reports no latest offset for a batch that it repeats after a restart, because the previous run planned it. The lag is then
 unknown.
 
-A source with a parking lot adds the parked messages at the time of planning to the latest offset.
+In the latest offset, a source with a parking lot also reports how many messages were parked at the time of planning.
 """
 
 from __future__ import annotations

@@ -161,7 +161,6 @@ def refusal(lock: QueueLock, queue: MessageQueue, now: Instant, alive: bool | No
 
 
 def token_of(lock: QueueLock, group: str, queue: MessageQueue) -> LockToken:
-    """Return the token of a granted lock."""
     return LockToken(group, queue, lock.owner, lock.client_id, lock.epoch, lock.tenure)
 
 

@@ -32,7 +32,6 @@ def parse_name(name: str) -> SegmentName | None:
 
 
 def name_of(segment: bytes) -> str:
-    """Return the name of a complete segment's file."""
     return f"{segment.hex()}{COMPLETE}"
 
 
