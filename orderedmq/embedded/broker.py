@@ -33,7 +33,7 @@ class EmbeddedBroker:
         map_size: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``identity``: that of the store expected at ``path``. ``seen_here``: whether this machine had that store there before."""
+        """``identity``: the expected store's identity. ``seen_here``: whether this machine had that store at ``path`` before."""
         self.path = Path(os.path.abspath(path))
         self._expected = identity
         self._seen_here = seen_here

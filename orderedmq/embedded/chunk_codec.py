@@ -1,9 +1,9 @@
 """Encodes, decodes and verifies chunks: messages of one queue as an Arrow IPC stream of one record batch. Pure.
 
 Rules: the payload leaves out a column without values, and the index entry says which columns the payload has. So messages that have
-only bodies take no more room than their bodies. The index entry has the timestamps that all messages of the chunk share. Only a
-merge of chunks with different timestamps makes them columns. Columns that can be computed from a message's place (topic, offset,
-message id) are made on reading, and only if they are requested. The index entry has the payload's xxh3 checksum.
+only bodies take no more room than their bodies. The index entry has the timestamps that all messages of the chunk share. Timestamps
+that differ, which only a merged chunk has, are columns. Columns that can be computed from a message's place (topic, offset, message
+id) are made on reading, and only if they are requested. The index entry has the payload's xxh3 checksum.
 """
 
 from __future__ import annotations

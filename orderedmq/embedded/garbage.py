@@ -50,7 +50,7 @@ def collect_now(store: Store, clock: Clock) -> int:
 def can_be_published(header: Header, boot_id: str, now: int, latest: int | None) -> bool:
     """Whether the run that wrote a complete segment may still publish it. ``latest``: the newest batch that the run's sink has published.
 
-    A segment with ``own`` can be published only while its writer holds the lock. If it is from an earlier boot, its driver is dead.
+    A segment with ``own`` can be published only while its writer holds the lock. The driver of a run from an earlier boot is dead.
     """
     if header.own or header.boot != boot_id or now - header.since > FORGOTTEN:
         return False

@@ -281,7 +281,7 @@ class EmbeddedLog:
     ) -> list[tuple[int, Chunk, bytes | pa.Buffer | pa.RecordBatch]]:
         """Return one or more consecutive chunks, from the one that holds ``offset`` on, with their payloads or decoded rows.
 
-        The last one reaches a quarter of ``max_messages``, or the next one would exceed ``max_bytes``, or the queue ends.
+        Chunks are added until they have a quarter of ``max_messages``, or until the next chunk would exceed ``max_bytes``.
         """
         parts: list[tuple[int, Chunk, bytes | pa.Buffer | pa.RecordBatch]] = []
         rows = size = 0

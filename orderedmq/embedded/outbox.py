@@ -3,7 +3,7 @@
 A publish writes index entries, not messages (except small chunks, which it stores or merges). Its steps, in order:
 
 1. If the batch number is already recorded, do nothing if the content is the same, and refuse the batch otherwise.
-2. Refuse the batch if this run registered a source whose epoch is now stale.
+2. Refuse the batch if this run registered a source whose lock epoch is now stale.
 3. Refuse the batch if another batch of the sink has published the same messages.
 4. Refuse the batch if a segment is missing.
 5. Make the rows visible in (partition, row) order, record the batch, and move the group offsets of the run's sources.

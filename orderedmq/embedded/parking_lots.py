@@ -105,7 +105,7 @@ def forget(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> No
 
 
 def trim(txn: Transaction, lot: MessageQueue, before: int | None, offset: int) -> None:
-    """Delete a lot's messages below both the group's former and new offset. Others stay, because their batch may be repeated.
+    """Delete a lot's messages that are below both the former and the new offset. Others stay, because their batch may be repeated.
 
     ``before``: the former offset, None if there was none.
     """

@@ -1,7 +1,7 @@
 """Registers which queues a run of a micro-batch reads: tasks write small files in the store's directory, and the publish reads them.
 
 Registrations are files, not entries of the store, because each task writes one per batch, and a transaction for each would cost an
-fsync. They need not survive a loss of power, because it ends all tasks of the run, and the next run registers again.
+fsync. They need not survive a loss of power, which ends all tasks of the run. The next run registers again.
 
     runs/<query id>/<batch id>/<run id>.<random>      one JSON object and, on a second line, its xxh3
 """

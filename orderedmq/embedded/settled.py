@@ -40,6 +40,5 @@ def settled(txn: Transaction, group: str, queue: MessageQueue, span: OffsetRange
 
 
 def forget(txn: Transaction, group: str, queue: MessageQueue) -> None:
-    """Delete all records of the queue."""
     for key in [key for key, _ in txn.scan("settled", layout.group_key(group, queue))]:
         txn.delete("settled", key)

@@ -1,8 +1,8 @@
 """Copies a store that is in use: a consistent snapshot of its entries, and the segments that they need.
 
-Rules: segments never change, so the copy has hard links to them, or copies of them if it is on another file system. Most segments are
-linked while other processes write. The rest are linked in the write transaction that also takes the snapshot of the entries, so that no
-segment is deleted in between. The copy's ``data.mdb`` gets its name last, because a folder without this file is not a store.
+Rules: segments never change, so they are hard-linked into the copy, or copied if it is on another file system. Most segments are
+linked while other processes write. The rest are linked in the write transaction that also takes the snapshot of the entries, so that
+no segment is deleted in between. The copy's ``data.mdb`` gets its name last, because a folder without this file is not a store.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stages the rows of one attempt of a task: encodes and writes them while the task continues. They are invisible until published.
 
 Rules: each attempt writes into its own segment file and takes no lock. An attempt with few bytes writes no file: its receipt carries
-the payloads, and the publishing transaction stores them. From 1 MiB of rows on, a thread encodes and writes the rows. It gets them
-through an in-memory queue with two places, so that reading, routing and writing overlap.
+the payloads, and the publishing transaction stores them. From 1 MiB of rows on, a thread encodes and writes the rows. It gets the
+rows through an in-memory queue with two places, so that reading, routing and writing overlap.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class ParkedCounts(NamedTuple):
     """The parked messages of a query as of the last micro-batch.
 
     oldest: when the first of them was stored, in ms since the epoch, None if nothing is parked. retries: the number of failed listener
-    calls for the messages that are next in their keys.
+    calls for the next message of each key.
     """
 
     messages: int

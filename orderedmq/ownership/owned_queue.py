@@ -68,7 +68,7 @@ class Owned:
     def __init__(self, queue: MessageQueue, token: LockToken | None, leader: MessageQueue | None = None) -> None:
         self.queue = queue
         self.token = token
-        #: If this queue is the companion of another queue, that other queue, else None.
+        #: The queue to which this companion belongs, None if this queue is not a companion.
         self.leader = leader
         self.phase = Phase.FREE
         #: The offset of the next message to plan, None until it is decided.

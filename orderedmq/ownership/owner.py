@@ -1,4 +1,4 @@
-"""Decides which queues a query owns, from which offset it reads each, and what it does at the broker at a micro-batch boundary.
+"""Decides which queues a query owns, from which offset it reads each, and what it commits, unlocks and locks at a boundary.
 
 The Owner decides and the reader (ordered_source) acts: each method returns actions or takes the outcome of an action. The Owner has an
 `Owned` for each queue, with the queue's offsets. Messages in a planned batch that Spark has not committed are in flight.
@@ -225,9 +225,9 @@ class Owner:
     def indispensable(self, asked: Lock, refused: Sequence[Refusal]) -> list[Refusal]:
         """Return the refusals because of which this query cannot continue.
 
-        For an exclusive query, these are all refusals. For a shared query that repeats a logged batch, they are the refusals by a
-        former run of the same query, if the broker keeps lineage (the module's docstring says why). Such a run is paused or slow to
-        end, or the query was started twice.
+        For an exclusive query, this is every refusal. For a shared query that repeats a logged batch, it is every refusal because a
+        former run of the same query holds the queue, if the broker keeps lineage (the module's docstring says why). Such a run is
+        paused or slow to end, or the query was started twice.
         """
         if asked.all_or_none:
             return list(refused)
@@ -263,7 +263,7 @@ class Owner:
 
         ``group``: the group's offsets. ``beginnings``: where queues without any offset begin. Returns three things: a commit for the
         queues whose group offset is below their position or missing (everything below ``start`` is processed); the queues that resume
-        below the group's offset; and the queues that left the checkpoint's offset for the group's, as (checkpoint's, group's).
+        below the group's offset; and the queues that left the checkpoint's offset for the group's, as (from, to).
         """
         commits: dict[LockToken, int] = {}
         behind: list[Behind] = []

@@ -36,7 +36,7 @@ from orderedmq.parking.rules import leader_of, origin
 
 
 class Place(NamedTuple):
-    """The place of a payload. ``str`` of it is its name in findings."""
+    """The place of a payload. ``str(place)`` is the payload's name in findings."""
 
     segment: bytes
     position: int | None = None

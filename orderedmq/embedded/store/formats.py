@@ -79,7 +79,6 @@ def _write_metas_again(path: Path, page: int) -> None:
 
 
 def other(path: Path, version: int) -> StoreError:
-    """Return the error for a store of another version."""
     remedy = (
         "Upgrade orderedmq" if version > layout.FORMAT else "Use the version that made it, or make a new store at another path"
     )

@@ -195,7 +195,7 @@ def group_prefix(group: str) -> bytes:
 
 
 def member_key(group: str, client_id: str) -> bytes:
-    """Return the key of a member's record. A hash replaces the client id, because that can be too long for a key."""
+    """Return the key of a member's record. A hash replaces the client id, which can be too long for a key."""
     return group_prefix(group) + hashlib.blake2b(client_id.encode(), digest_size=16).digest()
 
 

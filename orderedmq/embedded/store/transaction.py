@@ -137,7 +137,6 @@ class Transaction:
         return int(self._txn.id())
 
     def damaged(self, what: str) -> StoreError:
-        """Return the error for damage in this store."""
         return damaged(self._path, what)
 
     # -- payloads ------------------------------------------------------------------------------------------------------------
@@ -240,7 +239,6 @@ def written(transaction: int) -> bytes:
 
 
 def damaged(path: object, what: str) -> StoreError:
-    """Return the error for a damaged store."""
     return StoreError(
         StoreCondition.CORRUPT,
         f"the store at {path} is damaged: {what}, because the disk or another program changed its file. Run `orderedmq check {path}` "
