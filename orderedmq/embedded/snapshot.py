@@ -93,7 +93,7 @@ class _Copy:
         return StoreCopy(len(self._taken), sum(self._taken.values()), sum(file.stat().st_size for file in files))
 
     def _take(self, wanted: set[bytes], *, needed: bool) -> int:
-        """Link or copy the new segments, and return their number. Unless they are ``needed``, segments may have been deleted."""
+        """Link or copy the new segments, and return their number. A segment that no longer exists is skipped if it is not ``needed``."""
         new = wanted - set(self._taken)
         for segment in sorted(new):
             source, target = self._store.segments.folder / name_of(segment), self._segments / name_of(segment)

@@ -62,7 +62,7 @@ def parse_bool(text: str, option: str) -> bool:
 
 
 def whole_number(text: str) -> int | None:
-    """Return the whole number in a text; None if the text is not one. Numbers above `MAX_LONG` become `MAX_LONG`.
+    """Return the whole number in a text; None if the text is not a whole number. Numbers above `MAX_LONG` become `MAX_LONG`.
 
     They are limited because Python's ``int`` refuses more than 4,300 digits, and offsets have 64 bits.
     """

@@ -5,8 +5,8 @@ Lag is the number of messages that a queue had when the micro-batch was planned,
 in its ``latestOffset``, which the source's ``reportLatestOffset`` returned. Spark gives both as JSON text, but a progress that was
 parsed from JSON has objects.
 
-Spark reports no latest offset for a batch that it repeats after a restart, because the previous run planned it. The lag is then
-unknown.
+Spark reports no latest offset for a batch that it repeats after a restart, because the previous run planned it. In that case the lag
+is unknown.
 
 In the latest offset, a source with a parking lot also reports how many messages were parked at the time of planning.
 """

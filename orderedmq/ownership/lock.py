@@ -22,8 +22,8 @@ from typing import Final
 
 from orderedmq.model import MessageQueue
 
-#: Seconds. RocketMQ's names, in this order: rebalance.lockMaxLiveTime at the broker, lockInterval and lockMaxLiveTime at the client,
-#: and unlockDelayTimeMills.
+#: In seconds. RocketMQ's names of the constants, in this order: rebalance.lockMaxLiveTime at the broker, lockInterval and
+#: lockMaxLiveTime at the client, and unlockDelayTimeMills.
 LOCK_LIFE: Final = 60.0
 RENEW_INTERVAL: Final = 20.0
 HOLDER_TRUST: Final = 30.0
@@ -32,7 +32,7 @@ UNLOCK_DELAY: Final = 20.0
 
 @dataclass(frozen=True)
 class Instant:
-    """A moment on one machine's monotonic clock, in seconds since the clock's zero in that boot."""
+    """A moment on one machine's monotonic clock, in seconds. The clock begins again at each boot."""
 
     boot_id: str
     seconds: float
@@ -59,7 +59,7 @@ class ClientIdentity:
 class LockToken:
     """The proof of a granted lock, passed with every change. ``tenure``: the epoch at which the owner's unbroken tenure began.
 
-    ``only_run``: a RocketMQ broker has the lock under the query's name, not the client's (rocketmq/group/lock_rules.py).
+    ``only_run``: whether a RocketMQ broker has the lock under the query's name, not the client's (rocketmq/group/lock_rules.py).
     """
 
     group: str

@@ -1,6 +1,6 @@
 """Machine rooms: a broker named room@name is in that room. Any other broker is in no room. Pure.
 
-AllocateMessageQueueByMachineRoom defines this form of the name. Its counterpart for producers, SelectMessageQueueByMachineRoom, does
+AllocateMessageQueueByMachineRoom defines this form of the name. The counterpart for producers, SelectMessageQueueByMachineRoom, does
 nothing in RocketMQ. Here it chooses among the queues of the given rooms by the key's hash, as SelectMessageQueueByHash would if there
 were no other queues.
 """

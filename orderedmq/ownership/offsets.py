@@ -99,7 +99,7 @@ class Checkpoint:
 
     @classmethod
     def from_spark(cls, value: Any) -> Checkpoint:
-        """Return the checkpoint of a value made by ``to_spark``. Raises OffsetError INVALID, or NEWER_FORMAT for a newer version's."""
+        """Return the checkpoint of a value made by ``to_spark``. Raises OffsetError INVALID, or NEWER_FORMAT for one of a newer version."""
         if value == {}:
             return cls()
         version = value.get("v") if isinstance(value, Mapping) else None

@@ -81,7 +81,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Unlock:
-    """Give queues back. Queues ``in_flight`` have to wait for the unlock delay, because a task may still be running."""
+    """Give queues back. Queues ``in_flight`` are given back only after the unlock delay, because a task may still be running."""
 
     idle: tuple[LockToken, ...]
     in_flight: tuple[LockToken, ...]
@@ -223,11 +223,11 @@ class Owner:
         self.owned = {queue: owned for queue, owned in self.owned.items() if queue not in gone and owned.leader not in gone}
 
     def indispensable(self, asked: Lock, refused: Sequence[Refusal]) -> list[Refusal]:
-        """Return the refusals because of which this query cannot continue.
+        """Return the refusals that prevent this query from continuing.
 
-        For an exclusive query, this is every refusal. For a shared query that repeats a logged batch, it is every refusal because a
-        former run of the same query holds the queue, if the broker keeps lineage (the module's docstring says why). Such a run is
-        paused or slow to end, or the query was started twice.
+        Any refusal prevents an exclusive query. A shared query is prevented only from repeating a logged batch, and only by a former run
+        of the same query that still holds a queue, if the broker keeps lineage (the module's docstring says why). Such a run is paused
+        or slow to end, or the query was started twice.
         """
         if asked.all_or_none:
             return list(refused)

@@ -155,7 +155,7 @@ class RandomSelector:
 
     def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:  # noqa: ARG002
         _check_count(n_queues)
-        # numpy guarantees that its raw stream stays the same in later versions, but not its distributions.
+        # numpy guarantees that its raw stream stays the same in later versions, but not that its distributions do.
         return _uniform(self._bits.random_raw(rows.num_rows), n_queues)
 
 

@@ -54,6 +54,6 @@ class Filter:
     def matching(self, tags: pa.Array) -> pa.Array:
         """Return for each row's tag whether it equals one of the filter's tags, false for a row without a tag.
 
-        This is not possible for an SQL filter.
+        Call this only for a filter by tags.
         """
         return pc.is_in(tags, value_set=pa.array(self.tags, tags.type))

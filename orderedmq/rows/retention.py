@@ -1,6 +1,6 @@
 """How retention by age measures a message's age if the machine's wall clock was set. Pure.
 
-A message's age is the time since it was stored, by the wall clock. If that clock is set forward, all messages stored earlier
+A message's age is the time since it was stored, on the wall clock. If that clock is set forward, all messages stored earlier
 look older than they are. Therefore the steps by which the clock was set are recorded. Retention subtracts a step as long as messages
 stored before the step may be too young to be deleted. A step is noticed by comparison with the monotonic clock, which is never set.
 """

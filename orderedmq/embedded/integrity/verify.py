@@ -127,7 +127,7 @@ def wrong_signature(version: int, mine: bytes | None, meta: Meta) -> str | None:
 def wrong_writer(read: Read, meta: Meta) -> str | None:
     """Return an error text if the older snapshot was not written by the transaction that its meta page names, else None.
 
-    Nothing else in that snapshot is verified, because LMDB uses only its transaction number.
+    Nothing else in that snapshot is verified, because LMDB uses only the snapshot's transaction number.
     """
     wrong: list[str] = []
     snapshot = Snapshot(read, meta, wrong.append)

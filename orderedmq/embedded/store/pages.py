@@ -125,7 +125,7 @@ def _meta(page: bytes) -> Meta:
 
 
 def wrong_metas(pair: tuple[Meta, Meta]) -> str | None:
-    """Return an error in the meta pages that would crash LMDB or that LMDB would trust, or None if they are right."""
+    """Return what is wrong with the meta pages, if LMDB would crash because of it or would not notice it, else None."""
     size = pair[0].page_size
     if not _is_size(size):
         return f"meta page 0 names a page size of {size} bytes"

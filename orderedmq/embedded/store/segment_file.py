@@ -44,8 +44,8 @@ class Header:
     """The header of a segment.
 
     ``sink``, ``batch``: the batch that the segment was written for, if the batch has an identity. ``own``: whether only the process that
-    writes the segment can publish it. That process holds the file's lock until it has done so. ``boot``: the boot id of the machine when
-    the segment was written. ``since``: when the writing began, in µs since the epoch.
+    writes the segment can publish it. That process holds the file's lock until the segment is published. ``boot``: the machine's boot
+    id when the segment was written. ``since``: when the writing began, in µs since the epoch.
     """
 
     token: str
