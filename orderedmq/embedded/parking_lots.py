@@ -124,7 +124,6 @@ def count(txn: Transaction, lot: MessageQueue, at: int | None) -> int:
 
 
 def of_group(txn: Transaction, group: str) -> list[TopicInfo]:
-    """Return the topics of the group's parking lots."""
     return [topic_of(txn, name) for name, (owner, _) in _origins(txn) if owner == group]
 
 

@@ -57,7 +57,6 @@ def layered(*layers: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_endpoint(given: Given) -> Endpoint:
-    """Return the broker that the options name. Raises OptionError."""
     if not given.has("namesrvAddr"):
         for name in (*ACCOUNT, _FILE, "useTLS", *_TLS):
             if given.has(name):

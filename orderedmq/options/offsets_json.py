@@ -12,7 +12,7 @@ from orderedmq.options.values import MAX_LONG, invalid, shown
 #: Values that a user may write instead of an offset: the queue's end (LATEST) and its first stored message (EARLIEST).
 LATEST: Final = -1
 EARLIEST: Final = -2
-#: An example that errors show.
+
 OFFSETS_EXAMPLE: Final = '{"orders": {"embedded": {"0": 23, "1": -2}}}'
 
 

@@ -281,7 +281,6 @@ _SORT_COLUMN: Final = re.compile(r"(?:`([^`]+)`|([^\s`]+))(?:\s+(asc|desc))?", r
 
 
 def _order_by(text: str, option: str) -> tuple[SortColumn, ...]:
-    """Return the columns of `SinkOptions.parse_order_by`. Raises OptionError INVALID."""
     columns: list[SortColumn] = []
     # A comma separates columns if it is followed by an even number of backquotes.
     for item in re.split(r",(?=(?:[^`]*`[^`]*`)*[^`]*$)", text):

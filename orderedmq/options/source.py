@@ -196,7 +196,6 @@ class SourceOptions:
         return "parkingLot" if self.parking_lot is not None else "retryTopic" if self.retry_topic else ""
 
     def reads(self, topic: str) -> bool:
-        """Whether the reader reads this topic."""
         return _is_read(topic, self.topics, self.topic_pattern)
 
 

@@ -156,7 +156,6 @@ def grant(
 
 
 def refusal(lock: QueueLock, queue: MessageQueue, now: Instant, alive: bool | None) -> Refusal:
-    """Return the refusal for a client that asked for ``queue`` while another one holds ``lock``."""
     return Refusal(queue, lock.owner, lock.client_id, alive, lock.lingering, lock.remaining(now))
 
 

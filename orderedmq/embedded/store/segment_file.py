@@ -92,7 +92,6 @@ class SegmentWriter:
 
     def __init__(self, folder: Path, header: Header) -> None:
         self.segment = bytes.fromhex(header.token)
-        #: Bytes written.
         self.size = HEADER_BYTES
         self._folder = folder
         self._path = folder / f"{header.token}{UNFINISHED}"

@@ -18,8 +18,6 @@ _NAME: Final = re.compile(rf"([0-9a-f]{{32}})({re.escape(COMPLETE)}|{re.escape(U
 
 
 class SegmentName(NamedTuple):
-    """The parts of a segment file's name."""
-
     name: str
     segment: bytes
     complete: bool
