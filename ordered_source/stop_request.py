@@ -1,4 +1,4 @@
-"""Requests to stop a query between two micro-batches, from an application to its source's process on the same machine.
+"""An application's requests to stop a query between two micro-batches, for the source's process on the same machine.
 
 A request is a file in a folder that only this user can write, named after the query's owner id. The application writes the file. The
 source looks for it at each boundary, gives its queues back, and answers by writing into it. Spark offers no other way for an application
@@ -73,7 +73,7 @@ class StopRequest:
         return None if offset is None else Checkpoint.from_spark(offset)
 
     def answer(self) -> None:
-        """Tell the application that the queues are given back. Without it, the application waits until its timeout."""
+        """Tell the application that the queues are given back. Without an answer, the application waits until its timeout."""
         with contextlib.suppress(OSError):
             _replace(self._path, _ANSWER)
 

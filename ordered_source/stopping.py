@@ -1,7 +1,7 @@
 """Stops queries between two micro-batches, so that a rollout interrupts no batch and the next owner gets the queues immediately.
 
-A plain ``query.stop()`` interrupts a micro-batch that is running. Its queues then stay locked until the tasks must have ended. The
-query's next run repeats the batch, or another owner reads its messages again.
+A plain ``query.stop()`` interrupts a running micro-batch. The query's queues then stay locked for 20 s, because its tasks may still run.
+Its next run repeats the batch, or another owner reads the messages of the batch again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("orderedmq")
 
 #: Seconds between two checks of a query.
 _LOOK: Final = 0.1
-#: Seconds that a source has to give its queues back after its query was stopped between two micro-batches.
+#: How many seconds a source may take to give its queues back after its query was stopped between two micro-batches.
 _GIVE_BACK: Final = 10.0
 #: The exit code that a shell reports for a program ended by SIGTERM.
 _TERMINATED: Final = 128 + signal.SIGTERM
@@ -37,7 +37,7 @@ _BEFORE_SPARK: Final = 100
 
 
 def stop_at_boundary(query: StreamingQuery, timeout: float = 60.0) -> bool:
-    """Stop a query between two micro-batches. Return whether its queues were given back there.
+    """Stop a query between two micro-batches. Return whether its queues were given back.
 
     The running micro-batch finishes, and no further one is planned. The source then commits its group's offsets and gives back all its
     queues, and the query is stopped. Another member of the group, or the next run of this query, gets the queues at its next trigger.
@@ -51,7 +51,7 @@ def stop_at_boundary(query: StreamingQuery, timeout: float = 60.0) -> bool:
     requests: dict[str, StopRequest] = {}
     try:
         while query.isActive and time.monotonic() < deadline:
-            # Read the status before the progress. If the query is between two triggers, the progress is then that of the last trigger.
+            # Read the status before the progress, so that the progress of a query between two triggers is that of its last trigger.
             between = not query.status["isTriggerActive"]
             offsets = _offsets(query)
             for owner_id in offsets.keys() - requests.keys():
@@ -61,7 +61,7 @@ def stop_at_boundary(query: StreamingQuery, timeout: float = 60.0) -> bool:
             if requests and all(request.answered for request in requests.values()):
                 break
             if requests and between:
-                # With a long trigger interval, the source is not called before the next trigger.
+                # With a long trigger interval, Spark does not call the source for a long time, so say what Spark has committed.
                 for owner_id, request in requests.items():
                     request.write(offsets[owner_id])
                 deadline = time.monotonic() + _GIVE_BACK
@@ -111,9 +111,10 @@ def stop_on_sigterm(spark: SparkSession, timeout: float = 60.0) -> None:
     def terminate(signum: int, frame: object) -> None:
         del signum, frame
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        # The signal interrupts the main thread, which usually waits for Java in query.awaitTermination(). Its connection is in the middle
-        # of that call, so another thread, with another connection, stops the queries. The main thread waits here for that thread, because
-        # otherwise awaitTermination() would return when the first query ends, and the program would end before the others have stopped.
+        # The signal interrupts the main thread, which usually waits for Java in query.awaitTermination(). The main thread's connection is
+        # in the middle of that call, so another thread, with another connection, stops the queries. The main thread waits here for the
+        # other thread. Otherwise awaitTermination() would return when the first query ends, and the program would end before the other
+        # queries have stopped.
         stopper = threading.Thread(target=stopping.run, name="orderedmq-sigterm", daemon=True)
         stopper.start()
         stopper.join(timeout + 2 * _GIVE_BACK)
@@ -127,7 +128,8 @@ def stop_on_sigterm(spark: SparkSession, timeout: float = 60.0) -> None:
 def _close_connection(spark: SparkSession) -> None:
     """Close this thread's connection to Java, which is in the middle of a call. The next call would read the answer of that call."""
     client: Any = spark.sparkContext._gateway._gateway_client  # type: ignore[union-attr]
-    # Only pinned threads, which are Spark's default, keep a connection. Without them, each call takes a connection that is not in use.
+    # Only pinned threads, which are Spark's default, keep a connection. Without pinned threads, each call takes a connection that is not
+    # in use.
     if hasattr(client, "get_thread_connection") and (connection := client.get_thread_connection()) is not None:
         connection.close()
 
@@ -162,7 +164,7 @@ class _Stopping:
 
 
 def _call_before_spark_ends(spark: SparkSession, stopping: _Stopping) -> None:
-    """Register ``stopping`` with the Java process, which calls it when it has to end, before Spark ends the queries."""
+    """Make the Java process call ``stopping`` when the process has to end, before Spark ends the queries."""
     from pyspark.java_gateway import ensure_callback_server_started
 
     context = spark.sparkContext

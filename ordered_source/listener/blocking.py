@@ -17,7 +17,7 @@ log = logging.getLogger("orderedmq")
 #: (messages, context) → coroutine that returns the status.
 AsyncCalled = Callable[[Sequence[Any], Any], Coroutine[Any, Any, Any]]
 
-#: A step of a call without an await counts as a block if it takes at least this many seconds.
+#: If a call runs for at least this many seconds without an await, this counts as a block.
 BLOCK: Final = 0.005
 #: A warning is logged after WORTH seconds of blocks in total, if there was at least one block per ONE_OF calls. A busy machine, another
 #: thread or an import makes single calls slow, but a listener that blocks does so in most calls.

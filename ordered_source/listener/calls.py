@@ -1,8 +1,8 @@
 """Calls listeners in the task's thread, in other threads, or in an event loop, and keeps the objects of listener classes.
 
-A thread lives as long as its Python worker. A task borrows threads and gives them back. So an object is always used in the thread that
-made it, as some libraries require for a database connection (sqlite3). All calls of async listeners run in one event loop, in a thread
-that lives as long as the worker, so their objects and the connections that belong to the loop are also kept.
+A thread lives as long as its Python worker. A task borrows threads and gives them back. So a listener's object is always used in the
+thread that made it, as some libraries require for a database connection (sqlite3). All calls of async listeners run in one event loop, in
+a thread that lives as long as the worker, so the objects of these listeners and the connections that belong to the loop are also kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Local(threading.local):
 
 
 class _Process:
-    """The objects and threads of this process. A forked child starts with none, because it cannot use the threads and connections."""
+    """The objects and threads of this process. A forked child starts with none, because it cannot use its parent's threads and connections."""
 
     def __init__(self) -> None:
         self.local = _Local()
@@ -52,11 +52,11 @@ def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
     """Return the function to call: ``listener`` itself or, if it is a class, a function that calls the current thread's object.
 
     ``around`` is a decorator for the function or object; it does not cover the creation of the object. The returned function is async if
-    the listener is. If a call of an async listener is cancelled, it raises an Exception (`blocking.Cancelled`).
+    the listener is. A cancelled call of an async listener raises an Exception (`blocking.Cancelled`).
 
-    The object is created by ``listener()`` at the thread's first call and kept until the process ends. Its class is the key: a class that
-    Spark sends to a worker with each task is the same class there, because cloudpickle tracks the classes that a program defines.
-    If ``listener()`` raises an exception, the call raises it, and the next call tries again.
+    The object is created by ``listener()`` at the thread's first call and kept until the process ends. The object is found again by its
+    class. Spark sends the class to the worker with each task, but the worker gets the same class each time, because cloudpickle tracks
+    the classes that a program defines. If ``listener()`` raises an exception, the call raises it, and the next call tries again.
     """
     asynchronous = is_async(listener)
     watch = watched(listener) if asynchronous else None
@@ -126,7 +126,7 @@ class Calls(ABC, Generic[T, R]):
         return work, answer  # type: ignore[return-value]
 
     def cancel(self) -> None:
-        """Cancel the running calls if that is possible. They still have answers. The caller must not start calls after this."""
+        """Cancel the running calls if that is possible. `answer` still returns their answers. The caller must not start calls after this."""
 
     def end(self) -> None:
         """Prevent further calls from starting. Running calls are cancelled if that is possible. This does not wait for them."""
@@ -154,7 +154,8 @@ class Threads(Calls[T, R]):
         self._threads: list[_Thread] = []
         self._under_way = 0
         self._ended = False
-        #: Whether the threads return to the idle threads themselves, because their calls are still running.
+        #: Whether calls were still running when the task ended. Then each thread adds itself to the idle threads when its call has
+        #: returned.
         self.abandoned = False
 
     def start(self, work: T) -> None:
@@ -209,7 +210,7 @@ class Awaiting(Calls[T, R]):
         if _process.loop is None:
             _process.loop = _Loop()
         self._loop, self._cancelled = _process.loop.loop, _process.loop.cancelled
-        #: When to begin although cancelled calls of an earlier task are still running; None before the first check.
+        #: When calls begin even if cancelled calls of an earlier task are still running, in the loop's time; None before the first check.
         self._patience: float | None = None
 
     def start(self, work: T) -> None:

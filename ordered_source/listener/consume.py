@@ -42,24 +42,24 @@ def consume_orderly(
 
     ``order`` is `OrderPerQueue` (one batch of a queue after another; see ConsumeOrderlyStatus for the effect of each status) or
     `OrderPerKey` (several keys of a queue at the same time, each in order). OrderPerKey needs the column sharding_key and a source with
-    ``parkingLot=true``, which adds lock_token and ticket. COMMIT, ROLLBACK and ``context.auto_commit`` belong to OrderPerQueue. With
-    OrderPerKey they count as failures.
+    ``parkingLot=true``, which adds lock_token and ticket. COMMIT, ROLLBACK and ``context.auto_commit`` are only for OrderPerQueue. With
+    OrderPerKey, a call that uses them counts as failed.
 
     With a ``concurrency`` above 1 the listener is called in several threads, so it must be thread-safe or a class. Otherwise it is called
-    in the task's thread. For a class, each thread that makes calls creates one object by ``listener()`` at its first call, and calls it.
-    Threads and their objects stay in the Python worker for later tasks and micro-batches, so an object may have a database connection.
-    Objects are never closed; they end with the worker's process.
+    in the task's thread. For a class, each thread that makes calls creates one object by ``listener()`` at its first call, and calls this
+    object. Threads and their objects stay in the Python worker for later tasks and micro-batches, so an object may have a database
+    connection. Objects are never closed; they end with the worker's process.
 
     The listener may be async: an ``async def`` function, or a class or an object with ``async def __call__``. Its calls are awaited in
-    one event loop of the Python worker, at most ``concurrency`` at a time for each task; OrderPerQueue awaits one after another. The
-    loop's thread creates the object of a class. When the queue's lock is lost, the calls that await are cancelled, and the task fails
-    when they have ended. They are also cancelled when Spark closes the task or the task fails. A warning is logged if the listener
-    blocks the loop.
+    one event loop of the Python worker, at most ``concurrency`` at a time for each task, or with OrderPerQueue one after another. For a
+    class, the loop's thread creates the object. When the queue's lock is lost, the calls that await are cancelled, and the task fails
+    when they have ended. They are also cancelled when Spark closes the task or the task fails. A warning is logged if the listener blocks
+    the loop.
 
     Returns a DataFrame with a row per message: topic string, broker_name string, queue_id int, queue_offset long, sharding_key string,
     status string, attempts int, duration double (seconds of its batch's calls), error string, due_timestamp timestamp. The status is
-    SUCCESS, COMMIT (accepted by the call that committed), DEAD_LETTER, PARKED (``due_timestamp`` says when the message comes back, if
-    that is known), DROPPED (an operator dropped the message from the parking lot) or REPEATED (the message failed in a repeat of a
+    SUCCESS, COMMIT (accepted by the call that answered COMMIT), DEAD_LETTER, PARKED (``due_timestamp`` says when the message comes back,
+    if that is known), DROPPED (an operator dropped the message from the parking lot) or REPEATED (the message failed in a repeat of a
     micro-batch that the group's offset had passed). ``attempts`` is 0 if an earlier attempt of the micro-batch has settled the message,
     so that the listener does not get it again. Write the rows to a sink, because the listener runs only when Spark runs the DataFrame.
 
@@ -99,15 +99,15 @@ def consume_concurrently(
     must name topic, broker_name, queue_id, queue_offset, body and lock_token, and reconsume_times with a retry topic. ``context`` is a
     ConsumeConcurrentlyContext. `consume_orderly` describes messages, hooks, the kinds of listener, and the rows that are returned.
 
-    Each message that was not consumed (RECONSUME_LATER, None, an exception, or an index above ``context.ack_index``) is put
-    into the group's parking lot alone. It comes back after 10 s, 30 s, 1 min … 2 h, or after the delay level that the listener
-    chose (``context.delay_level_when_next_consume``). After ``max_reconsume_times`` retries it goes to the topic %DLQ%<group>.
+    Each message that was not consumed (RECONSUME_LATER, None, an exception, or an index above ``context.ack_index``) is put into the
+    group's parking lot by itself. It comes back after 10 s, 30 s, 1 min … 2 h, or after the delay level that the listener chose
+    (``context.delay_level_when_next_consume``). After ``max_reconsume_times`` retries it goes to the topic %DLQ%<group>.
 
     With ``retryTopic=true``, the listener sends the message back to its broker instead, as a Java MessageListenerConcurrently does
-    (CONSUMER_SEND_MSG_BACK), and its status is SENT_BACK. The broker delivers it again through the topic %RETRY%<group>, to the member of
-    the group that has its queue there, or makes it a dead letter. When the message comes back, ``message.topic`` is still the topic that
-    it was sent to, but ``context.message_queue`` and the row's topic and queue are those of the retry topic. If its batch runs again, the
-    message may be sent back again. It then comes twice, as in Java.
+    (CONSUMER_SEND_MSG_BACK), and its status is SENT_BACK. The broker delivers it again through the topic %RETRY%<group>, to the group's
+    member that owns the message's queue in that topic, or makes it a dead letter. When the message comes back, ``message.topic`` is still
+    the topic that it was sent to, but ``context.message_queue`` and the row's topic and queue are those of the retry topic. If its batch
+    runs again, the message may be sent back again. It is then delivered twice, as in Java.
 
     This function raises SchemaError MISSING_COLUMN, OptionError INVALID, and OptionError UNSUPPORTED with spark.speculation. When the
     query runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock, or with neither a parking lot nor a retry

@@ -1,4 +1,4 @@
-"""``dead_letter``, which writes the rows of a stream that cannot be processed to the group's dead letters, and returns the other rows.
+"""``dead_letter``, which writes rows that cannot be processed to the group's dead letters, and returns the other rows of the stream.
 
 Rules: a task decides row by row and keeps the order of the rows that it returns. It writes the dead letters of an Arrow batch before it
 returns the batch's other rows, so that the letters are stored before the micro-batch is committed. A letter is identified by (group,
@@ -45,9 +45,10 @@ def dead_letter(
 
     ``df`` is a stream of the source with ``includeLockToken=true``, which may have further columns. It needs topic, broker_name,
     queue_id, queue_offset, body and lock_token as they were read, before any shuffle. ``condition`` is a Column or SQL, as in
-    ``df.where``: a row becomes a dead letter if it is true, and is returned if it is false or null. ``error``, a text for all rows or a
-    Column, is the reason in the letter's property ORDEREDMQ_ERROR. A letter has the body from ``df``, its origin, and the message's
-    sharding key, tags, keys and properties, which are read from the queue if ``df`` lacks them. ``orderedmq dlq replay`` sends it again.
+    ``df.where``: a row becomes a dead letter if the condition is true for it, and is returned if the condition is false or null.
+    ``error``, a text for all rows or a Column, is the reason in the letter's property ORDEREDMQ_ERROR. A letter has the body from ``df``,
+    its origin, and the message's sharding key, tags, keys and properties, which are read from the queue if ``df`` lacks them. ``orderedmq
+    dlq replay`` sends it again.
 
     The letters are stored before the micro-batch is committed. Each one is stored only once, even if Spark runs the batch again (over
     RocketMQ, if it is among the last 32,768 letters of its broker). ``credentials`` and ``tls`` are those of `consume_orderly`.
@@ -98,7 +99,7 @@ class _Letters:
     """The dead letters that a task's queues had when the task reached them."""
 
     def __init__(self) -> None:
-        #: For each lock: the first offset that was asked for, and the offsets that have dead letters.
+        #: For each lock: the lowest offset whose dead letters were requested, and the offsets from there on that have dead letters.
         self._known: dict[LockToken, tuple[int, pa.Array]] = {}
 
     def settled(self, lock: TaskLock, rows: pa.RecordBatch) -> pa.Array:

@@ -46,7 +46,7 @@ class Columns:
 
 
 class Rows(NamedTuple):
-    """The rows of messages. ``first``: the number of the first row. ``places``: their places in the parking lot; empty for other rows."""
+    """Rows of messages. ``first``: the first row's number. ``places``: the rows' places in the parking lot, or empty for rows of the queue."""
 
     columns: Columns
     first: int

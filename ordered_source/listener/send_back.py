@@ -27,9 +27,9 @@ class SendBack:
         self._sent: set[tuple[int, int]] = set()
 
     def send(self, messages: Sequence[Message]) -> str | None:
-        """Send messages back. Return None, or the error's text if not all of them were sent. Then call this again with the same messages.
+        """Send messages back. Return None, or an error's text if not all were sent: in that case, call this again with the same messages.
 
-        Raises LockError, and also DataLossError and GroupError, because waiting does not resolve them.
+        Raises LockError, DataLossError and GroupError, because another call cannot succeed after these errors.
         """
         return self._send([(one._offset, one._level) for one in messages])
 

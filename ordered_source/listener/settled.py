@@ -43,7 +43,7 @@ class Settled:
         """Read the parking lot ``parked`` from the end of its planned part to its current end, and ask the broker for dead letters.
 
         ``planned``: the queue offsets of the planned messages. No other process writes messages to the lot while the query holds the lock.
-        So the contents that this process has read are kept, and its next task continues where this one stopped.
+        So the contents that this process has read are kept, and the process's next task continues to read where this task stopped.
         """
         name = (broker.identity, token.group, parked)
         epoch, lot = _LOTS.get(name, (-1, None))
@@ -60,13 +60,14 @@ class Settled:
         return cls(lot, plan, broker.groups.letters(token, spans))
 
     def view(self, planned: Sequence[Message] = ()) -> LotView:
-        """Return the view of the parking lot that the engine gets. ``planned``: its unsettled messages in this micro-batch."""
+        """Return the parking lot as the engine sees it. ``planned``: the messages that this micro-batch reads from the lot and that are unsettled."""
         lot, plan = self._lot, self._plan
         offsets = {key: one.offsets for key, one in lot.keys.items()}
         waiting: Mapping[object, Sequence[int]] = {}
         attempted: Mapping[object, Sequence[int]] = {}
         if plan.begin < plan.end:
-            # The plan includes all messages that the lot had then. Later ones were parked by earlier attempts at this range.
+            # The plan includes all messages that were in the lot when it was made. Later messages were parked by earlier attempts of this
+            # range.
             attempted = offsets
         elif lot.max_offset < plan.q_begin:
             waiting = offsets

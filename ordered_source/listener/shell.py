@@ -138,7 +138,7 @@ class _Task:
         self.queue, self._consumer, self._wall = queue, consumer, wall
         self._settings = settings = consumer.settings
         self._broker, self._token, self._plan = consumer.tracing.broker(lock), lock.token, lock.lot
-        #: Sends failed messages back to their broker's retry topic. None if the rows were read without a retry topic.
+        #: Sends failed messages back to the retry topic at their broker. None if the rows were read without a retry topic.
         self._back = None
         if settings.parks and self._plan is None:
             self._back = SendBack(lock.broker, lock.token, settings.most_retries)
@@ -302,11 +302,11 @@ class _Task:
         return planned, iter(())
 
     def _settled(self, planned: Sequence[int], rest: Iterator[QueueRows]) -> tuple[Settled, Iterator[QueueRows]]:
-        """Find the settled messages, also among the offsets ``planned``. Return them, and an iterator over all of ``rest``."""
+        """Return the settled messages, including those at the offsets ``planned``, and an iterator over all of ``rest``."""
         if self._plan is not None:
             return Settled.read(self._broker, self._token, companion(self._token).queue, self._plan, planned), rest
         if self._back is not None:
-            # Messages that were sent back come again in the retry topic with other offsets.
+            # Messages that were sent back come again in the retry topic with other offsets, so none of these rows are settled.
             return Settled.without_lot(), rest
         piece = next(rest)
         begin: int = piece.rows.column("queue_offset")[0].as_py()

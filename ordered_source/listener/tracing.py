@@ -27,7 +27,7 @@ from orderedmq.trace_context import processing, require
 Called = Callable[[Sequence[Any], Any], Any]
 #: Receives the answer of a call.
 Answered = Callable[[Any], None]
-#: The names of the answers that accept a batch, in ConsumeOrderlyStatus and in our and Java's ConsumeConcurrentlyStatus.
+#: The names of the answers that accept a batch, in ConsumeOrderlyStatus and ConsumeConcurrentlyStatus.
 _SUCCESS: Final = frozenset(("SUCCESS", "COMMIT", "CONSUME_SUCCESS"))
 
 
@@ -64,7 +64,7 @@ class Tracing:
             require_columns(df, ("properties",), "Tracing(trace_context=True)", "Read with includeProperties=true")
 
     def broker(self, lock: TaskLock) -> Broker:
-        """Return the connection of a task. It traces the messages that it sends if ``enable_msg_trace`` is set."""
+        """Return the task's connection to the broker. With ``enable_msg_trace``, it traces the messages that it sends."""
         if not self.enable_msg_trace:
             return lock.broker
         return lock.broker.traced(self.customized_trace_topic or TRACE_TOPIC, check=False)
@@ -119,7 +119,7 @@ def _in_spans(group: str) -> Callable[[Called], Called]:
 
 @contextmanager
 def _recording(messages: Sequence[Any], group: str, record: Callable[[TracedCall], None]) -> Iterator[Answered]:
-    """Record a call twice: before it starts, and after it has ended with its result."""
+    """Record a call twice: before it starts, and with its result after it has ended."""
     began = _before(messages, group)
     if began is None:
         yield lambda _: None

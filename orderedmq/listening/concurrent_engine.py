@@ -2,11 +2,11 @@
 
 Rules (from ConsumeMessageConcurrentlyService, and the broker's handling of CONSUMER_SEND_MSG_BACK): if the listener answers
 CONSUME_SUCCESS, the messages of the batch up to ``context.ack_index`` are done. If it answers RECONSUME_LATER or None, or raises an
-exception, no message is done. Each of the other messages comes back alone after its delay level. It becomes a dead letter instead if it
-was retried ``max_reconsume_times`` times or if ``context.delay_level_when_next_consume`` is below 0.
+exception, no message is done. Each message that is not done comes back alone after the delay of its level. It becomes a dead letter
+instead if it was retried ``max_reconsume_times`` times or if ``context.delay_level_when_next_consume`` is below 0.
 
-Java sends such a message back to the topic %RETRY%<group>. A task does the same, or it puts the message into the queue's parking lot. If
-the lot is full, the message goes to the listener again after 5 s, as in Java when a message cannot be sent back.
+Java sends a message that should come back to the topic %RETRY%<group>. A task does the same, or it puts the message into the queue's
+parking lot. If the lot is full, the message goes to the listener again after 5 s, as in Java when a message cannot be sent back.
 """
 
 from __future__ import annotations

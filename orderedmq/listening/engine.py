@@ -27,18 +27,18 @@ from orderedmq.listening.listener import Answer, suspend_seconds
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import HOLDER_TRUST
 
-#: The number of undecided messages from which on the engine asks for no more (Java: ``pullThresholdForQueue``).
+#: The engine asks for no more messages while it has at least this many undecided ones (Java: ``pullThresholdForQueue``).
 PULL_THRESHOLD: Final = 1000
 #: The number of messages that the engine collects for one write to the parking lot, unless it has nothing else to do.
 PARK_TOGETHER: Final = 256
-#: Seconds after a check of the lock for which messages are retried without another check.
+#: For this many seconds after a check of the lock, messages are retried without another check.
 RETRY_TRUST: Final = 1.0
-#: The capacity where no parking lot exists.
+#: The capacity if no parking lot exists.
 NO_BOUND: Final = 2**62
 NOTHING: Final[Mapping[object, Sequence[int]]] = {}
 
-#: COMMIT: accepted by the answer that committed. PARKED: appended to the parking lot. REPEATED: the message failed in a repeat of a
-#: micro-batch after the group's offset had passed it. DROPPED: an operator dropped it. SENT_BACK: its broker has it in the retry topic.
+#: COMMIT: accepted with the answer COMMIT. PARKED: appended to the parking lot. REPEATED: the message failed in a repeat of a micro-batch
+#: after the group's offset had passed it. DROPPED: an operator dropped it. SENT_BACK: the broker has put it into the retry topic.
 OutcomeStatus = Literal["SUCCESS", "COMMIT", "DEAD_LETTER", "PARKED", "REPEATED", "DROPPED", "SENT_BACK"]
 
 
@@ -50,14 +50,14 @@ class Message:
     they do not hide a column.
     """
 
-    # Without a dict, so that a listener cannot change the fields that a retry or a dead letter of the message would have.
+    # No __dict__, so that a listener cannot overwrite a column, which a retry or a dead letter of the message would then contain.
     __slots__ = ("_again", "_attempts", "_due", "_error", "_held", "_key", "_level", "_number", "_offset", "_rows")
 
     def __init__(self, offset: int, key: str | None, rows: Any = None, number: int = 0) -> None:
         """``offset``: the offset in the queue, even if the message was parked. ``key``: None for a message without a sharding key.
 
-        ``rows``: the object that has its columns (`Rows` of ordered_source). ``number``: the number of the message in the range, or in the
-        rows for a message from the parking lot, from 0 on.
+        ``rows``: the object that has the message's columns (`Rows` of ordered_source). ``number``: the message's index in the range, or
+        in ``rows`` for a message from the parking lot. Both indexes start at 0.
         """
         self._offset = offset
         self._key = key
@@ -67,12 +67,13 @@ class Message:
         self._attempts = 0
         #: The error of the last failed call.
         self._error: str | None = None
-        #: Whether this message is due, if it is the first parked message of its key. It never is if the key is held.
+        #: For the first parked message of a key: whether it is due. If the key is held, it is not due.
         self._due = True
         self._held = False
         #: Whether the message is parked because it failed, so that its delay begins now. Other messages keep their due times.
         self._again = False
-        #: The level of this delay in `parking.DELAY_LEVELS`. If it is 0, the delay depends on how often the message was parked.
+        #: The level of that delay in `parking.rules.DELAY_LEVELS`, from 1. With level 0, the delay depends on how often the message was
+        #: parked.
         self._level = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -109,8 +110,8 @@ class KeyLane:
     failures: int = 0
     #: Whether all further messages of the key are parked.
     parked: bool = False
-    #: Offsets of the key's messages in the lot that this micro-batch does not read, and the least of them. Messages of the range from
-    #: that offset on are parked.
+    #: Offsets of the key's parked messages that this micro-batch does not read, and the lowest of these offsets. The key's messages of
+    #: the range from the lowest offset on are parked.
     behind: Set[int] = frozenset()
     diverted_from: int | None = None
 
@@ -121,7 +122,7 @@ class Outcome(NamedTuple):
     Each message of a range is in exactly one outcome. ``key``: the key of a single message, or None for a batch. ``attempts``: the number
     of calls of the listener, including those before the message was parked, or 0 if an earlier run of this micro-batch had settled the
     message. ``seconds``: how long the calls of this range took. ``error``: why the last failed call failed. ``due``: when a parked message
-    is due, in ms since 1970, or None if it has no due time itself. The task fills it in.
+    is due, in ms since 1970, or None if the message has no due time. The task fills in ``due``.
     """
 
     begin: int
@@ -135,7 +136,7 @@ class Outcome(NamedTuple):
 
 
 def outcomes(messages: Sequence[Message], status: OutcomeStatus, seconds: float) -> list[Outcome]:
-    """Return an outcome for each message of a batch. The calls of an accepted message are its failed calls and the successful one."""
+    """Return an outcome for each message of a batch. The attempts of an accepted message include the successful call."""
     accepted = status == "SUCCESS"
     # This is faster than Outcome(...), and a task makes an outcome for each message.
     new, kind = tuple.__new__, Outcome
@@ -147,7 +148,7 @@ def outcomes(messages: Sequence[Message], status: OutcomeStatus, seconds: float)
 
 @dataclass(frozen=True, slots=True)
 class Consume:
-    """Call the listener with this batch, then call `Engine.consumed`. Other actions may come before that."""
+    """Call the listener with this batch, then call `Engine.consumed`. Other actions may follow before the call returns."""
 
     batch: Batch
 
@@ -201,10 +202,10 @@ Action = Consume | GiveUp | Park | Wait | Suspend | CheckLock | Pull | Done
 class LotView(NamedTuple):
     """A queue's parking lot when a task starts.
 
-    ``capacity``: the maximum number of messages in it. ``planned``: the parked messages that belong to this micro-batch. The other fields
-    describe all other parked messages by their offsets in the queue. ``places``: these offsets. ``waiting``: for each key, the offsets of
-    messages that were parked before this range. ``attempted``: for each key, the offsets of messages that an earlier run of this range
-    parked. The keys are made by `parking.lot.lane_key`.
+    ``capacity``: the maximum number of messages in the lot. ``planned``: the parked messages that belong to this micro-batch. The other
+    fields describe all other parked messages by their offsets in the queue. ``places``: these offsets. ``waiting``: for each key, the
+    offsets of messages that were parked before this range. ``attempted``: for each key, the offsets of messages that an earlier run of
+    this range parked. The keys are made by `parking.lot.lane_key`.
     """
 
     capacity: int = NO_BOUND
@@ -222,15 +223,16 @@ class Settings(ABC):
 
     #: The function that the user calls, as error messages name it.
     name: ClassVar[str]
-    #: The types of the context that a call gets and of the status that it should return.
+    #: The type of the context that a call gets, and the type of the status that the listener should return.
     context: ClassVar[type]
     statuses: ClassVar[type[Enum]]
     #: Whether a message that fails waits in a parking lot.
     parks: ClassVar[bool]
-    #: Whether a failed message is parked by itself, so that newer messages of its key do not wait for it. The source of such a listener
-    #: may have a retry topic instead of a parking lot. Then the broker counts the retries, and gets their limit ``most_retries``.
+    #: Whether a failed message is parked by itself, so that newer messages of its key do not wait for it. With such a listener, the
+    #: source may use a retry topic instead of a parking lot. The broker then counts the retries, and the task sends it their limit
+    #: ``most_retries``.
     alone: ClassVar[bool]
-    #: Number of messages that are given to the engine together. With more of them, batches can contain more messages of one key.
+    #: Number of messages that one call of `Engine.put` passes. A greater number allows batches with more messages of one key.
     put_together: ClassVar[int] = 4096
     max_reconsume_times: int
 
@@ -253,7 +255,7 @@ class Engine(ABC):
     """Passes one range of a queue to a listener. An object belongs to one thread.
 
     ``now`` is in monotonic seconds. ``concurrency``: the maximum number of calls in progress. ``pause``: milliseconds until a write that
-    the broker refused is repeated. A method raises RuntimeError if it does not fit the last action, because the caller has a bug.
+    the broker refused is repeated. A method raises RuntimeError if it does not belong to the last action, which is a bug of the caller.
     """
 
     def __init__(self, queue: MessageQueue, now: float, *, concurrency: int, pause: int) -> None:
@@ -283,7 +285,7 @@ class Engine(ABC):
 
     @abstractmethod
     def put(self, messages: Sequence[Message]) -> None:
-        """Add the next messages of the range. Raises ValueError if offsets are not ascending, also compared with earlier calls."""
+        """Add the next messages of the range. Raises ValueError unless the offsets ascend, within this call and from call to call."""
 
     def close(self) -> None:
         """Report that the range has no more messages."""
@@ -324,7 +326,7 @@ class Engine(ABC):
         return self._idle(now)
 
     def _idle(self, now: float) -> Action:
-        """Return the action if no batch can be given to the listener now."""
+        """Return the action to take when no batch can be given to the listener."""
         if self._to_park and now >= self._not_before:
             return self._park()
         resume = self._next_resume()
@@ -337,7 +339,7 @@ class Engine(ABC):
             return Wait(max(0.0, min(soonest) - now))
         if soonest:
             return Suspend(max(0.0, min(soonest) - now))
-        # No message that the engine has can go to the listener. So even a full engine needs more messages, or the range has ended.
+        # None of the engine's messages can go to the listener. So even a full engine needs more messages, unless the range has ended.
         if not self._closed:
             return Pull()
         return self._finish()
@@ -354,7 +356,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _resume(self, now: float) -> None:
-        """Make the messages ready whose suspension is over."""
+        """Make messages ready when their suspension is over."""
 
     @abstractmethod
     def _next_resume(self) -> float | None:
@@ -362,11 +364,11 @@ class Engine(ABC):
 
     @abstractmethod
     def consumed(self, batch: Batch, answer: Answer, now: float) -> list[Outcome]:
-        """Take the listener's answer after `Consume`. Return the outcomes of the messages that it decides."""
+        """Take the listener's answer after `Consume`. Return the outcomes of the messages that the answer decides."""
 
     @abstractmethod
     def _given_up(self, batch: Batch, messages: Sequence[Message]) -> list[Outcome]:
-        """Record that messages of a batch are dead letters now. Return the outcomes of the messages that this decides."""
+        """Record that messages of a batch are dead letters now. Return the outcomes of the messages that are now decided."""
 
     def _finish(self) -> Done:
         """End the range. Raises an error if it must not end in this state."""
@@ -384,7 +386,7 @@ class Engine(ABC):
         batch.seconds += now - batch.since
 
     def dead_lettered(self, ok: bool, error: str | None, now: float) -> list[Outcome]:
-        """Take the result of `GiveUp`. Return the outcomes that it decides. ``error``: why the write failed, if it is not ``ok``."""
+        """Take the result of `GiveUp`. Return the resulting outcomes. ``error``: why the write failed, if ``ok`` is false."""
         if not isinstance(self._due, GiveUp):
             raise RuntimeError(f"queue {self.queue} has no dead letters to be written")
         self._due = None
@@ -394,10 +396,10 @@ class Engine(ABC):
         return self._given_up(*self._exhausted.popleft())
 
     def was_parked(self, parked: Sequence[bool] | None, error: str | None, now: float) -> list[Outcome]:
-        """Take the result of `Park`, and return the outcomes that it decides.
+        """Take the result of `Park`, and return the resulting outcomes.
 
-        ``parked``: for each message, whether it is in the lot now. Other messages were already settled: the group's offset had passed
-        them. ``parked`` is None if the write failed; ``error`` then says why.
+        ``parked``: for each message, whether it is in the lot now. A message that is not in the lot was already settled: the group's
+        offset had passed it. ``parked`` is None if the write failed; ``error`` then says why.
         """
         if not isinstance(self._due, Park):
             raise RuntimeError(f"queue {self.queue} has no messages to be parked")
@@ -433,7 +435,7 @@ class Engine(ABC):
         self._ask = True
 
     def _tried_again(self, now: float) -> None:
-        """Record that a message goes to the listener again. Request a check of the lock unless it was checked just before."""
+        """Record that a message goes to the listener again. Request a check of the lock unless the last check was just before."""
         self._ask |= now - self._last_lock > RETRY_TRUST
 
     def _warn(self, text: str) -> None:

@@ -1,23 +1,23 @@
 """The engine of a listener with order per key: several keys of a queue at the same time, each in order. Pure: no clock, no effects.
 
-A lane is a sharding key, and its head is its first undecided message. `Consume` may be returned for another key before the former call
-has returned. The rules:
+A lane is a sharding key with undecided messages, and its head is the first of them. The engine may return `Consume` for a key while a
+call for another key is in progress. The rules:
 
 - Messages of one key reach the listener one batch at a time, in offset order. A batch has messages of one key with the same
-  number of attempts. A message without a key is a separate key.
+  number of attempts. Each message without a key counts as a separate key.
 - A batch that fails is tried again after its suspension, while other keys continue. After ``in_batch_attempts`` failures of its head, or
-  after the range has run for ``max_batch_seconds``, the key is parked: the messages of the key that the engine has are appended to the
-  queue's parking lot in order. Later messages of the key are parked after them without a call.
+  after the range has run for ``max_batch_seconds``, the key is parked: the engine's messages of the key are appended to the queue's
+  parking lot in order. Later messages of the key are parked after them without a call.
 - A head that fails more than ``max_reconsume_times`` times in total becomes a dead letter, and its key continues. With
   ``on_exhausted="hold"`` the key is parked instead until an operator releases it.
 - A range begins with the planned messages, which the micro-batch reads from the parking lot. A key whose head is due goes to the
   listener, before newer messages of the key. A key whose head is not due is parked again unchanged, with newer messages after it.
-- A key may have messages in the lot that are not planned. From the first such offset of the key on, messages of the range are also
-  parked, unless they are already in the lot.
-- The same rule applies to messages that an earlier attempt of this range parked, and to a range that a seek moved back before parked
-  messages. Older messages of such a key are consumed. If they fail, they are parked or become dead letters as usual, because a lot is
-  consumed in the queue's order, whatever the order of its messages.
-- A key is parked only if the lot has room for the messages of the key that the engine has. Otherwise it is tried again, as with order
+- A key may have messages in the lot that are not planned. From the lowest offset of these messages on, the key's messages in the range
+  are also parked, unless they are already in the lot.
+- The same rule applies if an earlier attempt of this range parked messages of the key, or if a seek moved the range back before parked
+  messages. The key's messages below that offset are consumed. If they fail, they are parked or become dead letters as usual, because a
+  lot is consumed in the queue's order, whatever the order in which it stores messages.
+- A key is parked only if the lot has room for all of the engine's messages of the key. Otherwise the key is tried again, as with order
   per queue. Messages of keys that are already parked are always added, so a lot exceeds its limit by one range at most.
 """
 
@@ -53,15 +53,15 @@ OnExhausted = Literal["dead_letter", "hold"]
 
 @dataclass(frozen=True)
 class OrderPerKey(Settings):
-    """Settings of ``consume_orderly`` with which the order is kept per sharding key. A message without a key is a separate key.
+    """Settings of ``consume_orderly`` with which the order is kept per sharding key. Each message without a key counts as a separate key.
 
     The listener processes up to ``concurrency`` batches of a queue (at most 1024) at the same time, in threads or, if it is async, in an
     event loop. A batch has up to ``consume_message_batch_max_size`` messages of one key. A key that fails is tried again after
     ``suspend_current_queue_time_millis`` (limited to 10 to 30,000 ms), while other keys continue. After ``in_batch_attempts`` failures,
-    or when the task has processed the queue for ``max_batch_seconds``, its messages of this key are put into the group's parking lot, with
-    later messages of the key after them. They come back by themselves, before newer messages of the key, after 10 s, 30 s, 1 min … 2 h.
-    A message that failed more than ``max_reconsume_times`` times in total (-1: no limit) becomes a dead letter, and its key continues.
-    With ``on_exhausted="hold"``, the key stays parked instead until an operator releases it. Raises OptionError INVALID.
+    or when the task has processed the queue for ``max_batch_seconds``, the task's messages of this key are put into the group's parking
+    lot, with later messages of the key after them. They come back by themselves, before newer messages of the key, after 10 s, 30 s, 1
+    min … 2 h. A message that failed more than ``max_reconsume_times`` times in total (-1: no limit) becomes a dead letter, and its key
+    continues. With ``on_exhausted="hold"``, the key stays parked instead until an operator releases it. Raises OptionError INVALID.
     """
 
     consume_message_batch_max_size: int = 1
@@ -230,7 +230,7 @@ class KeyEngine(Engine):
         return late or lane.failures >= self.settings.in_batch_attempts
 
     def _leave(self, lane: KeyLane) -> bool:
-        """Park the messages of a key that the engine has. Return False if the lot is full, so that the key has to be tried again."""
+        """Park the engine's messages of a key. Return False if the lot is full, so that the key has to be tried again."""
         leaving = [*(lane.batch.messages if lane.batch is not None else ()), *lane.waiting]
         if len(leaving) > self._room:
             self._warn(
@@ -268,14 +268,14 @@ class KeyEngine(Engine):
         heapq.heappush(self._suspended, (at, self._entered, lane))
 
     def _resume(self, now: float) -> None:
-        """Make lanes ready whose suspension is over. After ``max_batch_seconds``, park the suspended lanes instead."""
+        """Make lanes ready when their suspension is over. After ``max_batch_seconds``, park the suspended lanes instead."""
         if not self._suspended:
             return
         if now - self._began >= self.settings.max_batch_seconds:
             waiting, self._suspended = self._suspended, []
             for entry in waiting:
                 if not self._leave(entry[2]):
-                    # The lane cannot be parked, so it is tried again at its time.
+                    # The lane cannot be parked, so it is tried again when its suspension is over.
                     heapq.heappush(self._suspended, entry)
         while self._suspended and self._suspended[0][0] <= now:
             self._ready.append(heapq.heappop(self._suspended)[2])

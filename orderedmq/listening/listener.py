@@ -13,7 +13,7 @@ from orderedmq.conditions import ListenerCondition, OptionCondition
 from orderedmq.errors import ListenerError, OptionError
 from orderedmq.model import MessageQueue
 
-#: ``ack_index`` of a new context: all messages of the batch.
+#: The ``ack_index`` of a new context, which means all messages of the batch.
 ALL: Final = 2**31 - 1
 
 
@@ -21,9 +21,10 @@ class ConsumeOrderlyStatus(Enum):
     """A listener's answer to a batch of messages, with the names of RocketMQ's ConsumeOrderlyStatus.
 
     SUCCESS: the batch is accepted. Without ``auto_commit`` it is only taken, and waits for a commit. COMMIT: this batch and all batches
-    taken before are accepted. ROLLBACK: these batches come again after the suspension, which does not count as a retry. COMMIT and
-    ROLLBACK count as SUCCESS, with a warning, unless ``auto_commit`` is False. SUSPEND_CURRENT_QUEUE_A_MOMENT: the batch comes again after
-    the suspension, as after an exception. When it has no retries left, its messages become dead letters.
+    taken before are accepted. ROLLBACK: the listener gets these batches again after the suspension, which does not count as a retry.
+    COMMIT and ROLLBACK count as SUCCESS, with a warning, unless ``auto_commit`` is False. SUSPEND_CURRENT_QUEUE_A_MOMENT: the listener
+    gets the batch again after the suspension, as after an exception. When the batch has no retries left, its messages become dead
+    letters.
     """
 
     SUCCESS = "SUCCESS"
@@ -35,8 +36,8 @@ class ConsumeOrderlyStatus(Enum):
 class ConsumeConcurrentlyStatus(Enum):
     """A listener's answer to a batch of messages, with the names of RocketMQ's ConsumeConcurrentlyStatus.
 
-    CONSUME_SUCCESS: the messages up to ``context.ack_index`` are done, which by default are all. RECONSUME_LATER: all messages come again
-    later, as after an exception.
+    CONSUME_SUCCESS: the messages up to ``context.ack_index`` (by default all) are done. RECONSUME_LATER: the listener gets all messages
+    again later, as after an exception.
     """
 
     CONSUME_SUCCESS = "CONSUME_SUCCESS"
@@ -48,8 +49,8 @@ class ConsumeOrderlyContext:
     """The context of one call, like RocketMQ's class of this name.
 
     ``message_queue`` has the fields topic, broker_name and queue_id. The listener may set ``auto_commit`` to False to commit several calls
-    together. It may set ``suspend_current_queue_time_millis`` to the suspension after this call in milliseconds, which is limited to 10 to
-    30,000; -1 means the value of the settings.
+    together. It may set ``suspend_current_queue_time_millis``, the milliseconds of suspension after this call (limited to 10 to 30,000).
+    The default -1 means the value in the settings.
     """
 
     message_queue: MessageQueue
@@ -97,7 +98,7 @@ ConcurrentListener = Callable[
 class Answer(NamedTuple):
     """The result of a call.
 
-    ``status``: None if the listener raised an exception or returned anything else; ``error`` then says what happened. ``context``: the
+    ``status``: None if the listener raised an exception or returned no status; ``error`` then says what happened. ``context``: the
     context with the listener's changes.
     """
 
@@ -107,7 +108,7 @@ class Answer(NamedTuple):
 
 
 def is_async(function: Any) -> bool:
-    """Whether a call of this function or object, or of the objects of this class, returns a coroutine."""
+    """Whether calling this function or object, or an instance of this class, returns a coroutine."""
     while isinstance(function, partial):
         function = function.func
     called = function if isinstance(function, type) else type(function)

@@ -19,17 +19,18 @@ A closed range differs from Java's endless queue:
 - ``max_reconsume_times`` is 16. Java's default retries forever, which would block the micro-batch forever (-1 selects this).
 - Every batch except the last of the range is full, while Java takes the messages that have arrived. So a batch is the same in every
   attempt and repeat, however the range was divided, and all its messages have been retried equally often.
-- A batch becomes dead letters as a whole, when all its messages have no retries left. Java makes each such message a dead letter by
-  itself, and again in every further attempt of its batch.
-- Dead letters also settle their batch without auto-commit. Java leaves it taken: a ROLLBACK would bring it back, and at the
-  range's end it would be uncommitted although nothing is left to do. The listener still has to commit the batches taken before.
+- A batch becomes dead letters as a whole, when none of its messages has retries left. Java makes each message without retries left a dead
+  letter by itself, and does so again in every further attempt of its batch.
+- Even without auto-commit, dead letters settle their batch. Java leaves the batch taken. If this engine did so, a ROLLBACK would bring
+  the batch back, and the batch would be uncommitted at the range's end although nothing is left to do. The listener still has to commit
+  the batches taken before.
 - If dead letters cannot be written, only the write is repeated. Java's consumer calls the listener again.
 - Messages that are taken but not committed at the end of the range are an error. Java waits for the next message.
 - Taken messages do not limit how many messages are read. Java stops pulling above 1,000 uncommitted messages, and stalls.
 - A lost lock ends the task. Java waits until it owns the queue again.
-- A range may be repeated. The engine does not get messages that an earlier run made dead letters. Each batch still covers the same
-  numbers (`Message`) as in the earlier run, so the other batches have the same messages. If numbers are missing, a batch is divided.
-  Batches taken before them stay taken, as without auto-commit, because it is unknown whether the call that gave them up had it on.
+- A range may be repeated, without the messages that an earlier run made dead letters. Each batch still covers the same message numbers
+  (`Message`), so all other batches have the same messages. A batch with missing numbers is divided. Batches that were taken before
+  missing messages stay taken, because it is unknown whether auto-commit was on when these messages became dead letters.
 
 ROLLBACK is not a retry and never uses up the retries, as in Java. A listener that always answers ROLLBACK blocks the micro-batch forever.
 """
@@ -68,8 +69,9 @@ class OrderPerQueue(Settings):
     statuses: ClassVar[type[ConsumeOrderlyStatus]] = ConsumeOrderlyStatus
     parks: ClassVar[bool] = False
     alone: ClassVar[bool] = False
-    #: With more messages, Python's cyclic garbage collector examines each message several times before it is decided, which costs as much
-    #: as the rest of the task. Batches are the same with any value, because a batch is called only when it is complete.
+    #: With more messages per call of `put`, Python's cyclic garbage collector would examine each message several times before its outcome
+    #: is known, which costs as much as the rest of the task. The value does not change the batches, because only complete batches go to
+    #: the listener.
     put_together: ClassVar[int] = 128
 
     def __post_init__(self) -> None:
@@ -105,7 +107,7 @@ class QueueEngine(Engine):
         self._taken: list[Batch] = []
         #: No batch goes to the listener before this time.
         self._suspended_until: float | None = None
-        #: Whether the call that gave up a batch had auto-commit on.
+        #: Whether auto-commit was on in the call after which a batch became dead letters.
         self._auto_commit = True
 
     def put(self, messages: Sequence[Message]) -> None:
@@ -196,7 +198,7 @@ class QueueEngine(Engine):
         return [_outcome(batch, "DEAD_LETTER")]
 
     def _commit(self, last: Batch, status: OutcomeStatus) -> list[Outcome]:
-        """Return the outcomes of all taken batches as SUCCESS, and of ``last`` with ``status``."""
+        """Return outcomes with SUCCESS for all taken batches, and one with ``status`` for ``last``."""
         self._held -= len(last.messages)
         found = [*(_outcome(batch, "SUCCESS") for batch in self._taken), _outcome(last, status)]
         self._taken.clear()

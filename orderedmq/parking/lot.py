@@ -35,7 +35,7 @@ RESTORE_COLUMNS: Final = ("queue_offset", *PRODUCER_COLUMNS)
 def lane_key(key: str | None, offset: int, alone: bool = False) -> object:
     """Return the key within which a message is ordered: its sharding key, or its offset in the queue if it has none.
 
-    ``alone``: a listener without order parked the message (`parking.Ticket`), so its key is also its offset.
+    ``alone``: a listener without order parked the message (`rules.Ticket`), so its offset is returned even if it has a sharding key.
     """
     return offset if key is None or alone else key
 
@@ -44,8 +44,9 @@ def lane_key(key: str | None, offset: int, alone: bool = False) -> object:
 class Parked:
     """A key that has parked messages.
 
-    ``due``: the due time of its first message that no operator has dropped. ``begin``: the offset of that message in the lot.
-    ``offsets``: the offsets in the queue of all its messages, in ascending order. ``dropped``: how many of them are dropped.
+    ``due``: the due time of the key's first message that no operator has dropped. ``begin``: that message's offset in the lot.
+    ``offsets``: the offsets that all of the key's messages have in the queue, ascending. ``dropped``: how many of these messages are
+    dropped.
     """
 
     due: int
@@ -58,8 +59,8 @@ class Lot:
     """The keys in a range of a parking lot. The messages of the range are added in order.
 
     Two messages of the lot may have the same offset in the queue, because a task that was moving messages to the end of the lot died
-    before it had finished. The first of the copies counts. The message is parked again from the place of the last copy, because it was
-    already parked from the place of the first.
+    before it had finished. The first copy counts. But when the message is parked again, it is copied from the place of the last copy,
+    because it was already parked from the place of the first.
 
     The messages of a key may be stored in another order than in the queue: the successor of a dead owner may park a message that belongs
     between messages that were parked earlier. Messages are processed in the order of the queue.
@@ -72,14 +73,15 @@ class Lot:
         #: The messages from ``begin`` up to ``end`` were added.
         self.begin = self.end = begin
         self.keys: dict[object, Parked] = {}
-        #: Offset in the queue → offset in the lot of the first copy of the message, and of its last copy if it has several.
+        #: A message's offset in the queue → its first copy's offset in the lot, and its last copy's offset if it has several copies.
         self.places: dict[int, int] = {}
         self.copies: dict[int, int] = {}
         #: The greatest offset in the queue, or -1 if no message is parked.
         self.max_offset = -1
         #: Whether the lot contains operators' commands. `_orders` has the last one of each key: its offset in the lot, and its action.
         self.ordered = False
-        #: The total of failed calls of each key's first message in the lot, and when the oldest of these was stored, in µs since 1970.
+        #: The number of failed calls of the keys' first messages in the lot, and when the oldest of these messages was stored, in µs
+        #: since 1970.
         self.retries = 0
         self.oldest: int | None = None
         self._orders: dict[object, tuple[int, str]] = {}
@@ -114,9 +116,9 @@ class Lot:
             self._sum(properties if len(heads) == len(properties) else properties.take(pa.array(heads)))
 
     def _sum(self, heads: pa.MapArray) -> None:
-        """Add messages to `retries` and `oldest`.
+        """Add ``heads`` to `retries` and `oldest`.
 
-        These are the first messages of their keys in the lot, even if a successor parked an older message of the queue after them.
+        Each is the first message of its key in the lot, even if a later owner of the queue parked an older message of the key after it.
         """
         attempts, stored = (pc.map_lookup(heads, name, "first").cast(pa.int64()) for name in (PARKED_ATTEMPTS, PARKED_STORED))
         self.retries += pc.sum(attempts).as_py() or 0
@@ -155,13 +157,13 @@ class Lot:
         return len(self.places)
 
     def next_due(self) -> int | None:
-        """Return when the first key is due, in ms since 1970, or None if none will be due. A lot with commands is due immediately."""
+        """Return when the first key is due, in ms since 1970, or None if no key will be due. A lot with commands is due immediately."""
         if self.ordered:
             return BEHIND
         return min((one.due for one in self.keys.values() if one.due != HELD), default=None)
 
     def ticket(self, place: int, lane: object, ticket: Ticket) -> Ticket | None:
-        """Return the ticket of the message at ``place`` after the operators' commands, or None for a second copy."""
+        """Return the ticket of the message at ``place``, changed by the operators' commands, or None for a second copy."""
         if self.places.get(ticket.offset) != place:
             return None
         if ticket.offset in self._dropped:
@@ -170,7 +172,7 @@ class Lot:
         return replace(ticket, due=parked.due) if place == parked.begin else ticket
 
     def place(self, offset: int) -> int:
-        """Return the offset in the lot from which the message with this offset in the queue is parked again."""
+        """Return where in the lot the message with this offset in the queue is copied from when it is parked again."""
         return self.copies.get(offset, self.places[offset])
 
 

@@ -13,7 +13,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.parking.lot import LOT_COLUMNS, Lot
 from orderedmq.pulls import pulls
 
-#: Maximum number of messages in one pull of a lot, and of bytes of their bodies, because a broker may have to send the bodies too.
+#: Limits of one pull of a lot: messages, and bytes of their bodies. A broker may have to send the bodies although they are not needed.
 LOT_PULL: Final = 8192
 LOT_PULL_BYTES: Final = 16 * 1024 * 1024
 
@@ -27,7 +27,8 @@ def end_of(log: Log, queue: MessageQueue) -> int:
 def read(log: Log, lot: Lot, queue: MessageQueue, end: int) -> None:
     """Add the messages of ``queue`` from the end of ``lot`` up to ``end`` to ``lot``. A lower ``end`` changes nothing.
 
-    After an error, the lot has the messages that were read before it, and a later call continues there. Raises the errors of `pulls`.
+    After an error, the lot has the messages that were read before the error, and a later call continues after them. Raises the errors of
+    `pulls`.
     """
     for rows in pulls(log, queue, lot.end, end, LOT_PULL, LOT_PULL_BYTES, LOT_COLUMNS):
         lot.add(rows)

@@ -2,7 +2,7 @@
 
 Queue Q of a topic, read by group G, has the parking lot P(Q): the queue with the same broker and number in the topic
 ``%PARKED%<G>%<topic>``. Only the owner of Q parks messages in P and commits offsets of P, under Q's lock (`guarding`). No other
-state exists: a key is parked if P contains a message of it between the group's offset in P and P's end.
+state exists: a key is parked if P contains a message of this key between the group's offset in P and P's end.
 
 A parked message has the columns of the original message and a Ticket in reserved properties. To park a message, the broker copies
 it from Q, or from P if it is parked again. That place (queue and offset) identifies the copy. A message is never parked twice from the
@@ -53,7 +53,7 @@ FIRST_LEVEL: Final = 3
 
 OrderAction = Literal["retry", "drop", "hold"]
 #: What a seek of a queue does with its parked messages. "keep": they come back when they are due. "drop": they are skipped. None: the
-#: seek is refused if there are any (GroupError PARKED).
+#: seek is refused if the queue has parked messages (GroupError PARKED).
 AtSeek = Literal["keep", "drop"] | None
 
 
@@ -98,7 +98,7 @@ def leader_of(group: str, queue: MessageQueue) -> MessageQueue:
 
 
 def guarding(token: LockToken) -> LockToken:
-    """Return the token of the lock that protects the token's queue: for a parking lot, that of its queue, otherwise ``token`` itself."""
+    """Return ``token`` or, if its queue is a parking lot, the token of the queue that the lot belongs to, whose lock protects the lot."""
     leader = leader_of(token.group, token.queue)
     return token if leader == token.queue else replace(token, queue=leader)
 
@@ -201,7 +201,7 @@ class Order:
 
 
 def has_parked(group: str, parked: Mapping[str, int]) -> GroupError:
-    """A query without parking lots would process messages before older ones that are parked. ``parked``: number of messages by topic."""
+    """A query without parking lots would process newer messages of parked keys. ``parked``: number of parked messages by topic."""
     of = ", ".join(f"{count:,} of topic {topic!r}" for topic, count in sorted(parked.items()))
     return GroupError(
         GroupCondition.PARKED,
@@ -221,7 +221,7 @@ def seek_with_parked(group: str, messages: int, queues: Sequence[object]) -> Gro
 
 
 def copy_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:
-    """A copy of the group's offsets does not allow that the messages that the group has parked from the queues are left out."""
+    """A copy of the group's offsets would leave out messages that the group has parked, and the caller has not allowed this."""
     return GroupError(
         GroupCondition.PARKED,
         f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which are below its offsets: a group at the same offsets "

@@ -103,7 +103,7 @@ def encode(member: Member, topics: Sequence[TopicSubscription], held: Iterable[t
 
 
 def decode(client_id: str, body: Bytes) -> Info:
-    """Read the answer of a member, of this package or any other client. Raises ProtocolError PROTOCOL."""
+    """Read the answer of a member, which may be a query of this package or another client. Raises ProtocolError PROTOCOL."""
     fields = loads_object(body)
     properties = field(fields, "properties", dict, {})
     if is_ours(client_id) and isinstance(properties.get(OURS), str):
@@ -120,7 +120,7 @@ def decode(client_id: str, body: Bytes) -> Info:
     subscription = subscription_of(topics, _JAVA_STRATEGIES.get(shown[1], shown[1]) if shown else None, assignment)
     concurrent = properties.get("PROP_CONSUMEORDERLY") == "false"
     if concurrent:
-        # Messages that it sends back may reach a queue of any member.
+        # Messages that a concurrent consumer sends back may reach a queue of any member.
         subscription = replace(subscription, failures="retryTopic")
     member = Member(client_id, client_id, subscription, joined, now(), life=CHANNEL_LIFE)
     # A concurrent consumer holds no locks, but reports all its queues as locked (RebalanceImpl, pq.setLocked).
@@ -144,12 +144,12 @@ def silent_member(client_id: str, like: Subscription | None) -> Member:
 
 
 def with_like_texts(member: Member, like: Subscription | None, topics: Iterable[str]) -> Member:
-    """Return a member with the texts of the subscription ``like``, as far as both mean the same.
+    """Return ``member``, with the texts of ``like`` in its subscription wherever both subscriptions mean the same.
 
-    This changes only consumers in other languages. They report topic names, but ``like`` may have a pattern, which selects the
-    ``topics`` now. They may not report their strategy. RocketMQ compares neither. An orderly consumer sends no messages back, but
-    also reads the retry topic. A consumer in another language never reads parking lots. Members of this package are not changed and
-    are compared by their texts, because one of them may have listed a new topic before another.
+    Only consumers in other languages are changed. Such a consumer reports topic names, but ``like`` may have a pattern, which now selects
+    ``topics``. It may report no strategy, and RocketMQ does not compare strategies. If it is orderly, it reports no ``failures`` but also
+    reads the retry topic, so it gets those of ``like``, except parking lots, which it never reads. Members of this package are compared
+    by their texts, because one of them may have listed a new topic before another.
     """
     theirs = member.subscription
     if like is None or is_ours(member.client_id) or theirs.assignment != "shared":
@@ -205,7 +205,7 @@ def topics_of(text: str, existing: Iterable[str]) -> list[str]:
     """Return the existing topics that a Subscription's text selects.
 
     The text is a list of names, separated by commas, if all these topics exist. Otherwise it is a pattern. If the pattern matches no
-    topic, those of the names that exist are returned.
+    topic, the text is read as names after all, and those that exist are returned.
     """
     there = set(existing)
     names = set(text.split(","))
