@@ -52,7 +52,8 @@ class _Planned:
             try:
                 self.identity = self._prepare(broker)
             except RocketMQError as error:
-                # A Proxy that checks accounts refuses even the request for routes and names only one right, so report all rights here.
+                # A Proxy that checks accounts refuses even the request for routes and names only one right, so report all missing rights
+                # here.
                 if error.denied and self.options.topic is not None:
                     identified = streaming or self.options.txn_app_id is not None
                     broker.outbox.require_rights(self.options.topic, self.options.sink_group, identified=identified)

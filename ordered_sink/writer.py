@@ -60,7 +60,7 @@ class Written(WriterCommitMessage):
 
 
 def sink_batch(options: SinkOptions, run: SourceRun | None, job: str = "", *, streaming: bool) -> SinkBatch:
-    """Return the identity of a batch, which is published only once: (query, batch), the user's transaction, or no identity."""
+    """Return the identity under which a batch is published only once: (query, batch), the user's transaction, or no identity."""
     sink_id, batch_id = None, 0
     if options.txn_app_id is not None and options.txn_version is not None:
         sink_id, batch_id = sink_of(options.txn_app_id), options.txn_version

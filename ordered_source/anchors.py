@@ -1,8 +1,8 @@
 """Topic anchors, which a query stores in its offsets to check later whether a topic is still the one that it read.
 
-An anchor may cost a request to the broker. It also becomes invalid when messages are deleted, because over RocketMQ it names one of the
-messages that were read (`Log.anchor`). So anchors are copied from offset to offset, and each batch refreshes at most one that is old.
-A topic without an anchor gets one in the next batch.
+To get an anchor may cost a request to the broker. Over RocketMQ, an anchor names one of the messages that were read (`Log.anchor`), so it
+becomes invalid when this message is deleted. So anchors are copied from offset to offset, and each batch refreshes at most one old
+anchor. A topic without an anchor gets one in the next batch.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ class Anchors:
     """Refreshes anchors. It remembers when each anchor was requested; the anchors themselves are in the offsets."""
 
     def __init__(self) -> None:
-        #: Topic -> monotonic seconds of the last request, and the sum of the topic's next offsets then.
+        #: Topic -> monotonic seconds of the last request, and the sum of the topic's next offsets at that time.
         self._asked: dict[str, tuple[float, int]] = {}
 
     def of(
         self, source: Log, topics: Iterable[str], kept: Mapping[str, str], following: Mapping[MessageQueue, int], now: float
     ) -> dict[str, str]:
-        """Return the anchor of each topic for the offset that ends the next batch, whose next offsets are ``following``.
+        """Return the anchor of each topic, to be stored in the offset at the end of the next batch.
 
-        ``kept``: the anchors in the previous offset, without topics that were deleted or recreated. Raises TopicError MISSING.
+        ``kept``: the anchors in the previous offset, without topics that were deleted or recreated. ``following``: the next offset of
+        each queue after the batch. Raises TopicError MISSING.
         """
         ends: defaultdict[str, dict[MessageQueue, int]] = defaultdict(dict)
         for queue, offset in following.items():
@@ -49,7 +50,7 @@ class Anchors:
                 due.append((at, topic))
         if due:
             topic = min(due)[1]
-            # If the messages were deleted by retention, the broker may have no anchor. Then the old one stays.
+            # If retention has deleted the messages, the broker may have no anchor. In that case, keep the old anchor.
             out[topic] = self._ask(source, topic, ends[topic], now) or out[topic]
         return out
 

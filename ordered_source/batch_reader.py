@@ -72,8 +72,8 @@ class BatchReader(DataSourceReader):
         """Return the range of each queue.
 
         The bounds are read once, so that producers and queries of the group that run at the same time do not change the result. The
-        group's offsets are read before the bounds, so that no offset is beyond the end. Offsets that are searched for later are limited
-        to the bounds. Raises DataLossError unless losses are accepted, OffsetError if options contradict each other.
+        group's offsets are read before the bounds, so that no offset is beyond the end. Offsets that later searches find are limited to
+        these bounds. Raises DataLossError unless losses are accepted, OffsetError if options contradict each other.
         """
         options = self.options
         source = broker.log.reading(options.pull_settings)

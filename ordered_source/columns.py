@@ -22,10 +22,10 @@ from orderedmq.errors import SchemaError
 from orderedmq.model import DEFAULT_COLUMNS
 from orderedmq.schema import unknown_column
 
-#: Describes how a row was read (`ReadContext.to_text`). It is null without a group. Brokers do not have this column.
+#: The column that says how a row was read (`ReadContext.to_text`), or null without a group. Brokers do not have this column.
 LOCK_TOKEN: Final = "lock_token"
-#: The ticket of a parked message. It is null for a message of the queue itself. `LotPlace` describes its fields. Brokers do not have
-#: this column.
+#: The column with the ticket of a parked message, or null for a message of the queue itself. `LotPlace` describes the ticket's fields.
+#: Brokers do not have this column.
 TICKET: Final = "ticket"
 TICKET_TYPE: Final = pa.struct(
     [("place", pa.int64()), ("attempts", pa.int32()), ("puts", pa.int32()), ("due", pa.int64()), ("error", pa.string())]

@@ -28,7 +28,7 @@ def check_position(
 
 
 def queue_ended(queue: MessageQueue, at: int, planned: int, cause: str) -> DataLossError:
-    """Return the error for a queue that now ends at ``at``, below the end ``planned`` up to which its batch was planned."""
+    """Return the error for a queue that now ends at ``at``, although its batch was planned up to the greater offset ``planned``."""
     return beyond_end(queue, at, f"the batch was planned up to {planned}", cause)
 
 

@@ -40,7 +40,7 @@ class Session:
     which owns every queue without a lock, and whose offsets are only in its checkpoint.
     """
 
-    #: Whether several queries divide the queues among them.
+    #: Whether several queries divide the queues among themselves.
     shared = False
 
     def __init__(self, owner: Owner) -> None:
@@ -58,8 +58,8 @@ class Session:
     def boundary(self, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
         """Carry out the Owner's actions between micro-batches, when nothing is in flight.
 
-        ``patient`` (set for availableNow): wait up to lockTimeout for queues that others hold. After that, a query of a shared group
-        requests no further queues at later boundaries.
+        ``patient`` (set for availableNow): wait up to lockTimeout for queues that others hold. A query of a shared group then requests no
+        further queues at later boundaries.
         """
         for action in self.owner.boundary(start, queues):
             if isinstance(action, Lock):
@@ -101,7 +101,7 @@ class Session:
     # -- micro-batches
 
     def backlog(self, ends: OffsetMap) -> dict[MessageQueue, OffsetRange]:
-        """Return the range of each queue that is not planned yet, up to ``ends``."""
+        """Return the part of each queue that is not planned yet, up to ``ends``."""
         return self.owner.backlog(ends)
 
     def plan(self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str]) -> Checkpoint:
@@ -127,7 +127,7 @@ class Session:
     # -- the end
 
     def give_back(self, start: Checkpoint) -> None:
-        """Commit the messages processed below ``start``, and then `stop`. Called at a boundary after which no micro-batch follows."""
+        """Commit the messages below ``start``, which are processed, and then `stop`. Called at a boundary after which no micro-batch follows."""
         self.owner.processed(start)
 
     def stop(self, *, terminated: bool) -> None:
@@ -383,7 +383,7 @@ class GroupSession(Session):
         release = self.owner.stop(self._groups.offsets(self.group, list(self.owner.owned)))
         self._groups.unlock(release.idle)
         if terminated and release.in_flight:
-            # If the driver died instead, its tasks also die, and the end of this process releases the locks.
+            # If the driver has died, its tasks also die, and the locks are released when this process ends.
             self._groups.unlock(release.in_flight, linger=UNLOCK_DELAY)
         self._groups.leave(self._client)
 

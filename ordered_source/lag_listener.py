@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 lag_log = logging.getLogger("orderedmq.lag")
 
-#: Upper bounds in seconds. A small batch takes a few hundred milliseconds; a batch with a large backlog takes minutes.
+#: Upper bounds of the histogram's buckets in seconds. A small batch takes a few hundred milliseconds; a batch with a large backlog takes
+#: minutes.
 _BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 #: The gauges of a query with a parking lot, in the order of `_Metrics.show_parked`.
 _PARKED: Final = (
@@ -46,7 +47,7 @@ _QUEUE_LABELS: Final = ("query", "topic", "broker", "queue")
 
 
 class LagListener(StreamingQueryListener):
-    """Exports the lag of every query in a session that reads orderedmq, and ignores other queries.
+    """Exports the lag of a session's queries that read with the format orderedmq, and ignores other queries.
 
     ``prometheus``: export metrics in ``registry`` (default: prometheus-client's registry). This needs the extra ``metrics``. The metrics
     are the lag in messages and the next offset of each queue, the duration of micro-batches in seconds, and counts of parked messages if
@@ -110,7 +111,7 @@ class LagListener(StreamingQueryListener):
 
 
 class _Metrics:
-    """The metrics in the registry. A gauge's series belong to one run of a query and are removed when it ends. Counters stay."""
+    """The metrics in the registry. A gauge's series belong to one run of a query and are removed when the run ends. Counters stay."""
 
     def __init__(self, registry: CollectorRegistry | None) -> None:
         try:

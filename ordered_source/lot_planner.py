@@ -1,9 +1,9 @@
 """Plans which parking lots of a streaming query's queues a micro-batch reads.
 
-A micro-batch reads a queue's parking lot when its first key is due or when it contains an operator's command. It then reads the whole
-lot, and messages that are not due are moved to its end. A lot has to wait while it contains a message at or after the queue's position:
-a former owner that died parked that message from a range which this query processes again, and the older messages of the same key in
-that range have to come first.
+A micro-batch reads a queue's parking lot when the lot's first key is due or when the lot contains an operator's command. It then reads
+the whole lot, and messages that are not due are moved to the lot's end. A lot has to wait while it contains a message at or after the
+queue's position: a former owner parked that message and died, so this query processes the message's range again, and older messages of
+the key in that range have to come first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class BatchLots:
     """What the next batch does with the parking lots of the owned queues.
 
     ``counts``: messages to read from each lot. ``full``: queues from which no messages are read, because their lots are full.
-    ``next_due``: when the first of the other lots is due, in ms since 1970, or None if none becomes due without a change.
+    ``next_due``: when the first of the other lots is due, in ms since 1970, or None if no lot becomes due before the broker reports a
+    change.
     """
 
     counts: Mapping[MessageQueue, int]
@@ -55,7 +56,7 @@ class LotPlanner:
         self._warned: set[MessageQueue] = set()
 
     def plan(self, owner: Owner, ends: OffsetMap, now: int) -> BatchLots:
-        """Return what to do with the lots, which end at ``ends``. ``now``: ms since 1970."""
+        """Return what the next batch does with the lots. ``ends``: the ends of the lots. ``now``: ms since 1970."""
         self._lots = {queue: lot for queue, lot in self._lots.items() if queue in owner.owned}
         counts: dict[MessageQueue, int] = {}
         full: set[MessageQueue] = set()

@@ -44,7 +44,7 @@ class LotSpan:
     """The range [``begin``, ``end``) of a parking lot that a task reads before its range of the queue.
 
     The range is empty if the batch does not read the lot; ``begin`` is then the group's offset in the lot. ``token`` is the token of the
-    lot (`parking.rules.companion`). ``room`` is the number of messages from which on no more keys are parked.
+    lot (`parking.rules.companion`). No more keys are parked once the lot has ``room`` messages.
     """
 
     queue: MessageQueue
@@ -127,7 +127,7 @@ def _read_lot(
     """Yield the messages of the range as they were sent to ``queue``, with ``columns``. ``text`` is the queue's lock_token.
 
     The range is read twice, because an operator's command at its end can apply to messages at its beginning. Raises the errors of
-    `pulls` even if the user accepts losses, because the order of a key is unknown if parked messages of it are missing.
+    `pulls` even if the user accepts losses, because a key's order is unknown if some of its parked messages are missing.
     """
     lot = Lot(span.begin)
     reading.read(log, lot, span.queue, span.end)
@@ -164,7 +164,7 @@ def _context(partition: QueuePartition) -> str | None:
 
 
 def _with_own(batch: pa.RecordBatch, columns: tuple[str, ...], text: str | None) -> pa.RecordBatch:
-    """Return the rows of a queue with ``columns``, and add those of them that brokers do not have."""
+    """Return the rows of a queue with ``columns``, including the columns that brokers do not have."""
     if not _OWN.intersection(columns):
         return batch
     own = {LOCK_TOKEN: pa.repeat(pa.scalar(text, pa.string()), batch.num_rows), TICKET: pa.nulls(batch.num_rows, TICKET_TYPE)}

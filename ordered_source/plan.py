@@ -56,7 +56,7 @@ def _require_rights(broker: Broker, options: SourceOptions, names: list[str]) ->
         assert options.consumer_group is not None
         names = names + [parked_topic(options.consumer_group, name) for name in names]
     if options.retry_topic:
-        # `topics` has not found it if it does not exist yet.
+        # `topics` does not return the retry topic if it does not exist yet.
         names = list(dict.fromkeys([*names, retry_topic(options)]))
     broker.log.require_rights(names, options.consumer_group)
 
@@ -109,7 +109,7 @@ def never_committed(options: SourceOptions) -> StartingOffsets:
 def beginnings(
     source: Log, starting: StartingOffsets, queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> dict[MessageQueue, int]:
-    """Return the offset where to begin in each queue according to ``starting``, whose kind is not "committed".
+    """Return the offset at which to begin in each queue according to ``starting``, whose kind is not "committed".
 
     Raises OffsetError INCOMPLETE or BEYOND_END, OptionError INVALID for a queue that does not exist.
     """
@@ -127,7 +127,7 @@ def beginnings(
 def endings(
     source: Log, ending: EndingOffsets, queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> dict[MessageQueue, int]:
-    """Return the offset where a batch read ends in each queue (exclusive). Raises the errors of `beginnings`."""
+    """Return the offset at which a batch read ends in each queue (exclusive). Raises the errors of `beginnings`."""
     match ending.kind:
         case "timestamp":
             assert ending.timestamp is not None

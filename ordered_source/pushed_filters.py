@@ -4,10 +4,10 @@ Rules: Spark also applies the filters to each row itself, so filters that do not
 
 In Spark without ``DataSourceReader.pushLimit`` (up to 4.3), PythonScanBuilder stores the planned read in the PythonDataSourceV2 that all
 scans of a DataFrame or view share. The filters of one query would then also apply to the next query, or to the other side of a self-join.
-So no filters are taken there.
+So filters are not used in these releases.
 
 If filter pushdown is off (spark.sql.python.filterPushdown.enabled), Spark refuses a reader that has `pushFilters`. A reader cannot read
-this setting, but Spark pushes filters down in a separate worker, which is recognised by its main module.
+this setting, but Spark pushes filters down in a separate worker process, which `_pushes` recognises by its main module.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class LotPlan(NamedTuple):
     """What a micro-batch plans for a queue and its parking lot.
 
     ``q_begin``: the first offset that it reads in the queue. [``begin``, ``end``): the offsets that it reads in the parking lot.
-    ``room``: the number of messages in the lot above which no more keys are parked.
+    ``room``: no more keys are parked once the lot has this many messages.
     """
 
     q_begin: int
@@ -61,7 +61,7 @@ class LotPlan(NamedTuple):
 
 
 class TaskLock(NamedTuple):
-    """A connection to the broker that holds the lock on a task's queue.
+    """The lock on a task's queue, with a connection to the broker that granted it.
 
     ``token``: the fields of the lock that the broker checks. ``lot``: None if the rows were read without a parking lot.
     """

@@ -22,8 +22,8 @@ LOOK: Final = 0.5
 class Renewal:
     """Renews the tokens given to ``keep`` and calls ``beat`` every ``interval`` seconds, until it is stopped.
 
-    After a failure, or when the client is ``cut_off``, the thread does so sooner, because tasks wait until their driver is a member
-    again. The thread also ends with the parent process, because no process would process the queues whose locks it renews.
+    After a failure, or when the client is ``cut_off``, the thread renews sooner, because tasks wait until their driver is a member again.
+    The thread also ends with the parent process, because without that process nothing reads the queues whose locks it renews.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """The stream reader on the driver. When Spark calls it, it carries out the Owner's actions at the broker.
 
 Spark's calls, as measured on 4.3: ``initialOffset`` decides nothing. A call of ``latestOffset(start)`` means that all messages below
-``start`` are processed. Spark logs its result before it calls ``partitions``. After a restart, Spark may call ``partitions`` for a
-logged batch first. ``commit`` is called too late to be useful. Spark sends SIGTERM twice, and the handler must ignore the second one so
-that ``stop`` can run.
+``start`` are processed. Spark logs the offset that this call returns, and then calls ``partitions``. After a restart, Spark may call
+``partitions`` for a logged batch first. ``commit`` is called too late to be useful. Spark sends SIGTERM twice, and the handler must
+ignore the second one so that ``stop`` can run.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             return self._latest_offset(start, limit)
         except TopicError:
-            # A topic may have been deleted since it was listed. After a new listing, that is a DataLossError or an accepted loss.
+            # A topic may have been deleted since it was listed. After a new listing, the deletion leads to a DataLossError or is an
+            # accepted loss.
             self._connect()[1].forget_listing()
             return self._latest_offset(start, limit)
 
@@ -146,7 +147,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return run.session.plan(taken, anchors).to_spark()
 
     def _stops_here(self, start: Mapping[str, Any]) -> bool:
-        """Return whether the query was asked to stop between two micro-batches. The first call that finds this gives its queues back."""
+        """Return whether the query was asked to stop. The first call that finds a request gives the query's queues back."""
         run = self._run
         if run is None or self._given_back:
             return self._given_back
@@ -204,7 +205,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             parked = companion(token)
             at = until.next.get(parked.queue)
             if at is None or run.owner.owned[parked.queue].position is None:
-                # A run without parking lots logged the batch, or the lot was deleted after that.
+                # The batch was logged by a run without parking lots, or the lot was deleted after the batch was logged.
                 at = run.session.offsets([parked.queue]).get(parked.queue, 0)
             of_lot = spans.get(parked.queue, OffsetRange(at, at))
             lot = LotSpan(parked.queue, of_lot.begin, of_lot.end, parked, self.options.parking_lot)

@@ -40,7 +40,7 @@ class _Local(threading.local):
 
 
 class _Process:
-    """The objects and threads of this process. A forked child starts with none, because it cannot use its parent's threads and connections."""
+    """This process's objects and threads. A forked child starts with none, because it cannot use its parent's threads and connections."""
 
     def __init__(self) -> None:
         self.local = _Local()
@@ -126,7 +126,7 @@ class Calls(ABC, Generic[T, R]):
         return work, answer  # type: ignore[return-value]
 
     def cancel(self) -> None:
-        """Cancel the running calls if that is possible. `answer` still returns their answers. The caller must not start calls after this."""
+        """Cancel the running calls if possible. `answer` still returns their answers. The caller must not start calls after this."""
 
     def end(self) -> None:
         """Prevent further calls from starting. Running calls are cancelled if that is possible. This does not wait for them."""

@@ -46,7 +46,7 @@ class Columns:
 
 
 class Rows(NamedTuple):
-    """Rows of messages. ``first``: the first row's number. ``places``: the rows' places in the parking lot, or empty for rows of the queue."""
+    """Rows of messages. ``first``: the first row's number. ``places``: their places in the parking lot; empty for rows of the queue."""
 
     columns: Columns
     first: int

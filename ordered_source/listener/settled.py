@@ -60,7 +60,7 @@ class Settled:
         return cls(lot, plan, broker.groups.letters(token, spans))
 
     def view(self, planned: Sequence[Message] = ()) -> LotView:
-        """Return the parking lot as the engine sees it. ``planned``: the messages that this micro-batch reads from the lot and that are unsettled."""
+        """Return the parking lot as the engine sees it. ``planned``: this micro-batch's messages from the lot, without settled ones."""
         lot, plan = self._lot, self._plan
         offsets = {key: one.offsets for key, one in lot.keys.items()}
         waiting: Mapping[object, Sequence[int]] = {}
