@@ -127,7 +127,7 @@ class Session:
     # -- the end
 
     def give_back(self, start: Checkpoint) -> None:
-        """Commit the messages below ``start``, which are processed, and then `stop`. Called at a boundary after which no micro-batch follows."""
+        """Commit the messages below ``start``, then `stop`. Called at a boundary after which no micro-batch follows."""
         self.owner.processed(start)
 
     def stop(self, *, terminated: bool) -> None:
@@ -309,8 +309,8 @@ class GroupSession(Session):
         queues = self.owner.lost(gone)
         if queues:
             log.warning(
-                "group %s lost %s: this query was paused or cut off for longer than its locks live, or they were taken from it. Their "
-                "next owner resumes at the group's offset",
+                "group %s lost %s: this query was paused or cut off for longer than its locks live, or they were taken from it. The next "
+                "owner of these queues resumes at the group's offset",
                 self.group, ", ".join(map(str, queues)),
             )  # fmt: skip
 

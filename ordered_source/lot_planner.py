@@ -104,7 +104,7 @@ class LotPlanner:
         for queue in sorted(full - self._warned):
             log.warning(
                 "the parking lot of queue %s has %d messages or more, so the queue is not read further until some of them are settled. "
-                "Repair what fails, drop messages that cannot be processed (orderedmq parked drop), or raise parkingLotMaxMessages",
+                "Fix the cause, drop messages that cannot be processed (orderedmq parked drop), or raise parkingLotMaxMessages",
                 queue, self._room,
             )  # fmt: skip
         self._warned = full

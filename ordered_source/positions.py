@@ -62,7 +62,7 @@ class Positions:
     def _deleted_lots(
         self, at: Checkpoint, lots: Iterable[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
     ) -> list[MessageQueue]:
-        """Return the parking lots that end before their offset in ``at``. They were deleted, and messages parked after that are in new lots."""
+        """Return the parking lots that end before their offset in ``at``. They were deleted, and later messages are in new lots."""
         deleted = []
         for queue in lots:
             position, known = at.next.get(queue, 0), bounds.get(queue)

@@ -179,7 +179,7 @@ class ReadContext:
             if needed and given is None:
                 raise OptionError(
                     OptionCondition.MISSING,
-                    f"the source reads queue {queue} with {secret}, but rows do not carry secrets. Pass it to the listener also, with "
+                    f"the source reads queue {queue} with {secret}, but rows do not carry secrets. Also pass it to the listener, with "
                     f"{listener}(..., {remedy})",
                 )
         if self.path is not None:

@@ -62,8 +62,8 @@ def run_in_tasks(
     if str(df.sparkSession.conf.get(SPECULATION, "false")).strip().lower() == "true":
         raise OptionError(
             OptionCondition.UNSUPPORTED,
-            f"{what} needs one attempt of a task at a time, but with {SPECULATION}=true Spark runs two attempts of a slow task, so a key's messages "
-            f"would be processed twice and out of order. Start this application with {SPECULATION}=false",
+            f"{what} needs one attempt of a task at a time, but with {SPECULATION}=true Spark runs two attempts of a slow task, so a key's "
+            f"messages would be processed twice and out of order. Start this application with {SPECULATION}=false",
         )
     return df.mapInArrow(concise(task), schema)
 

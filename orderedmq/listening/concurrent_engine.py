@@ -147,7 +147,7 @@ class ConcurrentEngine(Engine):
             self._warn(
                 f"the parking lot of queue {self.queue} is full ({self._capacity} messages): messages that fail "
                 f"come again after {LATER:g} s instead, and hold up the micro-batch. Raise the source's option parkingLotMaxMessages, or "
-                "repair what fails"
+                "fix the cause of the failures"
             )
             self._later.append((now + LATER, message))
 

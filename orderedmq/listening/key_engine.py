@@ -235,7 +235,7 @@ class KeyEngine(Engine):
         if len(leaving) > self._room:
             self._warn(
                 f"the parking lot of queue {self.queue} is full ({self._capacity} messages): keys that fail are "
-                "tried again instead, and hold up the micro-batch. Raise the source's option parkingLotMaxMessages, or repair what fails"
+                "tried again instead, and hold up the micro-batch. Raise the source's option parkingLotMaxMessages, or fix the cause"
             )
             return False
         self._room -= len(leaving)

@@ -14,7 +14,7 @@ from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 
 
 class Commits:
-    """Moves group offsets for tokens that hold their locks. Thread-safe.
+    """Moves group offsets of queues whose locks are held. Thread-safe.
 
     The offsets that were last committed under a lock are kept in `HeldLock.committed`.
     """
@@ -25,7 +25,7 @@ class Commits:
         self._committing = threading.Lock()
 
     def move(self, offsets: Mapping[LockToken, int], held_locks: HeldLocks) -> None:
-        """Move offsets forward from those that this process knows. Raises LockError LOST if RocketMQ's own tools reset the group."""
+        """Move offsets forward; lower offsets are ignored. Raises LockError LOST if RocketMQ's own tools reset the group."""
         with self._committing:
             for group, of_group in by_group(offsets).items():
                 self._move(group, {token: offsets[token] for token in of_group}, held_locks)
@@ -55,7 +55,8 @@ class Commits:
         """Write the offsets of parking lots before those of queues.
 
         A broker cannot set two offsets in one request. If this process is killed in between, the queue's next owner repeats the range
-        of the queue. In the other order, it would repeat parked messages although later messages of their keys were processed.
+        of the queue. In the other order, the next owner would repeat parked messages although later messages of their keys were
+        processed.
         """
         lots = {queue: at for queue, at in moves.items() if is_parked(queue)}
         for part in (lots, {queue: at for queue, at in moves.items() if queue not in lots}):
@@ -72,7 +73,7 @@ class Commits:
                     held.committed[token.queue] = at
 
     def repeat(self, locks: Sequence[HeldLock], held_locks: HeldLocks, seconds: float) -> list[LockToken]:
-        """Commit again the offsets that a killed broker forgot, which are those of its last 5 s. Return tokens found to be lost.
+        """Commit offsets again if a killed broker forgot them (those of its last 5 s). Return the tokens of locks that turn out to be lost.
 
         All ``locks`` are of the same group.
         """
@@ -87,7 +88,7 @@ class Commits:
                 group = locks[0].token.group
                 known = self._offsets.read(group, list(done), seconds)
                 behind = {queue: at for queue, (at, _) in done.items() if at > known.get(queue, -1)}
-                # A lot without an offset may be a new lot of the same name, in which the offset would hide parked messages.
+                # A lot without an offset may be a new lot of the same name, in which the committed offset would hide parked messages.
                 behind = {queue: at for queue, at in behind.items() if known.get(queue) or not is_parked(queue)}
                 self._write(group, behind, held_locks, seconds)
         except LockError:

@@ -1,9 +1,9 @@
 """Dead letters in %DLQ%<group>, where RocketMQ's own tools look for them.
 
-When a message is sent to %RETRY%<group> that was retried too often, the broker creates the dead letter topic and stores the message
-there (AbstractSendMessageProcessor.handleRetryAndDLQ). A Java orderly consumer sends such a message when it gives up. The first letter
-is sent in this way, because this needs no right to create topics. The others are sent to the topic directly, in batches, or like the
-first one if the account may not write to the topic. A letter is stored at the broker of its message's queue.
+When a message that was retried too often is sent to %RETRY%<group>, the broker creates the dead letter topic and stores the message there
+(AbstractSendMessageProcessor.handleRetryAndDLQ). A Java orderly consumer uses this when it gives a message up. Here, the first letter is
+sent in this way, because this needs no right to create topics. Later letters are sent to the dead letter topic directly, in batches, or
+like the first one if the account may not write to the topic. A letter is stored at the broker of its message's queue.
 
 `orderedmq.rocketmq.append` stores each letter once. A letter is identified by its UNIQ_KEY, a hash of (group, queue, offset) and of the
 queue's seek number, so that letters from before a reset of the queue do not count. The key is searched among the last LOOK_BACK
@@ -106,7 +106,7 @@ class DeadLetterTopic:
     # -- looking
 
     def known(self, group: str, queue: MessageQueue, spans: Sequence[OffsetRange]) -> set[int]:
-        """Return the offsets in these ranges of the queue whose letters `put` would treat as already stored."""
+        """Return the offsets in these ranges of the queue for which `put` would find that a letter is already stored."""
         target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
         try:
             seen, _ = self._look(group, target)
@@ -157,7 +157,7 @@ class DeadLetterTopic:
 
 
 class _Letters:
-    """The `Outgoing` of letters of one queue, and the requests that send them."""
+    """The letters of one queue as `Outgoing` messages, and the requests that send them."""
 
     def __init__(
         self,
@@ -181,12 +181,12 @@ class _Letters:
         self._seen: dict[str, _Origin] = {}
         # The rows of the letters that are not stored.
         self._waiting: list[int] = []
-        # Whether the present letter is sent to the retry topic, whether the account may not write to the dead letter topic, and
-        # whether the group was created.
+        # Whether the current letter is sent to the retry topic, whether the account may not write to the dead letter topic, and whether
+        # the group was created.
         self._by_retry = self._denied = self._made_group = False
         #: The topic's end, after the last letter that was sent.
         self.end = 0
-        #: How many letters were not stored at the first look.
+        #: How many letters were not stored yet at the first call of `look`.
         self.added: int | None = None
 
     def look(self) -> bool:
@@ -202,7 +202,7 @@ class _Letters:
         return len(new) < before
 
     def missing(self) -> Iterator[SendBody]:
-        # Send the first letter alone if the topic has no letters, because then it may not exist.
+        # Send the first letter alone if the topic has no letters, because the topic may not exist.
         first = len(self._waiting) if self._denied else 0 if self.end else 1
         # Encode, and so check, all letters before sending one.
         alone = self._encoded(0, first, Packing.ALONE)

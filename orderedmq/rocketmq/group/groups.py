@@ -84,7 +84,7 @@ class RocketMQGroups:
         _all.add(self)
 
     def sending_by(self, client: Client) -> RocketMQGroups:
-        """Return groups that share this object's state, but send dead letters and parked messages, with traces, through ``client``."""
+        """Return a copy that shares this object's state, but sends dead letters and parked messages, with traces, through ``client``."""
         made = copy.copy(self)
         made._dead_letters = self._dead_letters.sending_by(client)
         made._parking_lots = self._parking_lots.sending_by(client)
@@ -139,7 +139,7 @@ class RocketMQGroups:
         return self._roster.members(group, self.trust, GROUP_TIMEOUT)
 
     def _reported_locks(self, client_id: str, group: str) -> list[tuple[LockToken, float]]:
-        """Return a client's locks in a group, with the wall-clock times of their confirmations. Other members read them."""
+        """Return a client's locks in a group, with the wall-clock times of their confirmations. Other members read this list."""
         now, wall = time.monotonic(), time.time()
         return [
             (lock.token, round(wall - (now - lock.confirmed), 3))
@@ -219,7 +219,7 @@ class RocketMQGroups:
         return tokens
 
     def _refusal(self, group: str, queue: MessageQueue, mine: str, ids: Sequence[str], brokers: Sequence[str]) -> Refusal:
-        """Return the refusal for a queue. The broker does not name the holder, so this process's locks and the members are asked."""
+        """Return the refusal for a queue. The broker does not name the holder, so search this process's locks and ask the members."""
         for lock in self._held_locks.of_queue(group, queue):
             if lock.token.client_id == mine:
                 continue
@@ -268,7 +268,7 @@ class RocketMQGroups:
         return [token for token in tokens if token in gone]
 
     def check(self, token: LockToken) -> bool:
-        """See `Groups.check`. In another process than the client's this also renews the lock: brokers have no request that only asks."""
+        """See `Groups.check`. Outside of the client's process, this also renews the lock: brokers have no request that only asks."""
         return not self._stale([token])
 
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
@@ -296,8 +296,8 @@ class RocketMQGroups:
         fenced = self._fenced(doubtful)
         self._held_locks.record_fences_read(doubtful, fenced, now)
         gone.update(fenced)
-        # Ask for locks only if the client is still a member, because a lock request would take a lock again that was given back.
-        # The time limit begins here, because reading the fences may have waited for a broker that was away.
+        # Ask for locks only if the client is still a member, because a lock request would lock a queue again that was given back. The
+        # time limit begins here, because reading the fences may have waited for a broker that was away.
         deadline = Deadline.after(self.patience)
         asked = [token for token in foreign if token not in gone and self._is_member(token, deadline)]
         held = {token for token in asked if self._still_granted(token)}
@@ -350,7 +350,7 @@ class RocketMQGroups:
             group = locks[0].token.group
             # A lock that cannot be checked or given back now expires by itself.
             with contextlib.suppress(RocketMQUnavailableError):
-                # A lock under the query's name may now belong to a later run. That run has raised the fence.
+                # A lock under the query's name may now belong to a later run, which has then raised the fence.
                 named = [lock.token for lock in locks if lock.name != lock.token.client_id]
                 fenced = self._fenced(named, _UNLOCK_TIMEOUT)
                 own = [lock for lock in locks if lock.token not in fenced]
@@ -366,7 +366,7 @@ class RocketMQGroups:
         return self._offsets.read(group, queues)
 
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
-        """See `Groups.commit`. Offsets move only forward from those that this process knows, but brokers accept any offset."""
+        """See `Groups.commit`. This process moves offsets only forward, although brokers accept any offset."""
         self._require(offsets, "committed")
         self._commits.move(offsets, self._held_locks)
 
@@ -398,7 +398,7 @@ class RocketMQGroups:
         return self._dead_letters.known(token.group, token.queue, spans)
 
     def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
-        """See `Groups.park`. This is not atomic: after an error, the first of ``puts`` may be parked, and a repeated call finds them.
+        """See `Groups.park`. This is not atomic: after an error, the first ones of ``puts`` may be parked, and a repeated call finds them.
 
         The lock is checked before each request. Also raises RocketMQError NO_PERMISSION, and MessageError PROPERTIES_TOO_LARGE
         for a message whose properties leave no room for those of a parked message.

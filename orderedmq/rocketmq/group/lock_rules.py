@@ -8,9 +8,9 @@ owners, and a renewal also grants a queue that is free. So these additional rule
   loss.
 - *Epoch*: the time of the grant in microseconds since 1970, raised above the queue's *fence* and all earlier epochs of this
   process.
-- *Fence*: a number stored next to the group's offset in the queue (offsets.py). A token whose epoch is not above it is stale.
-  Grants, unlocks, seeks and forced releases raise it. Java consumers do not raise it, and a killed broker forgets the last 5 s,
-  so a token above the fence may still be stale.
+- *Fence*: a number stored next to the group's offset in the queue (offsets.py). A token whose epoch is not above the fence is stale.
+  Grants, unlocks, seeks and forced releases raise the fence. Java consumers do not raise it, and a killed broker forgets changes of its
+  last 5 s, so a token above the fence may still be stale.
 - *Restart of a broker*: roster.py prevents members from taking each other's queues while the broker does not know all members.
 - *Tenure*: always the token's epoch, because the broker does not store earlier owners. So a restarted query of a shared group resumes
   each queue at the group's offset. An exclusive query follows its checkpoint unless the group's offset is higher (Owner.unbroken).
@@ -38,7 +38,7 @@ from orderedmq.ownership.lock import ClientIdentity, LockToken
 
 #: Prefix of this package's client ids. The last part is unique to a run: ``orderedmq-<query>@<host>-<pid>-<random>``.
 PREFIX: Final = "orderedmq-"
-#: Maximum characters of a group's name. Its retry topic has seven more (%RETRY%), and a topic's name has at most 127.
+#: Maximum characters of a group's name. The name of its retry topic has seven more (%RETRY%), and a topic's name has at most 127.
 MAX_GROUP: Final = 120
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_HOST = re.compile(r"[^A-Za-z0-9.-]")

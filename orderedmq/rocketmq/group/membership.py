@@ -49,7 +49,7 @@ _LOCKS_AGE: Final = 60.0
 #: Seconds for a member's answer about itself, because the broker would wait 10 s for a member that was stopped.
 _INFO_TIMEOUT: Final = 2.0
 
-#: Takes (client id, group); returns the client's locks there with their confirmation times (wall clock, seconds).
+#: Takes (client id, group); returns the client's locks in the group with their confirmation times (wall clock, seconds).
 Held = Callable[[str, str], Sequence[tuple[LockToken, float]]]
 
 
@@ -295,7 +295,7 @@ class Directory:
             except RocketMQError as error:
                 if strict and error.sub == RocketMQCondition.NO_PERMISSION:
                     raise
-                # The member is away or stopped, the account has no permission, or the answer cannot be read. It is still a member.
+                # The member is away or stopped, the account has no permission, or the answer cannot be read. The member still counts.
                 continue
         if found is None and known is not None:
             found = known[1]
@@ -370,7 +370,7 @@ class Directory:
 
 
 def _masters(client: Client, topics: Sequence[str], deadline: float) -> list[str]:
-    """Return the addresses of the topics' masters, by broker name; those of the whole cluster if the topics have none."""
+    """Return the addresses of the topics' masters, by broker name, or of all masters of the cluster if the topics have none."""
     found: dict[str, str] = {}
     for topic in topics:
         with contextlib.suppress(TopicError):

@@ -1,8 +1,8 @@
 """A group's numbers at the brokers: its offsets, and the `registers` of queues and of the group.
 
 A 5.x broker distinguishes "never committed" from "committed 0" (``setZeroIfNotFound``). A 4.9 broker answers 0 in both cases while
-the queue's first message is recent (ConsumerManageProcessor.queryConsumerOffset). In this case the table of all offsets is read,
-which replicas also read.
+the queue's first message is recent (ConsumerManageProcessor.queryConsumerOffset). In this case, this module reads the table of all
+offsets, with the request that replicas use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orderedmq.rocketmq.wire.request import Request, int_field
 GROUP_TIMEOUT: Final = 25.0
 #: V5_0_0: from this version on, a broker distinguishes "never committed" from 0.
 _TELLS_NEVER: Final = 413
-#: Messages from a queue's beginning that have a bit in its registers.
+#: How many messages, counted from a queue's beginning, have a bit in the queue's registers.
 _MOST_SETTLED: Final = registers.SETTLED_BLOCKS * registers.SETTLED_BLOCK
 
 
@@ -282,7 +282,7 @@ class GroupOffsets:
 
 
 def _offset(group: str, queue: MessageQueue) -> Request[tuple[int | None, bool]]:
-    """Return a request for a stored number, and whether the answer is certain: 4.9 answers 0 also if no number is stored."""
+    """Return a request for a stored number. Its result also says whether the number is certain: 4.9 also answers 0 if none is stored."""
     asked = group_requests.consumer_offset(group, queue)
 
     def parse(response: RemotingCommand) -> tuple[int | None, bool]:

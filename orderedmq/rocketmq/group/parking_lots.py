@@ -51,14 +51,14 @@ from orderedmq.rocketmq.wire import admin_requests, rights
 from orderedmq.rows.dead_letters import clip
 from orderedmq.rows.pull_settings import PullSettings
 
-#: Seconds for creating the lots at another broker, which may be away, because those lots are not needed now.
+#: Seconds for creating lots at other brokers. These brokers may be away, and their lots are not needed now.
 _OTHERS_TIMEOUT: Final = 2.0
 #: Approximate bytes of bodies that are copied together, and the number of messages copied first, while their size is not known.
 _COPY_BYTES: Final = 16 * 1024 * 1024
 _FIRST_COPY: Final = 64
 _MOST_COPIED: Final = 4096
 _NO_LIMIT: Final = 1 << 40
-#: The most settled messages that are remembered.
+#: Maximum number of settled messages that are remembered.
 _MOST_SETTLED: Final = 10_000
 #: Bytes of the two separators of a property.
 _SEPARATORS: Final = 2
@@ -203,7 +203,7 @@ class ParkingLots:
         fits = known is not None and known.begin <= least <= known.end <= bounds.max_offset
         if known is None or not fits or least - known.begin > _MOST_SETTLED:
             known = _Known(least, least)
-        # The last known message shows whether the lot was deleted and created again since.
+        # The last known message shows whether the lot was deleted and created again after that message was read.
         check = bool(known.last) and known.end > bounds.min_offset
         at = known.end - 1 if check else known.end
         for rows in pulls(log, lot, at, bounds.max_offset, _MOST_COPIED, _NO_LIMIT, ("message_id", "properties")):
@@ -222,7 +222,7 @@ _all: Final = BeginAnew(ParkingLots._begin)
 
 
 class _Copies:
-    """The `Outgoing` of messages to park: those of ``wanted``, by their places, that are not in the lot."""
+    """The messages to park as `Outgoing` messages: those of ``wanted`` (by their places) that are not in the lot yet."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class _Copies:
         while self._waiting:
             puts = self._waiting[:count]
             messages = _copies(self._log, puts)
-            # A copy keeps its message's UNIQ_KEY, because RocketMQ's tools find it by that key.
+            # A copy keeps its message's UNIQ_KEY, because RocketMQ's tools find messages by that key.
             self._keys = pc.coalesce(property_columns(messages, [UNIQ_KEY])[UNIQ_KEY], self._log.sender.keys.take(len(puts)))
             rows = _fit(to_park(messages, puts), self._keys, puts, where)
             # Encode all messages before sending one, so that none is sent if one is invalid.
@@ -279,7 +279,7 @@ class _Copies:
         parked, self._waiting = self._waiting[: body.rows], self._waiting[body.rows :]
         known.places.update({put.place: offset + number for number, put in enumerate(parked)})
         self.end = offset + body.rows
-        # If operators' commands were appended in between, the next look reads them.
+        # If operators' commands were appended in between, the next call of `look` reads them.
         if offset == known.end:
             known.end, known.last = self.end, self._keys[body.first + body.rows - 1].as_py()
 

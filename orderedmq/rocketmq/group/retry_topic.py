@@ -1,8 +1,8 @@
 """The retry topic %RETRY%<group>, into which brokers put copies of messages that a consumer sends back.
 
 A broker creates the topic with the group's first heartbeat. Until its copy is put into the retry topic, a message that is sent back is
-stored in the broker's delay topic, in which clients cannot search. So a message whose answer was lost, or whose batch runs again, may be
-sent back twice, by Java's consumers and by this package. Its copies count their retries separately.
+stored in the broker's delay topic, in which clients cannot search. So a message may be sent back twice if the broker's answer was lost or
+its batch runs again, by Java's consumers as by this package. Each copy counts its retries separately.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RetryTopic:
         return len(messages)
 
     def _require(self, group: str, queue: MessageQueue) -> None:
-        """Check that the queue's broker has a retry queue, because without one it would drop the messages without an error."""
+        """Check that the queue's broker has a retry queue, because a broker without a retry queue drops the messages without an error."""
         topic = RETRY_PREFIX + group
         if not any(one.broker_name == queue.broker_name for one in self._log.route(topic).subscribe_set()):
             raise TopicError(

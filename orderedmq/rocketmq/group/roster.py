@@ -28,7 +28,7 @@ class Roster:
     def __init__(self, directory: Directory) -> None:
         self.clients: dict[str, MemberClient] = {}
         self._directory = directory
-        #: The members of each group by client id, with the time since when the broker no longer lists them; infinity if it does.
+        #: The members of each group by client id, with the time of the first list without the member; infinity if it is listed.
         self._listed: dict[str, dict[str, float]] = {}
 
     def send_heartbeat(
@@ -65,8 +65,8 @@ class Roster:
     def ids(self, group: str, brokers: Sequence[str], trust: float, patience: float = 0.0) -> list[str]:
         """Return the client ids of a group's members, including members that a broker may have forgotten.
 
-        Such a member counts for ``trust`` seconds after it is no longer listed, but not if another run of its query is listed. Raises
-        the errors of `Directory.ids`.
+        A member that is no longer listed counts for ``trust`` more seconds, unless another run of its query is listed. Raises the errors
+        of `Directory.ids`.
         """
         ids = self._directory.ids(group, brokers, patience)
         now = time.monotonic()

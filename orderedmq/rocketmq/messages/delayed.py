@@ -1,8 +1,9 @@
-"""Sends delayed rows, each in its own request, because a broker does not delay messages of a batch. They have no order, so many
-requests are in flight at the same time.
+"""Sends delayed rows, each in its own request, because a broker does not delay messages that are sent in a batch.
 
-Until it is due, a delayed message is stored in an internal topic of the broker that all producers share, so it cannot be found in
-its queue. A message whose answer was lost is therefore sent again and may be delivered twice (rows/delays.py).
+Delayed rows have no order, so many requests are in flight at the same time.
+
+Until it is due, a delayed message is stored in an internal topic that all producers share, so it cannot be found in its queue. If the
+answer to its request is lost, it is therefore sent again and may be delivered twice (rows/delays.py).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from orderedmq.rows import delays
 from orderedmq.rows.delays import DEFAULT_LEVELS, LEVEL, TIME, DelayLimits
 from orderedmq.rows.message_rows import normalise
 
-#: The most requests in flight to one broker, and approximately the most bytes of their bodies.
+#: Maximum number of requests in flight to one broker, and the approximate maximum of the bytes of their bodies.
 WINDOW: Final = 32
 _WINDOW_BYTES: Final = 4 * 1024 * 1024
 #: V5_0_0 (MQVersion): the first broker with the time wheel.
@@ -211,7 +212,7 @@ class DelayedSender:
 
 
 def _windows(entries: Sequence[DelayedSend]) -> Iterator[list[DelayedSend]]:
-    """Divide requests into those that may be in flight together."""
+    """Divide requests into groups that may be in flight together."""
     window: list[DelayedSend] = []
     size = 0
     for one in entries:

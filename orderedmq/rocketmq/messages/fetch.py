@@ -1,10 +1,10 @@
-"""Fetches messages of one queue over a lane: many requests are in flight, and the answers are returned in order, in pieces.
+"""Fetches messages of one queue over a `Lane`: many requests are in flight, and the answers are returned in order, in pieces.
 
 A broker returns at most 32 messages or 256 KiB per pull, however many are requested
 (MessageStoreConfig.maxTransferCountOnMessageInMemory), and 8 messages or 64 KiB if it must read them from disk. So requests for
 the ranges that probably follow are sent before an answer arrives. If an answer has fewer messages than its request, the rest is
-requested again. If it has none, the queue's bounds show why. A piece is returned while requests for the next messages are in
-flight, so that the broker works while the caller decodes the piece.
+requested again. If an answer has no messages, the queue's bounds show why. A piece is returned while requests for the next messages are
+in flight, so that the broker works while the caller decodes the piece.
 
 With a filter, a broker scans some 800 messages per pull and returns those that match. So ranges of this size are requested in
 parallel, and the next offset in an answer is trusted.
@@ -40,11 +40,11 @@ from orderedmq.rows.filters import Filter
 
 #: The most pulls in flight for one queue: enough to keep a broker working while a piece is decoded.
 IN_FLIGHT: Final = 256
-#: For large messages, fewer pulls are in flight: answers of about this many bytes, but at least this many pulls.
+#: For large messages, fewer pulls are in flight: their answers have about this many bytes, but there are at least this many pulls.
 _COMING_BYTES: Final = 6 * 1024 * 1024
 _ALWAYS_IN_FLIGHT: Final = 32
-#: The least messages or bytes of a piece that is not the last. Decoding many messages together costs less per message, and takes
-#: about as long as a broker needs for the pulls that are in flight.
+#: Minimum number of messages or bytes in a piece, unless it is the last. Decoding many messages together costs less per message, and
+#: takes about as long as a broker needs for the pulls that are in flight.
 PIECE: Final = 8192
 PIECE_BYTES: Final = 6 * 1024 * 1024
 #: Messages that the first pull requests. Its answer shows how many messages a broker returns per pull.
@@ -59,17 +59,17 @@ _PULL_TIMEOUT: Final = 15.0
 _REPLICA_AGAIN: Final = 30.0
 #: Seconds between two checks of the time limit.
 _TICK: Final = 1.0
-#: The least bytes of a stored message without its body.
+#: Minimum bytes of a stored message without its body.
 _LEAST_OVERHEAD: Final = 91
 #: The replica id while the master is away and any replica in the route is read instead.
 _STAND_IN: Final = -1
 
 
 class Fetch:
-    """Fetches messages from ``offset`` on for consecutive pulls. For each pull, call `begin`, then `next_piece` until it has enough.
+    """Fetches messages from ``offset`` on for consecutive pulls. For each pull, call `begin`, then `next_piece` until the pull has enough.
 
     Requested ranges do not overlap, and an answer is never longer than its request, so answers in order are messages in order.
-    With a filter an answer may reach into the next range. Its messages of that range are not used.
+    With a filter, an answer may reach into the next range. The answer's messages of that range are not used.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class Fetch:
         #: Where the pull began, and its limits.
         self._offset = offset
         self._limits = PullLimits(0, 0, 0, 0)
-        #: Offsets from here on are not requested. Lowered where the queue ends or has lost messages.
+        #: Offsets from this one on are not requested. It is lowered to where the queue ends or has lost messages.
         self._stop = offset
         #: Whether ``_stop`` was lowered.
         self._ended = False
-        #: The most messages in one request so far.
+        #: The greatest number of messages in one request so far.
         self._largest = 0
         #: The next offset to request, and ranges below it to request again: (when, begin, count).
         self._next = offset
@@ -239,7 +239,7 @@ class Fetch:
     def _write(self) -> None:
         """Send the collected requests in one write. If another replica is wanted, wait until the lane has no request in flight.
 
-        A Proxy gets no more requests than it answers at the same time. The others wait for answers.
+        A Proxy gets no more requests than it answers at the same time. The other requests wait until answers arrive.
         """
         if not self._asks:
             return

@@ -1,8 +1,8 @@
 """The Log protocol over a RocketMQ cluster: finds, pulls and appends messages.
 
 For a queue that does not exist, brokers return the bounds of an empty queue, so the route is checked first. A missing route
-proves little, because a restarted nameserver has no routes until the brokers report to it, up to 30 s later. The brokers are
-then asked whether the topic exists.
+proves little, because a restarted nameserver has no routes until the brokers report to it, up to 30 s later. If a route is missing, the
+brokers are therefore asked whether the topic exists.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RocketMQLog:
         self.sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
-        #: Topics of a Proxy that were checked and are not static.
+        #: Topics behind a Proxy that were checked and are not static.
         self._plain: set[str] = set()
         #: By topic and anchor: when they were compared, and whether the topic is another one.
         self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
@@ -152,7 +152,7 @@ class RocketMQLog:
         return list(self.route(topic).publish_list())
 
     def forget(self, topic: str) -> None:
-        """Forget the topic's route and the comparisons with its anchors, so that their next uses ask the servers."""
+        """Forget the topic's route and the comparisons with its anchors, so that the next use asks the servers."""
         self._confirmed.pop(topic, None)
         self._compared = {pair: found for pair, found in self._compared.items() if pair[0] != topic}
 
@@ -200,8 +200,8 @@ class RocketMQLog:
     def refuse_hidden_static(self, topic: str) -> None:
         """Refuse to write to a static topic through a Proxy. Raises RocketMQError STATIC_TOPIC.
 
-        A Proxy's routes do not show that a topic is static, but brokers refuse requests for logical queues of other brokers. A
-        source meets that error when it requests the bounds of its queues.
+        A Proxy's routes do not show that a topic is static, but brokers refuse requests for logical queues of other brokers. A source
+        gets that error when it requests the bounds of its queues.
         """
         if topic not in self._plain and self._client.behind_proxy(Deadline.after(REQUEST_TIMEOUT)):
             self.bounds(self.queues(topic))
@@ -227,7 +227,7 @@ class RocketMQLog:
         return "" if found is None else str(found)
 
     def is_another(self, topic: str, anchor: str) -> bool:
-        """See `Log.is_another`. An anchor that was deleted by age, or whose queue was deleted, proves nothing. Compares every 10 s."""
+        """See `Log.is_another`. Compares at most every 10 s. An anchor whose message or queue was deleted proves nothing."""
         now = time.monotonic()
         at, another = self._compared.get((topic, anchor), (float("-inf"), False))
         if not another and now - at >= COMPARISON_AGE:
@@ -398,8 +398,8 @@ class RocketMQLog:
     def append(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> dict[MessageQueue, OffsetRange]:
         """See `Log.append`. Readers see the rows when it returns. Without other producers, a queue's rows have consecutive offsets.
 
-        Raises TopicError MISSING also for a topic that is deleted during the call, which may delete rows that were sent. The topic
-        is not created again.
+        Also raises TopicError MISSING if a topic is deleted during the call, which may delete rows that were sent. The topic is not
+        created again.
         """
         for queue in rows:
             check_topic(queue.topic, writing=True)

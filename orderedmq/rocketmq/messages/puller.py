@@ -1,8 +1,8 @@
 """Pulls one queue and decodes the answers piece by piece, while the broker works on the next requests (see `fetch`).
 
-Rules: rows have consecutive offsets, or a DataLossError is raised, also for a message that cannot be read. A message of another
-queue is a ProtocolError. With a filter, messages that are being deleted look like messages that do not match, until the broker
-reports a higher minimum offset. After 120 s without progress, TIMEOUT is raised.
+Rules: rows have consecutive offsets, or a DataLossError is raised, also for a message that cannot be read. A message of another queue
+raises ProtocolError. With a filter, messages that are being deleted look like messages that do not match, until the broker reports a
+higher minimum offset. After 120 s without progress, TIMEOUT is raised.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PULL_MAX_IDLE: Final = 120.0
 _AVERAGE_AGE: Final = 10.0
 #: Seconds for which messages that were read ahead can be used by the next pull. Limited because the topic may be deleted.
 _AHEAD_AGE: Final = 10.0
-#: The least messages of a pull that reads ahead. Reading ahead ends a pull where an answer ends, which would cut smaller pulls short.
+#: A pull of at least this many messages reads ahead. Such a pull ends where an answer ends, which would cut smaller pulls short.
 AHEAD: Final = 4096
 #: Bytes of the block in `keep_freed_pages`: larger than any array that decoding makes.
 _LARGE_BLOCK: Final = 8 * 1024 * 1024
@@ -63,7 +63,7 @@ class Puller:
         self._group = TOOLS_GROUP
         self._patience = patience
         self._known: dict[MessageQueue, Known] = {}
-        #: The fetches that read ahead, and since when. The next pull of the queue continues with its fetch.
+        #: The fetches that read ahead, and since when. The next pull of a queue continues with the queue's fetch.
         self._ahead: dict[MessageQueue, tuple[Fetch, float]] = {}
         note = MalformedText().note
         self._decode = partial(decode_rows, malformed=note, names=client.names, verify_crc=settings.verify_body_crc)

@@ -82,7 +82,7 @@ class Sender:
 
 
 class _NewRows:
-    """The `Outgoing` of rows with new UNIQ_KEYs. No message below the queue's end at the first look can be one of these rows."""
+    """Rows with new UNIQ_KEYs as `Outgoing` messages. They cannot be below the end that the queue had at the first call of `look`."""
 
     def __init__(
         self, bodies: Sequence[SendBody], keys: pa.Array, port: BrokerPort, puller: Puller, stored: Counter[MessageQueue]
@@ -100,7 +100,7 @@ class _NewRows:
         if self.end < 0:
             self.begin = self.end = end
             return False
-        # Only one request is in flight at a time, so of the waiting ones only the first may be stored.
+        # Only one request is in flight at a time, so of the waiting requests only the first may be stored.
         body = self._waiting[0]
         found = self._find(self._keys[body.first].as_py(), end)
         if found is not None:

@@ -2,7 +2,7 @@
 
 A broker does not record when a topic was created, but uses each position in its commit log only once. If the message at an offset
 of a queue has the same position as before, the topic is the same. If it has another position, or the queue ends before the offset,
-the topic was created again (or the broker lost messages, which is no better). A message that was deleted by age proves nothing.
+the topic was created again (or the broker lost messages, which counts as the same). A message that was deleted by age proves nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 
 _TEXT = re.compile(r"(.+)/([0-9]{1,6})/([0-9]{1,19})@([0-9a-f]{1,16})")
-#: Means, as a position, that the message's offset is after the queue's end.
+#: The position of a message whose offset is after the queue's end.
 BEYOND: Final = -1
 
 
@@ -38,7 +38,7 @@ class Anchor(NamedTuple):
 
 
 def parse_anchor(text: str) -> Anchor | None:
-    """Return the anchor whose text this is; None if it is not the text of an anchor."""
+    """Return the anchor that ``text`` describes; None if ``text`` does not describe an anchor."""
     found = _TEXT.fullmatch(text)
     return Anchor(found[1], int(found[2]), int(found[3]), int(found[4], 16)) if found else None
 

@@ -34,7 +34,7 @@ def queue_counts(log: RocketMQLog, topic: str) -> dict[str, int]:
 
 
 def await_registration(known: Callable[[], bool], topic: str) -> None:
-    """Wait until ``known()`` is true: it asks the nameserver for the topic's new queues. Raises RocketMQUnavailableError TIMEOUT."""
+    """Wait until ``known`` returns true. It asks the nameserver for the topic's new queues. Raises RocketMQUnavailableError TIMEOUT."""
     limit = Deadline.after(_REGISTER_TIMEOUT)
     while not known():
         if time.monotonic() > limit:

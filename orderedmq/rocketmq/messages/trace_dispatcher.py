@@ -1,8 +1,8 @@
 """Sends message traces with a queue in memory and one thread, as Java's AsyncTraceDispatcher does. Thread-safe.
 
-Traces are sent with best effort: a thread that adds a trace never waits, and gets no error. The number of waiting traces is limited.
-Traces above the limit, and traces that the brokers do not accept within some seconds, are dropped, counted and logged. Traces are
-sent on separate connections. As in Java, no namespace (version 1) is added to the trace topic's name.
+Delivery is best effort: a thread that adds a trace never waits, and gets no error. The number of waiting traces is limited. Traces above
+the limit, and traces that the brokers do not accept within some seconds, are dropped, counted and logged. Traces are sent on separate
+connections. As in Java, no namespace (version 1) is added to the trace topic's name.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ log = logging.getLogger("orderedmq")
 
 #: The producer group of the traces (TraceConstants.GROUP_NAME_PREFIX).
 TRACE_PRODUCER_GROUP: Final = "_INNER_TRACE_PRODUCER"
-#: The most messages whose traces wait, and the most bytes of the requests from which traces are made.
+#: Maximum number of messages whose traces are waiting, and maximum bytes of the requests that these traces describe.
 MAX_WAITING: Final = 65_536
 MAX_BYTES: Final = 16 * 1024 * 1024
-#: The most messages whose traces are sent together.
+#: Maximum number of messages whose traces are sent together.
 _TOGETHER: Final = 4096
 #: Seconds to wait for more traces before sending.
 _LINGER: Final = 0.1
@@ -70,7 +70,7 @@ class TraceDispatcher:
         self.topic = topic
         self._traced = client
         self._client = client.another(names=client.names.without_prefix())
-        #: Messages whose traces were dropped.
+        #: Number of messages whose traces were dropped.
         self.dropped = 0
         self._begin()
         _dispatchers.add(self)
@@ -222,7 +222,7 @@ class TraceDispatcher:
         log.warning("the traces of %d messages were not written to topic %s: %s", untold, self.topic, why)
 
     def close(self) -> None:
-        """Wait some seconds at most until the waiting traces are sent, then end the thread and the connections."""
+        """Wait a few seconds at most until the waiting traces are sent, then end the thread and the connections."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
