@@ -1,7 +1,7 @@
 """Topic anchors, which a query stores in its offsets to check later whether a topic is still the one that it read.
 
-To get an anchor may cost a request to the broker. Over RocketMQ, an anchor names one of the messages that were read (`Log.anchor`), so it
-becomes invalid when this message is deleted. So anchors are copied from offset to offset, and each batch refreshes at most one old
+Getting an anchor may cost a request to the broker. Over RocketMQ, an anchor names one of the messages that were read (`Log.anchor`), so
+it becomes invalid when this message is deleted. So anchors are copied from offset to offset, and each batch refreshes at most one old
 anchor. A topic without an anchor gets one in the next batch.
 """
 

@@ -200,7 +200,7 @@ def _skip_loss(broker: Broker, partition: QueuePartition, position: int, error: 
     elif error.sub == DataLossCondition.AGED_OUT:
         bounds = broker.log.bounds([queue])
         least = bounds[queue].min_offset if queue in bounds else after
-        # A gap in the middle of a queue is also reported as AGED_OUT, with the offset where it ends.
+        # A gap in the middle of a queue is also reported as AGED_OUT, with the offset where the gap ends.
         after = min(max(least, error.behind or least), partition.end)
         if after <= position:
             raise error

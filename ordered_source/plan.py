@@ -1,4 +1,4 @@
-"""What both readers plan on the driver: schema, topics, and the offsets where reading begins and ends."""
+"""Planning on the driver for both readers: the schema, the topics, and the offsets where reading begins and ends."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Describes how a task of the source read its rows: the broker, the lock, and the plan for the parking lot.
 
-A listener needs this to check the lock, to park messages and to write dead letters. The column lock_token contains it as JSON,
-and only this module writes or parses that JSON. The JSON names the files of an account and of TLS, and says whether the source used keys
-or a password. It never contains these secrets, because rows may be displayed, stored, or sent elsewhere.
+A listener needs this description to check the lock, to park messages and to write dead letters. The column lock_token contains it as
+JSON, and only this module writes or parses that JSON. The JSON names the files of an account and of TLS, and says whether the source used
+keys or a password. It never contains these secrets, because rows may be displayed, stored, or sent elsewhere.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class StopRequest:
         try:
             return self._path.stat().st_mtime >= since
         except OSError:
-            # This includes a folder of another user: this application cannot have made a request in it.
+            # A folder of another user also raises an OSError. This application cannot have made a request in it.
             return False
 
     @property

@@ -1,4 +1,4 @@
-"""The stream reader on the driver. When Spark calls it, it carries out the Owner's actions at the broker.
+"""The stream reader on the driver. It carries out the Owner's actions at the broker when Spark calls the reader.
 
 Spark's calls, as measured on 4.3: ``initialOffset`` decides nothing. A call of ``latestOffset(start)`` means that all messages below
 ``start`` are processed. Spark logs the offset that this call returns, and then calls ``partitions``. After a restart, Spark may call

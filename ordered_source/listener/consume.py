@@ -52,9 +52,9 @@ def consume_orderly(
 
     The listener may be async: an ``async def`` function, or a class or an object with ``async def __call__``. Its calls are awaited in
     one event loop of the Python worker, at most ``concurrency`` at a time for each task, or with OrderPerQueue one after another. For a
-    class, the loop's thread creates the object. When the queue's lock is lost, the calls that await are cancelled, and the task fails
-    when they have ended. They are also cancelled when Spark closes the task or the task fails. A warning is logged if the listener blocks
-    the loop.
+    class, the loop's thread creates the object. When the queue's lock is lost, the calls that are awaiting something are cancelled, and
+    the task fails when they have ended. They are also cancelled when Spark closes the task or the task fails. A warning is logged if the
+    listener blocks the loop.
 
     Returns a DataFrame with a row per message: topic string, broker_name string, queue_id int, queue_offset long, sharding_key string,
     status string, attempts int, duration double (seconds of its batch's calls), error string, due_timestamp timestamp. The status is

@@ -57,7 +57,7 @@ from orderedmq.schema import TIMESTAMP_TYPE
 
 log = logging.getLogger("orderedmq")
 
-#: Columns of the outcomes, which have one row each. ``end_offset`` is exclusive, ``duration`` is in seconds.
+#: Columns of the outcomes, with one row for each outcome. ``end_offset`` is exclusive, ``duration`` is in seconds.
 OUTCOMES: Final = (
     "topic string, broker_name string, queue_id int, begin_offset long, end_offset long, status string, attempts int, duration double, "
     "error string, sharding_key string, due_timestamp timestamp"

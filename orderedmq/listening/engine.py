@@ -29,7 +29,7 @@ from orderedmq.ownership.lock import HOLDER_TRUST
 
 #: The engine asks for no more messages while it has at least this many undecided ones (Java: ``pullThresholdForQueue``).
 PULL_THRESHOLD: Final = 1000
-#: The number of messages that the engine collects for one write to the parking lot, unless it has nothing else to do.
+#: The engine collects this many messages for one write to the parking lot, or fewer if it has nothing else to do.
 PARK_TOGETHER: Final = 256
 #: For this many seconds after a check of the lock, messages are retried without another check.
 RETRY_TRUST: Final = 1.0
@@ -238,7 +238,7 @@ class Settings(ABC):
 
     @property
     def most_retries(self) -> int:
-        """The maximum number of retries, also if ``max_reconsume_times`` is -1 to use a default."""
+        """The maximum number of retries. If -1 means a default, this is the default."""
         return self.max_reconsume_times
 
     @property
@@ -371,7 +371,7 @@ class Engine(ABC):
         """Record that messages of a batch are dead letters now. Return the outcomes of the messages that are now decided."""
 
     def _finish(self) -> Done:
-        """End the range. Raises an error if it must not end in this state."""
+        """End the range. Raises an error if the range must not end in this state."""
         return Done()
 
     # -- results of actions

@@ -19,7 +19,7 @@ LOT_PULL_BYTES: Final = 16 * 1024 * 1024
 
 
 def end_of(log: Log, queue: MessageQueue) -> int:
-    """Return the end offset of the parking lot ``queue``, or 0 if it does not exist because no message was ever parked in it."""
+    """Return the end offset of the parking lot ``queue``, or 0 if no message was ever parked in it, so that it does not exist."""
     bounds = log.bounds([queue]).get(queue)
     return 0 if bounds is None else bounds.max_offset
 

@@ -5,9 +5,9 @@ Queue Q of a topic, read by group G, has the parking lot P(Q): the queue with th
 state exists: a key is parked if P contains a message of this key between the group's offset in P and P's end.
 
 A parked message has the columns of the original message and a Ticket in reserved properties. To park a message, the broker copies
-it from Q, or from P if it is parked again. That place (queue and offset) identifies the copy. A message is never parked twice from the
-same place, so a batch that runs again parks no message twice. A place below the group's offset in its queue is settled: no message is
-parked from there any more.
+it from Q, or from P if it is parked again. The place (queue and offset) of the original identifies the copy. A message is never parked
+twice from the same place, so a batch that runs again parks no message twice. A place below the group's offset in its queue is settled: no
+message is parked from there any more.
 
 Operators do not change P directly, because only the owner of Q may do so. They append a command (`Order`): a message without a body that
 tells the owner to try, drop or hold a key. The owner carries it out when it next reads P.
@@ -60,7 +60,7 @@ AtSeek = Literal["keep", "drop"] | None
 def parked_topic(group: str, topic: str) -> str:
     """Return the topic of the group's parking lots for ``topic``.
 
-    Raises GroupError BAD_NAME if that name is too long for a topic, or if the group and the topic could not be separated in it.
+    Raises GroupError BAD_NAME if that name is too long for a topic, or if the group's name contains "%", which separates group and topic.
     """
     if "%" in group:
         raise GroupError(
@@ -92,7 +92,7 @@ def parked_queue(group: str, queue: MessageQueue) -> MessageQueue:
 
 
 def leader_of(group: str, queue: MessageQueue) -> MessageQueue:
-    """Return the queue for which ``queue`` is the parking lot of ``group``, or ``queue`` itself if it is not a parking lot."""
+    """Return the queue whose parking lot in ``group`` is ``queue``, or ``queue`` itself if it is not a parking lot of the group."""
     found = origin(queue.topic)
     return queue._replace(topic=found[1]) if found is not None and found[0] == group else queue
 
@@ -177,7 +177,7 @@ class Put:
 
     @property
     def place(self) -> str:
-        """The place as the text that the parked message has in its property PARKED_FROM: ``Q:17`` or ``P:4``."""
+        """The place as text, as in the parked message's property PARKED_FROM: ``Q:17`` or ``P:4``."""
         return f"{'P' if is_parked(self.source) else 'Q'}:{self.at}"
 
 
@@ -201,7 +201,7 @@ class Order:
 
 
 def has_parked(group: str, parked: Mapping[str, int]) -> GroupError:
-    """A query without parking lots would process newer messages of parked keys. ``parked``: number of parked messages by topic."""
+    """Return the error for a query without parking lots: it would process newer messages of parked keys. ``parked``: counts by topic."""
     of = ", ".join(f"{count:,} of topic {topic!r}" for topic, count in sorted(parked.items()))
     return GroupError(
         GroupCondition.PARKED,
@@ -211,7 +211,7 @@ def has_parked(group: str, parked: Mapping[str, int]) -> GroupError:
 
 
 def seek_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:
-    """A seek does not say what to do with the messages that the group has parked from the queues."""
+    """Return the error for a seek that does not say what to do with the messages that are parked from the queues."""
     return GroupError(
         GroupCondition.PARKED,
         f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which a seek keeps or drops. Kept messages come back when "
@@ -221,7 +221,7 @@ def seek_with_parked(group: str, messages: int, queues: Sequence[object]) -> Gro
 
 
 def copy_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:
-    """A copy of the group's offsets would leave out messages that the group has parked, and the caller has not allowed this."""
+    """Return the error for a copy of the group's offsets that would leave out parked messages although the caller has not allowed this."""
     return GroupError(
         GroupCondition.PARKED,
         f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which are below its offsets: a group at the same offsets "
@@ -234,7 +234,7 @@ def copy_with_parked(group: str, messages: int, queues: Sequence[object]) -> Gro
 
 
 def delete_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:
-    """A group with parked messages cannot be deleted without force, because the messages would be lost."""
+    """Return the error for deleting a group with parked messages without force, because the messages would be lost."""
     return GroupError(
         GroupCondition.PARKED,
         f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which are lost if the group is deleted",
@@ -246,7 +246,7 @@ def delete_with_parked(group: str, messages: int, queues: Sequence[object]) -> G
 
 
 def lot_in_use(topic: str, group: str, messages: int) -> GroupError:
-    """A topic of parking lots cannot be deleted while it has parked messages."""
+    """Return the error for deleting a topic of parking lots while it has parked messages."""
     return GroupError(
         GroupCondition.PARKED,
         f"group {group!r} has {messages:,} parked messages in topic {topic!r}. Let a query of the group process them, or delete the group",
@@ -254,7 +254,7 @@ def lot_in_use(topic: str, group: str, messages: int) -> GroupError:
 
 
 def lot_of_a_query(topic: str, group: str, why: str) -> GroupError:
-    """A topic of parking lots cannot be deleted while a query of its group runs, because the query remembers its offsets in the lots."""
+    """Return the error for deleting a topic of parking lots while a query of its group runs, which remembers its offsets in the lots."""
     return GroupError(
         GroupCondition.IN_USE,
         f"topic {topic!r} has the parking lots of group {group!r}, which is in use: {why}. Stop that query first",
@@ -275,7 +275,7 @@ def lots_kept(group: str, lots: Sequence[str], why: str) -> str:
 
 
 def is_parking_lot(topic: str, group: str) -> TopicError:
-    """A topic of parking lots has no settings, and only its group's queries add messages to it and process them."""
+    """Return the error for changing a topic of parking lots or its offsets, which only its group's queries may do."""
     return TopicError(
         TopicCondition.RESERVED,
         f"topic {topic!r} has the parked messages of consumer group {group!r}: it has no settings, grows with the topic of the group, and "
@@ -284,7 +284,7 @@ def is_parking_lot(topic: str, group: str) -> TopicError:
 
 
 def read_as_a_stream(name: str, group: str, topic: str) -> TopicError:
-    """A stream cannot read a topic of parking lots. In the group of the lots it would lose messages, in another it would miss some."""
+    """Return the error for a stream of a topic of parking lots: it would lose messages in the lots' group, and miss some in another."""
     return TopicError(
         TopicCondition.RESERVED,
         f"option topic: topic {name!r} has the parked messages of consumer group {group!r}, and the group's query moves and deletes them. "

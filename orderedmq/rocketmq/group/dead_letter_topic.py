@@ -224,7 +224,7 @@ class _Letters:
         if not self._by_retry:
             return send_request(self.target, body, self._group, trace)
         retry = MessageQueue(RETRY_PREFIX + self._group, self._queue.broker_name, 0)
-        # The broker makes it a dead letter if its retries reach the maximum (4.9) or exceed it (5.x).
+        # The broker makes this message a dead letter if its retries reach the maximum (4.9) or exceed it (5.x).
         return send_request(retry, body, self._group, trace, stored_in=self.target, reconsume_times=1, max_reconsume_times=0)
 
     def record_sent(self, body: SendBody, offset: int) -> None:

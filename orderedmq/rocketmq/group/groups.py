@@ -53,7 +53,8 @@ _LOCK_TIMEOUT: Final = 15.0
 _RENEW_TIMEOUT: Final = 3.0
 #: Seconds for giving queues back. A lock whose broker cannot be reached expires by itself.
 _UNLOCK_TIMEOUT: Final = 3.0
-#: Seconds for which `stale` reuses a fence, because a query calls it between any two batches. Tasks and commits always read the fence.
+#: Seconds for which `stale` reuses a fence, because a query calls `stale` between any two batches. Tasks and commits always read the
+#: fence.
 FENCE_AGE: Final = 1.0
 #: Seconds between checks whether a client is a member again.
 _MEMBER_POLL: Final = 0.5
@@ -121,7 +122,7 @@ class RocketMQGroups:
         lock_rules.check_name(group)
         member_client = self._member_clients.get(client.client_id)
         patience = 0.0
-        # A client that has left must not rejoin by a late heartbeat.
+        # A client that has left must not rejoin through a late heartbeat.
         if member_client is not None:
             patience = GROUP_TIMEOUT if member_client.in_group(group) is None else 0.0
             self._roster.send_heartbeat(member_client, group, subscription, room, client.name, Deadline.after(patience))
@@ -154,7 +155,7 @@ class RocketMQGroups:
     ) -> dict[MessageQueue, LockToken | Refusal]:
         """See `Groups.lock`. A lock that was not confirmed within HOLDER_TRUST becomes a new grant. Waits for brokers that are away.
 
-        Raises RocketMQUnavailableError. In that case the client holds no queue that it did not hold before.
+        Raises RocketMQUnavailableError. After that error, the client holds only queues that it held before.
         """
         lock_rules.check_name(group)
         deadline = Deadline.after(GROUP_TIMEOUT)

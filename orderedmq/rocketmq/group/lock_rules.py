@@ -4,8 +4,7 @@ The broker's lock table (RebalanceLockManager) stores a client id and a time for
 owners, and a renewal also grants a queue that is free. So these additional rules apply:
 
 - *Trust*: a lock is trusted for HOLDER_TRUST (30 s, half of its life) from when its last successful request was sent. After
-  that, another client may have held the queue: ``lock`` treats a success as a new grant with a new epoch, ``renew`` reports a
-  loss.
+  that, another client may have held the queue: ``lock`` treats a success as a new grant with a new epoch, and ``renew`` reports a loss.
 - *Epoch*: the time of the grant in microseconds since 1970, raised above the queue's *fence* and all earlier epochs of this
   process.
 - *Fence*: a number stored next to the group's offset in the queue (offsets.py). A token whose epoch is not above the fence is stale.

@@ -42,9 +42,9 @@ _BEAT_TIMEOUT: Final = 3.0
 _INFO_AGE: Final = 5.0
 _SILENCE_AGE: Final = 30.0
 #: Seconds until a consumer in another language is asked again which locks it has. While a Java client of 5.x answers, it sends a request
-#: to its broker. It answers in as many threads as the machine has cores, and needs one of them for the broker's reply. If all are busy
-#: answering, it waits for 5 s and drops the connection that makes it a member. So such a client is rarely asked for its locks, and only
-#: once for its subscription.
+#: to its broker. The client answers in as many threads as the machine has cores, and needs one of them for the broker's reply. If all
+#: threads are busy answering, the client waits for 5 s and drops the connection that makes it a member. So such a client is rarely asked
+#: for its locks, and only once for its subscription.
 _LOCKS_AGE: Final = 60.0
 #: Seconds for a member's answer about itself, because the broker would wait 10 s for a member that was stopped.
 _INFO_TIMEOUT: Final = 2.0
@@ -108,7 +108,7 @@ class MemberClient:
             topics := running_info.subscriptions(group, names, subscription),
             version=self._version,
         )
-        # Set this before the heartbeat is sent, because other members may ask immediately afterwards.
+        # Set this before the heartbeat is sent, because other members may ask for it immediately afterwards.
         self._groups[group] = _Membership(member, topics, brokers)
         reached, failed, began = list[str](), None, time.monotonic()
         for address in brokers:
@@ -144,8 +144,8 @@ class MemberClient:
         self._groups[group] = replace(known, brokers=[*known.brokers, *new])
 
     def _send_heartbeat(self, address: str, said: Request[None], deadline: float) -> None:
-        # If this connection ends before the answer, the request is sent again on another one. Then `cut_off` is true, and one extra
-        # heartbeat follows.
+        # If this connection ends before the answer, the request is sent again on another connection. Then `cut_off` is true, and one
+        # extra heartbeat follows.
         connection = self._client.connection(address, deadline)
         if self._heartbeat_connections.get(address, connection) is not connection:
             self._rejoined = time.monotonic()

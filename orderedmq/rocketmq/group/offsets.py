@@ -92,7 +92,7 @@ class GroupOffsets:
     def clear(self, group: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Set offsets to 0, but create no group. Return the queues whose offset was set.
 
-        A 5.3 broker without the group refuses. It needs no change, because it deletes offsets with their topic.
+        A 5.3 broker without the group refuses. Such a broker needs no change, because it deletes offsets with their topic.
         """
         cleared = []
         for queue in queues:
@@ -107,9 +107,9 @@ class GroupOffsets:
     ) -> None:
         """Like `write`, for a consumer that holds the locks of the queues ``held``.
 
-        Raises LockError LOST if RocketMQ's own tools have reset the group. Before that, it finds and accepts all resets of these queues,
-        and raises the group's reset number, so that a restarted query follows the offsets that the tools have set instead of its
-        checkpoint.
+        Raises LockError LOST if RocketMQ's own tools have reset the group. Before that, it finds and accepts all resets of the queues in
+        ``offsets`` and ``held``, and raises the group's reset number, so that a restarted query follows the offsets that the tools have
+        set instead of its checkpoint.
         """
         found = self.write(group, offsets, seconds)
         if not found:

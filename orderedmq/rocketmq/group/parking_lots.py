@@ -233,8 +233,9 @@ class _Copies:
         wanted: Mapping[str, Put],
         settled: int,
     ) -> None:
-        """``port``: the port of the lot. ``settled``: the group's offset in the lot. A copy below it was processed, or dropped by a seek,
-        so it is no longer parked.
+        """``port``: the port of the lot. ``settled``: the group's offset in the lot.
+
+        A copy below ``settled`` was processed, or dropped by a seek, so it is no longer parked.
         """
         self._lots = lots
         self._group = group

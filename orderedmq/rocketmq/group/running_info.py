@@ -1,8 +1,8 @@
 """A group member's report about itself: encoding and decoding. No I/O, but it reads the wall clock.
 
-A heartbeat cannot contain this report, because its subscriptions belong to the *group*, and each heartbeat replaces them. But a broker
-forwards GET_CONSUMER_RUNNING_INFO (the request of ``mqadmin consumerStatus``) to a member's connection, and each client answers for
-itself. A query of this package answers with a Java consumer's body and adds its Subscription, room and locks as a property. A Java
+A heartbeat cannot contain this report, because the subscriptions in it belong to the *group*, and each heartbeat replaces them. But a
+broker forwards GET_CONSUMER_RUNNING_INFO (the request of ``mqadmin consumerStatus``) to a member's connection, and each client answers
+for itself. A query of this package answers with a Java consumer's body and adds its Subscription, room and locks as a property. A Java
 consumer's answer has its topics, strategy, queues and locks. Source: ConsumerRunningInfo, ProcessQueueInfo, MixAll.object2Properties.
 """
 
@@ -138,7 +138,7 @@ def subscription_of(topics: Iterable[TopicSubscription], strategy: str | None, a
 def silent_member(client_id: str, like: Subscription | None) -> Member:
     """Return the member to assume for a client that does not answer.
 
-    It counts as a member with the subscription ``like``, because RocketMQ does not compare subscriptions either.
+    The client counts as a member with the subscription ``like``, because RocketMQ does not compare subscriptions either.
     """
     return Member(query_of(client_id), client_id, like or Subscription("shared", ""), 0, now(), life=CHANNEL_LIFE)
 

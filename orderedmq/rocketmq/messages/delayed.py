@@ -3,7 +3,7 @@
 Delayed rows have no order, so many requests are in flight at the same time.
 
 Until it is due, a delayed message is stored in an internal topic that all producers share, so it cannot be found in its queue. If the
-answer to its request is lost, it is therefore sent again and may be delivered twice (rows/delays.py).
+answer to its request is lost, the message is therefore sent again and may be delivered twice (rows/delays.py).
 """
 
 from __future__ import annotations

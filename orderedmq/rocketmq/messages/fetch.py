@@ -38,7 +38,7 @@ from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from orderedmq.rows.filters import Filter
 
-#: The most pulls in flight for one queue: enough to keep a broker working while a piece is decoded.
+#: Maximum number of pulls in flight for one queue: enough to keep a broker working while a piece is decoded.
 IN_FLIGHT: Final = 256
 #: For large messages, fewer pulls are in flight: their answers have about this many bytes, but there are at least this many pulls.
 _COMING_BYTES: Final = 6 * 1024 * 1024

@@ -220,7 +220,7 @@ class RocketMQLog:
     # -- anchors
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
-        """See `Log.anchor`. The anchor is a message before one of the offsets. Needs one request if that message is stored."""
+        """See `Log.anchor`. The anchor is a message before one of the offsets. This takes one request if that message is stored."""
         there = self.route(topic).subscribe_set()
         of_queues = {queue: at for queue, at in offsets.items() if queue in there}
         found = self._puller.ask_as_group(lambda group: find_anchor(self._client, group, of_queues))
@@ -325,7 +325,7 @@ class RocketMQLog:
         anchor: str | None = None,
         until: int | None = None,
     ) -> pa.RecordBatch:
-        """See `Log.pull`. Checks the ``anchor`` every 10 s."""
+        """See `Log.pull`. Checks the ``anchor`` at most every 10 s."""
         select_schema(columns)
         pull = partial(self._puller.pull, queue, offset, max_messages, max_bytes, columns, until)
         return self._shown(self._pulled(queue, anchor, partial(self._pull_again, queue, offset, pull)))
@@ -340,7 +340,7 @@ class RocketMQLog:
         matching: Filter,
         anchor: str | None = None,
     ) -> tuple[pa.RecordBatch, int]:
-        """See `Log.pull_matching`. Check SQL first with `require_filter`, because brokers return all messages if it is invalid."""
+        """See `Log.pull_matching`. Check SQL first with `require_filter`, because brokers return all messages if the SQL is invalid."""
         select_schema(columns)
         pull = partial(self._puller.pull_matching, queue, offset, max_messages, max_bytes, columns, matching)
         rows, following = self._pulled(queue, anchor, pull)
@@ -396,7 +396,7 @@ class RocketMQLog:
         access.require(self._client, wanted, rights.SOURCE, rights.of_source_at_proxy(topics, group))
 
     def append(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> dict[MessageQueue, OffsetRange]:
-        """See `Log.append`. Readers see the rows when it returns. Without other producers, a queue's rows have consecutive offsets.
+        """See `Log.append`. Readers see the rows when this returns. Without other producers, a queue's rows have consecutive offsets.
 
         Also raises TopicError MISSING if a topic is deleted during the call, which may delete rows that were sent. The topic is not
         created again.
@@ -420,7 +420,7 @@ class RocketMQLog:
         return added
 
     def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
-        """See `Log.append_delayed`. Also raises the errors of `append`. A row whose answer was lost may be delivered twice."""
+        """See `Log.append_delayed`. Also raises the errors of `append`. A row may be delivered twice if the broker's answer was lost."""
         for queue in rows:
             check_topic(queue.topic, writing=True)
             self.require(queue)

@@ -72,8 +72,8 @@ class Puller:
     def ask_as_group(self, ask: Callable[[str], T]) -> T:
         """Call ``ask`` with the group TOOLS_CONSUMER. If the account lacks permission for that group, use the reader's group.
 
-        The reader's group is not tried first, because its pull would consume a pending reset by RocketMQ's own tools, which the
-        group's next commit has to notice.
+        The reader's group is not tried first, because a pull in that group would consume a pending reset by RocketMQ's own tools, which
+        the group's next commit has to notice.
         """
         try:
             return ask(self._group)

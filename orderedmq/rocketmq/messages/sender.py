@@ -44,7 +44,7 @@ class Sender:
         _senders.add(self)
 
     def _begin(self) -> None:
-        """Create new keys and locks. A forked child would make the same keys as its parent, and its locks might never be released."""
+        """Create new keys and locks. A forked child would make the same keys as its parent, and inherited locks might never be released."""
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
         self.keys = FreshKeys()
 
