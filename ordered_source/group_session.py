@@ -34,10 +34,9 @@ LOCK_RETRY: Final = 0.1
 
 
 class Session:
-    """A streaming query's part in its consumer group. Only the session changes the state of the query's `Owner`.
+    """The session of a query without a group, which owns every queue without a lock, and whose offsets are only in its checkpoint.
 
-    Other code of this package reads ``owner`` and calls the session to change it. This class is the session of a query without a group,
-    which owns every queue without a lock, and whose offsets are only in its checkpoint.
+    Other code of this package reads ``owner`` and calls the session to change it. `GroupSession` is the session of a query in a group.
     """
 
     #: Whether several queries divide the queues among themselves.

@@ -1,7 +1,7 @@
 """Stops queries between two micro-batches, so that a rollout interrupts no batch and the next owner gets the queues immediately.
 
-A plain ``query.stop()`` interrupts a running micro-batch. The query's queues then stay locked for 20 s, because its tasks may still run.
-The query's next run repeats the batch, or another owner reads the messages of the batch again.
+A plain ``query.stop()`` interrupts a running micro-batch. The queues then stay locked for other queries for 20 s (over RocketMQ up to 60
+s), because a task may still run. The query's next run repeats the batch, or another owner reads the messages of the batch again.
 """
 
 from __future__ import annotations

@@ -45,10 +45,10 @@ def dead_letter(
 
     ``df`` is a stream of the source with ``includeLockToken=true``, which may have further columns. It needs topic, broker_name,
     queue_id, queue_offset, body and lock_token as they were read, before any shuffle. ``condition`` is a Column or SQL, as in
-    ``df.where``: a row becomes a dead letter if the condition is true for it, and is returned if the condition is false or null.
-    ``error``, a text for all rows or a Column, is the reason in the letter's property ORDEREDMQ_ERROR. A letter has the body from ``df``,
-    its origin, and the message's sharding key, tags, keys and properties, which are read from the queue if ``df`` lacks them. ``orderedmq
-    dlq replay`` sends it again.
+    ``df.where``: a row becomes a dead letter if the condition is true, and is returned if it is false or null. ``error``, a text for all
+    rows or a Column, is the reason in the letter's property ORDEREDMQ_ERROR. A letter has the body from ``df``, its origin, and the
+    message's sharding key, tags, keys and properties, which are read from the queue if ``df`` lacks them. ``orderedmq dlq replay`` sends
+    it again.
 
     The letters are stored before the micro-batch is committed. Each one is stored only once, even if Spark runs the batch again (over
     RocketMQ, if it is among the last 32,768 letters of its broker). ``credentials`` and ``tls`` are those of `consume_orderly`.

@@ -1,4 +1,4 @@
-"""Records a listener's calls in RocketMQ's message trace, and in OpenTelemetry spans within the trace context of their messages."""
+"""Records a listener's calls in RocketMQ's message trace, and in OpenTelemetry spans within the trace context of the messages."""
 
 from __future__ import annotations
 

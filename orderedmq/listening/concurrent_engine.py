@@ -146,8 +146,8 @@ class ConcurrentEngine(Engine):
         else:
             self._warn(
                 f"the parking lot of queue {self.queue} is full ({self._capacity} messages): messages that fail "
-                f"come again after {LATER:g} s instead, and hold up the micro-batch. Raise the source's option parkingLotMaxMessages, or "
-                "fix the cause of the failures"
+                f"go to the listener again after {LATER:g} s instead, and hold up the micro-batch. Raise the source's option "
+                "parkingLotMaxMessages, or fix the cause of the failures"
             )
             self._later.append((now + LATER, message))
 

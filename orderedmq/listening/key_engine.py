@@ -177,7 +177,7 @@ class KeyEngine(Engine):
         elif status is ConsumeOrderlyStatus.SUCCESS and not context.auto_commit:
             by_hand = "context.auto_commit=False"
         if by_hand is not None:
-            status, error = None, f"{by_hand} belongs to OrderPerQueue: with OrderPerKey every accepted batch is committed"
+            status, error = None, f"{by_hand} is only for OrderPerQueue: with OrderPerKey, every accepted batch is committed"
         if status is ConsumeOrderlyStatus.SUCCESS:
             return self._decide(lane, len(batch.messages), "SUCCESS")
         text = clip(error or "the listener answered SUSPEND_CURRENT_QUEUE_A_MOMENT", MAX_ERROR_BYTES)

@@ -378,7 +378,7 @@ def test_commit_by_hand_belongs_to_order_per_queue(rig: Rig, answer: Any) -> Non
     rig.send("a")
     ((row,),) = [batch.to_pylist() for batch in rig.task(Consumer(listen, OrderPerKey(in_batch_attempts=1)))]
     assert row["status"] == "PARKED"
-    assert "belongs to OrderPerQueue" in row["error"]
+    assert "is only for OrderPerQueue" in row["error"]
 
 
 def test_more_rows_are_asked_for_only_when_the_engine_wants_them(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ class _Letters:
         return len(new) < before
 
     def missing(self) -> Iterator[SendBody]:
-        # Send the first letter alone if the topic has no letters, because the topic may not exist.
+        # Send the first letter alone if the topic has no letters, because it may not exist.
         first = len(self._waiting) if self._denied else 0 if self.end else 1
         # Encode, and so check, all letters before sending one.
         alone = self._encoded(0, first, Packing.ALONE)

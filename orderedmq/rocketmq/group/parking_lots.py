@@ -203,7 +203,7 @@ class ParkingLots:
         fits = known is not None and known.begin <= least <= known.end <= bounds.max_offset
         if known is None or not fits or least - known.begin > _MOST_SETTLED:
             known = _Known(least, least)
-        # The last known message shows whether the lot was deleted and created again after that message was read.
+        # The last known message shows whether the lot was deleted and created again since that message was read.
         check = bool(known.last) and known.end > bounds.min_offset
         at = known.end - 1 if check else known.end
         for rows in pulls(log, lot, at, bounds.max_offset, _MOST_COPIED, _NO_LIMIT, ("message_id", "properties")):

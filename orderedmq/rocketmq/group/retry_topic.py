@@ -46,7 +46,7 @@ class RetryTopic:
         return len(messages)
 
     def _require(self, group: str, queue: MessageQueue) -> None:
-        """Check that the queue's broker has a retry queue, because a broker without a retry queue drops the messages without an error."""
+        """Check that the queue's broker has a retry queue, because a broker without one drops the messages without an error."""
         topic = RETRY_PREFIX + group
         if not any(one.broker_name == queue.broker_name for one in self._log.route(topic).subscribe_set()):
             raise TopicError(

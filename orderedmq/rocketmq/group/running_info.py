@@ -61,8 +61,6 @@ class HeldQueue:
 
 @dataclass(frozen=True)
 class Info:
-    """A member's report about itself."""
-
     member: Member
     held: tuple[HeldQueue, ...] = ()
 

@@ -78,7 +78,7 @@ class TakenLocks:
                     return f"{client_id} owns queue {one.queue}"
         if ids:
             return f"{ids[0]} is a member"
-        return f"a client that is not a member owns queue {held[0]}, but for at most {LOCK_LIFE:.0f} s if the client has ended"
+        return f"a client that is not a member owns queue {held[0]}, and keeps it for at most {LOCK_LIFE:.0f} s if it has ended"
 
 
 def _new_name() -> str:

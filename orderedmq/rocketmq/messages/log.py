@@ -81,7 +81,7 @@ class RocketMQLog:
         self.sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
-        #: Topics behind a Proxy that were checked and are not static.
+        #: Topics that were checked through a Proxy and are not static.
         self._plain: set[str] = set()
         #: By topic and anchor: when they were compared, and whether the topic is another one.
         self._compared: dict[tuple[str, str], tuple[float, bool]] = {}

@@ -38,7 +38,7 @@ class Anchor(NamedTuple):
 
 
 def parse_anchor(text: str) -> Anchor | None:
-    """Return the anchor that ``text`` describes; None if ``text`` does not describe an anchor."""
+    """Return the anchor that ``text`` describes; None if it does not describe one."""
     found = _TEXT.fullmatch(text)
     return Anchor(found[1], int(found[2]), int(found[3]), int(found[4], 16)) if found else None
 
