@@ -1,11 +1,11 @@
 """Finds all the rights that an account lacks, because a broker's refusal names only the first of them.
 
-Each right is tested by a request that needs it and changes nothing: a send to a queue that no topic has, a lock of no queue, a
+Each right is tested by a request that needs the right and changes nothing: a send to a queue that no topic has, a lock of no queue, a
 search for a message that does not exist. This works with both generations of access control, so the caller need not know which
-one a broker has.
+generation a broker has.
 
 A Proxy that checks accounts (ACL 2.0) gives a topic's route only to an account with Pub, Sub or Get on the topic. Without such a right, it
-also refuses the route of a topic that does not exist, and that of behind_proxy.AT_EVERY_BROKER.
+also refuses the route of a topic that does not exist, and the route of behind_proxy.AT_EVERY_BROKER.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from orderedmq.rocketmq.wire.rights import MissingRight, Right
 
 #: A queue id that no topic has (MAX_QUEUES).
 _NO_QUEUE: Final = 2**31 - 1
-#: A name that is no key of a message and no producer group.
+#: A name that is neither a message's key nor a producer group.
 _NO_KEY: Final = "orderedmq-rights"
 
 
@@ -41,9 +41,9 @@ _permitted: Final[weakref.WeakKeyDictionary[Client, set[tuple[Right, ...]]]] = w
 def require(client: Client, wanted: Sequence[Right], whose: str, at_proxy: Sequence[Right] = ()) -> None:
     """Raise RocketMQError NO_PERMISSION if the account lacks a right of ``wanted`` at a broker of their topics.
 
-    The error names every missing right. Rights are tested only if the client has an account, and only until it is known to have
-    them. ``whose`` says in the error who needs the rights, such as "a sink". ``at_proxy`` are rights to read the routes of further
-    topics, which a Proxy that checks accounts may require. They are tested only if another right is missing.
+    The error names every missing right. Rights are tested only if the client has an account, and only until the account is known to
+    have them. ``whose`` says in the error who needs the rights, such as "a sink". ``at_proxy`` are rights to read the routes of
+    further topics, which a Proxy that checks accounts may require. They are tested only if another right is missing.
     """
     known = _permitted.setdefault(client, set())
     if client.account is None or tuple(wanted) in known:
@@ -67,7 +67,7 @@ def missing_rights_error(
     client: Client, wanted: Sequence[Right], whose: str, at_proxy: Sequence[Right] = ()
 ) -> RocketMQError | None:
     """Return the error that `require` raises; None if the account has all of ``wanted``."""
-    # Use the names that servers know, because refusals and an administrator's commands have these.
+    # Use the names that servers know, because refusals and an administrator's commands contain these names.
     wanted = [right._replace(name=client.names.spelled(right.name)) for right in wanted]
     deadline = Deadline.after(REQUEST_TIMEOUT)
     of_group = [right for right in wanted if right.kind == "Group"]
@@ -124,7 +124,7 @@ def _masters(client: Client, topic: str, deadline: float) -> dict[str, str]:
 
 
 def refuses_routes(client: Client, deadline: float) -> bool:
-    """Return whether a Proxy refuses the account the route of a missing topic, or the route that lists the brokers."""
+    """Return whether a Proxy refuses to give this account the route of a missing topic, or the route that lists the brokers."""
     try:
         return client.behind_proxy(deadline) and _masters_by_proxy(client, _probe(), deadline) is None
     except RocketMQError as error:
@@ -232,7 +232,7 @@ class _Broker:
 
 
 def _send(queue: MessageQueue) -> Request[Any]:
-    """Return a send that every broker refuses because of its queue, but only after it has checked the account's rights."""
+    """Return a send that every broker refuses because of its queue, but only after checking the account's rights."""
     nowhere = queue._replace(queue_id=_NO_QUEUE)
     request = message_requests.send(nowhere, b"?", "", group=_NO_KEY, born=time.time_ns() // 1_000_000)
     # Nothing is stored, so the request may be repeated.

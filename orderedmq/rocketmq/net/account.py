@@ -18,8 +18,8 @@ from orderedmq.secret_files import read_credentials
 
 log = logging.getLogger("orderedmq")
 
-#: Seconds for which unchanged credentials are not read again after a refusal. The refusal may be about a right of the account, and then
-#: every further request would also be refused and cause a read.
+#: Seconds for which unchanged credentials are not read again after a refusal. If the account lacks a right, every further request is
+#: also refused and would otherwise cause a read.
 UNCHANGED: Final = 1.0
 
 
@@ -65,7 +65,7 @@ class Account:
     def explain(self, error: OrderedMQError, used: Credentials | None) -> OrderedMQError:
         """Return ``error``. If it is a refusal of credentials that are no longer current, return a retriable error instead.
 
-        ``used`` are the credentials that signed the request. If they are still the current ones, they are read again.
+        ``used`` are the credentials that signed the request. If they are still current, this first reads the credentials again.
         """
         if self._read is None or not isinstance(error, RocketMQError) or error.sub != RocketMQCondition.NO_PERMISSION:
             return error

@@ -28,6 +28,6 @@ class Backoff:
 
 #: The waits between attempts to connect to one address.
 CONNECT = Backoff(first=0.05, most=2.0)
-#: The waits between attempts of one request, if the server was too busy or the route may be wrong. Java pulls again 20 ms after
+#: The waits between attempts at one request, if the server was too busy or the route may be wrong. Java pulls again 20 ms after
 #: FLOW_CONTROL.
 RETRY = Backoff(first=0.02, most=1.0)

@@ -2,7 +2,8 @@
 
 A Proxy's remoting port passes on the requests of producers and consumers, but not those of administrators
 (RemotingProtocolServer.registerRemotingServer). In its routes, every broker has the Proxy's address, so each request names its
-broker. A Proxy does not answer a request for the cluster's brokers. The route of a topic that every broker has lists them instead.
+broker. A Proxy does not answer a request for the cluster's brokers, so they are taken from the route of a topic that exists at every
+broker.
 
 A Proxy in local mode passes nothing on (LocalMessageService.request), although it answers requests for routes. It runs inside a broker
 that has its own port, so clients do not need it.
@@ -27,7 +28,7 @@ AT_EVERY_BROKER: Final = "SELF_TEST_TOPIC"
 HOLDS_BACK: Final = 6.0
 #: The bytes of answers that may wait in a Proxy for one connection. While more are waiting, the Proxy drops every further answer to this
 #: connection (AbstractRemotingActivity.writeResponse asks Channel.isWritable, which is Netty's WriteBufferWaterMark.DEFAULT).
-#: An operator can raise it with -Dcom.rocketmq.remoting.write.buffer.high.water.mark and low.water.mark, both in bytes.
+#: An operator can raise this limit with -Dcom.rocketmq.remoting.write.buffer.high.water.mark and low.water.mark, both in bytes.
 UNWRITTEN: Final = 64 * 1024
 #: The maximum bytes of an answer in addition to its body: its header, and the bytes that Netty counts for each waiting write.
 ANSWER_OVERHEAD: Final = 512
@@ -38,7 +39,7 @@ T = TypeVar("T")
 def answered_together(size: int) -> int:
     """Return how many requests in flight a Proxy is certain to answer, if the body of each answer has ``size`` bytes.
 
-    The Proxy drops an answer because of the bytes that wait before it, so the last answer need not fit.
+    The Proxy drops an answer because of the bytes that wait before it, so the last answer may exceed the limit.
     """
     return 1 + UNWRITTEN // (size + ANSWER_OVERHEAD)
 
@@ -89,6 +90,6 @@ def _refuse_local_mode(ask: Ask, brokers: Sequence[str]) -> None:
 def raise_not_through_proxy(what: str) -> NoReturn:
     raise RocketMQError(
         RocketMQCondition.NOT_SUPPORTED,
-        f"{what} is not possible through a RocketMQ Proxy, which passes on only what producers and consumers do. Name the nameserver's "
+        f"{what} is not possible through a RocketMQ Proxy, which passes on only requests of producers and consumers. Name the nameserver's "
         "address (usually port 9876) instead of the Proxy's",
     )

@@ -1,10 +1,10 @@
 """A client of a cluster: routes from its nameservers, and one connection to each address.
 
 Rules: one deadline (monotonic seconds, finite) covers an operation with all its retries. A request is sent again if the server
-reported that it did nothing, or if the request is repeatable. A route is requested when it is needed and is older than 30 s or
-doubtful. While no nameserver answers, the last known routes stay in use (MQClientInstance.updateTopicRouteInfoFromNameServer). A
-restarted nameserver does not know all brokers yet. Missing brokers stay in a route for as long as their reports may take, because
-otherwise keys would go to other queues.
+reported that it did not execute the request, or if the request is repeatable. A route is requested when it is needed and the known
+one is older than 30 s or doubtful. While no nameserver answers, the last known routes stay in use
+(MQClientInstance.updateTopicRouteInfoFromNameServer). A restarted nameserver does not know all brokers yet. Brokers that it does not
+know stay in a route for as long as their next reports may take, because otherwise keys would go to other queues.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def attempt_deadline(request: Request[Any], deadline: float) -> float:
     return min(deadline, Deadline.after(ATTEMPT_TIMEOUT)) if request.repeatable else deadline
 
 
-#: Called after the answer to a send, with its queue, body and producer group, the time when it began (ms since 1970), its result, and
+#: Called after the answer to a send. The arguments are the send's queue, body, producer group, start (ms since 1970) and result, and
 #: the fields of the answer. The function must return immediately and raise nothing.
 SendTrace = Callable[[MessageQueue, SendBody, str, int, SendResult, Mapping[str, str]], None]
 
@@ -66,7 +66,7 @@ _NO_BROKERS: Final[Mapping[str, float]] = {}
 class _Known:
     """A route, when it was last requested, and whether a broker's error has made it doubtful (``stale``).
 
-    ``unknown`` has the brokers that the nameserver does not know, and since when.
+    ``unknown`` has the brokers that the nameserver no longer knows, with the time at which this was first noticed.
     """
 
     def __init__(self, route: Route, checked: float, unknown: Mapping[str, float] = _NO_BROKERS) -> None:
@@ -144,7 +144,7 @@ class Client:
     def route(self, topic: str, deadline: float, *, fresh: bool = False) -> Route:
         """Return a topic's route. Raises TopicError MISSING, RocketMQError STATIC_TOPIC, RocketMQUnavailableError.
 
-        Unless ``fresh``, return the last known route if none is found, because a restarted nameserver has no routes for a while.
+        Unless ``fresh``, return the last known route if no route is found, because a restarted nameserver has no routes for a while.
         """
         now = time.monotonic()
         last = self._routes.get(topic)
@@ -169,8 +169,8 @@ class Client:
     def _complete(self, route: Route, last: _Known, deadline: float) -> _Known:
         """Return a new route, completed by brokers of the last route that the nameserver does not know.
 
-        If a broker is missing in the new route but reports to the nameserver, it no longer has the topic. A missing broker that does not
-        report may do so soon, so it stays for `UNKNOWN_BROKER_LIFE` seconds.
+        If a broker is missing in the new route but reports to the nameserver, it no longer has the topic. A missing broker that has not
+        reported may do so soon, so it stays for `UNKNOWN_BROKER_LIFE` seconds.
         """
         if last.route.brokers.keys() <= route.brokers.keys():
             return _Known(route, time.monotonic())
@@ -268,7 +268,9 @@ class Client:
     def address(
         self, topic: str, broker_name: str, deadline: float, broker_id: int = MASTER_ID, *, any_replica: bool = False
     ) -> str:
-        """Return the address of a broker of the topic. ``any_replica``: if it is missing, return that of any replica, for reading.
+        """Return the address of a broker of the topic.
+
+        ``any_replica``: if this broker is missing, return the address of any of its replicas, to read from.
 
         Raises RocketMQUnavailableError NO_BROKER, and the errors of `route`.
         """
@@ -363,13 +365,13 @@ class Client:
     def connection(self, address: str, deadline: float, *, wait: bool = True) -> Connection:
         """Return the connection to an address, and make it if there is none. Requests sent directly on it are not retried.
 
-        There is only one attempt to connect. After earlier failures it is delayed if ``wait``, and otherwise fails immediately.
+        There is only one attempt to connect. After earlier failures it is delayed if ``wait`` is true, and otherwise fails immediately.
         Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS, TLS or CLOSED.
         """
         return self._endpoints.connection(address, deadline, wait=wait)
 
     def lane(self, address: str, deadline: float) -> Lane:
-        """Return a connection only for pulls and for the calling thread, until `give_back`. Raises the errors of `connection`."""
+        """Return a connection for pulls that only the calling thread uses, until `give_back`. Raises the errors of `connection`."""
         return self._endpoints.lane(address, deadline, proxied=self.routed_by_proxy)
 
     def give_back(self, lane: Lane) -> None:

@@ -1,7 +1,7 @@
 """One connection to one server, shared by all threads of a process: many requests in flight, answers in any order.
 
 A reader thread matches answers to requests by ``opaque``. Servers also send requests on the same connection and number them by their
-own counter, so the flag is checked before the number (NettyRemotingAbstract.processMessageReceived).
+own counter, so a command's response flag is checked before its number (NettyRemotingAbstract.processMessageReceived).
 
 Rules (`wire.stream` has the rules of every stream): deadlines are finite, in monotonic seconds. When a connection ends, every request
 in flight ends with CONNECTION_LOST. A child after a fork drops its parent's connections.
@@ -29,7 +29,7 @@ from orderedmq.rocketmq.wire.stream import SILENCE, Stream
 
 T = TypeVar("T")
 
-#: Takes a request from the server and returns the answer; None if the request is unknown or wants no answer. Runs in the reader
+#: Takes a request from the server and returns the answer; None if the request is unknown or needs no answer. Runs in the reader
 #: thread.
 PushHandler = Callable[[RemotingCommand], RemotingCommand | None]
 
@@ -92,7 +92,7 @@ class Pending(Generic[T]):
         """
         if not self._done.acquire(timeout=seconds_to(self.deadline)):
             self._connection._expire(self)
-            # If another thread has taken the request first, it has finished the request or is about to.
+            # If another thread has taken the request first, that thread has finished the request or is about to.
             self._done.acquire()
         self._done.release()
         if self._error is not None:
@@ -179,7 +179,7 @@ class Connection:
         """Send a request without waiting for its answer.
 
         Raises ProtocolError as `encode_parts` does. `Pending.result` raises every other error. ``on_done`` is called once, when there is
-        a result, usually in the reader thread. So it must not wait or raise, but it may send.
+        a result, usually in the reader thread. So it must not wait or raise, but it may send requests.
         """
         [pending] = self.send_all([(request, on_done)], deadline)
         return pending
@@ -220,7 +220,7 @@ class Connection:
         return RemotingCommand(request.code, pending.opaque, 0, None, ext, request.body)
 
     def _write(self, parts: Sequence[Bytes], deadline: float, made: Sequence[Pending[Any]]) -> str | None:
-        """Write frames. Return why that failed, or None. If a frame was written only in part, end the connection."""
+        """Write frames. Return the reason if that failed, else None. If a frame was written only in part, end the connection."""
         broken = None
         if not self._writing.acquire(timeout=seconds_to(deadline)):
             return f"the connection to {self.address} was busy with other requests until the deadline"
@@ -303,7 +303,7 @@ class Connection:
     # --- the end
 
     def _cut(self, why: str = "") -> None:
-        """End the connection and all requests in flight. ``why`` is the reason if the stream has not ended before."""
+        """End the connection and all requests in flight. ``why`` is the reason, unless the stream has already ended."""
         self._stream.end(why)
         self._transport.shutdown()
         while self._pending:
@@ -320,7 +320,7 @@ class Connection:
         return self._stream.no_answer(f"the {what}, which may or may not have been executed")
 
     def _forget(self) -> None:
-        """Drop the connection in a child after a fork without telling the server, because it and its threads are the parent's."""
+        """Drop the connection in a child after a fork without telling the server, because it still belongs to the parent."""
         self._writing = threading.Lock()
         self._stream.end("it belongs to the parent process")
         self._transport.close()

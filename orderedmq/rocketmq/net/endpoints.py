@@ -1,4 +1,4 @@
-"""The connections of a client by address: one that all threads share, and lanes for pulls, each used by one thread at a time.
+"""The connections of a client by address: a connection that all threads share, and lanes for pulls, each used by one thread at a time.
 
 Rules: all attempts to connect to an address share one back-off. A server closes a connection that is unused for 120 s, so one that is
 idle for longer than MAX_IDLE is replaced. A child after a fork makes new connections.
@@ -51,7 +51,7 @@ class AddressConnections:
         return found
 
     def usable_lane(self, now: float) -> Lane | None:
-        """Take the idle lane that was used last. Close lanes that are no longer usable. None if there is no usable lane."""
+        """Return the idle lane that was used last, or None if none is usable. Close lanes that are no longer usable."""
         while self.idle:
             try:
                 found = self.idle.pop()
@@ -78,7 +78,7 @@ class Endpoints:
         on_push: PushHandler | None = None,
         names: Namespaces = NO_NAMESPACES,
     ) -> None:
-        """``nameservers`` are for errors, whose advice differs between nameservers and brokers."""
+        """``nameservers`` are used only for errors, whose advice differs between nameservers and brokers."""
         self.tls = tls
         self.by_address: dict[str, AddressConnections] = {}
         self.lock = threading.Lock()
@@ -140,7 +140,7 @@ class Endpoints:
                 endpoint.idle.pop().close()
 
     def pause(self, delay: float, deadline: float, last: OrderedMQError) -> None:
-        """Wait before the next attempt. Raises ``last`` if the time is too short, and RocketMQError CLOSED if the client closes."""
+        """Wait before the next attempt. Raises ``last`` if the deadline would pass, and RocketMQError CLOSED if the client is closed."""
         if time.monotonic() + delay >= deadline:
             raise last
         if self._closing.wait(delay):
@@ -171,7 +171,7 @@ class Endpoints:
         usable: Callable[[float], T | None],
         opened: Callable[[], T],
     ) -> T:
-        """Return the result of ``usable``. If it is None, wait as earlier failures require, and return the result of ``opened``."""
+        """Return the result of ``usable``. If it is None, wait for as long as earlier failures require, and return that of ``opened``."""
         if self._closing.is_set():
             self.raise_closed()
         found = usable(time.monotonic())
@@ -206,7 +206,7 @@ class Endpoints:
         return made
 
     def _unreachable(self, address: str, why: str) -> RocketMQUnavailableError:
-        """Return the error for a server that cannot be reached, with what to check for a nameserver or a broker."""
+        """Return the error for a server that cannot be reached. Its advice depends on whether that is a nameserver or a broker."""
         if address not in self._nameservers:
             asked = "Check that a broker is running there, and that its address (brokerIP1) is reachable from this machine"
             return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"{why}. {asked}")

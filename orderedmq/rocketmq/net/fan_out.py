@@ -1,4 +1,4 @@
-"""Sends many requests to many brokers, all in flight at the same time. Through a Proxy, only as many as it is certain to answer."""
+"""Sends many requests to many brokers, all in flight at the same time (through a Proxy, as many as it is certain to answer)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def existing(
 ) -> list[MessageQueue]:
     """Return ``queues`` without duplicates and without those that are known not to exist.
 
-    Brokers cannot be asked, because they answer for any queue. A broker that the nameserver does not know at the moment may still have
-    its queues. These are kept, so that a request for one fails instead of counting as a loss of data. ``route(topic, fresh)`` returns
-    a topic's route. A missing topic has no queues.
+    Routes decide this, because brokers answer for any queue, even one that does not exist. A broker that the nameserver does not know at
+    the moment may still have its queues. Such queues are kept, so that requests for them fail, and their messages do not count as lost.
+    ``route(topic, fresh)`` returns a topic's route. A missing topic has no queues.
     """
 
     def routes(topics: Iterable[str], fresh: bool) -> dict[str, Route]:
@@ -72,7 +72,7 @@ def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]],
 
 
 def ask_servers(client: Client, asked: Sequence[tuple[str, Request[T]]], deadline: float) -> list[T]:
-    """Return the answers of servers, which are given by address, in order. Raises the errors of `ask_queues`."""
+    """Send each request to the server at its address, and return the answers in order. Raises the errors of `ask_queues`."""
     return _ask(
         client,
         [request for _, request in asked],

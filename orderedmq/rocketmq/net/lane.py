@@ -1,7 +1,7 @@
-"""A connection only for pulls, which one thread uses at a time. It sends many requests in one write, and the same thread reads answers.
+"""A connection only for pulls, which one thread uses at a time. The thread sends many requests in one write, and also reads the answers.
 
 A `Connection` can be shared because it has a reader thread, locks, and an object and a wake-up for each request. These cost more than a
-pull itself. Here the thread that pulls also sends and receives.
+pull itself, so a lane does without them.
 
 Rules (`wire.stream` has the rules of every stream): deadlines are monotonic seconds. When a lane ends, all its requests in flight end
 with the same error. A child after a fork drops its parent's lanes. Any thread may call `shutdown`.
@@ -42,7 +42,7 @@ Answer: TypeAlias = tuple[int, int, PullResult | OrderedMQError]
 #: Seconds without a byte after which a lane with requests in flight ends, whatever their deadlines are. A broker drops a pull that
 #: it could not begin within 5 s (BrokerConfig.waitTimeMillsInPullQueue), so waiting longer is useless.
 STALLED: Final = 6.0
-#: Seconds without a byte after which only the oldest request to a Proxy is sent again. The time doubles after each such repetition.
+#: Seconds without a byte after which the oldest request on a lane to a Proxy is sent again. The time doubles after each repetition.
 QUIET: Final = 0.1
 
 #: A request without an answer: (offset, maximum number of messages, deadline, template).
@@ -74,7 +74,7 @@ class Lane:
         """``proxied``: the server is a Proxy."""
         self.address = address
         self.proxied = proxied
-        #: The templates of requests on this lane need these.
+        #: Arguments for the templates of requests on this lane.
         self.account, self.names = account, names
         self._transport = transport
         self._stalled = STALLED
@@ -83,7 +83,7 @@ class Lane:
         )
         #: Requests that have no answer yet, by number, in the order of their deadlines.
         self._asked = self._stream.in_flight
-        #: Maps the numbers under which requests to a Proxy were sent again to their first numbers, which are in ``_asked``.
+        #: For requests that were sent again to a Proxy: maps each new number to the request's first number, the key in ``_asked``.
         self._repeats: dict[int, int] = {}
         self._trips = RoundTrips()
         self._quiet = QUIET
@@ -120,7 +120,7 @@ class Lane:
         return now - self._stream.active
 
     def ask(self, template: PullTemplate, ranges: Sequence[tuple[int, int]], deadline: float) -> None:
-        """Request ranges of (offset, maximum number of messages) in one write. Raises nothing, because `receive` returns errors."""
+        """Request ranges, each (offset, maximum number of messages), in one write. Raises nothing, because `receive` returns errors."""
         numbers, now = self._stream.numbers(len(ranges), self._repeats), time.monotonic()
         self._stream.add({number: (begin, most, deadline, template) for number, (begin, most) in zip(numbers, ranges)}, now)
         if self.closed:
@@ -140,7 +140,7 @@ class Lane:
             self._cut(str(error))
 
     def receive(self, timeout: float) -> list[Answer]:
-        """Return the answers that have come, and wait ``timeout`` seconds for the first. Failed requests have an error as result."""
+        """Return the answers that have come. Wait up to ``timeout`` seconds for the first. A failed request has an error as its result."""
         answers: list[Answer] = []
         if not self.closed:
             if self.proxied and self._asked:
@@ -184,13 +184,13 @@ class Lane:
         return True
 
     def _as_first_sent(self, event: Found | RemotingCommand) -> Found | RemotingCommand:
-        """Return the event. If it answers a repeated request, replace its number by that of the first request."""
+        """Return the event. If it answers a repeated request, replace its number by the request's first number."""
         if isinstance(event, tuple):
             return self._repeats.pop(event[0], event[0]), event[1]
         return replace(event, opaque=self._repeats.pop(event.opaque, event.opaque)) if _is_answer(event) else event
 
     def _repeat(self, numbers: Sequence[int]) -> None:
-        """Send the requests that have no answer yet a second time, in one write and under new numbers."""
+        """Send those of the requests that have no answer yet again, in one write and under new numbers."""
         frames: list[bytes] = []
         waiting = [first for first in numbers if first in self._asked]
         for first, number in zip(waiting, self._stream.numbers(len(waiting), self._repeats)):
@@ -247,7 +247,7 @@ class Lane:
         self._cut("this client closed it")
 
     def __del__(self) -> None:
-        # A task that ends between two pulls does not give back its lane.
+        # If a task ends between two pulls, it does not give its lane back.
         self._transport.close()
 
     def shutdown(self) -> None:
@@ -255,7 +255,7 @@ class Lane:
         self._transport.shutdown()
 
     def _cut(self, why: str = "") -> None:
-        """End the lane. ``why`` is the reason if the stream has not ended before."""
+        """End the lane. ``why`` is the reason, unless the stream has already ended."""
         self._stream.end(why)
         self._transport.shutdown()
         self._transport.close()

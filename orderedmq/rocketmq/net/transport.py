@@ -102,7 +102,7 @@ def _unreachable(address: str, error: Exception) -> RocketMQUnavailableError:
 
 
 class Transport:
-    """A connected socket. It raises the system's errors as OSError, and its user maps them."""
+    """A connected socket. Its methods raise the system's errors as OSError, and callers convert these."""
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
@@ -110,7 +110,7 @@ class Transport:
         self._readable.register(opened, select.POLLIN)
 
     def recv_into(self, buffer: memoryview, timeout: float) -> int | None:
-        """Return the number of received bytes: 0 at the end of the stream, None if none came within ``timeout`` seconds."""
+        """Return the number of received bytes: 0 at the end of the stream, None if no byte came within ``timeout`` seconds."""
         try:
             return self._socket.recv_into(buffer)
         except BlockingIOError:

@@ -1,18 +1,18 @@
 """A sink's numbers in one topic, stored as offsets of a consumer group without consumers. See lookback.py.
 
 The offset of a queue is its *bookmark*. The other numbers are `registers`: the run and batch that write to a queue, the committed
-batches, and the sink to which the numbers belong. Every broker stores the committed batches, because a batch may have rows in some
-queues only, and its repeat with other rows may write to any queue.
+batches, and the sink to which the numbers belong. Every broker of the topic stores the committed batches: a batch may have rows in only
+some queues, but if it is repeated with other rows, these may go to any queue.
 
-A broker writes a new group to disk immediately, but offsets only within 5 s. So the existence of the group is also information. If
-the group exists, the sink may have sent messages even if there is no bookmark, and the queue's history is read. If it does not
-exist, the sink is new or its group was deleted, so only the queue's last messages are searched. If none of them is the sink's, the
-bookmarks are set to the ends that the topic's queues had before any task could send. If several tasks do this at the same time, the
-bookmarks are at worst too low.
+A broker writes a new group to disk immediately, but offsets only within 5 s. So it also matters whether the group exists. If the group
+exists, the sink may have sent messages even if there is no bookmark, and the queue's history is read. If it does not exist, the sink
+is new or its group was deleted, so only the queue's last messages are searched. If none of them is the sink's, the bookmarks are set
+to the ends that the topic's queues had before any task could send. If several tasks do this at the same time, the bookmarks are at
+worst too low.
 
-A group that the user named may exist before the sink and hold another sink's bookmarks. So each broker also stores the *mark*
-there, a number that identifies the sink. Bookmarks of a sink that was deleted are at worst too low. Two running sinks would use
-each other's bookmarks, so a commit checks the mark.
+A group that the user named may exist before the sink and hold another sink's bookmarks. So each broker also stores the *mark* in the
+group, a number that identifies the sink. Bookmarks that a deleted sink left are at worst too low. Two running sinks would use each
+other's bookmarks, so a commit checks the mark.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TIMEOUT: Final = 60.0
 
 
 class WriterEntry(NamedTuple):
-    """The run that writes a batch to a queue. Its partitions are below ``width``; ``batch`` is the last 15 bits of the batch number."""
+    """The run that writes a batch to a queue. Its partitions are below ``width``. ``batch`` has the last 15 bits of the batch number."""
 
     width: int
     batch: int
@@ -90,11 +90,11 @@ class Bookmarks:
         self._timeout = timeout
 
     def get(self, queue: MessageQueue) -> int | None:
-        """Return the bookmark; None if it was never set. A broker before 5.0 may then return 0."""
+        """Return the bookmark. If it was never set, return None, or perhaps 0 from a broker before 5.0."""
         return self._ask(queue, consumer_offset(self.group, queue))
 
     def move(self, queue: MessageQueue, bookmark: int) -> None:
-        """Set the bookmark. A pending reset by an administrator keeps it lower, which is harmless."""
+        """Set the bookmark. While an administrator's reset is pending, the bookmark stays lower, which is harmless."""
         try:
             self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
         except GroupError:
@@ -171,7 +171,7 @@ class Bookmarks:
         self.move(registers.writer(queue), entry.value)
 
     def enter(self, queue: MessageQueue, seen_before: Callable[[int], bool], permitted: Callable[[], None]) -> int | None:
-        """Return the bookmark for a task that will write; None if it is lost. Create the group and its bookmarks if they are missing.
+        """Return the bookmark for a task that will write; None if it was lost. Create the group and its bookmarks if they are missing.
 
         ``seen_before(end)`` returns whether the last messages before an offset include messages of the sink. ``permitted()`` raises
         an error if the account lacks a right that a sink needs. Nothing is stored in that case.
@@ -211,7 +211,7 @@ class Bookmarks:
             )
 
     def _store_mark(self, queue: MessageQueue, mark: int) -> None:
-        """Store this sink's mark, and clear the committed batches, which another sink has stored."""
+        """Store this sink's mark, and first clear the committed batches, because another sink may have stored them."""
         self._forget_batches(queue)
         self.move(registers.mark(queue), mark)
 

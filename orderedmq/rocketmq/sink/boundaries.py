@@ -1,11 +1,11 @@
 """Reads ahead for a look-back: pulls the messages where requests begin, many in one round trip.
 
 A task that starts to write to a queue late in a batch walks back over the requests that other tasks have sent there (lookback.py). It
-reads the two messages around the beginning of each request, which would need one round trip per request. Here the stamps of sampled
-messages show where requests begin, and all messages at these places are pulled at the same time.
+reads the pair of messages around the beginning of each request, which would need one round trip per request. Here the stamps of
+sampled messages show where requests begin, and all messages at these places are pulled at the same time.
 
-This is only an optimization: messages do not change, so a pair that was read ahead is the same that a pull would return. A pair that
-was not read ahead is pulled by the caller, and so are all pairs after an error.
+This is only an optimization: messages do not change, so a pair that was read ahead is the same as a pull would return. The caller pulls
+each pair that was not read ahead, and all pairs after an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 STRIDE: Final = 2048
 #: Samples per round trip.
 SAMPLES: Final = 64
-#: Round trips after the samples. Each pulls the beginnings of requests that the messages of the round before have shown.
+#: Round trips after the samples. Each pulls the beginnings of requests that the messages of the previous round trip have shown.
 _ROUNDS: Final = 4
 #: Seconds for all round trips together.
 _TIMEOUT: Final = 5.0
@@ -45,7 +45,7 @@ class Boundaries:
         self._sink = sink
         self._pairs: dict[int, pa.RecordBatch] = {}
         self._asked = 0
-        #: Beginnings of requests from this offset on were searched for; None before the first search.
+        #: The lowest offset at which the beginning of a request was searched for; None before the first search.
         self._lowest: int | None = None
 
     def pair(self, begin: int) -> pa.RecordBatch | None:

@@ -1,7 +1,7 @@
 """One queue at its broker, as one attempt of one sink's partition uses it: lock, read, send. See queue_writer.py.
 
-A lock is trusted for 30 s, and only on the connection on which it was granted: a broker that restarted has forgotten the lock, and a
-broker that was away may have granted it to another attempt (RocketMQ's lock is advisory). A send ends before the broker would
+A lock is trusted for 30 s, and only on the connection on which it was granted, because a broker that restarted has forgotten the lock,
+and a broker that was away may have granted it to another attempt (RocketMQ's lock is advisory). A send ends before the broker would
 grant the lock to another attempt.
 
 Attempts of one partition exclude each other by a lock of their run and partition. Runs of one batch exclude each other by the
@@ -46,7 +46,7 @@ from orderedmq.rows.pull_settings import PullSettings
 SINK_PRODUCER_GROUP: Final = "OMQ_SINK"
 #: Bytes of bodies per read when a task looks back.
 _READ_BYTES: Final = 16 * 1024 * 1024
-#: The most tries to take over a queue. Several can be needed, because a run that had lost its locks may take the queue back.
+#: The maximum number of attempts to take over a queue. A run that lost its locks may take the queue back, so one may not be enough.
 _TAKE_OVERS: Final = 20
 _LOCK_RETRY: Final = Backoff(first=0.02, most=0.5)
 

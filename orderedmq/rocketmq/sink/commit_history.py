@@ -1,9 +1,9 @@
 """The set of a sink's last committed batches, encoded as numbers that a broker can store as offsets. Pure.
 
 A *block* is `WIDTH` consecutive batch numbers, with a bit for each batch that says whether it is committed. The block's number and
-its bits together are one number of 63 bits, which is stored in one of `SLOTS` slots. So a commit changes one number, and a broker
-that forgets its last seconds has an earlier state of this number, never a mixture. A slot that holds another block than the wanted
-one counts as empty.
+its bits together are one number of 63 bits, which is stored in one of `SLOTS` slots. So a commit changes one number. A broker that
+loses the changes of its last seconds has an earlier state of this number, never a mixture. If a slot holds another block than the
+wanted one, it counts as empty.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from orderedmq.ownership.micro_batch import KEPT_BATCHES
 
 WIDTH: Final = 32
-#: Any KEPT_BATCHES consecutive batch numbers are in at most this many blocks, and these blocks are in different slots.
+#: The number of slots. Any KEPT_BATCHES consecutive batch numbers are in at most this many blocks, each in a different slot.
 SLOTS: Final = (KEPT_BATCHES - 2) // WIDTH + 2
 _BITS: Final = (1 << WIDTH) - 1
 #: Only the last 31 bits of the block's number are stored, so that the stored number has 63 bits.

@@ -25,7 +25,7 @@ from orderedmq.rocketmq.sink.commit_history import Committed
 class QueueReport:
     """The report of one attempt on one queue.
 
-    - ``begin``, ``end``: the range [begin, end) of the attempt's messages, with other messages among them; empty if it has none.
+    - ``begin``, ``end``: the smallest range [begin, end) with all of the attempt's messages; empty if it has none.
     - ``sent``: number of rows that this attempt sent.
     - ``found``: number of rows that an earlier attempt had sent.
     - ``missing``: number of rows that are not in the queue, although the batch is committed.
@@ -33,7 +33,7 @@ class QueueReport:
     - ``committed``: whether the batch was committed before this attempt.
     - ``newest``: the sink's newest batch that was seen.
     - ``of_others``: number of the batch's messages that other runs sent.
-    - ``taken``: the offsets of those among them that match rows of this attempt, as `pack` returns them.
+    - ``taken``: the offsets of those ``of_others`` messages that match rows of this attempt, as `pack` returns them.
     - ``delayed``: number of delayed rows, which the other numbers and the range do not include.
     """
 
@@ -132,7 +132,7 @@ def count_unmatched(tokens: Sequence[Token], settled: Sequence[QueueReport] = ()
 
 
 def ranges(reports: Sequence[QueueReport]) -> dict[MessageQueue, OffsetRange]:
-    """Return the range of the batch's messages in each queue, with other messages among them."""
+    """Return for each queue the smallest range with all of the batch's messages. Other messages may be among them."""
     out: dict[MessageQueue, OffsetRange] = {}
     for report in reports:
         if report.begin < report.end:
@@ -164,10 +164,10 @@ def judge(
 ) -> Verdict:
     """Decide what a commit has to do. Raises SinkError OUT_OF_ORDER, and BATCH_TOO_OLD unless ``skip``.
 
-    ``bookmarks``: the present bookmarks of the queues that have messages of the batch. ``known``: what the brokers of its topics know
-    about the batch. ``settled``: the reports of `contested.settle` on some of these queues, with all messages that the tasks took
-    there. If an earlier commit was interrupted, some bookmarks have already moved, and the tasks have found all rows and sent none.
-    The verdict then has the other bookmarks.
+    ``bookmarks``: the present bookmarks of the queues that have messages of the batch. ``known``: what the brokers of the batch's topics
+    know about it. ``settled``: the reports of `contested.settle` on some of these queues, with all messages that the tasks took there.
+    If an earlier commit was interrupted, some bookmarks have already moved, and the tasks have found all rows and sent none. In that
+    case the verdict has the bookmarks that have not moved.
     """
     assert batch.sink_id is not None
     number, known = batch.batch_id, list(known)
@@ -180,7 +180,7 @@ def judge(
     moves = {queue: span.begin + 1 for queue, span in spans.items() if queue not in committed}
     if newest > number:
         # As soon as a later batch exists, a task assumes that this batch is committed, and sends nothing. Only the commit finds out
-        # whether that is true. A killed broker may have forgotten the commit of this batch, but then the tasks have found all rows.
+        # whether that is true. If a killed broker has forgotten the commit of this batch, the tasks have found all rows.
         published = any(one.has(number) for one in known) or _is_complete(reports, lacking)
     else:
         published = bool(committed) or any(one.has(number) for one in known)
@@ -214,7 +214,9 @@ def _differs(
         missing = report.missing + lacking.get(report.queue, 0)
         extra = report.extra + others.get(report.queue, 0)
         if report.committed and (missing or extra):
-            what = f"{extra} of its messages match no row now, and {missing} rows are missing, which have not been sent"
+            what = (
+                f"{extra} of the batch's messages there match no row now, and {missing} rows are missing and have not been sent"
+            )
         elif committed and report.queue not in committed and report.sent:
             what = f"the batch had no rows there before, and has {report.sent} now, which have been sent"
         else:

@@ -1,9 +1,9 @@
-"""At the commit, sends rows that are missing because several tasks took the same message as theirs. No sockets here.
+"""At the commit, sends rows that are missing because several tasks took the same message for one of their rows. Uses no sockets.
 
 When a batch is written again with other partitions, its tasks find messages of an earlier run. Tasks that have rows with equal content
 may take the same message. The commit reads such messages from the queue, repeats each for every task that took it, and writes the
 copies like the rows of one more task. Of rows with equal content, the writer finds as many as there are messages, and sends the
-rest. A commit that is interrupted is repeated, as a task is.
+rest. Like a task, a commit that is interrupted is repeated.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from orderedmq.rows.message_rows import normalise
 def settle(port: QueuePort, writer: Writer, taken: Mapping[int, int]) -> QueueReport:
     """Send rows until the queue has as many messages as the tasks have rows.
 
-    ``taken``: offsets of messages, and how many tasks took each for one of their rows. ``writer``: a writer of the run with a partition
-    that no task has. Raises DataLossError AGED_OUT if a message was deleted after a task took it, and the errors of
+    ``taken``: offsets of messages, and how many tasks took each message for one of their rows. ``writer``: a writer of the same run,
+    whose partition no task has. Raises DataLossError AGED_OUT if a message was deleted after a task took it, and the errors of
     `QueueWriter.write`.
     """
     work = QueueWriter(port, writer, writer.partition)

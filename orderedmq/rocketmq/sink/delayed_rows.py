@@ -1,9 +1,9 @@
-"""The delayed rows of one attempt: they are held until its other rows are stored, checked together, and sent one by one.
+"""The delayed rows of one attempt: they are held until the attempt's other rows are stored, checked together, and sent one by one.
 
-Until it is due, a delayed message is stored in an internal topic of the broker that all producers share, so a later attempt cannot find
+Until it is due, a delayed message is stored in an internal topic that all producers of the broker share, so a later attempt cannot find
 it. So a batch that is repeated before its commit sends its delayed rows again. The rows are held so that an attempt that fails before
-its end sends none of them. The repeat of a committed batch also sends none. Delayed messages have no stamp, because `lookback` would
-treat a message that becomes due as one that was sent at that time.
+its end sends none of them. If a committed batch is repeated, it also sends none. Delayed messages have no stamp, because for `lookback`
+a message that becomes due would look like one that was sent at that time.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rows.delays import DelayLimits
 
-#: Bytes of delayed rows that a task holds. Above this it sends them before its other rows are stored.
+#: Bytes of delayed rows that a task may hold. If they are more, it sends them before its other rows are stored.
 HELD_BYTES: Final = 64 * 1024 * 1024
 
-#: Called before an attempt's first delayed row is sent to a broker. Returns the sink's state there; None for a batch without identity.
+#: Called before an attempt sends its first delayed row to a broker. Returns the sink's state there; None for a batch without identity.
 Enter = Callable[[MessageQueue], Start | None]
 
 
 def require(client: Client, columns: Sequence[str], topic: str | None) -> None:
     """See `Outbox.require_delays`.
 
-    Raises the OptionError of a broker that refuses the columns. For a missing topic, or without a topic, rows may go to any broker:
-    an error is then raised only if all brokers refuse. Brokers that are away or do not answer are left out. Raises RocketMQError
+    Raises the OptionError of a broker that refuses the columns. If the topic is missing or None, rows may go to any broker, so this
+    raises an error only if all brokers refuse. Brokers that are away or do not answer are left out. Raises RocketMQError
     NOT_SUPPORTED for a topic to which a Proxy does not pass on delayed messages.
     """
     deadline = Deadline.after(ASK_TIMEOUT)
@@ -120,7 +120,7 @@ class DelayedRows:
         self._sender.send(wanted)
 
     def add_to(self, reports: Sequence[QueueReport]) -> tuple[QueueReport, ...]:
-        """Return the attempt's reports with its delayed rows counted. Call it after `send`."""
+        """Return the attempt's reports with the delayed rows added. Call this after `send`."""
         made = {report.queue: report for report in reports}
         for queue, count in self.counts.items():
             report = made.get(queue) or QueueReport(queue, 0, 0)

@@ -25,7 +25,7 @@ from orderedmq.model import OffsetRange
 from orderedmq.ownership.micro_batch import KEPT_BATCHES
 from orderedmq.rocketmq.sink.message_stamp import SinkMessage, Writer, digests, may_be_of
 
-#: Messages of the first step, which is usually the only one, unless the sink failed or others write much. A pull returns at most 32.
+#: Messages of the first step. It is usually the only step, unless the sink failed or others write much. A pull returns at most 32.
 FIRST_STEP: Final = 32
 #: Steps grow up to this many messages.
 LARGEST_STEP: Final = 8192
@@ -37,8 +37,8 @@ class Lookback:
     """A walk backwards from a queue's end, in growing steps: `next` returns the range to read, and `record` takes its messages.
 
     A batch's partitions write to the same queues, so nearly all messages since the bookmark may be from other partitions. When the
-    walk meets a message of another partition, it skips the rest of that message's request if it is longer than a step, and reads the
-    request's first message. Messages that another run of the batch sent are all read.
+    walk meets a message of another partition, it skips the rest of that message's request if this rest is longer than a step, and reads
+    the request's first message. Messages that another run of the batch sent are all read.
     """
 
     def __init__(self, writer: Writer, bookmark: int | None, end: int) -> None:
@@ -55,12 +55,12 @@ class Lookback:
         self._lowest_own: int | None = None
         self._older = False
         self._newest = -1
-        # While a request is skipped: the message of it that was read, and the position of the walk at that time.
+        # While a request is skipped: the message that was read from this request, and the walk's position before it skipped.
         self._skipped: tuple[SinkMessage, int] | None = None
         self._trusts_stamps = True
 
     def set_least(self, least: int) -> None:
-        """Set the offset of the queue's first remaining message. A short walk does without it, because it costs a request."""
+        """Set the offset of the queue's first remaining message. A short walk does not need it, and finding it costs a request."""
         self._least = least
         self._floor = max(least, self._floor)
         if self._skipped is not None:
@@ -71,8 +71,9 @@ class Lookback:
         floor = self._lowest
         # A first message (sequence 0) does not end the walk, because messages that should not have been sent, or messages of another
         # run, may be before it. A message of an older batch does not end the walk while first messages are missing, because a late
-        # attempt of that batch may have sent it. For a batch that newer batches followed, a distance of PROBE messages ends the walk,
-        # because there may be no older batch. Such a batch counts as committed, so rows that are not found are not sent.
+        # attempt of that batch may have sent it. If newer batches followed the writer's batch, the walk also ends after PROBE messages
+        # of which none may be the writer's, because there may be no older batch. In that case the batch counts as committed, so rows
+        # that are not found are not sent.
         firsts = not any(self._firsts.values())
         far = self._is_old and self._lowest_own is not None and self._lowest_own - self._at >= PROBE
         complete = firsts and (self._older or far)
@@ -87,14 +88,14 @@ class Lookback:
 
     @property
     def _lowest(self) -> int:
-        # A batch that newer batches followed begins below the bookmark.
+        # If newer batches followed the writer's batch, its messages begin below the bookmark.
         return self._least if self._is_old else self._floor
 
     def record(self, messages: Sequence[SinkMessage]) -> Sequence[SinkMessage]:
         """Take the sink's messages in the range that `next` returned, in order.
 
-        Messages of other partitions may be left out, except the first and the last. Returns the messages to count, or none if the
-        walk will read them again.
+        Messages of other partitions may be left out of ``messages``, except the first and the last. Returns the messages to count; none
+        if the walk will read them again.
         """
         looked = self.next()
         assert looked is not None
@@ -155,7 +156,7 @@ class Ledger:
         self.committed = False
         #: The sink's newest batch that was seen; -1 for none.
         self.newest = -1
-        #: The range of the messages that may be this partition's, with other messages among them.
+        #: The smallest range with all messages that may be this partition's.
         self.span: OffsetRange | None = None
         self.found = self.sent = self.missing = 0
 
@@ -165,7 +166,7 @@ class Ledger:
         return sum(map(len, self._unclaimed.values()))
 
     def note_committed(self, committed: int) -> None:
-        """Take note of the sink's newest committed batch; -1 for none."""
+        """Record the sink's newest committed batch; -1 for none."""
         self.newest = max(self.newest, committed)
         self.committed = self.committed or committed >= self._writer.batch
 

@@ -1,20 +1,20 @@
-"""The stamp that a sink writes on each message, by which a task recognises its rows in a queue. Pure.
+"""The stamp that a sink writes on each message, so that a task recognises its rows in a queue. Pure.
 
 A stamp is (sink, batch, run, partition, sequence, request). It is one short property, because each property of a message costs the
 broker time.
 
 - A *run* is one Spark job that writes the batch. Within a run, a partition has the same rows in every attempt. Another run may
   have the same rows in other partitions.
-- The *sequence* is the number of a message among those of one partition and run in one queue, from 0, whichever attempt sent it. It
-  grows with the offset, so 0 is the first message.
+- The *sequence* numbers the messages of one partition and run in one queue from 0, whichever attempt sent them. It grows with the
+  offset, so the first message has 0.
 - The *request* is the sequence of the first message that was sent in the same request. A broker stores a request in one piece
   (``CommitLog.asyncPutMessages`` holds the queue's lock for a whole batch), so a reader can skip all of it.
 
 The property's value is ``sink.batch.run.partition.`` and 16 digits: 12 for the sequence, and 4 for the message's place in its
 request. The sink is written as a hash of 64 bits (`sink_digest`).
 
-A message *may be* a task's row if an attempt of the same partition and run sent it, or any task of another run of the batch.
-Messages without a run were sent by a writer without a run.
+A message *may be* a task's row if it was sent by an attempt of the same partition and run, or by any task of another run of the
+batch. The run is empty in messages of a writer whose Spark job is not known.
 """
 
 from __future__ import annotations
@@ -122,11 +122,11 @@ def is_bookmark_group(group: str) -> bool:
 
 
 def lock_key(sink: str, queue: MessageQueue, name: str, *, proxied: bool = False) -> MessageQueue:
-    """Return the key that an attempt locks at a queue's broker in the sink's group, for a given lock name.
+    """Return the "queue" that an attempt locks at the queue's broker, in the sink's group, to hold the lock ``name``.
 
-    Several tasks write to the queue at the same time, so each uses another name. A broker grants a lock for any queue, also for one
-    that does not exist. ``proxied``: whether the lock is requested through a Proxy. A Proxy finds the broker by the broker name, so
-    the lock name becomes a queue id above all real ones. If two names have the same number, one attempt waits for the other.
+    Several tasks write to the queue at the same time, so each uses a different name. A broker grants a lock for any queue, even for
+    one that does not exist. ``proxied``: whether the lock is requested through a Proxy. A Proxy finds the broker by the broker name,
+    so the name is hashed to a queue id above all real ones. If two names have the same hash, one attempt waits for the other.
     """
     if proxied:
         digest = blake2b(f"{sink}\0{queue}\0{name}".encode("utf-8", "surrogatepass"), digest_size=4).digest()

@@ -1,13 +1,13 @@
 """The Outbox over RocketMQ: rows are sent as they are added, and a commit moves the sink's bookmarks.
 
 RocketMQ cannot hide messages until a batch is committed. So a task that writes a batch again searches each queue for the rows that
-earlier attempts sent, from any partition, and sends only the missing ones (lookback.py). A commit sends rows that are missing because
-several tasks found the same message (contested.py). Readers see a batch's rows before its commit, and also the rows of a batch that is
-never committed.
+earlier attempts, of any partition, have sent, and sends only the missing ones (lookback.py). A commit sends rows that are missing
+because several tasks found the same message (contested.py). Readers see a batch's rows before its commit, and also the rows of a batch
+that is never committed.
 
 Once a batch with identity is committed, each row is in its queue once. This requires that all attempts were given the same rows, and
 that no abandoned request is executed more than a second later. (A broker refuses a request that has waited for 200 ms, but a network
-may delay one. Repeated messages have the same stamps.) A batch without identity is written at least once.
+may delay a request. Repeated messages have the same stamps.) A batch without identity is written at least once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ _OTHER_BROKERS: Final = 5.0
 
 
 class _TopicBroker(NamedTuple):
-    """A broker of a topic, named by one of its queues. ``required``: it has rows of the batch, so the commit must reach it."""
+    """A broker that has the topic of ``queue``. ``required``: the broker has rows of the batch, so the commit must reach it.
+
+    ``queue`` is one of the topic's queues at this broker.
+    """
 
     queue: MessageQueue
     required: bool
@@ -79,7 +82,7 @@ class RocketMQOutbox:
         """Do nothing: a RocketMQ broker cannot bind a publish to a source's lock."""
 
     def require_rights(self, topic: str, group: str | None, *, identified: bool) -> None:
-        """See `Outbox.require_rights`. With ``group`` None, check for any group that this package derives from a sink."""
+        """See `Outbox.require_rights`. If ``group`` is None, check the rights on all groups that this package derives from sinks."""
         if not access.refuses_routes(self._client, Deadline.after(REQUEST_TIMEOUT)):
             return
         wanted = rights.of_sink(topic, group or f"{GROUP_PREFIX}*") if identified else rights.of_write(topic)
@@ -101,9 +104,9 @@ class RocketMQOutbox:
     ) -> Published:
         """Record that the batch is committed. Readers already see its rows. No source group's offsets are moved here.
 
-        Tasks do not send a batch again that was committed, or that is older than a committed batch: `_record_commit` stores the
-        committed batches at the brokers. Raises SinkError REPLAY_DIFFERS if the batch was committed with other rows and its tasks
-        noticed that in the queues to which they now write; OUT_OF_ORDER; BATCH_TOO_OLD; TOKEN_GONE for receipts of another batch.
+        The tasks of a batch send nothing if it or a newer batch was committed: `_record_commit` stores the committed batches at the
+        brokers. Raises SinkError REPLAY_DIFFERS if the batch was committed with other rows and its tasks noticed that in the queues
+        to which they now write; OUT_OF_ORDER; BATCH_TOO_OLD; TOKEN_GONE for receipts of another batch.
         """
         chosen: dict[int, Token] = {}
         for receipt in receipts:
@@ -160,7 +163,7 @@ class RocketMQOutbox:
         return RocketMQQueue(self._client, self._log, queue, writer, client_id, self._timing, threading.Event())
 
     def _brokers(self, batch: SinkBatch, written: Iterable[MessageQueue]) -> list[_TopicBroker]:
-        """Return all brokers of the batch's topics, because a repeat of the batch with other rows may write to any queue.
+        """Return all brokers of the batch's topics, because the batch may be repeated with other rows, which may go to any queue.
 
         If the rows have a topic column, only topics with rows of the batch are included.
         """
@@ -211,7 +214,7 @@ class RocketMQOutbox:
 
 
 def _warn(batch: SinkBatch, tokens: Sequence[Token], settled: Sequence[QueueReport]) -> None:
-    """Warn about messages that match no row of the batch, because they cannot be deleted."""
+    """Warn about messages that match no row of the batch. A broker cannot delete them."""
     committed = {report.queue for token in tokens for report in token.reports if report.committed}
     for queue, extra in count_unmatched(tokens, settled).items():
         if queue not in committed:

@@ -1,8 +1,8 @@
-"""The rows of one attempt for one queue: which of them are stored, and the requests that send the others. No sockets here.
+"""The rows of one attempt for one queue: which of them are stored, and the requests that send the others. Uses no sockets.
 
 `orderedmq.rocketmq.append` sends the requests, and explains why each row is stored once. Rows are sent only while the attempt holds the
-queue's lock, on the connection on which it was granted. After losing the lock or the connection, an attempt first reads the messages
-that have arrived since, and then sends.
+queue's lock, and on the connection on which the lock was granted. After losing the lock or the connection, an attempt first reads the
+messages that have arrived since, and then sends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class QueuePort(Port, Protocol):
 
     def end(self) -> int: ...
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield the messages in [begin, end) with `message_stamp.COLUMNS`, without those that are deleted during the call."""
+        """Yield the messages in [begin, end) with `message_stamp.COLUMNS`, except messages that are deleted during the call."""
         ...
 
     def packing(self, rows: pa.RecordBatch, where: str, first: int) -> Packing:
@@ -65,7 +65,7 @@ class QueueWriter:
     """Writes one attempt's rows to one queue. Used by one thread at a time. It is the `Outgoing` of the rows passed to `write`."""
 
     def __init__(self, port: QueuePort, writer: Writer | None, partition: int) -> None:
-        """``writer`` is None for a batch without identity. Its rows are never searched for, but sent again after a lost answer."""
+        """``writer`` is None for a batch without identity. Its rows are not searched for, and are sent again after a lost answer."""
         self._port = port
         self._writer = writer
         self._where = f"queue {port.queue} (partition {partition})"
@@ -188,7 +188,7 @@ class QueueWriter:
 def _is_too_large(error: OrderedMQError) -> bool:
     """Return whether a broker refused a request because of its size.
 
-    Brokers before 5.0 report that with a code that they also use for other errors, so the message decides.
+    Brokers before 5.0 report this with a code that they also use for other errors, so the message decides.
     """
     if not isinstance(error, RocketMQError):
         return False

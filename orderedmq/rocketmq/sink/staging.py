@@ -89,7 +89,7 @@ class RocketMQStaging:
         checked = normalise(rows, where, first)
         if backlog is None:
             backlog = self._backlogs[queue] = self._make_backlog(queue)
-        # Refuse rows that a Proxy does not pass on before any row of this call is sent.
+        # Before any row of this call is sent, refuse rows that a Proxy does not pass on.
         packing_for(self._client, queue, checked, where, self._timing.patience, first)
         with self._changed:
             self._changed.wait_for(lambda: self._waiting_bytes < WAITING_BYTES or self._error is not None)
@@ -192,7 +192,7 @@ class RocketMQStaging:
         return access.explain(self._client, error, rights.of_sink(queue.topic, group), rights.SINK)
 
     def _next(self, backlog: _Backlog) -> list[pa.RecordBatch] | None:
-        """Return the waiting rows, or None if no rows wait or after an error. After None, the backlog no longer has a thread."""
+        """Return the waiting rows. If there are none, or after an error, record that no thread works on the backlog, and return None."""
         with self._changed:
             waiting, backlog.waiting = backlog.waiting, []
             if waiting and self._error is None:
@@ -206,7 +206,7 @@ class RocketMQStaging:
         self._changed.notify_all()
 
     def _yield(self) -> None:
-        """Give idle queues back while waiting for another attempt's lock: if that attempt waits for one of them, both wait forever."""
+        """Give idle queues back while waiting for another attempt's lock, because that attempt may be waiting for one of them."""
         with self._changed:
             idle = [backlog for backlog in self._backlogs.values() if not backlog.busy]
             for backlog in idle:
