@@ -175,7 +175,7 @@ class RocketMQAdmin:
             return
         sinks = {master: self._bookmarks(master, name) for master in masters.values()}
         lots = self._lots.find(topic=name)
-        # Delete the topic first. Only this shows whether the account may delete it. If it may not, its parked messages are not lost.
+        # Delete the topic first, because only this shows whether the account may delete it. If it may not, no parked message is lost.
         delete_topic(self._client, self._log, name, masters.values())
         self._lots.delete(lots, masters, partial(lots_left, name))
         for master, groups in sinks.items():
@@ -363,7 +363,7 @@ class RocketMQAdmin:
             return self._offsets.raise_reset_number(group, list(offsets))
 
     def require_unused(self, group: str) -> None:
-        """See `Admin.require_unused`. Locks of clients that are not members also count, because requesting these locks fails."""
+        """See `Admin.require_unused`. This also finds locks of clients that are not members, because requesting these locks fails."""
         lock_rules.check_name(group)
         queues = self._owned(group) if group in self.groups() else []
         with self._locks.held(group, queues, force=False):
@@ -465,6 +465,6 @@ def _refuse_parking_lot(name: str) -> None:
 def _not_settable(what: str, topic: str) -> OptionError:
     return OptionError(
         OptionCondition.UNSUPPORTED,
-        f"{what} of topic {topic!r} cannot be set: RocketMQ has it only for a whole broker (fileReservedTime, compressType). Leave it out, "
-        "or set it in the broker's configuration",
+        f"{what} of topic {topic!r} cannot be set: RocketMQ has this setting only for a whole broker (fileReservedTime, compressType). Leave "
+        "it out, or set it in the broker's configuration",
     )

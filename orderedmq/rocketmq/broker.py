@@ -182,7 +182,7 @@ class _Traced(RocketMQBroker):
 
 
 def _brokers(cluster: ClusterInfo) -> dict[str, str]:
-    """Return each broker as ``cluster/name@address`` by a hash of 8 hex digits. The address is its master's or else its first replica's.
+    """Return ``cluster/name@address`` of each broker, by its hash of 8 hex digits. The address is the master's or else a replica's.
 
     A Proxy does not report the addresses of brokers, so only their names identify the brokers behind it.
     """

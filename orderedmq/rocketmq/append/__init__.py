@@ -16,7 +16,7 @@ Why each message is stored only once
    so that no part of it is still on its way. Second, the broker has answered another request, so it is not paused. Third,
    `Timing.settle` seconds have passed. A broker refuses a request that has waited for 200 ms (``waitTimeMillsInSendQueue``), and readers
    see a stored message some milliseconds after it is stored (``ReputMessageService``). By then, the messages have either been refused or
-   can be read. A Proxy may delay a request for longer, so that time (`net.behind_proxy.HOLDS_BACK`) is added.
+   can be read. A Proxy may delay a request for longer, so the wait is longer by this delay (`net.behind_proxy.HOLDS_BACK`).
 4. *Look.* After that, the appender reads the queue from an offset before which none of the wanted messages can be, up to the queue's
    current end. It sends the messages that it did not find.
 

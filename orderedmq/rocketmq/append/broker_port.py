@@ -1,4 +1,4 @@
-"""A queue at its broker from the view of an appender: its end, sends, and requests that were given up."""
+"""A queue at its broker as an appender uses it: the queue's end, sends, and requests that were given up."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _VISIBLE_RETRY: Final = Backoff(first=0.002, most=0.1)
 class Timing:
     """Time limits of an appender, in seconds.
 
-    ``send_timeout``: for one request. ``settle``: the wait after a lost answer; see `orderedmq.rocketmq.append`. ``visible``: until sent
-    messages can be read. ``patience``: for a broker that is unavailable or busy.
+    ``send_timeout``: for one request. ``settle``: the wait after a lost answer; see `orderedmq.rocketmq.append`. ``visible``: the longest
+    wait until sent messages can be read. ``patience``: the longest wait for a broker that is unavailable or busy.
     """
 
     send_timeout: float = 15.0
@@ -105,7 +105,7 @@ class BrokerPort:
         self._request = request or (lambda body: send_request(queue, body, PRODUCER_GROUP, client.trace))
         self._target = target or queue
         self._require_lock = require_lock
-        # Whether a request was given up without an answer and has not settled. If its appender also gives up, the next one has to wait.
+        # Whether a request was given up without an answer and has not settled. If the appender gives up, the next appender has to wait.
         self._unsettled = self._target in client.unsettled
         self._failing_since = 0.0
         self._sending_on: Connection | None = None

@@ -1,4 +1,4 @@
-"""The loop that appends messages to one queue once: look, send missing messages, and look again after a lost answer. It has no sockets."""
+"""The loop that stores messages in a queue only once: read the queue, send the missing messages, read again after a lost answer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Outgoing(Protocol):
         ...
 
     def adapt(self, body: SendBody, error: OrderedMQError) -> bool:
-        """Try to change the requests so that they avoid the error that the broker returned. Return whether `missing` yields others now.
+        """Try to change the requests so that they avoid the broker's error. Return whether `missing` yields other requests now.
 
         It may raise a clearer error than ``error``.
         """
@@ -73,18 +73,18 @@ class Appender:
         self._outgoing = outgoing
         self._looked = False
         self._failures = 0
-        #: Whether messages of a request without an answer may be stored, and no look has been made since.
+        #: Whether messages of a request without an answer may be stored, and `look` has not been called since.
         self.in_doubt = False
 
     def run(self) -> None:
-        """Return when no message is missing. Raises the errors of the port and ``outgoing``; some messages may then be stored."""
+        """Return when no message is missing. Raises the errors of the port and ``outgoing``, perhaps after storing some messages."""
         done = False
         while not done:
             self._enter()
             done = self._send()
 
     def look_again(self) -> None:
-        """Make the next `run` begin with a look. Called when others may have appended messages since the last run."""
+        """Make the next `run` read the queue first. Called when others may have appended messages since the last run."""
         self._looked = False
 
     def _enter(self) -> None:
@@ -94,11 +94,11 @@ class Appender:
             if self._outgoing.look():
                 self._failures = 0
             self.in_doubt = False
-            # The lock may have been lost during a long look. Then others may have appended messages since.
+            # If the lock was lost during a long look, others may have appended messages since.
             self._looked = self._port.keep()
 
     def _send(self) -> bool:
-        """Send the missing messages. Return False if a look or another attempt is needed."""
+        """Send the missing messages. Return False if the queue must be read again, or another attempt is needed."""
         for body in self._outgoing.missing():
             if not self._port.keep():
                 self._looked = False

@@ -1,4 +1,4 @@
-"""Decompresses bodies of bounded size with the codec in a record's flags."""
+"""Decompresses bodies, up to a maximum size, with the codec that a record's flags name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Decodes pull responses into a RecordBatch of exactly the requested columns. Pure.
 
-Decode the responses of many pulls in one call, because array operations have a fixed cost. It pays off from a few dozen messages on,
-and is best spread over 16k. Responses that are parts of one buffer are decoded without a copy. Uniform responses (V1 records of one
+Decode the responses of many pulls in one call, because array operations have a fixed cost. They pay off from a few dozen messages on,
+and work best with 16k messages. Responses that are parts of one buffer are decoded without a copy. Uniform responses (V1 records of one
 topic with the same kinds of hosts and regular properties, and perhaps compressed bodies) are decoded by column. All others take the
 exact path, which defines the right result (row_decoder.py). Rows are in the order of the responses. A pull may return fewer messages
 than requested, and has gaps where messages were filtered out. So continue at the response's nextBeginOffset, not at the last row's
@@ -167,7 +167,7 @@ def _decode_columns(responses: list[bytes | memoryview], wanted: Wanted, schema:
 
 
 def _in_place(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s] | None:
-    """Return the buffer that contains all responses, in any order, and where each begins and ends. None if there are several."""
+    """Return the buffer that contains all responses, in any order, and where each begins and ends. None if they are in several buffers."""
     whole: Any = responses[0].obj if isinstance(responses[0], memoryview) else responses[0]
     buffers = []
     for response in responses:

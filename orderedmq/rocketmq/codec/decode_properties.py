@@ -1,8 +1,8 @@
 """Decodes the properties of many messages into columns, in one vectorised scan for the separators. Pure.
 
-Names are found by their length and bytes. None means that a message is irregular: an entry has no name or value, a value contains a
-separator, or a name is not UTF-8. The exact parser (`parse_properties`) must then read the messages. Otherwise the columns equal its
-result. ``malformed`` gets the numbers of messages with a value that is not UTF-8.
+Names are found by their length and bytes. Functions return None if a message is irregular: an entry has no name or value, a value
+contains a separator, or a name is not UTF-8. In that case the exact parser (`parse_properties`) must read the messages. Otherwise the
+columns equal the exact parser's result. ``malformed`` gets the numbers of messages with a value that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Entries(NamedTuple):
     def layout(self, names: Collection[bytes] | None = None) -> tuple[bytes, ...] | None:
         """Return the names of a message's entries if all messages have the same names in the same order (the usual case), else None.
 
-        If ``names`` is given, names that have none of the lengths of these are not compared, and are empty in the result.
+        If ``names`` is given, only entries whose names are as long as one of ``names`` are compared. The other names in the result are
+        empty.
         """
         if self.each is None:
             return None
@@ -122,7 +123,7 @@ def _bools(count: int) -> npt.NDArray[np.bool_]:
 
 
 def _each(widths: npt.NDArray[np.int32], ends: Int64s, row_ends: Int64s) -> int | None:
-    """Return the number of entries per message if it is equal in all messages, and so are the lengths of the names; otherwise None."""
+    """Return the number of entries per message if all messages have equally many, with names of the same lengths; otherwise None."""
     rows = len(row_ends)
     each = len(ends) // rows if rows else 0
     if not each or each * rows != len(ends) or (ends[each - 1 :: each] != row_ends - 1).any():

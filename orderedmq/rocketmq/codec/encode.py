@@ -39,7 +39,7 @@ GROUP_BYTES: Final = 32 * 1024 * 1024
 #: totalSize, magic, bodyCRC, flag, bodyLength.
 _HEAD_BYTES: Final = 20
 _FRAME_BYTES: Final = _HEAD_BYTES + 2
-#: The maximum number of messages in a request, so that a message's place in the request has four digits.
+#: The maximum number of messages in a request, so that four digits are enough for a message's place in the request.
 MOST_ROWS: Final = 10_000
 #: The numbers below 10,000 as four ASCII digits each.
 _DIGITS: Final = np.frombuffer(b"".join(b"%04d" % number for number in range(10_000)), dtype=np.uint32)
@@ -151,7 +151,7 @@ def encode(
 
 
 def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, pa.Array]:
-    """Return the ``wanted`` properties of rows as columns for ``extra``. Without it, `encode` would remove those with reserved names."""
+    """Return the ``wanted`` properties of rows as columns for ``extra``, because `encode` removes rows' properties with reserved names."""
     given: list[dict[str, str]] = [{} for _ in range(rows.num_rows)]
     index = rows.schema.get_field_index("properties")
     if index >= 0:
@@ -236,7 +236,7 @@ def _fixed(values: npt.NDArray[Any]) -> pa.Array:
 
 
 class _Properties:
-    """Builds the properties texts of rows. User properties come first, so that ours win: the last property of a name counts."""
+    """Builds the properties texts of rows. User properties come first, because the last property of a name counts."""
 
     def __init__(self, rows: pa.RecordBatch, extra: Mapping[str, pa.Array | str], where: str, first: int) -> None:
         self._rows = rows
@@ -292,7 +292,7 @@ class _Properties:
             self._parts.append(values)
             self._add_text("\x02")
         data, bounds = contents(values)
-        # Check the minimum first, because it takes one pass without a copy, and text seldom has such characters.
+        # Check the minimum first, because it takes one pass without a copy, and text seldom has control characters.
         if len(data := data[bounds[0] : bounds[-1]]) and data.min() <= _VALUE_END:
             self._sound = self._sound and not np.isin(data, (_NAME_END, _VALUE_END)).any()
 

@@ -28,7 +28,7 @@ def gather(
     """Return ``data[begins[i]:ends[i]]`` for each i, as an array of ``kind`` (binary, or string for bytes known to be UTF-8).
 
     The strings must not overlap, and ``data`` must have less than 2 GiB. If the strings are not in the order of the buffer, ``order``
-    must sort them (`order_of`). ``rows``, if given, has the row of each string and the number of rows. The strings must then be in
+    must sort them (`order_of`). ``rows``, if given, has the row of each string and the number of rows, and requires strings that are in
     order. Rows without a string are null. If a row has several strings, the last one counts.
     """
     count = len(begins)

@@ -4,8 +4,8 @@ Messages of one producer have the same property names in the same order. Some va
 same length. So the text between the values that differ is compared as a whole, and the end of a value is searched only if its length
 also differs. This takes much less time than searching for all separators (`decode_properties`).
 
-None means that a message does not fit the template or is irregular. `decode_properties` must then read the messages. Otherwise the
-values are the same as its values.
+Functions return None if a message does not fit the template or is irregular. In that case `decode_properties` must read the messages.
+Otherwise the values equal those of `decode_properties`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 from orderedmq.rocketmq.codec.gather import Bytes, Int64s, at_every_byte, contents, first_unequal, gather, gather_alike
 from orderedmq.rocketmq.codec.properties import NAME_END, VALUE_END
 
-#: The maximum number of messages from which a template is learned, and of messages that do not fit it and are learned in addition.
+#: The number of messages from which a template is first learned, and the maximum number of messages that did not fit and are added.
 _SAMPLES: Final = 6
 _MORE: Final = 6
 #: The template is given up if the end of a value is tried at more than this many places per message, on average.
@@ -38,7 +38,7 @@ class _Value(NamedTuple):
 
 
 class Template(NamedTuple):
-    """Properties as literals[0] + value of values[0] + ... + literals[-1]. Properties with one value (``alike``) are in the literals."""
+    """Properties as literals[0] + value of values[0] + ... + literals[-1]. The literals include properties that never differ (``alike``)."""
 
     literals: tuple[bytes, ...]
     values: tuple[_Value, ...]

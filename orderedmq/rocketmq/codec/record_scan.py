@@ -1,7 +1,7 @@
 """Finds record boundaries and fixed fields of many pull responses in one vectorised scan. Pure.
 
-Each step finds the next record of all responses. None means that a response is irregular. The exact parser must then read the
-responses, or report what is wrong.
+Each step finds the next record in every response. Functions return None if a response is irregular. In that case the exact parser
+must read the responses, or report what is wrong.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def record_starts(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
 def _equally_many(data: Bytes, sizes: npt.NDArray[Any], begins: Int64s, ends: Int64s) -> Int64s | None:
     """Return where each record begins if all responses have as many records as the first one (the usual case); otherwise None.
 
-    Also None if there are fewer responses than records in the first one, because dividing them is then faster.
+    Also None if the first response has more records than there are responses, because dividing the responses is faster in that case.
     """
     count, at, end = 0, int(begins[0]), int(ends[0])
     while at <= end - MIN_SIZE:
@@ -130,7 +130,7 @@ def _equally_many(data: Bytes, sizes: npt.NDArray[Any], begins: Int64s, ends: In
 
 
 def _divided(data: Bytes, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s] | None:
-    """Divide large responses where records may begin. A scan that arrives there confirms it. None if dividing is not worthwhile."""
+    """Divide large responses at places where records may begin, which the scan then confirms. None if dividing is not worthwhile."""
     parts = (ends - begins) // _DIVIDED
     if len(begins) >= _MANY or parts.max() < 2:
         return None

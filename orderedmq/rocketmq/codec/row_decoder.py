@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
 
     ``queue`` is the queue that was pulled, with the topic's name as the broker knows it, because messages are stored under that name.
     Rows are yielded in pieces of about ``piece_bytes``. ``malformed`` gets the offsets of messages whose requested text is not UTF-8,
-    some offsets perhaps twice.
+    perhaps some offsets twice.
     """
 
     queue: MessageQueue
@@ -170,7 +170,7 @@ def _row(message: StoredMessage, offset: int, properties: dict[str, str], wanted
             case "sharding_key":
                 value = properties.get(names.SHARDING_KEY)
             case "message_id":
-                # As in MessageClientExt.getMsgId. Java has no id for an inner batch's message without a key. Here it gets the record's id.
+                # As in MessageClientExt.getMsgId. In Java, an inner batch's message without a UNIQ_KEY has no id. Here it has the record's.
                 value = properties.get(names.UNIQ_KEY) or offset_message_id(message.store_host, message.physical_offset)
             case "born_timestamp":
                 value = _microseconds(message.born_timestamp)

@@ -99,8 +99,8 @@ def foreign(message: StoredMessage, queue: MessageQueue) -> ProtocolError:
     return ProtocolError(
         ProtocolCondition.PROTOCOL,
         f"a broker answered a pull of queue {queue} with a message of queue {message.queue_id} of topic {text_of(message.topic)!r}, at "
-        f"queue offset {message.queue_offset}: the broker's consume queue or commit log is damaged, or something between here and the "
-        "broker mixes up answers. No row was delivered. Try again, and look at the broker's log if it fails again",
+        f"queue offset {message.queue_offset}: the broker's consume queue or commit log is damaged, or something between this client "
+        "and the broker mixes up answers. No row was delivered. Try again, and look at the broker's log if it fails again",
     )
 
 

@@ -31,7 +31,7 @@ _MODULES: Final = ("namesrv", "broker", "client", "tools")
 PROXY_MODULES: Final = ("proxy",)
 #: Seconds for a fetch. A slow network may take long, but a connection that hangs must end.
 _TIMEOUT: Final = 900.0
-#: Ivy's message when it has a jar's description from one repository that lacks the jar. It does not take the jar from another one.
+#: Ivy's message if a repository has a jar's description but lacks the jar. Ivy does not look for the jar in other repositories.
 _DOWNLOAD_FAILED: Final = "download failed: "
 
 
@@ -114,7 +114,7 @@ def _resolve(packages: Sequence[str], work: Path, log: Path, environment: dict[s
                 timeout=_TIMEOUT,
             ).returncode
         except subprocess.TimeoutExpired:
-            output.write(f"no end after {_TIMEOUT:.0f} s\n")
+            output.write(f"the resolver did not end within {_TIMEOUT:.0f} s\n")
             return False
     # Ivy names a jar group_artifact-version.jar.
     names = ("{}_{}-{}.jar".format(*package.split(":")) for package in packages)
@@ -138,7 +138,7 @@ def _reason(log: Path) -> str:
     for pattern in (
         r"unresolved dependency: [^,\]\n]+",
         rf"{_DOWNLOAD_FAILED}[^,\]\n]+",
-        r"no end after .*",
+        r"the resolver did not end within .*",
         r".*(?:[Ee]xception|[Ee]rror).*",
         r".+",
     ):

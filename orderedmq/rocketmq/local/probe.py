@@ -31,8 +31,8 @@ _returned_ports: Final[set[int]] = set()
 def find_free_port(*offsets: int) -> int:
     """Return a port whose neighbours at ``offsets`` (0: itself) are all free. Raises ServersError PORT_IN_USE.
 
-    The ports are reserved while this process runs: this function does not return them in another process of the same user, even while a
-    killed server does not listen.
+    The ports are reserved while this process runs: this function does not return them in another process of the same user, even while
+    their server is killed and does not listen.
     """
     for port in random.sample(_PORTS, min(200, len(_PORTS))):
         wanted = {port + offset for offset in offsets or (0,)}
@@ -59,7 +59,7 @@ def _reservations() -> int | None:
 def _reserved(ports: Iterable[int]) -> bool:
     """Reserve the ports for this process, and return whether that succeeded.
 
-    Ports that a failed attempt has reserved stay reserved, because there are many.
+    Ports that a failed attempt has reserved stay reserved, because there are enough others.
     """
     file = _reservations()
     if file is None:

@@ -21,7 +21,7 @@ from orderedmq.java import ensure_java
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, fetch_jars
 from orderedmq.rocketmq.local.probe import HOST, answers, ask, find_free_port, is_free
 
-#: Seconds for a start, which takes some seconds and longer on a busy machine.
+#: Seconds allowed for a start, which takes some seconds, and longer on a busy machine.
 _READY_TIMEOUT: Final = 90.0
 #: Seconds for an orderly shutdown. A broker flushes and unregisters for up to 12 s.
 _SHUT_DOWN_TIMEOUT: Final = 30.0
@@ -45,7 +45,7 @@ _LOGBACK: Final = """\
 """
 #: Settings of a broker (5.0 or later) that can deliver each message at a chosen time, with small files.
 TIME_WHEEL: Final[Mapping[str, object]] = {"timerWheelEnable": True, "mappedFileSizeTimerLog": 1 << 20}
-#: Kills a server when the process that started it has ended, even by kill -9, because its end of the pipe is then closed.
+#: Kills a server when the process that started it has ended, even by kill -9, because this closes the pipe from that process.
 _GUARD: Final = 'read -r _; kill -9 "$1"'
 
 _GET_ROUTE: Final = 105
@@ -367,7 +367,7 @@ class Cluster:
     def start(self, given_up: Callable[[], bool] = lambda: False) -> None:
         """Start all servers in parallel, including servers that were killed. After an error of `Server.start`, kill all and raise it.
 
-        As soon as ``given_up()`` is true, no more servers are started and this returns without waiting. Started servers keep running.
+        As soon as ``given_up()`` is true, this starts no more servers and returns without waiting. Started servers keep running.
         """
         try:
             for server in self.servers:

@@ -5,7 +5,7 @@
 digits, or an object's text, which `loads` parses in turn. Servers that write standard JSON write the same keys as strings, so
 the results agree.
 
-Rules: the depth is bounded, the time is linear in the length of the text, and a text that is not such JSON raises ProtocolError.
+Rules: the depth is bounded, the time is linear in the length of the text, and a text in neither form of JSON raises ProtocolError.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def consumer_offset(group: str, queue: MessageQueue) -> Request[int | None]:
 
 
 def update_consumer_offset(group: str, queue: MessageQueue, offset: int) -> Request[bool]:
-    """Set the group's offset, forward or backward (15). False if the broker ignored it, because an administrator's reset is pending.
+    """Set the group's offset, forward or backward (15). The answer is False if the broker ignored it, because a reset is pending.
 
     From 5.3.0 on, raises GroupError MISSING or TopicError MISSING if the group or the topic does not exist. A pull, a heartbeat or
     `admin_requests.create_group` creates the group. The broker writes the offset to disk within 5 s.
@@ -81,7 +81,7 @@ def update_consumer_offset(group: str, queue: MessageQueue, offset: int) -> Requ
 
 
 def all_consumer_offsets() -> Request[dict[str, dict[MessageQueue, int]]]:
-    """Request all committed offsets of all groups at a broker (43). The broker's replicas send the same request.
+    """Request all committed offsets of all groups at a broker (43). A broker's replicas send this request to copy the offsets.
 
     The queues in the answer have an empty broker name. Before 5.0, only this request distinguishes a group that has committed 0
     from a group that has never committed.

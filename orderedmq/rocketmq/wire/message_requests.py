@@ -101,7 +101,7 @@ def broker_config() -> Request[tuple[int, Mapping[str, str]]]:
 
 
 class SendStatus(Enum):
-    """How safely a message is stored (SendStatus). All values but SEND_OK mean that a replica or the disk has not confirmed it."""
+    """How safely a message is stored (SendStatus). All values but SEND_OK mean that a replica or the disk has not confirmed the message."""
 
     SEND_OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -111,7 +111,7 @@ class SendStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """Where messages were stored. ``queue_offset`` is that of the first message. A batch's other messages follow it without a gap."""
+    """Where messages were stored. ``queue_offset`` is the first message's. The other messages of a batch follow without a gap."""
 
     status: SendStatus
     queue_id: int
@@ -283,7 +283,7 @@ def pull(
     """Request messages from ``offset`` on (11). The broker returns at most 32 messages or 256 KiB, unless it is configured otherwise.
 
     The broker answers immediately, even if it has no messages. The request contains the subscription, so the group needs no heartbeat.
-    If SQL does not parse, the broker returns all messages, so check it first with `group_requests.check_client_config`.
+    If a filter's SQL does not parse, the broker returns all messages, so check the SQL first (`group_requests.check_client_config`).
     """
     return Request(
         RequestCode.PULL_MESSAGE,
@@ -347,12 +347,12 @@ def _queue_number(code: RequestCode, what: str, queue: MessageQueue, name: str, 
 
 
 def max_offset(queue: MessageQueue) -> Request[int]:
-    """Request the offset that the next message will get (30). It includes an acknowledged message only after some ms."""
+    """Request the offset that the next message will get (30). An acknowledged message counts only after some ms."""
     return _queue_number(RequestCode.GET_MAX_OFFSET, "end", queue, "offset")
 
 
 def version_of(queue: MessageQueue) -> Request[int]:
-    """Request the version of a queue's broker (MQVersion). Each answer of a broker has it, and a Proxy passes it on."""
+    """Request the version of a queue's broker (MQVersion). Each answer of a broker contains its version, which a Proxy passes on."""
     return replace(max_offset(queue), parse=lambda response: response.version)
 
 

@@ -60,7 +60,7 @@ class Namespaces:
     # -- names
 
     def without_prefix(self) -> Namespaces:
-        """Return these namespaces without that of version 1, for topics that are outside it."""
+        """Return these namespaces without the one of version 1, for topics outside that namespace."""
         return replace(self, prefix=None)
 
     def spelled(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Renders pull requests from a template and decodes their answers in place, because this is most of a pull's cost in the client. Pure.
+"""Renders pull requests from a template and decodes their answers in place, because this work is most of a pull's cost here. Pure.
 
 Results equal those of the general encoder and decoder (message_requests, frame) for every input. This module only saves the work that
 is the same for all requests and answers of a queue: requests differ in three numbers, and answers differ in four.
@@ -30,11 +30,11 @@ from orderedmq.rows.filters import Filter
 RECEIVE_BUFFER: Final = 4 * 1024 * 1024
 #: The minimum of free bytes in the buffer. With fewer, a system call would read too little.
 _LEAST_FREE: Final = 256 * 1024
-#: The number of answers with unknown headers between two learned headers. Learning one costs as much as reading dozens of answers.
+#: The number of answers with unknown headers between two learned headers. Learning a header costs as much as reading dozens of answers.
 _LEARN_AFTER: Final = 16
 
 _PREFIX: Final = struct.Struct(">II")
-#: The word of header type and header length is less than this if the header is JSON.
+#: If the header is JSON, the 4 bytes of header type and header length are a number below this.
 _NOT_JSON: Final = 1 << 24
 _MAX_OPAQUE: Final = 2**31 - 1
 #: Patterns for the numbers in an answer's header. The opaque has at most 31 bits. The others are in quotes, and 18 digits always fit
@@ -65,7 +65,7 @@ class PullTemplate:
         request = self.request(0, 0)
         ext = request.ext if credentials is None else signed(request.ext, request.body, credentials)
         fixed = {name: value for name, value in ext.items() if name not in _PATCHED}
-        # The order of JSON fields has no meaning, so the fields that differ go to the end. The two closing brackets are cut off for them.
+        # The order of JSON fields has no meaning, so the fields that differ go to the end, where the two closing brackets are cut off.
         header = encode(RemotingCommand(request.code, 0, 0, None, fixed))[8:]
         self._head = header.replace(b'"opaque":0,', b"", 1)[:-2]
         assert header.index(b'"opaque":0,') < header.index(b'"extFields":{"')
@@ -141,7 +141,7 @@ class PullDecoder(FrameDecoder):
         """Append the answers that come before the first frame with a different header."""
         view, start, end = self._view, self._start, self._end
         fields, suggested, most = self._fields, self._suggested, self._max_frame
-        # Calling PullResult takes twice the time.
+        # Calling PullResult would take twice as long.
         make = tuple.__new__
         while end - start >= 8:
             length, header_length = _PREFIX.unpack_from(view, start)

@@ -19,7 +19,7 @@ register         one for each                       what its number means
 `writer`         sink's group, queue                the run and batch that may write to the queue (sink.bookmarks)
 `committed`      sink's group, topic, broker        the sink's newest committed batch plus 1
 `history`        sink's group, topic, broker, slot  which batches before `committed` are committed (sink.commit_history)
-`settled`        group, queue, block of messages    which of them were processed out of order since the queue's last reset
+`settled`        group, queue, block of messages    which messages of the block were processed out of order since the last reset
 ===============  =================================  =========================================================================
 """
 
@@ -35,7 +35,8 @@ _FENCES, _RESETS, _SEEKS, _MARKS, _WRITERS, _COMMITTED, _HISTORY = (number * SPA
 _SETTLED: Final = 1 << 30
 SETTLED_QUEUES: Final = 1 << 10
 SETTLED_BLOCKS: Final = 1 << 20
-#: The number of messages in a block. Each has a bit in the block's number. The bits above are the lowest bits of the queue's seek number.
+#: The number of messages in a block. The block's number has a bit for each of them. The bits above are the lowest bits of the queue's
+#: seek number.
 SETTLED_BLOCK: Final = 40
 _SEEK_BITS: Final = 23
 

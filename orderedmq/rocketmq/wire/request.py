@@ -100,7 +100,7 @@ def int_field(response: RemotingCommand, name: str, missing: int | None = None) 
 
 
 def types_in(remark: str) -> tuple[str, str] | None:
-    """Return the topic's type and the message's type from a Proxy's remark that they differ; None if it is another remark."""
+    """Return the topic's type and the message's type from a Proxy's remark that says that they differ; None for any other remark."""
     found = _TYPES.search(remark)
     return (found[1], found[2]) if found is not None else None
 

@@ -2,8 +2,8 @@
 
 RocketMQ has two generations of access control. ACL 1.0 (``aclEnable``, plain_acl.yml: 4.4 to 5.3.2) has rights to publish and to
 subscribe, and administrators. ACL 2.0 (``authorizationEnabled``, mqadmin createAcl: from 5.3.0 on) has more actions. The brokers
-define which right a request needs: PlainAccessValidator.parse, DefaultAuthorizationContextBuilder, RocketMQAction. Of several listed
-actions, an account needs only one.
+define which right a request needs: PlainAccessValidator.parse, DefaultAuthorizationContextBuilder, RocketMQAction. If they list several
+actions for a request, an account needs only one of these.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def refusal(code: RequestCode, remark: str) -> MissingRight | None:
 
 
 def is_refusal(remark: str) -> bool:
-    """Whether a Proxy's remark refuses an account. It has no specific code (AbstractRemotingActivity.writeErrResponse)."""
+    """Whether a Proxy's remark refuses an account. Such an answer has no specific code (AbstractRemotingActivity.writeErrResponse)."""
     return _BY_PROXY.match(remark) is not None
 
 
@@ -139,11 +139,11 @@ def explain(refused: MissingRight) -> str:
         return "The account lacks admin: true, which ACL 1.0 requires for this. Use an administrator's account"
     instead = f" (or {refused.instead})" if refused.instead is not None else ""
     lacks = f"The account lacks {spell([refused.right], refused.acl)}{instead}. {grant(refused.acl, refused.account, [refused.right])}"
-    return lacks if refused.acl == 1 else f"{lacks}. Add to -a the actions that the account already has there"
+    return lacks if refused.acl == 1 else f"{lacks}. Add to -a the actions that the account already has on this resource"
 
 
 def grant(acl: int, account: str | None, rights: Iterable[Right]) -> str:
-    """Return the instruction that gives the account these rights on their topics and groups (with ACL 2.0, no other rights)."""
+    """Return the instruction that grants the account these rights. With ACL 2.0, they replace its rights on the same topics and groups."""
     if acl == 1:
         return "Add that to the account in the brokers' plain_acl.yml"
     commands = [
@@ -185,7 +185,7 @@ def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
 
 
 def of_source_at_proxy(topics: Sequence[str], group: str | None) -> list[Right]:
-    """Return the further rights that the same query needs at a Proxy that checks accounts, to see whether its group has parked messages."""
+    """Return the rights that this query also needs to see, through a Proxy that checks accounts, whether its group has parked messages."""
     if group is None:
         return []
     lots: list[str] = []

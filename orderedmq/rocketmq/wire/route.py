@@ -35,7 +35,7 @@ SYSTEM_TOPICS: Final = frozenset(
         "CHECKPOINT_TOPIC",
     )
 )
-#: Prefixes of other system topics. Newer releases use the second prefix, such as RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC in 5.4.
+#: Prefixes of other system topics. Newer releases use the second prefix, as in RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC of 5.4.
 SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
 _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
 
@@ -58,7 +58,7 @@ class BrokerData:
         return self.addresses.get(MASTER_ID)
 
     def address(self, broker_id: int) -> str | None:
-        """Return the address of a replica. If the route lacks it, return that of the master or else of the lowest id.
+        """Return a replica's address. If the route lacks it, return the address of the master, or else that of the lowest id.
 
         The route may lack a replica that a broker suggested, because routes change.
         """
@@ -126,7 +126,7 @@ class Route:
     def with_unknown(self, before: Route, names: Iterable[str]) -> Route:
         """Return this route, extended by the brokers ``names`` and their queues from the route ``before``.
 
-        The nameserver does not know these brokers at the moment. An order configuration has their queues anyway.
+        The nameserver does not know these brokers at the moment. If there is an order configuration, it has their queues anyway.
         """
         kept = {name: before.brokers[name] for name in names if name in before.brokers and name not in self.brokers}
         queues = tuple(data for data in before.queues if data.broker_name in kept)
@@ -216,8 +216,8 @@ def _broker(fields: dict[str, Any]) -> BrokerData:
 def _without_acting_master(fields: dict[str, Any], read_only: Collection[str]) -> BrokerData:
     """Return a broker, with a replica that acts as its master listed as a replica.
 
-    If the master is absent, a nameserver (supportActingMaster) gives its id to the first replica, and makes the queues read-only
-    (RouteInfoManager.pickupTopicRouteData).
+    If the master is absent, a nameserver (supportActingMaster) gives the master's id to the first replica, and makes the queues
+    read-only (RouteInfoManager.pickupTopicRouteData).
     """
     broker = _broker(fields)
     if not fields.get("enableActingMaster") or broker.master is None or broker.name not in read_only:

@@ -1,6 +1,6 @@
 """The state of one stream of the remoting protocol, without I/O: request numbers, received bytes, decoded events, and why it ended.
 
-`net.connection` and `net.lane` read and write the bytes. The first has a reader thread and many callers, and the second works in the
+`net.connection` and `net.lane` read and write the bytes. A connection has a reader thread and many callers, and a lane works in the
 thread that pulls. Decisions that must be the same in both are made here. Callers pass times as monotonic seconds.
 
 Rules: a stream that has ended is never used again. A server that has sent no valid frame at all does not speak this protocol,
@@ -46,14 +46,14 @@ class Stream(Generic[R, E]):
         self._next = itertools.count()
         #: Requests that have no answer yet, by number, in the order in which they were added.
         self.in_flight: dict[int, R] = {}
-        #: Why the stream has ended, as a sentence; None as long as it has not.
+        #: Why the stream has ended, as a sentence; None before the end.
         self.lost: str | None = None
         #: When a byte was last sent or received.
         self.active = now
-        #: When the last byte came, or the later time at which requests began to wait for one.
+        #: When the last byte came or, if that is later, when requests began to wait for a byte.
         self.heard = now
-        # The same, but after a request was given up, a new request does not reset it. Otherwise a server that answers none of a series
-        # of short requests would never count as vanished.
+        # Like `heard`, but a new request does not change it after a request was given up. Otherwise a server that answers none of a
+        # series of short requests would never count as vanished.
         self._silent_since = now
         self._gave_up = False
         self._spoke = False
