@@ -171,7 +171,7 @@ def test_a_file_that_cannot_be_read_leaves_the_former_account_in_use(
     client.connection(broker.peer.address, soon()).close()
     assert client.call_address(broker.peer.address, max_offset(QUEUE), soon()) == 7
     [record] = caplog.records
-    assert "the previous one stays in use: [ORDEREDMQ_OPTION.INVALID] the credentials file" in record.getMessage()
+    assert "the previous ones stay in use: [ORDEREDMQ_OPTION.INVALID] the credentials file" in record.getMessage()
 
 
 def test_without_any_account_the_error_names_the_file(tmp_path: Path, broker: Broker) -> None:

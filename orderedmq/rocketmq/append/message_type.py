@@ -51,7 +51,7 @@ def packing_for(
         try:
             expected = _expected(client, queue, "", seconds)
         except RocketMQError:
-            # The cause may be an account without the right to write. The first send then gets the same error.
+            # The account may lack the right to write. In that case the first send gets the same error.
             return Packing.BATCH
         if expected is not None and expected != FIFO:
             raise wrong_type(_named(queue), expected, "NORMAL", "rows without a delay are sent as type NORMAL")

@@ -97,7 +97,7 @@ def find_entries(texts: pa.Array) -> Entries | None:
     places = np.flatnonzero(np.less_equal(data, _VALUE_END, out=_bools(len(data))))
     marks = data[places]
     if len(marks) and not marks.min():
-        # Drop the bytes 0, which are not separators.
+        # Drop the zero bytes, which are not separators.
         places = places[marks > 0]
         marks = marks[marks > 0]
     # Each entry has two separators: one after its name and one after its value.

@@ -1,7 +1,7 @@
 """Gathers scattered strings of one buffer into an Arrow array by their bounds, at memory speed.
 
 Gathering bytes with numpy costs microseconds per row. Instead, make an Arrow array with a slot for each string and a slot for each gap
-between two strings, which costs nothing. Then ``take`` of every second slot copies at memory speed.
+between two strings, which costs nothing. Then ``take`` copies every second slot at memory speed.
 """
 
 from __future__ import annotations

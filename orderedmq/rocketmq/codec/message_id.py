@@ -27,7 +27,7 @@ def offset_message_id(store_host: bytes, physical_offset: int) -> str:
 
 
 def month_start(now_ms: int) -> int:
-    """Return the start of the month in local time, from which ``MessageClientIDSetter`` and RocketMQ's tools count, in ms since 1970."""
+    """Return the start of the month in local time, in ms since 1970. ``MessageClientIDSetter`` and RocketMQ's tools count from it."""
     day = datetime.fromtimestamp(now_ms / 1000)
     return int(datetime(day.year, day.month, 1).timestamp() * 1000)
 

@@ -5,7 +5,7 @@ has many traces. Its keys are the ids and keys of the traced messages, so that `
 
 As in Java, a field without a value is the text ``null``. Java traces a batch as one message, whose id is all ids joined by commas, so
 no search finds it. Here each message of a batch has a trace. Java puts at most 20 traces into a message and begins a new message at
-128,000 characters. Here only the sizes of body and keys limit a message.
+128,000 characters. Here a message is limited only by the size of its body and of its keys.
 
 Source: TraceDataEncoder, TraceBean, TraceConstants, AsyncTraceDispatcher, SendMessageTraceHookImpl.
 """
@@ -153,7 +153,7 @@ def _messages(body: SendBody) -> Iterator[tuple[str, str, str, int, int]]:
 
 
 def _values(properties: bytes) -> tuple[str, str, str]:
-    """Return the id, tags and keys; ``null`` for one that is missing. The last value of a property counts."""
+    """Return the id, tags and keys; ``null`` for each that is missing. The last value of a property counts."""
     found = []
     for name in (_UNIQ_KEY, _TAGS, _KEYS):
         at = properties.rfind(name)

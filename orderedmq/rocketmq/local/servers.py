@@ -132,7 +132,7 @@ class Server:
             if time.monotonic() > deadline:
                 raise ServersError(
                     ServersCondition.NOT_READY,
-                    f"{self.home.name} of {self.product} {self.version} at {self.address} does not serve after {timeout:.0f} s: "
+                    f"{self.home.name} of {self.product} {self.version} at {self.address} did not serve clients within {timeout:.0f} s: "
                     f"{self._last_words()} ({self.log})",
                 )
             time.sleep(0.1)

@@ -39,7 +39,7 @@ _permitted: Final[weakref.WeakKeyDictionary[Client, set[tuple[Right, ...]]]] = w
 
 
 def require(client: Client, wanted: Sequence[Right], whose: str, at_proxy: Sequence[Right] = ()) -> None:
-    """Raise RocketMQError NO_PERMISSION if the account lacks a right of ``wanted`` at a broker of their topics.
+    """Raise RocketMQError NO_PERMISSION if the account lacks a ``wanted`` right at a broker that has the right's topic.
 
     The error names every missing right. Rights are tested only if the client has an account, and only until the account is known to
     have them. ``whose`` says in the error who needs the rights, such as "a sink". ``at_proxy`` are rights to read the routes of
@@ -54,7 +54,7 @@ def require(client: Client, wanted: Sequence[Right], whose: str, at_proxy: Seque
 
 
 def explain(client: Client, error: BaseException, wanted: Sequence[Right], whose: str) -> BaseException:
-    """Return ``error``. If it is NO_PERMISSION, return an error that names every missing right instead, if they can be determined."""
+    """Return ``error``; if it is NO_PERMISSION and the missing rights can be determined, an error that names all of them instead."""
     if not isinstance(error, RocketMQError) or error.sub != RocketMQCondition.NO_PERMISSION or client.account is None:
         return error
     try:

@@ -60,7 +60,7 @@ class Account:
         except Exception as error:
             if self._current is None:
                 raise
-            log.warning("an account could not be read again, so the previous one stays in use: %s", error)
+            log.warning("the credentials of an account could not be read again, so the previous ones stay in use: %s", error)
 
     def explain(self, error: OrderedMQError, used: Credentials | None) -> OrderedMQError:
         """Return ``error``. If it is a refusal of credentials that are no longer current, return a retriable error instead.

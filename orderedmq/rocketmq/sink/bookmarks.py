@@ -125,7 +125,7 @@ class Bookmarks:
         return Committed((newest or 0) - 1, history or 0) if not mark or mark[0] == self._mark else Committed()
 
     def commit(self, queue: MessageQueue, batch: int, known: Committed) -> None:
-        """Store at the queue's broker that the batch is committed. `require_own` must have checked the mark there.
+        """Store at the queue's broker that the batch is committed. Call `require_own` first, which checks the mark there.
 
         ``known``: the answer of `committed` about this batch.
         """

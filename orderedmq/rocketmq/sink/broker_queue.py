@@ -100,7 +100,7 @@ class RocketMQQueue(BrokerPort):
         self._entered = False
         # The numbers that `acquire` has read under the lock, until `start` uses them.
         self._numbers: Numbers | None = None
-        # Read as the sink's own group if the account may not read as another group.
+        # If the account may not read as TOOLS_CONSUMER, read as the sink's group.
         self._log = log.reading(PullSettings(self._group)) if writer is not None else log
         # The connection on which the lock was granted, and when it was requested.
         self._granted: tuple[Connection, float] | None = None
@@ -148,8 +148,8 @@ class RocketMQQueue(BrokerPort):
     def _take_over(self, known: WriterEntry) -> bool:
         """Make this run the queue's writer as soon as no attempt of the former run holds a lock.
 
-        This attempt holds the former run's locks while it writes the entry. So an attempt that gets such a lock later reads that the
-        queue has another writer. Returns whether no other run of the batch can have sent a message since the entry was ``known``.
+        This attempt holds the former run's locks while it writes the entry. So an attempt that gets one of these locks later reads that
+        the queue has another writer. Returns whether no other run of the batch can have sent a message since the entry was ``known``.
         """
         assert self._writer is not None
         gate = self._lock_named("gate")

@@ -1,8 +1,8 @@
 """Finds which of a task's rows are already in a queue: how far back to look, and which rows are missing. Pure.
 
-A *bookmark* is an offset that a sink stores for each queue: the offset after the first message of its last committed batch, or the
-queue's end when the sink first wrote there. So a batch is committed exactly if one of its messages is below the bookmark. A bookmark
-that is too low or lost only makes the search longer. A bookmark that is too high would hide messages.
+A *bookmark* is an offset that a sink stores for each queue: the offset after the first message of its last committed batch or, before its
+first commit, the end that the queue had when the sink first wrote to it. So a batch is committed exactly if one of its messages is below
+the bookmark. A bookmark that is too low or lost only makes the search longer. A bookmark that is too high would hide messages.
 
 Rules: a message that can be read counts as stored. Rows and messages are compared by content, because Spark may give a retry its rows
 in another order. If more rows than messages have the same content, the surplus rows are missing. An attempt sends its rows in order, so
@@ -10,7 +10,7 @@ its messages are its first rows. Rows that a later attempt adds therefore keep t
 key in one task, in the same order.
 
 A run of the batch may have its rows in other partitions than an earlier run, so a message of another run may be any task's row. Each
-task that has a row with equal content takes such a message, so several tasks of one run may take the same message. The queue then has
+task that has a row with equal content takes that message, so several tasks of one run may take the same message. The queue then has
 fewer messages than rows, never more, and the commit sends the missing rows (contested.py).
 """
 
@@ -25,7 +25,7 @@ from orderedmq.model import OffsetRange
 from orderedmq.ownership.micro_batch import KEPT_BATCHES
 from orderedmq.rocketmq.sink.message_stamp import SinkMessage, Writer, digests, may_be_of
 
-#: Messages of the first step. It is usually the only step, unless the sink failed or others write much. A pull returns at most 32.
+#: Messages of the first step. It is usually the only step, unless the sink failed or others write a lot. A pull returns at most 32.
 FIRST_STEP: Final = 32
 #: Steps grow up to this many messages.
 LARGEST_STEP: Final = 8192
@@ -142,7 +142,7 @@ class Ledger:
         self._writer = writer
         #: Messages of this partition and run that match no row so far: offsets by content digest.
         self._unclaimed: dict[bytes, list[int]] = {}
-        #: The same for messages that other runs of the batch sent, and the number of all messages of other runs.
+        #: Like `_unclaimed`, for messages that other runs of the batch sent, and the number of all such messages.
         self._others: dict[bytes, list[int]] = {}
         self.of_others = 0
         #: Offsets of other runs' messages that were matched with rows.

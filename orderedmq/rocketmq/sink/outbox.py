@@ -61,9 +61,9 @@ _OTHER_BROKERS: Final = 5.0
 
 
 class _TopicBroker(NamedTuple):
-    """A broker that has the topic of ``queue``. ``required``: the broker has rows of the batch, so the commit must reach it.
+    """A topic at one broker, identified by one of the topic's queues there.
 
-    ``queue`` is one of the topic's queues at this broker.
+    ``required``: the broker has rows of the batch, so the commit must reach it.
     """
 
     queue: MessageQueue

@@ -140,7 +140,7 @@ class QueueWriter:
         self._ledger.read((), start.end)
 
     def _look(self, end: int, writer: Writer) -> None:
-        """Read the messages that have arrived since the last look or send."""
+        """Read the messages that have arrived since this attempt last read the queue or sent to it."""
         begin = self._ledger.seen
         if begin < end:
             for batch in self._port.read(begin, end):

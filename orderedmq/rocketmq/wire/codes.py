@@ -28,7 +28,7 @@ class SerializeType(IntEnum):
 
 
 class LanguageCode(IntEnum):
-    """A peer's programming language. Lists of connections show it, and it has no other effect."""
+    """A peer's programming language. Its only use is that lists of connections show it."""
 
     JAVA = 0
     CPP = 1
