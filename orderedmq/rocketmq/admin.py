@@ -1,7 +1,7 @@
 """The Admin protocol over a cluster: topics and groups.
 
 Brokers store topics, and nameservers list them. So a topic is created at each broker, and is deleted at all brokers before it is
-deleted at the nameservers (MQAdminExt). Its queues are divided evenly among the brokers, and the requested number is their total.
+deleted at the nameservers (MQAdminExt). A topic's queues are divided evenly among the brokers, and the requested number is their total.
 
 Locks are known only from the reports of members (running_info.py). A seek first takes the locks of the queues that it sets
 (`taken_locks`), so that no query takes a queue during the seek, and then gives them back.
@@ -225,8 +225,8 @@ class RocketMQAdmin:
                 if self._client.call_address(address, asked, Deadline.after(REQUEST_TIMEOUT)) < _HAS_TYPES:
                     raise OptionError(
                         OptionCondition.UNSUPPORTED,
-                        f"topic {topic!r} cannot have messages of type {message_type}: broker {broker!r} is older than RocketMQ 5.0, which "
-                        "would ignore the type. Leave it out",
+                        f"topic {topic!r} cannot have messages of type {message_type}: broker {broker!r} is older than RocketMQ 5.0 and "
+                        "would ignore the type. Leave the type out",
                     )
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:  # noqa: ARG002

@@ -1,6 +1,6 @@
 """Finds free ports of this machine, and sends single requests to a server.
 
-It has a short implementation of the protocol, so that servers are checked without the client that is tested against them.
+This module has a short implementation of the protocol, so that servers are checked without the client that is tested against them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _reserved(ports: Iterable[int]) -> bool:
 
 def is_free(port: int) -> bool:
     """Whether a server could listen on the port."""
-    # RocketMQ 4.9 listens on all interfaces, whatever its settings. Some systems allow that although another server listens on loopback,
+    # RocketMQ 4.9 listens on all interfaces, whatever its settings. Some systems allow that even if another server listens on loopback,
     # so check both.
     for host in ("", HOST):
         with socket.socket() as probe:

@@ -357,7 +357,7 @@ class Cluster:
 
     @property
     def broker(self) -> BrokerServer:
-        """The first broker, for clusters with only one."""
+        """The first broker, for clusters with only one broker."""
         return self.brokers[0]
 
     @property
