@@ -203,7 +203,7 @@ class Machine:
 
 
 def disturbance(begin: Machine, end: Machine, spent: float, processors: int) -> str | None:
-    """Why the CPU time of a run on this machine means nothing; None if the machine was quiet. ``spent``: CPU seconds of the tests."""
+    """Why the CPU time of a run on this machine cannot be judged; None if the machine was quiet. ``spent``: CPU seconds of the tests."""
     others = (end.busy - begin.busy - spent) / max((end.clock - begin.clock) * processors, 0.001)
     if others > QUIET:
         return f"other programs used {others:.0%} of its processors, more than {QUIET:.0%}"

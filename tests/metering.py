@@ -37,7 +37,7 @@ def _module(nodeid: str) -> str:
 
 
 class Metering:
-    """The hooks of one process. Only the process in which pytest was called judges the run."""
+    """The plugin's pytest hooks in one process. Only the process in which pytest was called judges the run."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._runs_tests = config.getoption("dist", "no") == "no"
@@ -72,7 +72,8 @@ class Metering:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
         module = _module(item.nodeid)
-        # Not for all modules: a reading takes several ms, and some tests count the objects or the CPU time of this process.
+        # Other modules are not watched, because a reading takes several ms, and some tests count the objects or the CPU time of
+        # this process.
         self._meter.watch(module.startswith(_WATCHED))
         result = yield
         if nextitem is None or module != _module(nextitem.nodeid):

@@ -39,8 +39,8 @@ class Postgres:
 
     def __init__(self) -> None:
         jar = binaries()
-        # Not below the tests' folder: the server refuses to run as root, and the other user that it then runs as may not enter
-        # that folder.
+        # This folder is not below the tests' folder. The server refuses to run as root, so root's tests run it as another user,
+        # who may not enter the tests' folder.
         self._folder = Path(tempfile.mkdtemp(prefix="orderedmq-postgres-"))
         with zipfile.ZipFile(jar) as archive:
             (name,) = (name for name in archive.namelist() if name.endswith(".txz"))

@@ -1,8 +1,8 @@
-"""A plugin of pytest: the examples in docs/reference/conditions.md are the messages of errors that tests raise.
+"""A pytest plugin: the examples in docs/reference/conditions.md are messages of errors that tests raise.
 
-``docs/reference/examples.json`` names a test for each condition, and the message. Each of these tests fails if no error with that condition and
-message was raised while it ran. ``make examples`` runs the suite and writes the file: an example whose test still raises it stays, and
-any other condition gets one with a remedy, of the cheapest test that raises it.
+``docs/reference/examples.json`` names a test and a message for each condition. Each of these tests fails if no error with that condition and
+message was raised while it ran. ``make examples`` runs the suite and writes the file. It keeps an example whose test still raises it.
+For any other condition it prefers a message with a remedy, from the cheapest test that raises one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import pytest
 from orderedmq.errors import OrderedMQError
 
 FILE: Final = Path(__file__).parents[1] / "docs" / "reference" / "examples.json"
-#: The name of the result among those that a process of pytest-xdist hands over.
+#: The key of the errors in the output of a pytest-xdist worker.
 _KEY = "shown errors"
-#: The folders whose tests need neither Spark nor servers come first.
+#: The folders of tests. Those that need neither Spark nor servers come first.
 _FOLDERS: Final = ("unit", "contract", "loop", "processes", "spark", "rocketmq", "clusters", "faults")
-#: Characters of a message that says what happened and what to do.
+#: The usual number of characters of a message that says what happened and what to do.
 _USUAL: Final = 150
 _PACKAGES: Final = tuple(str(FILE.parents[2] / package) for package in ("orderedmq", "ordered_source", "ordered_sink"))
-#: What differs from run to run, and what is written for it.
+#: Patterns of texts that differ from run to run, and their replacements.
 _VARYING: Final = (
     (re.compile(rf"{re.escape(tempfile.gettempdir())}/pytest-of-[^/\s]*/pytest-\d+/(?:popen-gw\d+/)?[^/\s,;:')]*"), "/data"),
     (re.compile(r"(?<=127\.0\.0\.1:)\d+"), "9876"),
@@ -53,7 +53,7 @@ def masked(message: str) -> str:
 
 
 def _raised_by_the_product() -> bool:
-    """Return whether the error that is being made is one of the product's code, and not a stand-in of a test."""
+    """Return whether the product's code, and not a test, is creating the current error."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name in ("noting", "__init__"):
         frame = frame.f_back
@@ -74,7 +74,7 @@ def chosen(met: list[Met], before: Mapping[str, Mapping[str, str]]) -> dict[str,
         for condition, example in before.items()
         if example["test"] not in ran or Met(condition, example["message"], example["test"]) in raised
     }
-    # A test whose example was not raised again has a message that varies.
+    # If a test ran and did not raise its example again, its messages vary.
     varying = {example["test"] for condition, example in before.items() if condition not in found}
     by_cost = sorted(
         met,
@@ -92,7 +92,7 @@ def chosen(met: list[Met], before: Mapping[str, Mapping[str, str]]) -> dict[str,
 
 
 class ShownErrors:
-    """Hooks of one process."""
+    """The plugin's pytest hooks in one process."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._writes = config.getoption("--write-examples")
@@ -120,13 +120,13 @@ class ShownErrors:
             self._running = ""
         met = self._met[begun:]
         if self._writes:
-            # Not of the long tier, which few people run, nor of properties, whose values are random.
+            # Leave out nightly tests, which few people run, and property tests, whose values are random.
             if item.get_closest_marker("nightly") is not None or hasattr(getattr(item, "obj", None), "hypothesis"):
                 del self._met[begun:]
         else:
             del self._met[begun:]
             assert wanted in [(one.condition, one.message) for one in met], (
-                "make examples writes docs/reference/examples.json again"
+                "the example in docs/reference/examples.json was not raised: run make examples"
             )
 
     @pytest.hookimpl(optionalhook=True)

@@ -26,7 +26,7 @@ _FENCE: Final = re.compile(r"^(?:<!-- ([^\n]*) -->\n+)?( *)```python\n(.*?)^\2``
 
 
 class Snippet(NamedTuple):
-    """``line``: where the snippet's code begins. ``mark``: the content of the comment before it, such as ``needs: rocketmq``, or ""."""
+    """A snippet. ``line``: where its code begins. ``mark``: the content of the comment before it, such as ``needs: rocketmq``, or ""."""
 
     path: Path
     line: int

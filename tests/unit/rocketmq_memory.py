@@ -1,4 +1,4 @@
-"""A broker in memory, as one client's requests see it, and a clock that advances only when the client sleeps."""
+"""An in-memory broker for one client, and a clock that advances only when the client sleeps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orderedmq.rocketmq.wire.request import Request
 
 
 class FakeTime:
-    """A clock that advances only when somebody sleeps."""
+    """A clock that advances only when the code sleeps."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -29,7 +29,7 @@ class FakeTime:
 
 
 class FakeBroker:
-    """The locks of queues with their holders, and the numbers that a group has stored."""
+    """A broker that keeps the holder of each queue's lock, and the numbers that a group has stored."""
 
     def __init__(self) -> None:
         self.locks: dict[MessageQueue, str] = {}

@@ -123,7 +123,7 @@ class Peer:
 
 
 class Cluster:
-    """Nameservers with identical knowledge, and brokers by address."""
+    """Nameservers that all give the same answers, and brokers by address."""
 
     def __init__(self) -> None:
         self.routes: dict[str, dict[str, dict[str, str]]] = {}

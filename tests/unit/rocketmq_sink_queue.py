@@ -1,4 +1,4 @@
-"""A queue in memory, as the attempts of a sink's task use it: it stores messages, forgets old ones, and fails sends on request."""
+"""An in-memory queue for the attempts of a sink's task: it stores messages, forgets old ones, and fails sends on request."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Crash(Exception):
 
 
 class FakePort:
-    """A port whose sends end as ``fate`` says: ok, busy, lost, stored (both without an answer), crash, crash after, stolen, others."""
+    """A port whose sends end as ``fate`` says: ok, busy, lost or stored (no answer in either case), crash, crash after, stolen, others."""
 
     def __init__(self, world: Queue, fate: Callable[[], str], rival: Callable[[], None] = lambda: None) -> None:
         self.queue = QUEUE

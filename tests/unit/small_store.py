@@ -37,7 +37,7 @@ def make(path: Path, *, small: bool = False) -> tuple[EmbeddedBroker, ClientIden
     """Make the store. Return the broker, one of its members, and the receipts of rows that are staged as batch 1 of the sink
     "later".
 
-    The broker is still open, so that the member lives. One task's rows are in its receipt, the other task's rows are in a
+    The broker stays open so that its member stays alive. One task's rows are in its receipt, the other task's rows are in a
     segment. A third segment has one message of each queue of "orders". ``small``: all messages are small.
     """
     large = 1 if small else 8000
@@ -119,7 +119,7 @@ def group(broker: EmbeddedBroker, name: str) -> Any:
 
 
 def messages(broker: EmbeddedBroker, queue: MessageQueue) -> list[Any]:
-    """All columns of a queue's messages, pulled in portions as small as a slow reader's, and the results of searches by time and size."""
+    """All columns of a queue's messages, pulled in small portions, and the results of searches by time and size."""
     found = broker.log.bounds([queue])
     if not found:
         return []

@@ -170,7 +170,7 @@ def test_each_key_keeps_its_order_whatever_fails_and_wherever_a_task_is_cut_off(
     def kind() -> Consumer:
         return by_key(storm.attempt(), in_batch_attempts=2, max_reconsume_times=-1, consume_message_batch_max_size=2)
 
-    # After each failure, a micro-batch is repeated on the same rows.
+    # After each failure, the micro-batch is repeated on the same rows.
     mishaps = ["closed", "lost", "broken", "lost", "closed", None, None]
     rounds = sent = 0
     while mishaps or rig.lying():
@@ -534,7 +534,7 @@ def test_a_plain_listener_and_one_that_awaits_are_not_warned_of(rig: Rig, caplog
             await asyncio.to_thread(time.sleep, 0.06)
         return SUCCESS
 
-    # So many messages that a busy machine does not make one call in ten slow.
+    # There are so many messages that even on a busy machine fewer than one call in ten is slow.
     rig.send(*map(str, range(300)))
     assert len(rig.run(by_key(waits))) == 300
     rig.send("a", "b")

@@ -112,7 +112,7 @@ class _Part:
 
 
 class Turns:
-    """Plans a batch repeatedly. ``happening`` is called before the first request to the broker, then before the second, and so on."""
+    """Plans a batch repeatedly. ``happening`` is called before the first request of the first try, the second of the second, etc."""
 
     def __init__(self, patch: pytest.MonkeyPatch, make: Callable[[], Broker], happening: Callable[[Broker], None]) -> None:
         self._patch, self._make, self._happening = patch, make, happening
@@ -171,7 +171,7 @@ def test_the_groups_query_going_on_meanwhile_never_blames_the_options(
         commit(broker, 15)
 
     found = Turns(monkeypatch, make, goes_on).planned(**options)
-    # Either all messages from the group's offset on, at one moment, or none if the group is already past the requested end.
+    # All messages from the group's offset on that existed at one moment, or none if the group is already past the requested end.
     assert all(one in ([(4, 10)], [(4, 15)], []) for one in found), found
     assert found[-1] == [(4, 10)]
 

@@ -40,7 +40,7 @@ def run(day: int, *figures: Figure, case: str = "rocketmq-pull") -> Run:
 
 
 def test_the_page_of_performance_quotes_the_kept_runs() -> None:
-    """``make bench-rocketmq`` writes both files. Only figures of runs in the repository are quoted."""
+    """``make bench-rocketmq`` writes the page and docs/bench-results.json. Only figures in that file are quoted."""
     text = PAGE.read_text()
     assert "<!-- bench: rocketmq-pull " in text
     assert fill_page(text, read_runs()) == text
@@ -141,7 +141,7 @@ def test_a_comparison_has_both_sides_with_default_settings_and_tuned_and_says_wh
     runs = [versus_run(1, READ, cpu, alone, disk), versus_run(2, replace(READ, ours=1.7, ratio=1.4), cpu, alone, disk)]
     assert versus(runs, ["kafka-read"]).splitlines()[2:] == [
         "| read: whole query, M rows/s | 1 | 1.2 | 1.1 | 1.5 to 1.7 | orderedmq 1.25 to 1.40 times |",
-        # For this figure, less is better.
+        # Lower is better for this figure.
         "| read: CPU of all processes, µs/row |  | 1 | 3 | 2 | Kafka 2.00 times |",
         # There was nothing to tune, so nothing is compared.
         "| read: CPU of Python, µs/row |  | 1 | 2 |  |  |",
@@ -195,7 +195,7 @@ sys.stdin.read()
 
 
 def test_the_cpu_of_a_worker_that_nobody_waited_for_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PySpark's daemons leave such workers, for which nobody waits."""
+    """PySpark's daemons do not wait for workers that have ended."""
     # An earlier test of this process may have left Spark's JVM running, which uses a little time while it is idle.
     below = process_cpu._below
     monkeypatch.setattr(process_cpu, "_below", lambda: [one for one in below() if one.name() != "java"])

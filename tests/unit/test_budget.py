@@ -64,7 +64,7 @@ def test_a_process_that_ends_while_processes_are_read_counts_once(first: str, mo
     me, child = os.getpid(), 0
     running = {me: process(1, 1.0), child: process(me, 5.0)}
     ended = {me: process(1, 1.0, 5.0)}
-    # The child ends between the reading of its parent and its own reading. Its time is then in neither of them, or in both.
+    # The child ends after one of the two processes was read and before the other was, so its time is in neither reading, or in both.
     torn = {me: process(1, 1.0)} if first == "parent" else {me: process(1, 1.0, 5.0), child: process(me, 5.0)}
     readings = itertools.chain([running, torn], itertools.repeat(ended))
     listings = itertools.chain([{me, child}] * 3, itertools.repeat({me}))

@@ -70,7 +70,7 @@ def test_every_damaged_thing_is_named_and_the_exit_code_is_1(store: Path) -> Non
 
 
 def test_pages_that_lmdb_would_not_survive_are_named(store: Path) -> None:
-    """Damage every page of a tree: its header says that the nodes begin after its end, so nothing can be read."""
+    """Damage every page of a tree: the page's header says that the nodes begin after the page's end, so they cannot be read."""
     content = bytearray((store / "data.mdb").read_bytes())
     for page in range(2, len(content) // 4096):
         if content[page * 4096 + 10] == 2:

@@ -428,7 +428,7 @@ def test_a_group_shows_what_is_parked_with_its_queue(
     owner.park(first, Ticket(0, 3, 1, soon(HOUR)), Ticket(3, 0, 0, BEHIND), Ticket(1, 1, 1, HELD))
     owner.park(second, Ticket(1, 1, 1, HELD))
     broker.groups.commit({owner.tokens[first]: 6, owner.tokens[second]: 6})
-    # The group also has an offset of the lot.
+    # The group now also has an offset for the lot.
     owner.done(first, 0)
     for command in (["group", "describe", "g"], ["top", "g"], ["top"]):
         found = run(*command).rows

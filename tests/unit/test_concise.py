@@ -1,4 +1,4 @@
-"""Spark gets the package's errors without frames and causes. All other errors keep both."""
+"""Spark gets the package's errors without stack frames and causes. All other errors keep both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows without a key, when a retry has to find its rows again: their queue depends on their content and not on their order."""
+"""The queue of a row without a key depends on its content and not on its position, so that a retry finds its rows again."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class World:
     def batch(
         self, number: int, bad: Sequence[int], begin: int = 0, end: int = 6, token: LockToken | None = None
     ) -> pa.RecordBatch:
-        """Rows [begin, end) of a queue as a task gets them, with the lock, and with a reason for each dead letter at ``bad``."""
+        """Rows [begin, end) of a queue as a task gets them, with the lock token, and with a reason in the rows at the offsets ``bad``."""
         columns = ("topic", "broker_name", "queue_id", "queue_offset", "body", "sharding_key", "message_id")
         found = self.broker.log.pull(QUEUES[number], begin, end - begin, 1 << 30, columns)
         text = ReadContext.of(Endpoint(self.path), self.broker.identity, token or self.tokens[number]).to_text()
@@ -90,7 +90,7 @@ def test_a_task_that_runs_again_puts_nothing_aside_twice_and_adds_what_is_new(wo
 
 
 def test_the_rows_of_several_queues_in_one_batch_go_under_the_lock_of_each(world: World) -> None:
-    """This happens after a shuffle that brought the rows of several queues together."""
+    """A shuffle can bring the rows of several queues together."""
     both = pa.Table.from_batches([world.batch(0, [0]), world.batch(1, [3, 5])]).combine_chunks().to_batches()
     assert len(passed(both)) == 9
     assert [(body, offset) for body, _, offset, _ in world.letters()] == [(b"0:0", 0), (b"1:3", 3), (b"1:5", 5)]
@@ -118,7 +118,7 @@ MESSAGES, SPAN = 400, 10
 
 
 def process_all(path: Path, steps: int) -> None:
-    """Run a query from ``orders`` to ``out`` to its end. Every third message is a dead letter. Write a byte at each step."""
+    """Run a query from ``orders`` to ``out`` until it ends. Every third message is a dead letter. Write a byte to ``steps`` at each step."""
     with EmbeddedBroker(path) as broker:
         [token] = locked(broker, "g", broker.groups.join("me"), QUEUES[:1])
         text = ReadContext.of(Endpoint(str(path)), broker.identity, token).to_text()

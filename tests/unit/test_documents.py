@@ -69,7 +69,7 @@ def test_the_generated_parts_of_a_page_are_what_the_code_says(path: Path, genera
 def test_the_diagrams_are_drawn_by_the_code_and_shown_in_documents() -> None:
     diagrams = script("diagrams")
     files = {f"{name.replace('_', '-')}.svg": draw() for name, draw in diagrams.DIAGRAMS.items()}
-    assert {file.name: file.read_text() for file in diagrams.FOLDER.iterdir()} == files, "make reference draws them"
+    assert {file.name: file.read_text() for file in diagrams.FOLDER.iterdir()} == files, "outdated: run make reference"
     assert [file for file in files if not any(f"diagrams/{file})" in path.read_text() for path in DOCUMENTS)] == []
     assert [str(path) for path in DOCUMENTS if "```mermaid" in path.read_text()] == []
 
@@ -118,14 +118,14 @@ def test_messages_have_one_form(generate: ModuleType) -> None:
     conditions = [condition for *_, found in generate.families() for condition in found]
     messages = [re.sub("\0[^\0]*\0", "X", message) for condition in conditions for message in condition.messages]
     assert len(messages) > 400
-    assert [message for message in messages if ";" in message.replace("';'", "")] == [], "a remedy is a sentence"
+    assert [message for message in messages if ";" in message.replace("';'", "")] == [], "a remedy must be a separate sentence"
     assert [message for message in messages if re.search(r"[a-z0-9)']\. [a-z]", message)] == [], (
-        "later sentences have a capital"
+        "later sentences must begin with a capital letter"
     )
-    assert [message for message in messages if message.endswith(".")] == [], "the last sentence has no full stop"
+    assert [message for message in messages if message.endswith(".")] == [], "the last sentence must have no full stop"
     names = ("X", "LMDB", "LagListener", "Tracing", "ORDEREDMQ", "RocketMQ", "Spark", "Java", "JSON", "TLS")
     capital = [message for message in messages if message[:1].isupper() and not message.startswith(names)]
-    assert capital == [], "the first sentence begins with a small letter"
+    assert capital == [], "the first sentence must begin with a small letter"
 
 
 def test_the_page_of_the_command_has_every_command() -> None:

@@ -33,7 +33,7 @@ K0 = layout.queue_key(Q0)
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A store with three chunks in segments of the first queue, one in LMDB, a lock, an offset, a member, two dead letters, a batch."""
+    """A store with a lock, an offset, a member, two dead letters, a batch, and chunks: three in the first queue's segments, one in LMDB."""
     with EmbeddedBroker(tmp_path / "store") as broker:
         broker.admin.create_topic("orders", 2, compression="none")
         for _ in range(3):

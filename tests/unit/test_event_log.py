@@ -13,7 +13,7 @@ from tests import event_log
 
 def test_a_line_that_a_process_is_writing_is_left_out_and_others_write_on(tmp_path: Path) -> None:
     event_log.write(tmp_path, event="first")
-    # Half a line: a reader sees this when a line crosses a page of the file system, and a killed process leaves it.
+    # Half a line. A reader sees one while a line is written across two pages of the file system, or if the writer was killed.
     (tmp_path / "1.jsonl").write_text(json.dumps({"at": 0, "event": "earliest"}) + '\n{"event": "off')
     event_log.write(tmp_path, event="second")
     other = multiprocessing.get_context("fork").Process(target=event_log.write, args=(tmp_path,), kwargs={"event": "third"})

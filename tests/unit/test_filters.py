@@ -16,7 +16,7 @@ CLUSTER = {"namesrvAddr": "h:9876", "topic": "orders", "consumerGroup": "billing
     [("*", ()), (" * ", ()), ("", ()), ("a", ("a",)), ("b|| a ||b", ("a", "b")), ("b c || a", ("a", "b c")), ("||a||", ("a",))],
 )
 def test_an_expression_is_a_set_of_tags(expression: str, tags: tuple[str, ...]) -> None:
-    """A Java member's heartbeat may have such an expression."""
+    """A Java member's heartbeat may contain such an expression."""
     assert tags_of(expression) == tags
     assert canonical(expression, "TAG") == (" || ".join(tags) or "*")
     assert Filter.by_tags(expression) == (Filter(tags=tags) if tags else None)

@@ -53,7 +53,7 @@ def test_a_child_makes_other_keys_of_messages_than_its_parent() -> None:
     sender = Sender(client, Puller(client))
 
     def maker() -> bytes:
-        """The part of a message key before its time and counter."""
+        """The part of a message key that precedes its time and counter."""
         return str(sender.keys.take(1)[0].as_py())[:20].encode()
 
     ours = maker()

@@ -42,7 +42,7 @@ def options(broker: Broker, **more: str) -> dict[str, str]:
 def test_a_boundary_that_fails_before_its_commit_makes_it_when_it_is_tried_again(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a topic of the query is deleted between batches: RocketMQ refuses all offsets, and Spark immediately repeats the call."""
+    """This happens when a topic is deleted between batches: RocketMQ refuses all offsets, and Spark immediately repeats the call."""
     rows = pa.record_batch({"body": pa.array([b"x"], pa.binary())})
     broker.log.append(dict.fromkeys(QUEUES, rows))
     reader = StreamReader(options(broker), full_schema(False))

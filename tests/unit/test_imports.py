@@ -31,7 +31,7 @@ RULES: Final = (
     *("orderedmq.parking.rules", "orderedmq.parking.lot", "orderedmq.listening"),
 )
 PURE: Final = (*RULES, "orderedmq.rocketmq.wire", "orderedmq.rocketmq.codec", "orderedmq.rocketmq.append.once")
-#: The modules next to them that they may import. These are equally pure.
+#: Other modules that the pure modules may import. They are equally pure.
 SHARED: Final = (
     "orderedmq.model",
     "orderedmq.errors",
@@ -42,7 +42,7 @@ SHARED: Final = (
     "orderedmq.broker",
     "orderedmq.endpoint",
 )
-#: Of these, the modules that import the rules, so that the rules may not import them.
+#: The shared modules that import the rules. The rules may not import them.
 ABOVE_RULES: Final = ("orderedmq.broker", "orderedmq.endpoint")
 IMPURE: Final = {
     *("asyncio", "http", "select", "selectors", "socket", "ssl", "urllib"),
@@ -66,14 +66,14 @@ SPARK: Final = {"pyspark", "py4j"}
 #: Separate programs, which no module imports: the demo's job, the driver that makes the archive of Spark's classes, and the query
 #: that a user's test kills.
 PROGRAMS: Final = ("orderedmq.demo.job", "orderedmq.startup.training", "orderedmq.testing.killed_run")
-#: The helpers for users' tests, and those of its modules that take a Spark session or create one when they are called.
+#: The package of helpers for users' tests, and its modules whose functions take or create a Spark session.
 TESTING: Final = "orderedmq.testing"
 PLUGIN: Final = "pytest_orderedmq"
 TESTING_WITH_SPARK: Final = (f"{TESTING}.queries", f"{TESTING}.session", f"{TESTING}.store", PLUGIN)
 #: Everything else can be used and tested without Spark.
 WITH_SPARK: Final = ("ordered_source", "ordered_sink", "pyspark_orderedmq", *PROGRAMS, *TESTING_WITH_SPARK)
 
-#: The wings of orderedmq/rocketmq. Each may import only itself and earlier wings. The modules next to them may import all wings.
+#: The wings of orderedmq/rocketmq. Each may import only itself and earlier wings. Modules directly in that folder may import all wings.
 WINGS: Final = ("wire", "codec", "net", "append", "messages", "group", "sink")
 #: Servers on this machine, for users without a cluster. This package imports no wing, and only the command imports it.
 LOCAL: Final = "local"
@@ -115,7 +115,7 @@ def imported() -> dict[str, set[str]]:
 
 
 def inside(name: str, rooms: Iterable[str]) -> bool:
-    """Whether a module is one of ``rooms``, or inside one of these packages."""
+    """Whether a module is one of the modules and packages ``rooms``, or is inside one of them."""
     return any(name == room or name.startswith(room + ".") for room in rooms)
 
 
@@ -311,7 +311,7 @@ def test_what_pyspark_asks_of_mapinarrow_comes_with_the_package() -> None:
 
 
 def test_only_the_group_session_changes_the_state_of_a_querys_owner() -> None:
-    #: Other objects have methods with the shared names, so the object's name is also checked. Only the Owner has the other names.
+    #: Other objects also have methods with these names, so the object's name is also checked. Methods in ``own`` exist only in Owner.
     shared = {"boundary", "lost", "drop", "enter", "backlog", "skip", "plan", "replay", "found", "commit", "place", "repeat"}
     own = {"locked", "assume", "unplace", "roll_back"}
     found = []

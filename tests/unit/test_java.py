@@ -34,7 +34,7 @@ def test_version(text: str, version: int | None) -> None:
 
 
 def fake_java(home: Path, version: str) -> Path:
-    """A ``java`` that prints its version, or otherwise prints its arguments, one per line."""
+    """A ``java`` that prints its version if asked for it, and otherwise its arguments, one per line."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(

@@ -284,7 +284,7 @@ def test_each_branch_is_reached() -> None:
 
 
 def drained(engine: KeyEngine, listener: Callable[[Batch], ConsumeOrderlyStatus | None], now: float = 0.0) -> list[Outcome]:
-    """Run only the engine, one call at a time."""
+    """Run the engine without a task, one call at a time. Return its outcomes."""
     out: list[Outcome] = []
     while True:
         match engine.next(now):
@@ -452,7 +452,7 @@ def test_a_message_that_was_settled_before_is_not_parked_and_only_what_failed_ge
 
 @pytest.mark.parametrize("attempts", [0, 2], ids=["a first failure", "the last one"])
 def test_what_fails_before_a_parked_message_of_its_key_is_parked_or_put_aside_as_ever(attempts: int) -> None:
-    """An earlier attempt has parked 2 and 4; or a seek back kept them parked, and 0 and 1 were never decided."""
+    """An earlier attempt has parked messages 2 and 4, or a seek back kept them parked. Messages 0 and 1 were never decided."""
     settings = OrderPerKey(in_batch_attempts=1, max_reconsume_times=2)
     made = KeyEngine(QUEUE, settings, 0.0, LotView(attempted={"a": [2, 4]}))
     made.put(message(offset, "a", attempts=attempts if offset == 0 else 0) for offset in range(6))

@@ -113,7 +113,7 @@ class Rig:
         ]
 
     def listener(self, answer: Callable[[Any], Any]) -> Any:
-        """A listener whose answer is ``answer`` of the first message in its batch."""
+        """A listener that returns ``answer(message)`` for the first message of each batch."""
 
         def listen(messages: Sequence[Any], context: Any) -> Any:
             self.heard.append([one.queue_offset for one in messages])
@@ -394,7 +394,7 @@ def test_more_rows_are_asked_for_only_when_the_engine_wants_them(rig: Rig, monke
     kind = rig.by_key(bad())
     for _ in shell.consume(told(rig.read(planned=False, size=2)), kind, lambda: rig.now):
         pass
-    # A batch is two messages, and two batches fill the engine. It must decide one batch before the next one is fetched.
+    # A batch is two messages, and two batches fill the engine. So one batch must be decided before the next one is fetched.
     assert taken[0] == 0
     assert len(rig.heard) == 12
     assert max(2 * (number + 1) - calls for number, calls in enumerate(taken)) <= 4 + 2
@@ -750,7 +750,8 @@ def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_rea
     for _ in range(2):
         rig.send("a")
         rig.run(rig.by_key(never))
-    # In each task, the reader of the rows reads first. The lot was read when it was empty, from its beginning, and from its former end.
+    # Each task reads the lot twice, first for its rows. The second reading begins at 0 in the empty lot, at 0 again when it has
+    # one message, and then after that message.
     assert begun[1::2] == [0, 0, 1]
     other = replace(rig.token, epoch=rig.token.epoch - 1)
     Settled.read(rig.broker, other, LOT, LotPlan(3, 0, 0, 9))

@@ -1,4 +1,4 @@
-"""Memory that long-running processes keep for micro-batches, parked messages and dead letters that are finished."""
+"""Long-running processes do not need more and more memory for finished micro-batches, parked messages and dead letters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def blocks() -> int:
 
 
 def growth(work: Callable[[], object], rounds: int) -> int:
-    """By how many memory blocks the second half of ``rounds`` calls makes this process grow.
+    """The number of memory blocks by which this process grows in the second half of ``rounds`` calls.
 
     It is three times the smallest growth among the three thirds of these calls. A leak in each call affects every third. The
     first use of something, in this or another thread, affects only one third.
@@ -54,7 +54,7 @@ def growth(work: Callable[[], object], rounds: int) -> int:
 
 
 def test_the_driver_keeps_nothing_of_micro_batches_that_are_done(tmp_path: Path) -> None:
-    """With only one block per micro-batch, a query would run out of memory after months. The test calls the real reader as Spark does."""
+    """If each micro-batch left only one block, a query would run out of memory after months. The test calls the real reader as Spark does."""
     with orderedmq.connect(tmp_path / "store") as broker:
         broker.admin.create_topic("in", 1)
         run = Run(broker)
@@ -75,7 +75,7 @@ def test_the_driver_keeps_nothing_of_micro_batches_that_are_done(tmp_path: Path)
             log[:-1] = [""] * (len(log) - 1)
 
         with stopped(run.reader):
-            # Less than one block for each of the 180 measured boundaries (three in each call), with room for PyArrow's own first uses.
+            # Less than one block for each of the 180 measured boundaries (three in each call). PyArrow also takes a few.
             assert growth(boundary, 120) < 180
 
 
@@ -107,7 +107,7 @@ def test_the_driver_forgets_parked_messages_when_they_leave_the_lot(tmp_path: Pa
 
 
 def test_of_the_letters_of_a_dead_letter_topic_the_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker remembers only as many keys as it searches for repeats. If it kept the key of every letter, it would grow with each one."""
+    """A worker remembers only as many keys as it searches for repeats. Otherwise its memory would grow with each letter."""
     monkeypatch.setattr(dead_letter_topic, "LOOK_BACK", 64)
     target = MessageQueue(DEAD_LETTER_PREFIX + "g", "broker-a", 0)
     letters: list[str] = []

@@ -44,7 +44,7 @@ def test_a_message_that_lies_twice_comes_in_its_first_place_and_is_parked_again_
 
 @pytest.mark.parametrize("action", ["retry", "hold", "drop"])
 def test_an_order_concerns_what_a_task_was_moving_when_it_was_given_and_nothing_newer(action: OrderAction) -> None:
-    # A batch had read the lot up to 10. The order is at 10, and then the batch moved the key to places after it.
+    # A batch had read the lot up to 10. Then the order was stored at 10. After that, the batch moved the key's messages to the end.
     moved = parked("a", (0, 5000, "P:8"), (1, BEHIND, "P:9"), (2, BEHIND, "Q:2"))
     lot, rows = lot_of(order_rows([Order(action, "a")]), moved, begin=10)
     due = [ticket.due for _, ticket in restore(rows, QUEUE, lot)[1]]

@@ -2,7 +2,7 @@
 
 The machine drives the real Owner and the real lock rules over a broker of plain dicts, in the order in which the source calls
 them: boundary, lock, enter, plan, publish, Spark's commit. After every step it checks that each queue's messages are published as
-0, 1, 2, …, once and in order (with a foreign sink: that none is first delivered before its predecessor). It also checks that the
+0, 1, 2, …, once and in order (with a foreign sink: that no message is first delivered before its predecessor). It also checks that the
 group's offset never goes back and never passes the processed messages. The same machine must detect planted bugs. The module is
 long because the machine, half of it, is of no use elsewhere.
 """
@@ -386,7 +386,7 @@ class Query:
         return self.log[self.committed - 1] if self.committed else Checkpoint()
 
     def step(self, wanted: tuple[bool, bool], counts: tuple[int, int]) -> None:
-        """Take this query's next step when nothing disturbs it."""
+        """Take this query's next step, without any disturbance."""
         match self.phase:
             case "down":
                 self.begin()
@@ -484,7 +484,7 @@ class Query:
             self.owner.drop([queue])
 
     def forget_plan(self) -> None:
-        """Spark returns without having run the planned batch."""
+        """Drop the planned batch, as when Spark ends without having run it."""
         self.log.pop()
         self.phase = "idle"
 

@@ -59,7 +59,7 @@ def test_a_name_that_no_topic_may_have_is_refused_with_what_to_do() -> None:
 def test_retries_come_at_the_delay_levels_of_rocketmqs_concurrent_consumer() -> None:
     assert [delay(puts) for puts in range(4)] == [10, 30, 60, 120]
     assert delay(15) == delay(1000) == 7200
-    # The numbers in the guide: 17 calls, with three or with one of them in each micro-batch.
+    # The numbers in the guide: 17 calls, with three or one in each micro-batch.
     assert (sum(map(delay, range(5))) / 60, round(sum(map(delay, range(16))) / 3600)) == (400 / 60, 5)
 
 

@@ -110,7 +110,7 @@ class Run:
 
 
 def ticket(offset: int, due: int | None = None) -> Ticket:
-    """The ticket of a message that is due in ``due`` ms; None: it waits behind another message of its key."""
+    """The ticket of a message that is due in ``due`` ms; None: it waits for an older message of its key."""
     return Ticket(offset, 1, 1, BEHIND if due is None else int(time.time() * 1000) + due, "no")
 
 
@@ -307,7 +307,7 @@ def test_a_query_without_parking_lots_is_refused_while_something_is_parked(broke
 
 @pytest.mark.holds("no silent loss of parked messages")
 def test_a_lot_is_read_by_its_groups_query_and_by_batches_alone(broker: Broker) -> None:
-    """A stream of the group would move the offset that says which messages are parked, and these messages would be lost."""
+    """A stream of the group that reads the lot would move its offset past parked messages, which would then be lost."""
     produce(broker, "a", "b")
     run = Run(broker)
     with stopped(run.reader):
@@ -465,7 +465,7 @@ def processed_lot(broker: Broker) -> Checkpoint:
 
 
 def parks_and_gets_it_back(broker: Broker, run: Run, at: int) -> None:
-    """Park the message that the batch at ``at`` reads. The lot is new, so the message is at its beginning."""
+    """Park the message that the batch at ``at`` reads. The lot must be new: the next batch reads the message at its beginning."""
     run.park(ticket(at, -HOUR))
     assert broker.log.bounds([LOT])[LOT].max_offset == 1
     assert run.batch() == ((at + 1, at + 1), (0, 1))

@@ -74,7 +74,7 @@ def tickets(found: list[dict[str, Any]]) -> list[LotPlace | None]:
 
 @pytest.fixture(autouse=True)
 def as_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    # These rows represent messages that a broker parked, so their reserved properties must not be removed as they are from users' rows.
+    # These rows represent messages that a broker parked. Unlike users' rows, they must keep their reserved properties.
     monkeypatch.setattr("orderedmq.embedded.staging.normalise", lambda rows, where: rows)
 
 

@@ -78,7 +78,7 @@ def test_no_message_that_fits_is_left_out(
 
 @st.composite
 def disordered(draw: st.DrawFn) -> tuple[list[int], int]:
-    """The store times of a queue's messages, each at most ``slack`` earlier than any time before it."""
+    """The store times of a queue's messages, and the slack: the most by which a time may be earlier than a time before it."""
     slack = draw(st.integers(1, 3))
     times: list[int] = []
     for time in draw(st.lists(st.integers(0, 8), min_size=4, max_size=12)):
@@ -96,7 +96,7 @@ def test_a_clock_that_goes_back_by_no_more_than_the_slack_leaves_no_message_out(
     messages = [Message("orders", 0, offset, time) for offset, time in enumerate(times)]
 
     def offset_at(time: int) -> int:
-        """The offset that a search over RocketMQ finds, whichever offset a broker hints at."""
+        """The offset that a search over RocketMQ finds, whatever offset the broker suggests as a hint."""
         return find_first(lambda offset: times[offset] >= time, 0, len(times), hint)
 
     found = Pruning(tuple(comparisons)).part(

@@ -63,7 +63,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def chunks_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[MessageQueue, int]]]:
-    """The queue and first offset of each chunk that is read. A payload is always verified when it is read, so verification records it."""
+    """The queue and first offset of each chunk that is read. They are recorded when the payload is verified, as every read does."""
     read: set[tuple[MessageQueue, int]] = set()
     verify = chunk_codec.verify
 

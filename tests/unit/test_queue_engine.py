@@ -40,7 +40,7 @@ def offsets(messages: Sequence[Message]) -> list[int]:
 class Task:
     """Drives an engine as a Spark task does, with a separate clock. Its steps are in `log`.
 
-    Each piece of ``coming`` is added in one call. A piece has offsets, or maps offsets to the retries of each message.
+    Each piece of ``coming`` is added in one call. A piece is a list of offsets, or maps each offset to its message's retries.
     """
 
     def __init__(self, *coming: Any, batch: int = 1, **options: Any) -> None:
@@ -550,7 +550,8 @@ def test_an_error_becomes_a_text_that_can_be_stored() -> None:
 class Machine(RuleBasedStateMachine):
     """Compares the engine with lists of offsets: ``todo``, ``taken`` batches, ``decided``, and ``dying`` (future dead letters).
 
-    ``cell``: for each offset, the number of its batch, and how many messages before it were skipped.
+    ``cell`` maps an offset to a pair: the number of its batch, and the count of skipped messages before it. The offsets of a batch
+    have equal pairs.
     """
 
     @initialize(batch=st.integers(1, 4), most=st.integers(-1, 3))

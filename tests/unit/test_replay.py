@@ -317,7 +317,7 @@ def test_a_table_names_what_is_in_quarantine(store: Path, broker: Broker) -> Non
 
 
 class Two:
-    """Groups live and canary. A query of live owns both queues of a and has an offset in b."""
+    """The groups live and canary. A query of live owns both queues of topic a. live also has an offset in topic b."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -377,7 +377,7 @@ def test_a_copy_is_refused_while_the_other_group_is_at_work(run: Run, two: Two) 
 
 
 def test_parked_messages_of_either_group_are_not_forgotten_without_a_word(run: Run, two: Two) -> None:
-    """Parked messages of live are not copied; canary's own are kept or dropped, as by a seek. The command asks for a decision first."""
+    """Parked messages of live are not copied. Those of canary are kept or dropped, as by a seek. The user must decide first."""
     assert two.broker.groups.park(two.tokens[0], [Put(two.queues[0], 4, Ticket(4, 1, 1, 9, "no"))])
     for more in ([], ["--dry-run"]):
         said = run("group", "copy", "live", "canary", *more, code=1)

@@ -86,7 +86,7 @@ def test_members_must_agree_where_failed_messages_wait(mine: str, theirs: str, s
     assert one.differences(one) == []
 
 
-#: fastjson writes a map with objects as keys like this. A concurrent consumer also reports it, but has no locks.
+#: fastjson writes a map with objects as keys like this. A concurrent consumer also reports such a map, but has no locks.
 LOCKED = (
     b',"mqTable":{{"brokerName":"embedded","queueId":0,"topic":"orders"}:{"locked":true,"droped":false,"lastLockTimestamp":1}}}'
 )
@@ -107,7 +107,7 @@ LOCKED = (
 def test_a_java_consumer_agrees_if_it_reads_what_this_query_puts_aside_and_the_reverse(
     orderly: str, mine: str, agrees: bool
 ) -> None:
-    """An orderly consumer sends nothing back. A concurrent one does, and this query may own its queue of the retry topic."""
+    """An orderly consumer sends nothing back. A concurrent one does, and this query may own the queue of the retry topic to which it sends."""
     body = {
         "properties": {"PROP_CONSUMEORDERLY": orderly, "PROP_CONSUMER_START_TIMESTAMP": "1"},
         "subscriptionSet": [{"topic": "orders", "subString": "*", "expressionType": "TAG"}],

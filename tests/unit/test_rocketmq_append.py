@@ -50,7 +50,7 @@ from tests.unit.rocketmq_sink_queue import Crash, Stored, rows_of, split
 QUEUE, GROUP = MessageQueue("t", "broker-a", 0), "g"
 LOT, DEAD = parked_queue(GROUP, QUEUE), MessageQueue(DEAD_LETTER_PREFIX + GROUP, "broker-a", 0)
 SENDS = (RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2)
-#: The greatest number of seconds until a broker starts or refuses a received request, and readers see what it stored.
+#: The greatest number of seconds until the broker starts or refuses a received request, or until readers see a stored message.
 AT_MOST = 0.9
 #: Seconds after which the lock of a dead process has expired.
 EXPIRED = 61.0
@@ -150,7 +150,7 @@ class World(FakeBroker):
         self.carry_out()
 
     def named(self, queue: MessageQueue) -> list[str]:
-        """The messages of the queue without those of others, after all requests have been carried out."""
+        """The messages of the queue, without those of other writers, after all requests have been carried out."""
         self.restart_client()
         return [message.body.decode() for message in self.queues[queue] if message.body != b"x"]
 
@@ -495,7 +495,7 @@ BUGS = [
 ]
 
 
-#: These users are not affected by these bugs: the broker always answers the sink's request for its lock; the lock of a sink's
+#: Pairs of a user and a bug that does not affect it: the broker always answers the sink's request for its lock; the lock of a sink's
 #: attempt that gave up expires; and a producer that gave up sends other messages next.
 NOT_OF = {
     (by_sink, _waits_before_the_broker_has_answered),

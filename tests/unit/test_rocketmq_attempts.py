@@ -82,7 +82,7 @@ def scenario(draw: random.Random) -> None:
     for number in range(draw.randint(1, 4)):
         batch = SinkBatch(SINK, number)
         names = [f"{draw.choice('ab')}{draw.randint(0, 2)}" for _ in range(draw.choice([0, 2, 6, 12, 18]))]
-        # An early release stamped no run, so the first run may have no name.
+        # An early release did not stamp messages with a run, so the first run may have no name.
         first = draw.random() < 0.2
         runs = [Layout(names, "" if first and not run else f"{number}{run:07}", draw) for run in range(draw.randint(1, 4))]
         if draw.random() < 0.3:
@@ -239,7 +239,7 @@ def _takes_anothers_partition_for_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _takes_only_what_its_own_partition_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ignores the run, as before messages were stamped with it."""
+    """Ignores which run sent a message, as an early release did."""
     real = message_stamp.find_messages
 
     def found_own(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessage]:
@@ -253,7 +253,7 @@ def _leaves_rows_out_for_which_one_message_was_taken_twice(monkeypatch: pytest.M
 
 
 def _sends_a_row_again_for_each_message_that_was_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Does so although there may be other messages with the same content that no task took."""
+    """Ignores that other messages with the same content may exist that no task took."""
     real = commit_report.count_contested
 
     def taken(tokens: Sequence[Token]) -> dict[MessageQueue, dict[int, int]]:

@@ -26,7 +26,7 @@ OWN = Writer(SINK, 9, 0, RUN)
 
 
 class StampedBroker(FakeBroker):
-    """A queue of stamped messages that counts its requests: single pulls, and writes with many pulls."""
+    """A queue of stamped messages that counts single pulls, and writes that contain many pulls."""
 
     def __init__(self, stamps: list[str]) -> None:
         super().__init__(0, len(stamps))

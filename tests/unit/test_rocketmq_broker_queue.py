@@ -78,7 +78,7 @@ class FakeConnection:
 
 
 class FakeClient:
-    """A client whose only broker is always the same."""
+    """A client that always uses the same broker."""
 
     trace = None
     routed_by_proxy = False
@@ -136,7 +136,7 @@ class Case:
 
     @property
     def locks(self) -> int:
-        """The number of requests for locks. The run already has the queue."""
+        """The number of lock requests. The queue already names this run as its writer."""
         return self.client.used.asked.count(RequestCode.LOCK_BATCH_MQ)
 
 
@@ -292,7 +292,7 @@ def test_what_was_read_before_another_run_s_task_had_ended_is_read_again() -> No
 
 @pytest.mark.parametrize("sibling", [False, True])
 def test_what_was_read_before_another_run_came_between_is_read_again(sibling: bool) -> None:
-    """The same holds if another task of this run has since made its run the queue's writer again, for fewer partitions."""
+    """``sibling``: after the other run, a task with a lower partition has made this run the queue's writer again."""
     broker = FakeBroker()
     broker.numbers[WRITER] = known = WriterEntry(4, 6, 10).value
     new = attempt_of(broker, NEW, 5)

@@ -293,7 +293,7 @@ def test_a_broker_that_has_not_reported_to_a_restarted_nameserver_yet_keeps_its_
     client.doubt("T")
     assert queues_at(client, fresh=fresh) == ["a", "b"]
     assert ask(client) == 1, "requests must still go to a broker that has not reported yet"
-    # The route is kept for as long as a report may take.
+    # The route is kept for as long as a broker may take to report.
     monkeypatch.setattr(client_module, "UNKNOWN_BROKER_LIFE", 0.0)
     client.doubt("T")
     assert queues_at(client, fresh=fresh) == ["b"]

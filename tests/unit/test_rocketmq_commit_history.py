@@ -42,7 +42,7 @@ def test_a_slot_tells_which_batches_of_its_block_are_committed_and_nothing_of_an
 
 
 def outcome(world: Queue, number: int, names: list[str]) -> str:
-    """Write a batch as a task and a commit do, and return the result. If the commit refuses the batch, it must also do so with skip."""
+    """Write a batch as a task and a commit do, and return the result. A batch refused as out of order must also be refused with skip."""
     before = len(world.messages)
     receipt = written(world, number, names, run=f"{random.getrandbits(31):08x}")
     try:

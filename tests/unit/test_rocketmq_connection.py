@@ -118,7 +118,7 @@ def test_answers_come_in_any_order(serve: Callable[..., Peer], to: Callable[...,
 def test_more_requests_go_in_one_call_than_the_system_takes_parts_in_one_write(
     serve: Callable[..., Peer], to: Callable[..., Connection]
 ) -> None:
-    """A request for the ends of all queues of a large topic does this. A refused write used to end the connection and the membership."""
+    """A request for the ends of all queues of a large topic does that. A refused write used to end the connection and the membership."""
     connection = to(serve(echo))
     pending = connection.send_all([(max_offset(number(n)), None) for n in range(3000)], soon())
     assert [one.result() for one in pending] == list(range(3000))
@@ -642,7 +642,7 @@ def test_tls_with_a_certificate_of_the_clients(serve: Callable[..., Peer], certi
     connection = Connection.open(peer.address, soon(), tls=ssl_context(known))
     assert connection.call(max_offset(number(4)), soon()) == 4
     connection.close()
-    # TLS 1.3 refuses the certificate after the handshake, so the error occurs at the first request.
+    # With TLS 1.3, the server refuses the certificate after the handshake, so the error occurs at the first request.
     unknown = Connection.open(peer.address, soon(), tls=ssl_context(TlsOptions(ca_file=str(certificates / "server.pem"))))
     assert error(unknown.send(max_offset(QUEUE), soon())).sub in ("CONNECTION_LOST", "UNREACHABLE")
     unknown.close()

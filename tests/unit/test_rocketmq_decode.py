@@ -84,7 +84,7 @@ def received(given: list[bytes]) -> list[memoryview]:
 
 
 def same(given: list[bytes], asked: Wanted) -> bool:
-    """Check that both decoders return or refuse the same. Return whether the fast one decoded the responses."""
+    """Check that both decoders return the same rows or raise the same error. Return whether the fast one decoded the responses."""
     taken = by_columns(given, asked) if any(given) else None
     in_place = by_columns(received(given), asked) if any(given) else None
     assert in_place == taken
@@ -161,7 +161,7 @@ def test_what_all_messages_have_alike_takes_the_fast_way(change: dict[str, Any])
     asked = everything()._replace(queue=queue_of(messages[0]))
     for size in (1, 3, 40):
         assert same(responses(messages, size), asked)
-        # A usual message among them.
+        # The same messages with a usual one at the end.
         mixed = [*messages, moved(usual(40), asked.queue)]
         same(responses(mixed, size), asked)
     numbered = [replace(one, offset=number) for number, one in enumerate(messages)]
@@ -247,7 +247,7 @@ def test_a_message_of_another_queue_is_refused_by_both_ways_wherever_it_is(
     for stranger in strangers:
         messages.insert(draw.randint(0, len(messages)), stranger)
     given = responses(messages, size)
-    # A message of another queue is refused even if none of its offsets is requested.
+    # A message of another queue is refused whether or not its offset is requested.
     for begin, end in ((0, MAX_OFFSET), (100, 200)):
         asked = Wanted(QUEUE, columns, begin, end, frozenset(), False)
         assert by_columns(given, asked) is None
@@ -310,7 +310,7 @@ def test_a_group_cut_off_anywhere_is_refused_or_shorter() -> None:
     whole = b"".join(one.pack() for one in (usual(1), Stored(properties=b"a\x01b"), usual(2)))
     first = usual(0).pack()
     for cut in range(len(whole)):
-        # The cut is in the middle of a group, and the next response must not be read as the rest of the cut record.
+        # A whole response follows the cut one. It must not be read as the rest of the cut record.
         same([first, whole[:cut], first], everything())
         same([first] * 20 + [whole[:cut]], everything("queue_offset"))
 
@@ -346,14 +346,14 @@ def test_changed_bytes_are_refused_or_read_alike(messages: list[Stored], size: i
 def test_bodies_of_more_bytes_than_asked_for_come_in_pieces_and_the_rest_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [Stored(offset=n, body=bytes(2**20), sys_flag=0x201).pack() for n in range(9)]
     asked = everything("queue_offset", "body")._replace(piece_bytes=4 * 2**20)
-    # Five bodies are more than the fast way decodes.
+    # The fast decoder accepts four of these bodies at a time, but not five.
     assert by_columns(given[:4], asked) is not None
     assert by_columns(given[:5], asked) is None
     assert [piece.num_rows for piece in decode.decode_pieces(given, asked)] == [4, 4, 1]
     for most, rows in ((0, 1), (1, 1), (2**20, 1), (2**20 + 1, 2), (4 * 2**20, 4), (10 * 2**20, 9)):
         batch, end = decode.decode(given, asked.columns, QUEUE, end=20, max_bytes=most)
         assert (batch.num_rows, end) == (rows, 20 if rows == 9 else rows)
-    # Columns without a body also have a bound.
+    # The number of bytes is also limited if no body is requested.
     monkeypatch.setattr(decode, "PIECE_BYTES", 1000)
     monkeypatch.setattr(decode, "GROUP_BYTES", 5000)
     many = responses([usual(number) for number in range(500)], 8)
@@ -456,7 +456,7 @@ def test_trap_15_rows_end_before_a_wrong_checksum_if_it_is_verified(change: dict
         decode.decode(given, columns, QUEUE, begin=33, verify_crc=True)
     assert caught.value.offset == 33
     assert decode.decode(given, columns, QUEUE)[0].num_rows >= 60
-    # The checksum is verified only if the body, the offset and the tag of the message are requested.
+    # The checksum is verified only if the body is requested, and only for messages with a requested offset and tag.
     assert whole(given, columns, QUEUE, end=33, verify_crc=True).num_rows == 33
     if change.get("sys_flag") != INNER:
         assert whole(given, ("queue_offset",), QUEUE, verify_crc=True).num_rows == 60
@@ -464,7 +464,7 @@ def test_trap_15_rows_end_before_a_wrong_checksum_if_it_is_verified(change: dict
 
 
 def test_trap_16_tags_of_one_hash_code_are_not_mixed_up() -> None:
-    # Messages that the broker selects by hash code are compared again by their tags.
+    # The broker selects messages by their tag's hash code, so the client compares the tags themselves.
     first, second = "Aa", "BB"
     hashes = java_string_hash(pa.array([first, second]))
     assert hashes[0] == hashes[1]

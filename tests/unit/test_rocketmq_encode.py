@@ -45,7 +45,7 @@ def sent(rows: pa.RecordBatch, **extra: pa.Array | str) -> list[SendBody]:
 
 
 def read(bodies: list[SendBody]) -> list[tuple[bytes, dict[str, str]]]:
-    """The messages that arrive. They are checked against the fields of each request."""
+    """The messages that arrive, after a check that they agree with the fields of their request."""
     messages: list[tuple[bytes, dict[str, str]]] = []
     for one in bodies:
         assert one.first == len(messages)

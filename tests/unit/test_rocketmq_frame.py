@@ -1,5 +1,5 @@
-"""Frames of the remoting protocol: any cut of the stream gives the same commands, and damage a ProtocolError in bounded time and
-memory.
+"""Frames of the remoting protocol: a stream gives the same commands however it is cut. Damage gives a ProtocolError in bounded
+time and memory.
 
 Traps tested: 1 (the flag says whether a frame is an answer), 18 (5.x answers binary requests with JSON, so each frame has its own
 type).

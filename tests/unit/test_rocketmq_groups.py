@@ -108,7 +108,7 @@ def test_a_name_that_rocketmq_makes_no_group_of(name: str) -> None:
 
 
 def test_no_first_offset_of_a_group_is_lost_where_those_that_arrive_together_overwrite_each_other() -> None:
-    """Real brokers lost one first offset in 4 of 300 groups: without a lock, two requests each create a table of offsets."""
+    """Real brokers lost a first offset in 4 of 300 groups: they use no lock, so two requests can each create a table of offsets."""
     queues = [MessageQueue("T", "a", number) for number in range(5)]
     table: dict[int, int] = {}
 
@@ -214,7 +214,7 @@ class Written:
 
 
 def test_a_lots_offset_is_written_before_its_queues_also_after_a_broker_forgot_both() -> None:
-    """A reader that finds only the lot's offset repeats the range of the queue, and no parked messages that are older."""
+    """A reader that finds only the lot's offset repeats the queue's range, but no older parked messages."""
     written, locks, lot = Written(), HeldLocks(), companion(token())
     commits = Commits(cast(GroupOffsets, written))
     locks.put(HeldLock(token(), 0.0))
@@ -374,7 +374,7 @@ def test_the_key_of_a_dead_letter_is_its_identity() -> None:
 
 
 def test_a_java_consumer_is_asked_once_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two requests at a time can cost a Java client of 5.x its connection: it answers them in as many threads as it has cores."""
+    """Two requests at a time can end the connection of a Java 5.x client, which answers in as many threads as it has cores."""
     now, asked = [0.0], list[str]()
     java, ours = "10.0.0.1@12#34", lock_rules.new_client("a").client_id
 

@@ -278,7 +278,7 @@ def test_a_lane_that_nobody_asks_anything_is_not_cut_for_silence(lane_to: Callab
 
 
 def test_answers_that_lay_there_while_nobody_read_are_not_late(lane_to: Callable[..., Lane]) -> None:
-    """Decoding may take long, so answers that arrived during it are read before a deadline counts."""
+    """Decoding may take long. So answers that arrived during the decoding are read before the deadline is checked."""
     written = threading.Event()
 
     def script(link: Link) -> None:

@@ -43,15 +43,15 @@ def test_a_look_goes_on_behind_what_should_not_be_there() -> None:
     cases: list[tuple[list[SinkMessage], bool]] = [
         ([SinkMessage(99, 8, 0, 5, b"", 5)], False),
         ([SinkMessage(99, 9, 0, 5, b"x", 5)], True),
-        # Two attempts of ours that began at 0, and a late attempt of the batch before ours.
+        # This task may have made two attempts that began at 0, and a late attempt of the batch before may also have sent messages.
         ([SinkMessage(99, 9, 0, 0, b"x", 0)], True),
         ([SinkMessage(98, 8, 0, 5, b"", 5), SinkMessage(99, 9, 0, 5, b"x", 5)], True),
         ([SinkMessage(98, 8, 0, 5, b"", 5), SinkMessage(99, 9, 0, 0, b"x", 0)], False),
-        # The same for another run of our batch: all its first messages, if any message of that run was seen.
+        # If a message of another run of this batch was seen, the first messages of that run must also be found.
         ([SinkMessage(98, 9, 0, 0, b"x", 0, "r"), SinkMessage(99, 9, 0, 0, b"x", 0)], True),
         ([SinkMessage(97, 8, 0, 5, b"", 5), SinkMessage(98, 9, 0, 3, b"x", 3, "r"), SinkMessage(99, 9, 0, 0, b"x", 0)], True),
         ([SinkMessage(97, 8, 0, 5, b"", 5), SinkMessage(98, 9, 7, 0, b"x", 0, "r"), SinkMessage(99, 9, 0, 0, b"x", 0)], False),
-        # For an old batch: its first messages, an older batch, a hundred newer batches.
+        # An old batch: its first messages do not end the look, but an older batch does, or one that is KEPT_BATCHES newer.
         ([SinkMessage(99, 10, 0, 0, b"", 0)], True),
         ([SinkMessage(98, 9, 0, 0, b"x", 0), SinkMessage(99, 10, 0, 0, b"", 0)], True),
         ([SinkMessage(98, 8, 0, 0, b"x", 0), SinkMessage(99, 10, 0, 0, b"", 0)], False),
@@ -127,7 +127,7 @@ def test_a_look_goes_past_what_the_batch_s_other_partitions_sent() -> None:
 
 
 def test_a_look_that_goes_past_requests_ends_where_messages_were_deleted() -> None:
-    """The first messages of a request were deleted. How many is known only after the first step."""
+    """The first messages of a request were deleted. How many were deleted is known only after the first step."""
     for least in range(0, 1_100, 25):
         messages = (
             request(0, 9, 0, 0, 500, own=False) + request(500, 9, 1, 0, 500, own=True)[:1] + request(501, 9, 0, 500, 500, False)

@@ -1,4 +1,4 @@
-"""Pulls by template and in place, compared with the general encoder and decoder: the same input, cut anywhere, gives the same result."""
+"""Pulls encoded by template and decoded in place give the same result as the general encoder and decoder, however the input is cut."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def in_place(stream: bytes, cuts: Iterable[int], size: int) -> tuple[list[Any], 
             decoder.take(taken)
         except ProtocolError as error:
             broken = error.message
-    # Bodies are copied only now, so that the comparison shows it if one was overwritten.
+    # Bodies are copied only now, so that the comparison shows whether a body was overwritten.
     events = [
         (event[0], event[1]._replace(body=bytes(event[1].body))) if isinstance(event, tuple) else outcome(event)
         for event in taken
@@ -213,7 +213,7 @@ def test_all_answers_but_the_first_are_read_in_place(release: str) -> None:
 
 
 def test_another_header_is_learned_when_it_came_often_enough() -> None:
-    """The broker was updated or now suggests a replica. Not every answer is learned, because that costs as much as many answers."""
+    """The broker was updated or now suggests a replica. Learning a header costs as much as reading many answers."""
     suggests = [found(n, 32).replace(b'WhichBrokerId":"0"', b'WhichBrokerId":"1"') for n in range(60)]
     stream = found(99, 1) + found(98, 1) + b"".join(suggests)
     events, read_in_place = in_place(stream, (), 1 << 16)

@@ -217,7 +217,7 @@ def test_what_a_broker_gives_at_once_is_learned_anew(broker: FakeBroker, monkeyp
 
 
 def test_pieces_that_are_decoded_one_by_one_are_one_batch(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pull ends before an unreadable message, wherever a piece begins. The pull that begins at this message names it."""
+    """A pull ends before an unreadable message, wherever a piece begins. The pull that begins at this message raises an error that names it."""
     monkeypatch.setattr("orderedmq.rocketmq.messages.fetch.PIECE", 64)
     puller = puller_of(broker)
     assert puller.pull(QUEUE, 10, 1000, 1 << 40, COLUMNS).column("queue_offset").to_pylist() == list(range(10, 1010))
@@ -371,7 +371,7 @@ def test_an_account_that_may_read_in_its_own_group_only_reads_in_that(broker: Fa
 
 
 def test_an_empty_answer_is_no_end_while_there_are_messages(broker: FakeBroker) -> None:
-    """Trap 7: acknowledged messages may not be visible yet. Such answers also come during a deletion, or from before a reset."""
+    """Trap 7: acknowledged messages may not be visible yet. Empty answers also come during a deletion, or late, from before a reset."""
     waits = [broker.says(NO_NEW, 42), broker.says(NO_MATCHED, 500), broker.says(ILLEGAL, 20), broker.says(NO_NEW, 900)]
     broker.instead[42] = list(waits)
     assert everything(puller_of(broker), 10) == list(range(10, 5000))
@@ -472,7 +472,7 @@ def test_a_replica_in_place_of_its_master_is_not_believed_about_where_a_queue_en
     broker.instead[100] = [answers[what]]
     puller = puller_of(broker)
     assert puller.pull(QUEUE, 100, 32, 1 << 30, COLUMNS).num_rows == 32
-    # The client then requests the route again, and it has the master again.
+    # The client then requests the route again. The new route contains the master.
     assert [replica for _, _, replica in broker.asked] == [1, 0]
 
 
@@ -585,7 +585,7 @@ def test_a_search_finds_the_first_whatever_the_hint(low, length, at, hint) -> No
 
 
 class FilteringBroker(FakeBroker):
-    """A broker that finds messages with these tags. An answer has at most ``limit`` messages and covers at most ``scan``."""
+    """A broker that finds messages with these tags. An answer has up to ``limit`` messages, and a pull examines up to ``scan``."""
 
     def __init__(
         self, tags: dict[int, str], least: int, end: int, *, limit: int = 32, scan: int = 800, seed: int | None = None
@@ -749,7 +749,7 @@ def test_rows_end_before_a_body_whose_checksum_is_wrong_if_that_is_verified(coun
     broker = FilteringBroker({n: "ab"[n % 2] for n in range(10, 330)}, 10, 330)
     wrong = replace(broker.message(20), sys_flag=sys_flag)
     stored = compress(wrong.body, sys_flag >> 8) if sys_flag else wrong.body
-    # The checksum of the plain body is also wrong if the body is compressed, and so is one that differs in one bit.
+    # Wrong checksums: another number, one that differs in a single bit, and, if the body is compressed, that of the plain body.
     for crc in {1, zlib.crc32(stored) ^ 1, *((zlib.crc32(wrong.body),) if sys_flag else ())}:
         broker.changed = {20: {"sys_flag": sys_flag, "crc": crc & 0x7FFFFFFF}}
         puller = Puller(broker, PullSettings(verify_body_crc=True))  # type: ignore[arg-type]

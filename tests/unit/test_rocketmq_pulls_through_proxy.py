@@ -82,7 +82,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def read_all(cluster: Cluster, most: int = 2000) -> list[int]:
-    """The offsets of all messages, pulled as a query does."""
+    """The offsets of all messages, as a query pulls them."""
     with Client(cluster.nameserver().address) as client:
         puller = Puller(client)
         found: list[int] = []
@@ -137,7 +137,7 @@ def test_messages_of_very_different_sizes_are_read_to_the_end_over_one_connectio
 def test_a_pull_without_an_answer_is_sent_again_when_later_ones_were_answered(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No clock is involved, because silence would have to last for a minute."""
+    """The pull is not repeated because of a timeout, which would take a minute."""
     monkeypatch.setattr(lanes, "QUIET", 60.0)
     asked: Counter[int] = Counter()
     unlucky = {96, 320, 352, 2016, 4096}

@@ -168,7 +168,7 @@ def test_a_proxy_names_the_type_of_a_topic_and_a_broker_does_not() -> None:
     assert asked.ext["e"] == str(2**31 - 1), "no topic may have this queue, because the request must store nothing"
     remark = "TopicMessageType validate failed, the expected type is FIFO, but actual type is NORMAL"
     assert answer(asked, 13, remark) == "FIFO"
-    # A broker answers with a separate code or, before 5.3.2, without one.
+    # A broker refuses the queue with code 29 or, before 5.3.2, with the general code 1.
     for code in (29, 1):
         assert answer(asked, code, "request queueId[2147483647] is illegal, TopicConfig [topicName=T]") is None
     with pytest.raises(RocketMQError) as caught:

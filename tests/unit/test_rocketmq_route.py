@@ -103,7 +103,7 @@ def test_a_replica_that_acts_as_master_is_read_but_is_no_master() -> None:
     assert sorted(broker.addresses.values()) == sorted(acting["brokerAddrs"].values())
     assert names(found.publish_list()) == ["b0", "b1"]
     assert names(found.subscribe_set()) == ["a0", "a1", "b0", "b1"]
-    # The same cluster with its master, and a read-only broker in a cluster without such replicas.
+    # Address 0 is a master if its queues are writable, or if the cluster has no acting masters.
     for broker_, perm in ((acting, 6), ({**acting, "enableActingMaster": False}, 4)):
         assert route([broker_], [{**queue_data("a"), "perm": perm}]).brokers["a"].master == acting["brokerAddrs"]["0"]
 

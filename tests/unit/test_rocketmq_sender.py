@@ -45,7 +45,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(Client, "behind_proxy", lambda self, deadline: False)
     monkeypatch.setattr(BrokerPort, "end", lambda self: 0)
     monkeypatch.setattr(BrokerPort, "await_readable", lambda self, end: None)
-    # The first error already exceeds the patience for errors.
+    # The sender gives up at the first error.
     monkeypatch.setattr(BrokerPort, "pause", lambda self, error, failures: raised(error))
     with Client("127.0.0.1:1") as client:
         yield RocketMQLog(client)

@@ -116,7 +116,7 @@ def test_properties_are_read_as_java_reads_them(data: str, expected: dict[str, s
 def test_trap_15_a_checksum_is_cut_to_31_bits(data: str, expected: int) -> None:
     assert crc32(bytes.fromhex(data)) == expected
     assert 0 <= expected < 2**31
-    # Some of these checksums have the 32nd bit.
+    # Some of these checksums have the 32nd bit set.
     assert any(zlib.crc32(bytes.fromhex(body)) >= 2**31 for body, _ in JAVA["checksums"])
 
 
@@ -260,7 +260,7 @@ def test_rows_end_before_a_message_whose_body_cannot_be_read() -> None:
     with pytest.raises(Unreadable, match="unknown method 5") as caught:
         next(pieces)
     assert caught.value.offset == 5
-    # The body is not decompressed unless the body, the offset and the tag of the message are requested.
+    # A body is decompressed only if the column is requested, and only for messages with a requested offset and tag.
     for asked in (wanted("queue_offset"), wanted(end=5), wanted(begin=6), wanted(tags=frozenset("a"))):
         assert decoded(given, asked)
     unreadable_batch = Stored(offset=5, packed=b"x", sys_flag=INNER | 0x501).pack()

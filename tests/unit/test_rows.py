@@ -1,4 +1,4 @@
-"""Rows that a producer is given are checked completely, and refused with the row's number, before anything is written."""
+"""All rows given to a producer are checked before anything is written. An error names the number of the bad row."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def sample(batches: int, rss: float, kind: str = "source", heap: float | None = 
 
 
 def test_the_page_quotes_the_kept_runs() -> None:
-    """``make soak`` writes both files."""
+    """``make soak`` writes the page and docs/soak-results.json."""
     text, runs = PAGE.read_text(), read_results()
     assert runs
     assert fill_page(text, runs) == text

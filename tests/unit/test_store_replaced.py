@@ -98,7 +98,7 @@ def test_every_use_of_an_open_connection_is_refused_by_name(
     for use in uses:
         with refused(condition, path):
             use()
-    # Calls that end something raise no other errors.
+    # Leaving the group raises the same error, and closing raises none.
     with refused(condition, path):
         broker.groups.leave(client)
     broker.close()

@@ -1,4 +1,4 @@
-"""The web page: what each page shows of an embedded store, which changes are possible and for whom, and what a look at it costs.
+"""The web page: what each page shows of an embedded store, which changes are possible and for whom, and the CPU time that a page costs.
 
 The module is long because all pages are tested on the same shop.
 """
@@ -117,7 +117,7 @@ def test_a_hand_over_is_named_with_both_owners(shop: Shop, site: Served) -> None
     shop.own("query-2", shop.queues)
     said = until(lambda: (words := site.get(f"/live/groups/{GROUP}").words) and "query-1 → query-2" in words and words)
     assert "orders/0, orders/1, orders/2, orders/3: query-1 → query-2" in said
-    # All looks share one history.
+    # All requests for pages share one history.
     assert "22 messages 10 minutes ago" in said
 
 
