@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ShownErrors(config), "shown errors")
     config.addinivalue_line("markers", "spark: the test starts a Spark driver or uses the shared session")
     config.addinivalue_line("markers", "rocketmq: the test needs real RocketMQ servers")
-    config.addinivalue_line("markers", "holds(promise, ...): the test holds these promises of docs/promises.md")
+    config.addinivalue_line("markers", "holds(promise, ...): the test checks these promises of docs/promises.md")
     config.addinivalue_line("markers", "nightly: the test runs only with --nightly, which make test-all uses")
 
 

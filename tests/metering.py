@@ -123,7 +123,7 @@ class Metering:
         if not budget.over({module: again[module] for module in found}, limits, usual):
             return False, ["within the budget of tests/budget.json after these modules had been measured again:", *lines]
         return True, [
-            "above the budget of tests/budget.json in both runs, by 15 % more than the median module; make it cheaper, or explain why not:",
+            "above the budget of tests/budget.json in both runs, over 15 % more than the median module. Make it cheaper, or explain why not:",
             *lines,
         ]
 

@@ -105,7 +105,7 @@ def test_requests_that_were_on_their_way_together_are_all_repeatable(file: File,
     connection = Connection(broker.peer.address, connect(broker.peer.address, soon()), account=account)
     broker.allowed = NEW
     sent = connection.send_all([(max_offset(QUEUE), None)] * 3, soon())
-    until(lambda: len(broker.asked) == 3, "the broker has them")
+    until(lambda: len(broker.asked) == 3, "the broker has received all requests")
     file.write(NEW)
     for pending in sent:
         with pytest.raises(RocketMQUnavailableError, match="the account was renewed") as caught:
@@ -122,7 +122,7 @@ def test_a_pull_that_was_refused_can_be_repeated(file: File, broker: Broker) -> 
     broker.allowed = NEW
     old = PullTemplate(QUEUE, "g", None, account.current)
     lane.ask(old, [(5, 1), (6, 1)], soon())
-    until(lambda: len(broker.asked) == 2, "the broker has them")
+    until(lambda: len(broker.asked) == 2, "the broker has received all requests")
     file.write(NEW)
     answers = []
     while lane.in_flight:

@@ -317,7 +317,7 @@ def test_what_spark_wrote_has_the_sources_columns(broker: Broker, tmp_path: Path
     bodies = [b'{"id":1,"v":7}', b'{"id":2,"v":8}', b'{"id":3,"v":9}']
     out = tmp_path / "out"
     (out / "_spark_metadata").mkdir(parents=True)
-    # File names say nothing about the order; the order follows from the offsets. One file was left by a repeated batch.
+    # The order of rows follows from their offsets, not from the names of files. One file was left by a repeated batch.
     for name, picked in (("part-z", [0]), ("part-a", [1, 2]), ("part-b", [1, 2])):
         part = pa.table({**rows, "body": bodies}).take(picked)
         pq.write_table(part, out / f"{name}.parquet")

@@ -17,7 +17,7 @@ ROUTE = Route("SELF_TEST_TOPIC", {"a": BrokerData("a", "c", {0: "proxy:8080"})},
 
 
 class Proxy:
-    """Answers a request for the end of a queue with ``passed_on``."""
+    """A Proxy that answers a request for the end of a queue with ``passed_on``."""
 
     def __init__(self, passed_on: int | OrderedMQError) -> None:
         self.passed_on = passed_on
@@ -36,7 +36,7 @@ class Proxy:
 
 @pytest.mark.parametrize("answer", [7, RocketMQError(RocketMQCondition.NO_PERMISSION, "denied")])
 def test_the_brokers_behind_a_proxy_are_those_of_a_topic_that_all_have(answer: int | OrderedMQError) -> None:
-    """An account needs no rights for the check whether requests are passed on."""
+    """The check whether a Proxy passes requests on works without any rights."""
     ask = Proxy(answer)
     found = find_cluster(ask, None)
     assert found.behind_proxy

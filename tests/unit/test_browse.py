@@ -21,7 +21,7 @@ KEYS = ("x", "y", None)
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """The topic orders: five queues with 300 messages, appended in pieces. Many of their times are equal."""
+    """The topic orders: five queues with 300 messages, appended in pieces. Many messages have equal times."""
     clock, chance = FakeClock(), random.Random(7)
     with EmbeddedBroker(tmp_path_factory.mktemp("browse") / "store", clock=clock) as made:
         made.admin.create_topic("orders", 5)

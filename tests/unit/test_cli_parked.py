@@ -1,4 +1,4 @@
-"""The command's part for parked messages: it lists them, sends orders to their owners, and adds them to the output of other commands."""
+"""The commands for parked messages: they list them and send orders to their owners. Other commands also count parked messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue's companion, its parking lot, is owned, handed over, repeated and given back together with its leader."""
+"""A queue's companion, its parking lot, is owned, handed over, repeated and given back together with the queue."""
 
 from __future__ import annotations
 

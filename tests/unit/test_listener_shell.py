@@ -500,11 +500,11 @@ def test_a_task_that_is_closed_does_not_wait_for_its_threads_and_starts_no_call(
     watch = threading.Thread(target=watching)
     watch.start()
     next(task)
-    until(lambda: len(gate.begun) == 2, "the others wait")
+    until(lambda: len(gate.begun) == 2, "the other calls wait")
     task.close()  # type: ignore[attr-defined]
     begun = list(gate.begun)
     gate.go.set()
-    until(lambda: len(gate.ended) == len(begun), "those under way have ended")
+    until(lambda: len(gate.ended) == len(begun), "the calls under way have ended")
     assert gate.begun == begun
     watch.join()
 
@@ -589,7 +589,7 @@ def test_an_error_of_the_broker_ends_the_task_at_once_and_no_call_starts(rig: Ri
         rig.run(Consumer(listen, OrderPerKey(concurrency=2, in_batch_attempts=1)))
     assert gate.ended == []
     gate.go.set()
-    until(lambda: len(gate.ended) == 2, "those under way have ended")
+    until(lambda: len(gate.ended) == 2, "the calls under way have ended")
     assert sorted(gate.begun) == ["a", "b"]
 
 

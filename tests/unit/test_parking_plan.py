@@ -537,7 +537,7 @@ def test_a_query_without_parking_lots_is_refused_a_queue_of_which_something_was_
         with stopped(owner.reader):
             owner.batch()
             begun = threads.submit(waiting.latestOffset, {}, ReadAllAvailable())
-            until(lambda: len(broker.groups.members("g")) == 2, "it waits for the lock")
+            until(lambda: len(broker.groups.members("g")) == 2, "the second query waits for the lock")
             owner.park(ticket(0, HOUR))
         with pytest.raises(GroupError, match=r"GROUP.PARKED.* 1 of topic 'in'.*parkingLot=true"):
             begun.result()

@@ -57,7 +57,7 @@ def renewal(groups: Any) -> Iterator[Renewal]:
 
 def rounds(groups: Groups, more: int = 2) -> None:
     at = len(groups.asked)
-    until(lambda: len(groups.asked) >= at + more, "rounds of renewal", 10.0)
+    until(lambda: len(groups.asked) >= at + more, "locks have been renewed", 10.0)
 
 
 def test_it_renews_exactly_what_is_to_be_kept_and_beats(renewal: Renewal, groups: Groups) -> None:
@@ -86,7 +86,7 @@ def test_a_renewal_that_failed_is_tried_again(renewal: Renewal, groups: Groups) 
     until(lambda: renewal.failed is not None, "the failure is known", 10.0)
     assert renewal.lost == ()
     groups.fails = False
-    until(lambda: renewal.failed is None, "it goes on", 10.0)
+    until(lambda: renewal.failed is None, "the renewal succeeds again", 10.0)
 
 
 def test_after_a_failure_the_next_try_does_not_wait_for_its_time(groups: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_after_a_failure_the_next_try_does_not_wait_for_its_time(groups: Any, mo
     made = Renewal(groups, groups.beat, 0.5)
     groups.fails = True
     made.start()
-    until(lambda: len(groups.asked) >= 30, "thirty tries, which would be 15 s", 10.0)
+    until(lambda: len(groups.asked) >= 30, "there were 30 tries, for which the usual interval would need 15 s", 10.0)
     made.stop()
 
 
@@ -107,7 +107,7 @@ def test_a_client_that_is_cut_off_says_soon_that_it_is_there(groups: Any, monkey
     cut_off.wait(0.2)
     assert groups.beats == 0
     cut_off.set()
-    until(lambda: groups.beats >= 3, "it beats, and again while it is of no use", 10.0)
+    until(lambda: groups.beats >= 3, "the client repeats its heartbeat while it is cut off", 10.0)
     cut_off.clear()
     made.stop()
 

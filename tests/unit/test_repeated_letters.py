@@ -212,7 +212,7 @@ def test_a_listener_of_a_key_does_not_get_what_a_killed_attempt_gave_up_and_the_
 
 
 def test_what_was_parked_before_and_then_given_up_by_a_killed_attempt_leaves_its_lot(rig: Rig) -> None:
-    """The dead letter replaces the parked message. Messages that the killed attempt parked later stay parked, with newer ones after them."""
+    """The dead letter replaces the parked message. Messages that the killed attempt parked later stay parked, and newer ones follow them."""
     rig.send("a", "a", "b", "b")
     rig.run(rig.by_key(lambda message: SUSPEND))
     rig.now += 10

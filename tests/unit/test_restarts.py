@@ -95,7 +95,7 @@ def happen(store: Store, token: LockToken, steps: tuple[str, ...]) -> None:
             case "mine":
                 store.give_back(store.take(ClientIdentity("me", "me@between")))
             case "former":
-                # A restart that cannot get the queue now is refused; it does not continue without the queue.
+                # A restart that cannot get the queue now is refused. The query does not continue without the queue.
                 refusal = rules.refusal(store.lock, QUEUE, store.instant(), True) if store.lock else None
                 assert store.take(AGAIN) is None
                 assert refusal is not None
@@ -147,7 +147,7 @@ def test_a_restart_repeats_goes_on_or_leaves_the_queue_to_others(
     assert replayed == ({QUEUE: OffsetRange(S, E)} if repeats else {})
     owner._check()
     if token is None:
-        # A shared query asks again at its next boundary. An exclusive query is refused before this point.
+        # A shared query requests the lock again at its next boundary. An exclusive query is refused before this point.
         assert owner.boundary(end, [QUEUE]) == [Lock((QUEUE,), all_or_none=not shared)]
         return
     owner.boundary(end, [QUEUE])

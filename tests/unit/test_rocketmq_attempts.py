@@ -1,4 +1,4 @@
-"""Attempts of a batch that crash, repeat, take over or lose answers leave each row in its queue once, in the order of its key.
+"""Attempts of a batch leave each row in its queue once, in the order of its key, even if attempts crash, repeat, take over or lose answers.
 
 The queue is a list in memory; the code that decides and encodes is real. Each planted bug is detected.
 """
@@ -108,7 +108,7 @@ def scenario(draw: random.Random) -> None:
                 verdict = commit_until_it_does_not_die(world, batch, receipts, draw)
                 assert verdict.differs is None, verdict
             if draw.random() < 0.2:
-                # The broker is killed and forgets its newest offsets.
+                # The broker is killed and loses its newest bookmark and number of a committed batch.
                 world.bookmark = draw.choice([None, committed])
                 world.committed = draw.choice([world.committed, number - 1])
     for number, names, ordered in expected:

@@ -1,4 +1,4 @@
-"""Batches in any order: the numbers that brokers keep say which were committed, and a commit decides by them."""
+"""Batches in any order: a commit uses the numbers that brokers keep to decide which batches were committed."""
 
 from __future__ import annotations
 

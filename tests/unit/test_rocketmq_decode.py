@@ -107,7 +107,7 @@ def everything(*columns: str) -> Wanted:
     return Wanted(QUEUE, columns or ALL, 0, MAX_OFFSET, frozenset(), True)
 
 
-# -- the same as one message at a time
+# -- the same rows as one message at a time
 
 
 def test_usual_messages_take_the_fast_way() -> None:
@@ -289,7 +289,7 @@ def test_messages_of_one_producer_take_the_fast_way(
 
 
 def test_large_responses_are_divided_where_records_begin() -> None:
-    """A body may contain bytes that look like the beginning of a record. The response is then scanned from its beginning."""
+    """A body may contain bytes that look like the beginning of a record. In that case, the response is scanned from its beginning."""
     record = usual(1).pack()
     for body in (b"", record, record[4:8] * 50):
         messages = [replace(usual(n), body=body + bytes(n % 90)) for n in range(900)]

@@ -1,4 +1,4 @@
-"""Rules of queue locks over RocketMQ's lock table, and what members report about themselves, without a server."""
+"""Rules of queue locks over RocketMQ's lock table, and what members report about themselves. These tests start no server."""
 
 from __future__ import annotations
 
@@ -414,7 +414,7 @@ def test_a_java_consumer_is_asked_by_one_thread_at_a_time() -> None:
         first = threads.submit(directory.members, "g", ["10.0.0.1@12#34"], ["h:1"], None)
         assert begun.wait(60)
         second = threads.submit(directory.members, "g", ["10.0.0.1@12#34"], ["h:1"], None)
-        until(second.running, "the second thread asks")
+        until(second.running, "the second thread sends its request")
         answer.set()
         assert first.result() == second.result()
     assert len(asked) == 1

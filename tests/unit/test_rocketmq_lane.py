@@ -147,7 +147,7 @@ def test_a_large_answer(lane_to: Callable[..., Lane]) -> None:
 
 
 def test_trap_1_requests_of_the_server_are_no_answers(lane_to: Callable[..., Lane]) -> None:
-    """The server's request may have the number of a pull in flight. If it is not one-way, it gets an answer."""
+    """The server's request may have the number of a pull in flight. A request that is not one-way gets an answer."""
     refused: list[RemotingCommand] = []
 
     def script(link: Link) -> None:

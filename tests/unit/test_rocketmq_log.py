@@ -1,4 +1,4 @@
-"""How the log handles messages that a broker leaves out, without a server."""
+"""How the log handles messages that a broker leaves out. These tests start no server."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_look_goes_on_behind_what_should_not_be_there() -> None:
         ([SinkMessage(98, 9, 0, 0, b"x", 0, "r"), SinkMessage(99, 9, 0, 0, b"x", 0)], True),
         ([SinkMessage(97, 8, 0, 5, b"", 5), SinkMessage(98, 9, 0, 3, b"x", 3, "r"), SinkMessage(99, 9, 0, 0, b"x", 0)], True),
         ([SinkMessage(97, 8, 0, 5, b"", 5), SinkMessage(98, 9, 7, 0, b"x", 0, "r"), SinkMessage(99, 9, 0, 0, b"x", 0)], False),
-        # An old batch: its first messages do not end the look, but an older batch does, or one that is KEPT_BATCHES newer.
+        # An old batch: its first messages do not end the look, but an older batch does, or a batch that is KEPT_BATCHES newer.
         ([SinkMessage(99, 10, 0, 0, b"", 0)], True),
         ([SinkMessage(98, 9, 0, 0, b"x", 0), SinkMessage(99, 10, 0, 0, b"", 0)], True),
         ([SinkMessage(98, 8, 0, 0, b"x", 0), SinkMessage(99, 10, 0, 0, b"", 0)], False),

@@ -1,4 +1,4 @@
-"""Message traces as Java writes them. The Java lines are output of its TraceDataEncoder; tests/rocketmq compares with it again."""
+"""Message traces as Java writes them. The Java lines are output of its TraceDataEncoder; tests/rocketmq compares with that class again."""
 
 from __future__ import annotations
 

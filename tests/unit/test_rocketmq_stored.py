@@ -1,4 +1,4 @@
-"""Stored messages read one at a time: the same result as RocketMQ's own classes, and a ProtocolError for anything else.
+"""Stored messages read one at a time: the same result as RocketMQ's own classes, and a ProtocolError for malformed bytes.
 
 java_messages.json has what the classes of rocketmq-client 5.3.3 encode and decode; JavaMessages.java, next to it, wrote it.
 """
@@ -52,7 +52,7 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class KeyParts(NamedTuple):
-    """The parts of a UNIQ_KEY: its maker's address, process number (16 bits) and salt; ms since the month began; a counter."""
+    """The parts of a UNIQ_KEY: the address, process number (16 bits) and salt of its maker; ms since the month began; a counter."""
 
     host: bytes
     pid: int
