@@ -1,7 +1,7 @@
 """Allocation of queues: exactly the results of RocketMQ's own strategies, and the properties that must always hold.
 
-java_allocations.json has the results of the classes of rocketmq-client 5.3.3. JavaAllocations.java, next to it, wrote them and
-describes the cases (see its first comment). It is run by hand when there is a newer client.
+java_allocations.json has the results of the classes of rocketmq-client 5.3.3. JavaAllocations.java, next to it, wrote the
+results and describes the cases in its first comment. That program is run by hand when there is a newer client.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ HOST = "ip-10-0-12-34.eu-central-1.compute.internal"
         ({f"orderedmq-{FIRST}@{HOST}-17-0123abcd": "billing"}, ["billing"]),
         # Not a hexadecimal id but a name, so it is shown whole.
         ({f"dlq-replay@{HOST}-17-0123abcd": None}, ["dlq-replay"]),
-        # The same beginning or the same name: the process number distinguishes them.
+        # The same beginning or the same name: the process number distinguishes the owners.
         ({f"{FIRST}@{HOST}-17-0123abcd": None, f"{SECOND}@{HOST}-18-0123abcd": None}, ["f560b64a-17", "f560b64a-18"]),
         ({f"{FIRST}@{HOST}-17-0123abcd": "billing", f"{SECOND}@{HOST}-18-0123abcd": "billing"}, ["billing-17", "billing-18"]),
         # The same process number on two machines, and two owners in one process.

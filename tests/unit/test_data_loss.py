@@ -1,4 +1,4 @@
-"""The loss that a reader reports when it skips messages, with the reason as this kind of broker describes it."""
+"""A reader that skips messages reports the loss, with a reason that fits the kind of broker."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The machine drives the real Owner and the real lock rules over a broker of plain
 them: boundary, lock, enter, plan, publish, Spark's commit. After every step it checks that each queue's messages are published as
 0, 1, 2, …, once and in order (with a foreign sink: that no message is first delivered before its predecessor). It also checks that the
 group's offset never goes back and never passes the processed messages. The same machine must detect planted bugs. The module is
-long because the machine, half of it, is of no use elsewhere.
+long because half of it, the machine, is of no use elsewhere.
 """
 
 from __future__ import annotations

@@ -307,7 +307,7 @@ def test_a_query_without_parking_lots_is_refused_while_something_is_parked(broke
 
 @pytest.mark.holds("no silent loss of parked messages")
 def test_a_lot_is_read_by_its_groups_query_and_by_batches_alone(broker: Broker) -> None:
-    """A stream of the group that reads the lot would move its offset past parked messages, which would then be lost."""
+    """A stream of the group that reads the lot would move the lot's offset past parked messages, and they would be lost."""
     produce(broker, "a", "b")
     run = Run(broker)
     with stopped(run.reader):

@@ -1,6 +1,6 @@
 """Stored messages read one at a time: the same result as RocketMQ's own classes, and a ProtocolError for malformed bytes.
 
-java_messages.json has what the classes of rocketmq-client 5.3.3 encode and decode; JavaMessages.java, next to it, wrote it.
+java_messages.json has what the classes of rocketmq-client 5.3.3 encode and decode; JavaMessages.java, next to it, wrote that file.
 """
 
 from __future__ import annotations
