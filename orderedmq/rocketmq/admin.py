@@ -242,7 +242,7 @@ class RocketMQAdmin:
     def kept_for(self, topics: Iterable[str]) -> dict[str, float]:
         """See `Admin.kept_for`. The time is the shortest fileReservedTime of all brokers, requested every `SETTINGS_AGE` seconds.
 
-        It is unknown if the account may not read the brokers' settings, and through a Proxy.
+        The time is unknown through a Proxy, and if the account may not read the brokers' settings.
         """
         now = time.monotonic()
         if self._kept is None or now - self._kept[0] > SETTINGS_AGE:
@@ -307,7 +307,7 @@ class RocketMQAdmin:
         return {queue: found[queue] for queue in sorted(found) if queue in there}
 
     def _owned(self, group: str) -> list[MessageQueue]:
-        """Return the queues with offsets, except those of parking lots, which have no separate locks."""
+        """Return the queues in which the group has offsets. Parking lots are left out, because they have no separate locks."""
         return [queue for queue in self.group_offsets(group) if leader_of(group, queue) == queue]
 
     def members(self, group: str) -> list[MemberInfo]:
@@ -427,7 +427,7 @@ class RocketMQAdmin:
     # --- inside
 
     def _bookmarks(self, master: str, topic: str) -> list[str]:
-        """Return the groups of sinks that wrote to a topic; an empty list if the account may not read the offsets of all groups."""
+        """Return the groups with bookmarks of sinks in a topic; an empty list if the account may not read all groups' offsets."""
         try:
             offsets = self._client.call_address(master, group_requests.all_consumer_offsets(), Deadline.after(REQUEST_TIMEOUT))
         except RocketMQError as error:

@@ -17,21 +17,21 @@ Why each message is stored only once
    `Timing.settle` seconds have passed. A broker refuses a request that has waited for 200 ms (``waitTimeMillsInSendQueue``), and readers
    see a stored message some milliseconds after it is stored (``ReputMessageService``). By then, the messages have either been refused or
    can be read. A Proxy may delay a request for longer, so the wait is longer by this delay (`net.behind_proxy.HOLDS_BACK`).
-4. *Look.* After that, the appender reads the queue from an offset before which none of the wanted messages can be, up to the queue's
+4. *Search.* After that, the appender reads the queue from an offset before which none of the wanted messages can be, up to the queue's
    current end. It sends the messages that it did not find.
 
 If an answer arrives, the messages are stored exactly where it says. If no answer arrives, the messages were either refused, and step 4
 sends them, or stored, and step 4 finds them. If an attempt dies, the next attempt has the same two cases. It waits until the lock of the
 dead attempt has expired, which takes longer than settling.
 
-Where a look begins, and what excludes a second appender
---------------------------------------------------------
+Where the search begins, and what excludes a second appender
+------------------------------------------------------------
 ============  =================================  ==================================================  ==============================
-used by       identity                           the look begins at                                  a second appender is excluded by
+used by       identity                           the search begins at                                a second appender is excluded by
 ============  =================================  ==================================================  ==============================
 producer      UNIQ_KEY, new for each call        the queue's end before the first request            new keys, and a lock within the
                                                                                                      process
-sink          stamp, and the row's content       the sink's bookmark, one message before it          the locks of the partition and of
+sink          stamp, and the row's content       one message before the sink's bookmark              the locks of the partition and of
                                                                                                      the run
 dead letters  UNIQ_KEY, a hash of the message's  LOOK_BACK letters before the topic's end            the source queue's lock
               place and of the seek number
@@ -42,9 +42,9 @@ parking lot   PARKED_FROM, the message's place   the group's offset in the lot; 
 What a broker forgets
 ---------------------
 A broker writes offsets, and with them every number in `wire.registers`, to disk every 5 s. A broker that is killed loses the changes of
-the last seconds, so a number can go back or disappear, but never increase. Every starting point of a look remains safe:
+the last seconds, so a number can go back or disappear, but never increase. No message is stored twice because of that:
 
-- If a group's offset, or a sink's *bookmark* (`sink.bookmarks`), is too low, the look takes longer. If it is missing, the queue's history
+- If a group's offset, or a sink's *bookmark* (`sink.bookmarks`), is too low, the search takes longer. If it is missing, the queue's history
   is read (`sink.lookback`). If it is above the queue's end, it belongs to an earlier topic of that name and is set back.
 - If a sink's *committed batches* are missing, the bookmarks show which batches are committed.
 - If the *writer* recorded for a queue is missing or out of date, it looks as if another run were the writer. The attempt then waits for

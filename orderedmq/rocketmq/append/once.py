@@ -43,9 +43,9 @@ class Outgoing(Protocol):
     """The messages that one appender wants to have in a queue, and which of them it has found there."""
 
     def look(self) -> bool:
-        """Read the messages added to the queue since the last look. All requests have settled, so messages not found are not stored.
+        """Read the messages added to the queue since the last call. All requests have settled, so messages not found are not stored.
 
-        Return whether wanted messages were found for which no answer had come. Sending then makes progress although answers are lost.
+        Return whether it found wanted messages whose requests got no answer: sending makes progress although answers are lost.
         """
         ...
 
@@ -94,7 +94,7 @@ class Appender:
             if self._outgoing.look():
                 self._failures = 0
             self.in_doubt = False
-            # If the lock was lost during a long look, others may have appended messages since.
+            # If the lock was lost during a long search, others may have appended messages since.
             self._looked = self._port.keep()
 
     def _send(self) -> bool:

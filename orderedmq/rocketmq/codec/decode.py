@@ -1,11 +1,11 @@
 """Decodes pull responses into a RecordBatch of exactly the requested columns. Pure.
 
-Decode the responses of many pulls in one call, because array operations have a fixed cost. They pay off from a few dozen messages on,
-and work best with 16k messages. Responses that are parts of one buffer are decoded without a copy. Uniform responses (V1 records of one
-topic with the same kinds of hosts and regular properties, and perhaps compressed bodies) are decoded by column. All others take the
-exact path, which defines the right result (row_decoder.py). Rows are in the order of the responses. A pull may return fewer messages
-than requested, and has gaps where messages were filtered out. So continue at the response's nextBeginOffset, not at the last row's
-offset + 1.
+Decode the responses of many pulls in one call, because array operations have a fixed cost. It pays off from a few dozen messages on,
+and is smallest per message with about 16k messages. Responses that are parts of one buffer are decoded without a copy. Uniform
+responses (V1 records of one topic with the same kinds of hosts and regular properties, and perhaps compressed bodies) are decoded by
+column. All others take the exact path, which defines the right result (row_decoder.py). Rows are in the order of the responses. A
+pull may return fewer messages than requested, and has gaps where messages were filtered out. So continue at the response's
+nextBeginOffset, not at the last row's offset + 1.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def decode(
 ) -> tuple[pa.RecordBatch, int]:
     """Return a RecordBatch of ``columns`` of MESSAGE_SCHEMA (at least one), and the offset below which it is complete.
 
-    Its rows are the messages with offsets in [begin, end), in the order of the responses. If ``tags`` is not empty, it selects messages
-    by tag, because a broker compares only the hash codes of tags. The rows stop before ``end`` once their bodies have ``max_bytes``
-    (a few hundred bytes of zstd can expand to gigabytes), or once all columns together exceed both ``max_bytes`` and PIECE_BYTES.
-    They also stop before a message that cannot be read. To stop early, ``columns`` must contain queue_offset. ``queue`` is the queue
-    that was pulled, with the topic's name as the broker knows it. ``malformed`` gets the offsets of rows with text that is not UTF-8
-    (text.py). ``verify_crc`` verifies the checksum of each requested body.
+    Its rows are the messages with offsets in [begin, end), in the order of the responses. If ``tags`` is not empty, messages with other
+    tags are left out, because a broker compares only the hash codes of tags. The rows stop before ``end`` once their bodies have
+    ``max_bytes`` (a few hundred bytes of zstd can expand to gigabytes), or once all columns together exceed both ``max_bytes`` and
+    PIECE_BYTES. They also stop before a message that cannot be read. To stop early, ``columns`` must contain queue_offset. ``queue`` is
+    the queue that was pulled, with the topic's name as the broker knows it. ``malformed`` gets the offsets of rows with text that is
+    not UTF-8 (text.py). ``verify_crc`` verifies the checksum of each requested body.
     Raises Unreadable if the first requested message cannot be read, ProtocolError if bytes are not messages or a message belongs to
     another queue, and SchemaError UNKNOWN_COLUMN.
     """
@@ -78,7 +78,7 @@ def decode(
             size += piece.nbytes
             bodies += total_bytes(piece.column("body")) if "body" in columns else 0
             if bodies >= max_bytes or size > max(max_bytes, PIECE_BYTES):
-                # A response is in order and without omissions, so later responses have no other messages below its last offset.
+                # A response is in order and has no gaps, so later responses add no messages below its last offset.
                 stop = max(pc.max(one.column("queue_offset")).as_py() for one in pieces) + 1
                 break
     except Unreadable as error:

@@ -196,7 +196,7 @@ def _encode_group(
     if stamp is not None:
         parts.append(stamp.texts(begin, cuts))
     joined = pc.binary_join_element_wise(*parts, b"", null_handling="replace", null_replacement=b"")
-    # The joined rows are contiguous, so their buffer is the requests' bodies.
+    # The joined rows are stored one after another, so the requests' bodies are slices of their buffer.
     data = memoryview(joined.buffers()[2]).cast("B") if len(joined) else memoryview(b"")
     for start, stop in cuts:
         size = int(ends[stop] - ends[start])
@@ -324,7 +324,7 @@ class _Properties:
             )
         if pc.any(ours).as_py():
             entries = pc.if_else(ours, _EMPTY, entries)
-        # The entries of a row are contiguous, so the buffer of all entries contains the texts of the rows.
+        # Entries are stored one after another in the order of the rows, so their buffer is also the buffer of the rows' texts.
         data, ends = contents(entries)
         # Each entry contributes one separator of each kind. Any further separator is in a name or a value.
         count = len(keys) - (pc.sum(ours).as_py() or 0)

@@ -99,7 +99,7 @@ def of_call(call: TracedCall) -> Iterator[Trace]:
 
 
 def packed(traces: Iterable[Trace]) -> Iterator[tuple[bytes, str]]:
-    """Yield bodies and keys of messages for the trace topic. A key that does not fit is left out, but its trace is not."""
+    """Yield bodies and keys of messages for the trace topic. A key that does not fit is left out, but its trace is kept."""
     texts: list[str] = []
     keys: dict[str, None] = {}
     size = key_size = 0

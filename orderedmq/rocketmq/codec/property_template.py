@@ -20,7 +20,7 @@ import pyarrow as pa
 from orderedmq.rocketmq.codec.gather import Bytes, Int64s, at_every_byte, contents, first_unequal, gather, gather_alike
 from orderedmq.rocketmq.codec.properties import NAME_END, VALUE_END
 
-#: The number of messages from which a template is first learned, and the maximum number of messages that did not fit and are added.
+#: The number of messages from which a template is first learned. At most as many messages that do not fit are added to them later.
 _SAMPLES: Final = 6
 _MORE: Final = 6
 #: The template is given up if the end of a value is tried at more than this many places per message, on average.

@@ -24,7 +24,7 @@ from orderedmq.text import TEXTS, is_text, text_of
 
 #: A piece is yielded when its rows have this number of bytes.
 PIECE_BYTES: Final = 64 * 1024 * 1024
-#: Approximate bytes of a row without its body. They count because an inner batch may have hundreds of thousands of empty messages.
+#: Approximate bytes of a row without its body. These bytes count because an inner batch may have hundreds of thousands of empty messages.
 ROW_BYTES: Final = 256
 # The range of a timestamp column, in ms since 1970: years 1 to 9999. A message's born time comes from a client's clock and may be any
 # number.
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
 
     ``queue`` is the queue that was pulled, with the topic's name as the broker knows it, because messages are stored under that name.
     Rows are yielded in pieces of about ``piece_bytes``. ``malformed`` gets the offsets of messages whose requested text is not UTF-8,
-    perhaps some offsets twice.
+    and may get an offset twice.
     """
 
     queue: MessageQueue
@@ -170,7 +170,7 @@ def _row(message: StoredMessage, offset: int, properties: dict[str, str], wanted
             case "sharding_key":
                 value = properties.get(names.SHARDING_KEY)
             case "message_id":
-                # As in MessageClientExt.getMsgId. In Java, an inner batch's message without a UNIQ_KEY has no id. Here it has the record's.
+                # As in MessageClientExt.getMsgId. A message of an inner batch without a UNIQ_KEY has the record's id; in Java, it has none.
                 value = properties.get(names.UNIQ_KEY) or offset_message_id(message.store_host, message.physical_offset)
             case "born_timestamp":
                 value = _microseconds(message.born_timestamp)

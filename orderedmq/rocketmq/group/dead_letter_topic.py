@@ -93,7 +93,7 @@ class DeadLetterTopic:
         rows = normalise(letters, f"dead letters of queue {queue}")
         if not rows.num_rows:
             return 0
-        # Check the rights before the first letter is sent. Without them the letter would be stored, but a repeat could not find it.
+        # Check the rights before the first letter is sent, because an account that may write but not read could not find it again.
         access.require(self._client, rights.of_dead_letters(group), rights.LISTENER)
         new = _Letters(self, group, queue, letters, rows, offsets)
         port = BrokerPort(self._client, queue, _TIMING, request=new.request, target=new.target, require_lock=require_lock)
@@ -103,7 +103,7 @@ class DeadLetterTopic:
             await_end(lambda: self._end(new.target), new.end, GROUP_TIMEOUT)
         return new.added or 0
 
-    # -- looking
+    # -- searching
 
     def known(self, group: str, queue: MessageQueue, spans: Sequence[OffsetRange]) -> set[int]:
         """Return the offsets in these ranges of the queue for which `put` would find that a letter is already stored."""

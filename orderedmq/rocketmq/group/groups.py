@@ -269,7 +269,7 @@ class RocketMQGroups:
         return [token for token in tokens if token in gone]
 
     def check(self, token: LockToken) -> bool:
-        """See `Groups.check`. Outside of the client's process, this also renews the lock: brokers have no request that only asks."""
+        """See `Groups.check`. Outside of the client's process, this also renews the lock: brokers have no request that only checks it."""
         return not self._stale([token])
 
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
@@ -297,7 +297,7 @@ class RocketMQGroups:
         fenced = self._fenced(doubtful)
         self._held_locks.record_fences_read(doubtful, fenced, now)
         gone.update(fenced)
-        # Ask for locks only if the client is still a member, because a lock request would lock a queue again that was given back. The
+        # Ask for locks only if the client is still a member, because a lock request would also lock a queue that was given back. The
         # time limit begins here, because reading the fences may have waited for a broker that was away.
         deadline = Deadline.after(self.patience)
         asked = [token for token in foreign if token not in gone and self._is_member(token, deadline)]
@@ -332,7 +332,7 @@ class RocketMQGroups:
             time.sleep(_MEMBER_POLL)
 
     def _fenced(self, tokens: Sequence[LockToken], seconds: float = GROUP_TIMEOUT) -> list[LockToken]:
-        """Return the tokens whose queue has since been granted again, given back, or changed from outside."""
+        """Return the tokens whose fence is too high, because the queue was granted again, given back, or changed by an administrator."""
         out = []
         for group in {token.group for token in tokens}:
             of_group = [token for token in tokens if token.group == group]
@@ -351,7 +351,7 @@ class RocketMQGroups:
             group = locks[0].token.group
             # A lock that cannot be checked or given back now expires by itself.
             with contextlib.suppress(RocketMQUnavailableError):
-                # A lock under the query's name may now belong to a later run, which has then raised the fence.
+                # A lock under the query's name may now belong to a later run, which has raised the fence in that case.
                 named = [lock.token for lock in locks if lock.name != lock.token.client_id]
                 fenced = self._fenced(named, _UNLOCK_TIMEOUT)
                 own = [lock for lock in locks if lock.token not in fenced]

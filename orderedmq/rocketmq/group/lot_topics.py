@@ -33,7 +33,7 @@ class LotTopics:
         return {name: of for name, of in found.items() if group in (None, of[0]) and topic in (None, of[1])}
 
     def queues_of(self, names: Iterable[str]) -> list[MessageQueue]:
-        """Return the queues of those topics that exist."""
+        """Return the queues of the topics in ``names`` that exist."""
         found: list[MessageQueue] = []
         for name in names:
             with contextlib.suppress(TopicError):

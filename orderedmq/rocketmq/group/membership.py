@@ -72,7 +72,7 @@ class MemberClient:
         self._groups: dict[str, _Membership] = {}
         #: The connection that carried the last heartbeat to each broker.
         self._heartbeat_connections: dict[str, Connection] = {}
-        #: When the last heartbeat was sent that replaced such a connection (monotonic seconds).
+        #: When a heartbeat was last sent over a new connection because the previous one had ended (monotonic seconds).
         self._rejoined = float("-inf")
 
     def in_group(self, group: str) -> Member | None:
@@ -84,9 +84,8 @@ class MemberClient:
     ) -> None:
         """Send a heartbeat to every broker of the topics.
 
-        Raises GroupError DISAGREES, before a heartbeat is sent, if the group has consumers in another language and these read other
-        topics or have another filter, or this client wants all queues; GroupError MISSING if the group does not exist and brokers do
-        not create groups on demand; RocketMQUnavailableError if no broker can be reached.
+        Raises GroupError DISAGREES as `Directory.refuse_other_consumers` does, before a heartbeat is sent; GroupError MISSING if the
+        group does not exist and brokers do not create groups on demand; RocketMQUnavailableError if no broker can be reached.
         """
         deadline = Deadline.after(_TIMEOUT)
         names = running_info.topics_of(subscription.topics, self._listed(subscription.topics, deadline))
@@ -144,7 +143,7 @@ class MemberClient:
         self._groups[group] = replace(known, brokers=[*known.brokers, *new])
 
     def _send_heartbeat(self, address: str, said: Request[None], deadline: float) -> None:
-        # If this connection ends before the answer, the request is sent again on another connection. Then `cut_off` is true, and one
+        # If this connection ends before the answer, the request is sent again on another one. In that case `cut_off` is true, and one
         # extra heartbeat follows.
         connection = self._client.connection(address, deadline)
         if self._heartbeat_connections.get(address, connection) is not connection:

@@ -282,7 +282,7 @@ class GroupOffsets:
 
 
 def _offset(group: str, queue: MessageQueue) -> Request[tuple[int | None, bool]]:
-    """Return a request for a stored number. Its result also says whether the number is certain: 4.9 also answers 0 if none is stored."""
+    """Return a request for a stored number. Its result also says whether the number is certain, as 4.9 answers 0 if none is stored."""
     asked = group_requests.consumer_offset(group, queue)
 
     def parse(response: RemotingCommand) -> tuple[int | None, bool]:

@@ -70,7 +70,7 @@ class _Known:
     """This process's knowledge of a lot from the offset ``begin`` up to ``end``.
 
     ``places`` maps the place from which a message was copied to the offset of its copy. If the message was parked again after it had been
-    processed, this is the last copy. ``last``: the message id of the lot's last known message; "" if none was read.
+    processed, this is the offset of the last copy. ``last``: the message id of the lot's last known message; "" if none was read.
     """
 
     begin: int
@@ -178,7 +178,7 @@ class ParkingLots:
                         raise
         await_registration(lambda: lot.queue_id < queue_counts(self._log, lot.topic).get(lot.broker_name, 0), lot.topic)
         if self._offsets.read(group, [lot]).get(lot):
-            # Before 5.0, a broker keeps the offset of an earlier topic of the same name. It would hide parked messages.
+            # Before 5.0, a broker keeps the offset of an earlier topic of the same name, which would hide parked messages.
             self._offsets.write(group, {lot: 0})
 
     def _make_at(self, broker_name: str, topic: str, lots: str, queues: int, seconds: float) -> None:
@@ -193,7 +193,7 @@ class ParkingLots:
                 error.sub, f"{error.message}. Alternatively, have an administrator create the parking lots with {command}"
             ) from error
 
-    # -- looking
+    # -- searching
 
     def _look(self, log: RocketMQLog, lot: MessageQueue, settled: int) -> _Known:
         """Read new messages, and return the knowledge of the lot from the group's offset ``settled`` to the lot's end."""

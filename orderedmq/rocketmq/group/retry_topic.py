@@ -1,8 +1,8 @@
 """The retry topic %RETRY%<group>, into which brokers put copies of messages that a consumer sends back.
 
-A broker creates the topic with the group's first heartbeat. Until its copy is put into the retry topic, a message that is sent back is
-stored in the broker's delay topic, in which clients cannot search. So a message may be sent back twice if the broker's answer was lost or
-its batch runs again, by Java's consumers as by this package. Each copy counts its retries separately.
+A broker creates the topic with the group's first heartbeat. The copy of a message that is sent back is first stored in the broker's delay
+topic, in which clients cannot search. So a message may be sent back twice if the broker's answer was lost or the message's batch runs
+again. This also happens with Java's consumers. Each copy counts its retries separately.
 """
 
 from __future__ import annotations

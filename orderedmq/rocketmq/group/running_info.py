@@ -146,8 +146,8 @@ def with_like_texts(member: Member, like: Subscription | None, topics: Iterable[
 
     Only consumers in other languages are changed. Such a consumer reports topic names, but ``like`` may have a pattern, which now selects
     ``topics``. It may report no strategy, and RocketMQ does not compare strategies. If it is orderly, it reports no ``failures`` but also
-    reads the retry topic, so it gets those of ``like``, except parking lots, which it never reads. Members of this package are compared
-    by their texts, because one of them may have listed a new topic before another.
+    reads the retry topic, so it gets the ``failures`` of ``like``, except parking lots, which it never reads. Members of this package are
+    compared by their texts, because one of them may have listed a new topic before another.
     """
     theirs = member.subscription
     if like is None or is_ours(member.client_id) or theirs.assignment != "shared":

@@ -1,7 +1,7 @@
 """Fetches the jars of a RocketMQ release once, with Spark's resolver, so that neither Maven nor a manual download is needed.
 
 Rules: only the user's Spark configuration (``spark.jars.ivySettings``, ``spark.jars.repositories``) decides where jars come
-from. A folder that has its final name is complete, so it is neither checked nor fetched again.
+from. A folder gets its final name when it is complete, so later calls neither check nor fetch it again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def fetch_packages(what: str, packages: Sequence[str], name: str) -> Path:
 
 def _fetch(what: str, packages: Sequence[str], folder: Path) -> None:
     work = folder.with_suffix(folder.suffix + ".part")
-    # An interrupted fetch may have copied half of a jar to this folder. Its downloads are complete and are used again.
+    # An interrupted fetch may have copied half of a jar to this folder. The files that it has downloaded are complete and are used again.
     shutil.rmtree(work / "jars", ignore_errors=True)
     work.mkdir(exist_ok=True)
     log = work / "resolver.log"

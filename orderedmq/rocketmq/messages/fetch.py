@@ -40,7 +40,7 @@ from orderedmq.rows.filters import Filter
 
 #: Maximum number of pulls in flight for one queue: enough to keep a broker working while a piece is decoded.
 IN_FLIGHT: Final = 256
-#: For large messages, fewer pulls are in flight: their answers have about this many bytes, but there are at least this many pulls.
+#: The limits for large messages: pulls in flight have answers of about this many bytes, but there are at least this many pulls.
 _COMING_BYTES: Final = 6 * 1024 * 1024
 _ALWAYS_IN_FLIGHT: Final = 32
 #: Minimum number of messages or bytes in a piece, unless it is the last. Decoding many messages together costs less per message, and
@@ -61,7 +61,7 @@ _REPLICA_AGAIN: Final = 30.0
 _TICK: Final = 1.0
 #: Minimum bytes of a stored message without its body.
 _LEAST_OVERHEAD: Final = 91
-#: The replica id while the master is away and any replica in the route is read instead.
+#: Used instead of a replica's id while the master is away and any replica in the route may be read.
 _STAND_IN: Final = -1
 
 

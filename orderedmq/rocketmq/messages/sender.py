@@ -82,7 +82,7 @@ class Sender:
 
 
 class _NewRows:
-    """Rows with new UNIQ_KEYs as `Outgoing` messages. They cannot be below the end that the queue had at the first call of `look`."""
+    """Rows with new UNIQ_KEYs as `Outgoing` messages. They are stored after the end that the queue had at the first call of `look`."""
 
     def __init__(
         self, bodies: Sequence[SendBody], keys: pa.Array, port: BrokerPort, puller: Puller, stored: Counter[MessageQueue]

@@ -2,7 +2,7 @@
 
 A broker does not record when a topic was created, but uses each position in its commit log only once. If the message at an offset
 of a queue has the same position as before, the topic is the same. If it has another position, or the queue ends before the offset,
-the topic was created again (or the broker lost messages, which counts as the same). A message that was deleted by age proves nothing.
+the topic was created again (or the broker lost messages, which is treated alike). A message that was deleted by age proves nothing.
 """
 
 from __future__ import annotations

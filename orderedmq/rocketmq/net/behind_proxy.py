@@ -77,7 +77,7 @@ def _refuse_local_mode(ask: Ask, brokers: Sequence[str]) -> None:
             ask(max_offset(MessageQueue(AT_EVERY_BROKER, name, 0)))
         except OrderedMQError as error:
             if isinstance(error, RocketMQError) and error.denied:
-                # A broker refused the request, or a Proxy that checks accounts did. Neither shows local mode.
+                # A broker refused the request, or a Proxy that checks accounts did. Neither is a sign of local mode.
                 return
             raise RocketMQError(
                 RocketMQCondition.NOT_SUPPORTED,

@@ -190,7 +190,7 @@ class Lane:
         return replace(event, opaque=self._repeats.pop(event.opaque, event.opaque)) if _is_answer(event) else event
 
     def _repeat(self, numbers: Sequence[int]) -> None:
-        """Send those of the requests that have no answer yet again, in one write and under new numbers."""
+        """Repeat the requests that have no answer yet, in one write and under new numbers."""
         frames: list[bytes] = []
         waiting = [first for first in numbers if first in self._asked]
         for first, number in zip(waiting, self._stream.numbers(len(waiting), self._repeats)):

@@ -43,7 +43,7 @@ TIMEOUT: Final = 60.0
 
 
 class WriterEntry(NamedTuple):
-    """The run that writes a batch to a queue. Its partitions are below ``width``. ``batch`` has the last 15 bits of the batch number."""
+    """The run that writes a batch to a queue, with partition numbers below ``width``. ``batch``: the last 15 bits of the batch number."""
 
     width: int
     batch: int

@@ -7,7 +7,7 @@ grant the lock to another attempt.
 Attempts of one partition exclude each other by a lock of their run and partition. Runs of one batch exclude each other by the
 queue's *entry*, a number that names the run that writes. An attempt that gets its lock reads the entry. If the entry names
 another run, the attempt waits for the locks of all partitions of that run and changes the entry while it holds them. A gate
-lock lets one attempt at a time do so.
+lock ensures that only one attempt at a time does this.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class RocketMQQueue(BrokerPort):
         """Make this run the queue's writer as soon as no attempt of the former run holds a lock.
 
         This attempt holds the former run's locks while it writes the entry. So an attempt that gets one of these locks later reads that
-        the queue has another writer. Returns whether no other run of the batch can have sent a message since the entry was ``known``.
+        the queue has another writer. Returns whether it is certain that no other run has sent a message since the entry was ``known``.
         """
         assert self._writer is not None
         gate = self._lock_named("gate")
@@ -274,7 +274,7 @@ class RocketMQQueue(BrokerPort):
         numbers, self._numbers = self._numbers or self._bookmarks.read(self.queue), None
         bookmark, committed, _, end = numbers
         if bookmark is not None and bookmark > end:
-            # Both were requested at the same time, and the bookmark may have been read later than the end.
+            # The bookmark and the end were requested at the same time, so the bookmark may be newer than the end.
             end = self.end()
         if bookmark is not None and bookmark > end:
             # A bookmark after the queue's end would hide messages, so it is reset to the beginning.

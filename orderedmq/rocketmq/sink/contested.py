@@ -3,7 +3,7 @@
 When a batch is written again with other partitions, its tasks find messages of an earlier run. Tasks that have rows with equal content
 may take the same message. The commit reads such messages from the queue, repeats each for every task that took it, and writes the
 copies like the rows of one more task. Of rows with equal content, the writer finds as many as there are messages, and sends the
-rest. If a commit is interrupted, it is repeated, as a task is.
+rest. An interrupted commit is repeated in the same way as a task.
 """
 
 from __future__ import annotations

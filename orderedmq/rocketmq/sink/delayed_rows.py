@@ -27,7 +27,7 @@ from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rows.delays import DelayLimits
 
-#: Bytes of delayed rows that a task may hold. If they are more, it sends them before its other rows are stored.
+#: Bytes of delayed rows that a task may hold. If it has more, it sends them before its other rows are stored.
 HELD_BYTES: Final = 64 * 1024 * 1024
 
 #: Called before an attempt sends its first delayed row to a broker. Returns the sink's state there; None for a batch without identity.

@@ -51,7 +51,7 @@ class Lookback:
         self._step = FIRST_STEP
         #: The lowest sequence seen, by run and partition, among messages that may be the writer's.
         self._firsts: dict[tuple[str, int], int] = {}
-        #: The lowest offset of these messages.
+        #: The lowest offset of the messages that may be the writer's.
         self._lowest_own: int | None = None
         self._older = False
         self._newest = -1

@@ -235,7 +235,7 @@ def digests(rows: pa.RecordBatch) -> list[bytes]:
     """
     names = [name for name in COLUMNS[1:] if name in rows.schema.names]
     if "properties" in names and not _has_user_properties(rows.column("properties")):
-        # This is the usual case, and reading properties takes most of the time.
+        # Usually no row has such properties, and reading them would take most of the time.
         names.remove("properties")
     columns = {name: rows.column(name).to_pylist() for name in names}
     nothing: list[None] = [None] * rows.num_rows

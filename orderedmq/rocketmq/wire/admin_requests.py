@@ -21,7 +21,7 @@ NORMAL: Final = "NORMAL"
 
 
 def create_topic(topic: str, queues: int, *, perm: int = 6, message_type: str | None = None) -> Request[None]:
-    """Create a topic with ``queues`` read and write queues, or change their number. Send it to every master (17).
+    """Create a topic with ``queues`` read and write queues, or change their number (17). Send the request to every master.
 
     ``message_type`` requires 5.0 or later. None means NORMAL for a new topic, and no change for an existing one. If the number of
     queues shrinks, the route immediately loses the queues with the highest ids, with their messages.
@@ -46,7 +46,7 @@ def create_topic(topic: str, queues: int, *, perm: int = 6, message_type: str | 
 
 
 def message_type(topic: str) -> Request[str]:
-    """Request the type of a topic's messages. Send it to a broker that has the topic, of version 5.0 or later (351)."""
+    """Request the type of a topic's messages (351). Send the request to a broker of version 5.0 or later that has the topic."""
 
     def parse(response: RemotingCommand) -> str:
         return field(field(loads_object(response.body), "attributes", dict, {}), _MESSAGE_TYPE, str, NORMAL)
@@ -61,7 +61,7 @@ def message_type(topic: str) -> Request[str]:
 
 
 def delete_topic(topic: str) -> Request[None]:
-    """Delete a topic and its messages. Send it to every master, before `delete_topic_in_nameserver` (215).
+    """Delete a topic and its messages (215). Send the request to every master, before `delete_topic_in_nameserver`.
 
     A 5.x broker with timerWheelEnable=false deletes the topic but answers SERVER_ERROR with a NullPointerException.
     """
@@ -75,7 +75,7 @@ def delete_topic(topic: str) -> Request[None]:
 
 
 def delete_topic_in_nameserver(topic: str) -> Request[None]:
-    """Delete a topic's route. Send it to every nameserver, after every master has deleted the topic (216)."""
+    """Delete a topic's route (216). Send the request to every nameserver, after every master has deleted the topic."""
     return Request(
         RequestCode.DELETE_TOPIC_IN_NAMESRV,
         f"deletion of the route of topic {topic}",
@@ -86,7 +86,7 @@ def delete_topic_in_nameserver(topic: str) -> Request[None]:
 
 
 def create_group(group: str) -> Request[None]:
-    """Create a consumer group with default settings, or overwrite an existing group's settings. Send it to every master (200)."""
+    """Create a consumer group with default settings, or overwrite an existing group's settings (200). Send the request to every master."""
     config = {
         "groupName": group,
         "consumeEnable": True,
@@ -108,7 +108,7 @@ def create_group(group: str) -> Request[None]:
 
 
 def delete_group(group: str, *, offsets: bool = True) -> Request[None]:
-    """Delete a consumer group's settings and, with ``offsets``, also its offsets. Send it to every master (207).
+    """Delete a consumer group's settings and, with ``offsets``, also its offsets (207). Send the request to every master.
 
     4.9 has another name for the flag, so the request has both names.
     """

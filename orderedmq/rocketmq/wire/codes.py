@@ -28,7 +28,7 @@ class SerializeType(IntEnum):
 
 
 class LanguageCode(IntEnum):
-    """A peer's programming language. Its only use is that lists of connections show it."""
+    """A peer's programming language. It is only shown in lists of connections."""
 
     JAVA = 0
     CPP = 1

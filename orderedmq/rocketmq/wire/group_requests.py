@@ -27,7 +27,7 @@ from orderedmq.routing.key_hash import java_string_hash
 from orderedmq.rows.filters import ALL, canonical, tags_of
 
 _SUCCESS = ResponseCode.SUCCESS
-#: Matches the remark of a server for a group without members. A Proxy sends its NullPointerException, whose text depends on its JVM.
+#: Matches the remark of a server for a group without members. A Proxy sends the text of a NullPointerException, which depends on its JVM.
 _NO_MEMBERS: Final = re.compile(r"no consumer for this group|getAllClientId|\A\Z")
 #: A broker's answers if the member is not connected, does not support the request, or did not answer in time.
 _SILENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.CONSUME_MSG_TIMEOUT)

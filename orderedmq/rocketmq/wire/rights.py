@@ -185,7 +185,7 @@ def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
 
 
 def of_source_at_proxy(topics: Sequence[str], group: str | None) -> list[Right]:
-    """Return the rights that this query also needs to see, through a Proxy that checks accounts, whether its group has parked messages."""
+    """Return the rights that a source also needs at a Proxy that checks accounts, in order to find out whether messages are parked."""
     if group is None:
         return []
     lots: list[str] = []
