@@ -90,7 +90,7 @@ class Session:
         self.owner.skip(queue, offset)
 
     def unplace(self, queue: MessageQueue) -> None:
-        """Forget the position in a queue. The next boundary decides it again."""
+        """Forget the position in a queue. The next boundary determines it again."""
         self.owner.unplace(queue)
 
     def drop(self, queues: Iterable[MessageQueue]) -> None:

@@ -81,7 +81,7 @@ def retry_topic(options: SourceOptions) -> str:
 def _selected(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
     if options.topic_pattern is None:
         return [broker.log.topic(name) for name in sorted(options.topics)]
-    # Dead-letter topics are read by name only, because a pattern such as ".*" means the user's topics.
+    # A dead-letter topic is read only if an option names it, because a pattern such as ".*" means the user's topics.
     found = [
         topic for topic in broker.log.topics() if not topic.name.startswith(RESERVED_PREFIXES) and options.reads(topic.name)
     ]

@@ -61,7 +61,7 @@ def stop_at_boundary(query: StreamingQuery, timeout: float = 60.0) -> bool:
             if requests and all(request.answered for request in requests.values()):
                 break
             if requests and between:
-                # With a long trigger interval, Spark does not call the source for a long time, so say what Spark has committed.
+                # With a long trigger interval, Spark does not call the source for a long time, so tell the source what Spark has committed.
                 for owner_id, request in requests.items():
                     request.write(offsets[owner_id])
                 deadline = time.monotonic() + _GIVE_BACK

@@ -249,7 +249,7 @@ class Groups(Protocol):
     def heartbeat(
         self, group: str, client: ClientIdentity, subscription: Subscription, room: str | None = None
     ) -> list[Member]:
-        """Join the group, or renew a membership. It lasts as long as a lock. Return all members with this client, sorted by client id."""
+        """Join the group, or renew the membership, for as long as a lock lasts. Return all members, sorted by client id."""
 
     def cut_off(self, client: ClientIdentity) -> bool:
         """Return whether the client lost the connection that made it a member, and so needs a heartbeat. Sends no request."""
@@ -286,7 +286,7 @@ class Groups(Protocol):
     def settle(self, token: LockToken, offsets: Sequence[int]) -> None:
         """Record that messages of the token's queue were processed out of order. The group's offset does not change.
 
-        The record lasts until a seek or reset of the group's offset of the queue, or until the group or the topic is deleted. Raises
+        The record lasts until a seek or reset of the group's offset in the queue, or until the group or the topic is deleted. Raises
         LockError LOST, or OffsetError INVALID for an offset that is too large for the broker to record.
         """
 
@@ -297,7 +297,7 @@ class Groups(Protocol):
         """Write messages of the token's queue as dead letters to the topic %DLQ%<group>, which is created if it is missing.
 
         ``letters`` (PRODUCER_COLUMNS) has a row for each of ``offsets``. A message that already has a dead letter gets no second one.
-        The broker recognises the message by (group, queue, offset), until a seek or reset of the group's offset of the queue, or until
+        The broker recognises the message by (group, queue, offset), until a seek or reset of the group's offset in the queue, or until
         the group is deleted. Return the number of new dead letters. Raises LockError LOST.
         """
 
@@ -335,7 +335,7 @@ class Staging(Protocol):
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         """Stage rows (PRODUCER_COLUMNS, ``body`` required) after all rows that were added before.
 
-        Rows that a column (`rows.delays`) delays, if the broker supports this, are stored after all others and have no order.
+        Rows that are delayed by a column (`rows.delays`) are stored after all others and have no order.
         """
 
     def receipt(self) -> Receipt:
@@ -349,7 +349,7 @@ class Outbox(Protocol):
     """Writes each batch once. Its rows are invisible until published if publishing is atomic (Capabilities)."""
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
-        """Record that a task of ``run`` reads ``offsets``. Then the run's batch can be published only while the token is current."""
+        """Record that a task of ``run`` reads ``offsets``. The run's batch can be published only while the token is current."""
 
     def require_delays(self, columns: Sequence[str], topic: str | None) -> None:
         """Raise OptionError UNSUPPORTED if the topic's brokers do not support the delays that these columns (`rows.delays`) define."""

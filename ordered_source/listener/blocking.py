@@ -81,7 +81,7 @@ class _Watch:
 
 @coroutine
 def _timed(call: Awaitable[Any], watch: _Watch) -> Generator[Any, Any, Any]:
-    """Await a call, and report each of its steps from one await to the next that took BLOCK seconds or more."""
+    """Await a call, and report each step between two awaits that took BLOCK seconds or more."""
     steps: Any = call.__await__()
     step, value = steps.send, None
     while True:

@@ -210,7 +210,7 @@ class Awaiting(Calls[T, R]):
         if _process.loop is None:
             _process.loop = _Loop()
         self._loop, self._cancelled = _process.loop.loop, _process.loop.cancelled
-        #: When calls begin even if cancelled calls of an earlier task are still running, in the loop's time; None before the first check.
+        #: The loop's time from which calls begin even if cancelled calls of an earlier task still run; None before the first check.
         self._patience: float | None = None
 
     def start(self, work: T) -> None:

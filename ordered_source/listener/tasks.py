@@ -149,7 +149,7 @@ def write_letters(broker: Broker, token: LockToken, messages: Sequence[Message],
     for message, error in zip(messages, errors, strict=True):
         known = read.get(message._offset, {})
         found = {name: known[name] if name in known else getattr(message, name, None) for name in _OF_LETTERS}
-        # The number of retries that the listener saw in the last call: one less than the failed calls, as in Java.
+        # The number of retries that the listener saw in the last call is one less than the failed calls, as in Java.
         retries = message._attempts - 1 if message._attempts else getattr(message, "reconsume_times", 0) or 0
         properties = dead_letter_properties(
             token.queue,

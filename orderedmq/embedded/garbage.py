@@ -2,7 +2,7 @@
 
 Rules: a file is deleted only if it is a segment of this store, no index entry points to it, its writer has ended (the file's
 ``flock`` is free), and no run can publish it any more. The check runs in a write transaction, so that no publish runs at the same
-time. Every publish, append and new connection asks for a collection, but one runs at most once a minute. The modification time of
+time. Every publish, append and new connection asks for a collection, but a collection runs at most once a minute. The modification time of
 the file LOOKED is the time of the last collection.
 """
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
 
-#: Properties that name a dead letter's origin, under RocketMQ's names (MessageConst), or this package's where RocketMQ has none.
+#: Properties that name a dead letter's origin, under RocketMQ's names (MessageConst), or under this package's where RocketMQ has none.
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE: Final = "REAL_QID"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"

@@ -45,7 +45,7 @@ class DelayLimits:
     most: int | None = None
 
     def require_columns(self, columns: Sequence[str]) -> None:
-        """Raises OptionError UNSUPPORTED if the broker would deliver rows with such a column immediately, or would refuse them all."""
+        """Raises OptionError UNSUPPORTED for a column with which the broker would deliver rows immediately, or refuse them all."""
         if TIME in columns and self.no_time is not None:
             raise OptionError(
                 OptionCondition.UNSUPPORTED,
@@ -82,7 +82,7 @@ def delays(rows: pa.RecordBatch, where: str, first: int) -> dict[str, pa.Array]:
     """Check the delay columns of rows. Return, by name, the columns that delay at least one row.
 
     ``first`` is the number of the first row in errors. Raises MessageError BAD_DELAY for a negative level or a row with both columns.
-    Raises NULL_BODY for a delayed row with an empty body, because a broker refuses an empty message that is sent alone, as this one is.
+    Raises NULL_BODY for a delayed row with an empty body: it would be sent alone, and a broker refuses an empty message.
     """
     found = {}
     for name in DELAY_COLUMNS:
@@ -138,7 +138,7 @@ def require_types(schema: pa.Schema, where: str) -> None:
 
 
 def split(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Return the rows that are not delayed, without the columns of `delays`, and the delayed rows, or None if there are none."""
+    """Return two batches: the rows without a delay, from which the delay columns are removed, and the delayed rows or None."""
     there = [name for name in DELAY_COLUMNS if name in rows.schema.names]
     if not there:
         return rows, None

@@ -221,7 +221,7 @@ class Store:
             self._drop()
             self._meta_is_stale = True
         except lmdb.Error:
-            # Another thread has closed the environment, or the next caller gets this error.
+            # Another thread may have closed the environment. Any other error is raised again at the next use.
             pass
 
     def _write_over_stale_meta(self) -> None:
