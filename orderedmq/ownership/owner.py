@@ -306,7 +306,7 @@ class Owner:
         self.owned[queue].skip(offset)
 
     def unplace(self, queue: MessageQueue) -> None:
-        """Forget a queue's position and its messages in flight. The next boundary decides the position again."""
+        """Forget a queue's position and its messages in flight. The next boundary determines the position again."""
         self.owned[queue].unplace()
 
     def following(self, counts: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:

@@ -118,7 +118,7 @@ class Lot:
     def _sum(self, heads: pa.MapArray) -> None:
         """Add ``heads`` to `retries` and `oldest`.
 
-        Each is the first message of its key in the lot, even if a later owner of the queue parked an older message of the key after it.
+        A head is the first message of its key in the lot, even if a later owner of the queue parked an older message of the key after it.
         """
         attempts, stored = (pc.map_lookup(heads, name, "first").cast(pa.int64()) for name in (PARKED_ATTEMPTS, PARKED_STORED))
         self.retries += pc.sum(attempts).as_py() or 0

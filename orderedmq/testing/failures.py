@@ -54,7 +54,7 @@ class FailsOnce:
             raise FailedOnce(f"fails_once made the first call of {self._name}{what} fail")
 
     def _first(self, key: str | None) -> bool:
-        """Return whether this is the first call (with this key) in any process. The result is True in exactly one process."""
+        """Return whether this is the first call (with this key) in any process. Only one call gets True."""
         place = f"{re.sub(r'[^-.0-9A-Za-z]', '_', self._name)}-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}"
         try:
             (self._folder / place).touch(exist_ok=False)

@@ -1,4 +1,4 @@
-"""The recent history of a group's queues, from successive looks at the broker: lag, hand-overs, last commits. Pure."""
+"""The recent history of a group's queues, read from the broker at intervals: lag, hand-overs, last commits. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orderedmq.model import MessageQueue
 #: Seconds of one step of a history, and number of steps kept: ten minutes in total.
 STEP: Final = 5.0
 STEPS: Final = 120
-#: Maximum number of hand-overs kept. Queues that moved between the same two owners since the previous look count as one hand-over.
+#: Maximum number of hand-overs kept. Queues that moved between the same two owners since the previous call count as one hand-over.
 MOST_HAND_OVERS: Final = 50
 
 #: A lag for each step from the oldest to the current one; None for a step in which the lag was not read.

@@ -1,4 +1,4 @@
-"""The metrics of a broker for Prometheus: their names and meanings, and their samples from one look at the broker. Pure.
+"""The metrics of a broker for Prometheus: their names and meanings, and the samples that are computed from its state. Pure.
 
 Rules: metrics of groups begin with ``orderedmq_group_`` and have a label ``group``. The metrics of running queries, which
 `ordered_source.LagListener` exports, have a label ``query`` and other names, because a query's view differs from the broker's. A
@@ -40,13 +40,13 @@ class MetricSample(NamedTuple):
 
 
 #: The metrics of the exporter itself.
-UP: Final = MetricKind("orderedmq_up", (), "1 if the last look at the broker succeeded, else 0.")
+UP: Final = MetricKind("orderedmq_up", (), "1 if the broker could be read the last time, else 0.")
 FAILURES: Final = MetricKind(
     "orderedmq_exporter_failures_total",
     ("condition",),
-    "Failed looks at the broker or at one of its groups, by the condition of the error.",
+    "Failed attempts to read the broker or one of its groups, by the condition of the error.",
 )
-LOOK_SECONDS: Final = MetricKind("orderedmq_exporter_look_seconds", (), "Duration of the last look at the broker.")
+LOOK_SECONDS: Final = MetricKind("orderedmq_exporter_look_seconds", (), "Time that it took to read the broker the last time.")
 LOOK_TIME: Final = MetricKind(
     "orderedmq_exporter_look_timestamp_seconds",
     (),

@@ -1,8 +1,8 @@
-"""Metrics for Prometheus at one URL. All scrapers share a look at the broker, and the exporter keeps running if the broker goes away.
+"""Metrics for Prometheus at one URL. All scrapers share what was read, and the exporter keeps running if the broker goes away.
 
-Rules: a scrape returns the result of one look, which is rendered at most once. The scrape waits at most `PATIENCE` seconds for it,
-because Prometheus gives up after 10; a slower look runs to its end, and a later scrape gets its result. If the last look failed or is
-older than `STALE` seconds, groups have no samples and ``orderedmq_up`` is 0, because old values would look like an idle broker.
+Rules: a scrape returns the result of one read of the broker, which is rendered at most once. The scrape waits at most `PATIENCE` seconds
+for it, because Prometheus gives up after 10; a slower read runs to its end, and a later scrape gets its result. If the last read failed
+or is older than `STALE` seconds, groups have no samples and ``orderedmq_up`` is 0, because old values would look like an idle broker.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from orderedmq.ui.metric_samples import FAILURES, LOOK_SECONDS, LOOK_TIME, UP, M
 from orderedmq.ui.shared_look import SharedLook
 from orderedmq.ui.watches import BrokerNow, Watches
 
-#: Maximum seconds that a scrape waits for a look.
+#: Maximum seconds that a scrape waits until the broker has been read.
 PATIENCE: Final = 5.0
-#: Seconds after which the result of a look is no longer exported.
+#: Seconds after which a result is no longer exported.
 STALE: Final = 60.0
 
 
@@ -64,7 +64,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Looked:
-    """The result of a look at the broker. ``found`` None: the look failed. ``when``: when it was last valid, in monotonic seconds."""
+    """The result of reading the broker. ``found`` None: reading failed. ``when``: when it was last valid, in monotonic seconds."""
 
     when: float
     seconds: float
@@ -96,7 +96,7 @@ class BrokerCollector(Collector):
         self._counted: OrderedMQError | None = None
 
     def latest(self) -> Looked | None:
-        """Return the last look at the broker, or None if it is older than `STALE` seconds. Wait up to `PATIENCE` seconds for a new look."""
+        """Return the last result, or None if it is older than `STALE` seconds. Wait up to `PATIENCE` seconds for a new one."""
         with self._guard:
             if self._looking is None or not self._looking.is_alive():
                 self._looking = threading.Thread(target=self._look, name="orderedmq-metrics", daemon=True)
@@ -110,7 +110,7 @@ class BrokerCollector(Collector):
         yield from self.metrics(self.latest())
 
     def metrics(self, last: Looked | None) -> Iterator[Metric]:
-        """Yield the metrics of a look at the broker, or only the exporter's own metrics if ``last`` is None or has no result."""
+        """Yield the metrics of a result, or only the exporter's own metrics if ``last`` is None or has no result."""
         found = last.found if last is not None else None
         yield _family(UP, [MetricSample({}, float(found is not None))])
         counts = sorted(self._failures.items())
@@ -142,7 +142,7 @@ class BrokerCollector(Collector):
             self._say("the broker can be reached again")
         ended = time.monotonic()
         if before is not None and before.found is found:
-            # The next look was not due yet, so the previous result is still valid.
+            # The next read was not due yet, so the previous result is still valid.
             self._last = replace(before, when=ended)
             return
         self._failures.update(error.condition for error in found.refused.values())
@@ -150,12 +150,12 @@ class BrokerCollector(Collector):
 
 
 class Metrics:
-    """The metrics page. The result of each look is rendered once for all scrapers."""
+    """The metrics page. Each result is rendered once for all scrapers."""
 
     def __init__(self, collector: BrokerCollector) -> None:
         self._collector = collector
         self._guard = threading.Lock()
-        #: Content type → the result of the last rendered look, and its rendering.
+        #: Content type → the last result that was rendered, and its rendering.
         self._rendered: dict[str, tuple[BrokerNow, bytes]] = {}
 
     def page(self, request: Request) -> Response:
@@ -176,7 +176,7 @@ class Metrics:
 
 
 class _Once(Collector):
-    """The metrics of one look at the broker, as a collector."""
+    """The metrics of one result, as a collector."""
 
     def __init__(self, collector: BrokerCollector, last: Looked | None) -> None:
         self._collector = collector

@@ -1,10 +1,10 @@
-"""A look at a broker, which means to read a part of its state. All watchers share the result until the next look is due.
+"""Reads a part of a broker's state. All watchers share the result until the next read is due.
 
-Rules: a look happens only when its result is requested. One thread looks at a time. Other threads wait up to `PATIENCE` seconds
-for the result, then get the previous one. The next look is due at least `LEAST` seconds after the start of the last look, after a
-pause at least as long as the last look took, and late enough that looks use at most `SHARE` of a core. For this share, the smaller
-CPU cost of the last two looks counts, because the first look also loads modules. If the broker reports that nothing has changed,
-the next look waits up to `UNCHANGED` seconds.
+Rules: the broker is read only when a result is requested, by one thread at a time. Other threads wait up to `PATIENCE` seconds
+for the result, then get the previous one. The next read is due at least `LEAST` seconds after the start of the last read, after a
+pause at least as long as the last read took, and late enough that reads use at most `SHARE` of a core. For this share, the smaller
+CPU cost of the last two reads counts, because the first read also loads modules. If the broker reports that nothing has changed,
+the next read waits up to `UNCHANGED` seconds.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 LEAST: Final = 0.9
 UNCHANGED: Final = 4.5
-#: Seconds that a viewer waits for a look that another viewer has started, before it gets the previous result.
+#: Seconds that a viewer waits for a read that another viewer has started, before it gets the previous result.
 PATIENCE: Final = 0.3
-#: The share of one core that looks may use.
+#: The share of one core that reads may use.
 SHARE: Final = 1 / 75
 
 
 class SharedLook(Generic[T]):
-    """Calls ``look`` when its result is requested and a new look is due.
+    """Calls ``look``, which reads the broker, when its result is requested and a new read is due.
 
     ``change`` returns a number that differs after any change, or None if the broker cannot report changes. ``clock`` returns the
     monotonic time, ``cpu`` the CPU time that this thread has used, both in seconds.
@@ -48,7 +48,7 @@ class SharedLook(Generic[T]):
         self._found: T | None = None
         self._failed: OrderedMQError | None = None
         self._seen: int | None = None
-        #: When the last look began and ended, in monotonic seconds; the CPU seconds of the last two looks, with their rendering.
+        #: When the last read began and ended, in monotonic seconds; the CPU seconds of the last two reads, with their rendering.
         self._begun = self._at = 0.0
         self._cost = self._former_cost = 0.0
         #: When the broker last reported that nothing had changed.
@@ -57,7 +57,7 @@ class SharedLook(Generic[T]):
         self.asked = 0.0
 
     def get(self) -> T:
-        """Return the result of the last look, or of a new look if one is due. If the look failed, raises its OrderedMQError."""
+        """Return the result of the last read, or of a new read if one is due. If the read failed, raises its OrderedMQError."""
         self.asked = self._clock()
         nothing = self._found is None and self._failed is None
         if self._is_due() and self._looking.acquire(timeout=-1 if nothing else PATIENCE):
@@ -72,12 +72,12 @@ class SharedLook(Generic[T]):
         return self._found
 
     def spend(self, seconds: float) -> None:
-        """Add the CPU time of rendering the result to the cost of the look."""
+        """Add the CPU time of rendering the result to the cost of the read."""
         self._cost += seconds
 
     @property
     def due_in(self) -> float:
-        """Seconds until the next look is due."""
+        """Seconds until the next read is due."""
         return max(0.0, self._due - self._clock())
 
     @property
@@ -100,7 +100,7 @@ class SharedLook(Generic[T]):
     def _look_now(self) -> None:
         self._begun, spent = self._clock(), self._cpu()
         try:
-            # Read the number before the look, so that a change during this look makes the next look due.
+            # Read the number before calling `look`, so that a change during the call makes the next read due.
             self._seen = self._change()
             self._found, self._failed = self._look(), None
         except OrderedMQError as error:

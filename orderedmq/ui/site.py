@@ -59,7 +59,7 @@ class Site:
         self._notes: OrderedDict[str, str] = OrderedDict()
 
     def live(self, look: SharedLook[T], template: str, view: Callable[[T], dict[str, Any]], *key: Any) -> Rendering:
-        """Return the result of a look, rendered once for all viewers of the same ``key``. Raises the look's OrderedMQError."""
+        """Return the result of ``look``, rendered once for all viewers of the same ``key``. Raises the errors of `SharedLook.get`."""
         found = look.get()
         place = (template, *key)
         with self._guard:

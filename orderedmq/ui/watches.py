@@ -190,11 +190,11 @@ class Watches:
         self._groups: dict[str, GroupWatch] = {}
 
     def groups(self) -> SharedLook[list[GroupNow]]:
-        """Return the shared look at all groups, without the group that replays dead letters: the counts of dead letters show its lag."""
+        """Return the `SharedLook` of all groups, without the group that replays dead letters: the counts of dead letters show its lag."""
         return self._shared("groups", "", self._look_at_groups)
 
     def group(self, name: str) -> tuple[SharedLook[GroupNow], LagHistory]:
-        """Return the shared look at one group, and the history of the group's lag. Raises GroupError BAD_NAME."""
+        """Return the `SharedLook` of one group, and the history of the group's lag. Raises GroupError BAD_NAME."""
         check_group(name)
         with self._guard:
             watch = self._groups.get(name) or GroupWatch(self._broker, name)
@@ -203,11 +203,11 @@ class Watches:
         return look, watch.lags
 
     def everything(self) -> SharedLook[BrokerNow]:
-        """Return the shared look at all groups for the metrics. It uses the looks of the groups' pages, so each group is read only once."""
+        """Return the `SharedLook` of all groups for the metrics. It shares results with the groups' pages, so no group is read twice."""
         return self._shared("everything", "", self._look_at_everything)
 
     def parked(self, group: str) -> SharedLook[ParkedNow]:
-        """Return the shared look at the parked keys of a group. Raises GroupError BAD_NAME."""
+        """Return the `SharedLook` of the parked keys of a group. Raises GroupError BAD_NAME."""
         check_group(group)
         return self._shared("parked", group, lambda: ParkedNow(time.time(), parked_keys(self._broker, group)))
 
@@ -215,7 +215,7 @@ class Watches:
         return self._shared("topics", "", self._look_at_topics)
 
     def topic(self, name: str) -> SharedLook[tuple[float, TopicInfo, list[QueueInfo]]]:
-        """Return the shared look at one topic. Its result is the time of the look, the topic, and the topic's queues."""
+        """Return the `SharedLook` of one topic. Its result is the time of the read, the topic, and the topic's queues."""
 
         def look() -> tuple[float, TopicInfo, list[QueueInfo]]:
             return time.time(), self._broker.log.topic(name), self._broker.admin.describe_topic(name)
@@ -227,7 +227,7 @@ class Watches:
             return self._kept(kind, name, look)
 
     def _kept(self, kind: str, name: str, look: Callable[[], T]) -> SharedLook[T]:
-        """Return the shared look of this kind and name. Create it if it does not exist. The caller must hold the guard."""
+        """Return the `SharedLook` of this kind and name. Create it if it does not exist. The caller must hold the guard."""
         found = self._looks.get((kind, name))
         if found is None:
             self._forget()
