@@ -57,8 +57,8 @@ class Session:
     def boundary(self, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
         """Carry out the Owner's actions between micro-batches, when nothing is in flight.
 
-        ``patient`` (set for availableNow): wait up to lockTimeout for queues that others hold. A query of a shared group then requests no
-        further queues at later boundaries.
+        ``patient`` (set for availableNow): wait up to lockTimeout for queues that others hold. After that, a query of a shared group
+        requests no further queues at later boundaries.
         """
         for action in self.owner.boundary(start, queues):
             if isinstance(action, Lock):

@@ -154,8 +154,8 @@ class Threads(Calls[T, R]):
         self._threads: list[_Thread] = []
         self._under_way = 0
         self._ended = False
-        #: Whether calls were still running when the task ended. Then each thread adds itself to the idle threads when its call has
-        #: returned.
+        #: Whether calls were still running when the task ended. In that case, each thread adds itself to the idle threads when its
+        #: call has returned.
         self.abandoned = False
 
     def start(self, work: T) -> None:

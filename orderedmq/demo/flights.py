@@ -81,7 +81,7 @@ def _columns(source: Any) -> dict[str, pa.Array]:
 
 
 def _times(flights: dict[str, pa.Array], airports: dict[str, pa.Array]) -> tuple[Times, Times, tuple[Times, Times]]:
-    """Return actual departures and arrivals, and a pair of the scheduled ones, in UTC. A time that does not exist is NaT.
+    """Return actual departures, actual arrivals, and the pair of both as scheduled, in UTC. A time that does not exist is NaT.
 
     The data has local clock times of departure and arrival, and the scheduled hour of departure in UTC.
     """

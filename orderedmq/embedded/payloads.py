@@ -55,7 +55,7 @@ def release(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> None:
 
 
 def share(txn: Transaction, topic: TopicInfo, chunk: Chunk) -> int:
-    """Return the bytes of ``topic`` that deleting the chunk frees: those of its payload, or ``topic``'s share of the payload's segment."""
+    """Return the bytes of ``topic`` that deleting the chunk frees: its payload, or ``topic``'s share of the payload's segment."""
     if chunk.segment == INLINE:
         return chunk.stored_bytes
     state = segment_state(txn, chunk.segment)

@@ -50,7 +50,7 @@ class Message:
     they do not hide a column.
     """
 
-    # No __dict__, so that a listener cannot overwrite a column, which a retry or a dead letter of the message would then contain.
+    # Without __dict__, a listener cannot overwrite a column. A retry or a dead letter of the message would contain the new value.
     __slots__ = ("_again", "_attempts", "_due", "_error", "_held", "_key", "_level", "_number", "_offset", "_rows")
 
     def __init__(self, offset: int, key: str | None, rows: Any = None, number: int = 0) -> None:

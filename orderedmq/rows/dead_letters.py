@@ -1,4 +1,4 @@
-"""Dead letters: the properties with a letter's origin and identity, and with the number of its message's replays. Pure."""
+"""Dead letters: the properties that hold a letter's origin and identity, and how often its message was replayed. Pure."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def _check_length(column: pa.Array, name: str, where: str, first: int) -> None:
 def several_tags(rows: pa.RecordBatch) -> int:
     """Return how many of the rows (as `normalise` returns them) have a tag with a comma or ``||``, probably meant as several tags.
 
-    A message has only one tag, so a filter by one of the parts does not match such a message.
+    A message has only one tag, so a filter by one of the parts does not match the message.
     """
     if "tags" not in rows.schema.names:
         return 0

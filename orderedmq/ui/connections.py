@@ -177,7 +177,10 @@ def _close_one(those: list[Limited]) -> bool:
 
 
 def address_of(text: str) -> str:
-    """Return the address by which connections are counted: of IPv6 only the first 64 bits, as one host may own all addresses with them."""
+    """Return the address by which connections are counted.
+
+    Of an IPv6 address, only the first 64 bits count, because one host may own all addresses that begin with them.
+    """
     try:
         found = ip_address(text.partition("%")[0])
     except ValueError:

@@ -52,7 +52,7 @@ def environment(shared: Mapping[str, Any]) -> Environment:
 def _finalize(value: Any) -> Any:
     """Return the text that a template prints for a value. Templates pass every text to it, so no page contains control characters.
 
-    Markup is built from texts that were passed to it. A value that a form must send back unchanged is encoded first, because
+    Markup is built from texts that were passed to this function. A value that a form must send back unchanged is encoded first, because
     escaping would change it: see the filter ``quoted`` and `pages.identity`.
     """
     return value if isinstance(value, Markup | int | float) else escaped(str(value))

@@ -62,7 +62,7 @@ def decode(
     Its rows are the messages with offsets in [begin, end), in the order of the responses. If ``tags`` is not empty, messages with other
     tags are left out, because a broker compares only the hash codes of tags. The rows stop before ``end`` once their bodies have
     ``max_bytes`` (a few hundred bytes of zstd can expand to gigabytes), or once all columns together exceed both ``max_bytes`` and
-    PIECE_BYTES. They also stop before a message that cannot be read. To stop early, ``columns`` must contain queue_offset. ``queue`` is
+    PIECE_BYTES. They also stop before a message that cannot be read. For such a stop, ``columns`` must contain queue_offset. ``queue`` is
     the queue that was pulled, with the topic's name as the broker knows it. ``malformed`` gets the offsets of rows with text that is
     not UTF-8 (text.py). ``verify_crc`` verifies the checksum of each requested body.
     Raises Unreadable if the first requested message cannot be read, ProtocolError if bytes are not messages or a message belongs to
@@ -78,7 +78,7 @@ def decode(
             size += piece.nbytes
             bodies += total_bytes(piece.column("body")) if "body" in columns else 0
             if bodies >= max_bytes or size > max(max_bytes, PIECE_BYTES):
-                # A response is in order and has no gaps, so later responses add no messages below its last offset.
+                # A response is in order and complete, so later responses add no messages below its last offset.
                 stop = max(pc.max(one.column("queue_offset")).as_py() for one in pieces) + 1
                 break
     except Unreadable as error:

@@ -69,7 +69,7 @@ class DeadLetterTopic:
         self._client = client
         self._log = log
         self._offsets = offsets
-        #: By dead letter queue: the last LOOK_BACK letters by key, in their order, and the offset up to which the queue was read.
+        #: For each dead letter queue: its last LOOK_BACK letters by key, in their order, and the offset up to which it was read.
         self._seen: dict[MessageQueue, tuple[dict[str, _Origin], int]] = {}
 
     def sending_by(self, client: Client) -> DeadLetterTopic:

@@ -49,7 +49,7 @@ from orderedmq.rocketmq.net.fan_out import lock_queues, unlock_queues
 
 #: Seconds for a lock request. A lock is trusted from when its request is sent, so a slower grant could hardly be used.
 _LOCK_TIMEOUT: Final = 15.0
-#: Seconds for renewing locks at all brokers. Together with RENEW_INTERVAL and the next heartbeat this is less than HOLDER_TRUST.
+#: Seconds for renewing locks at all brokers. This time, RENEW_INTERVAL and the next heartbeat together take less than HOLDER_TRUST.
 _RENEW_TIMEOUT: Final = 3.0
 #: Seconds for giving queues back. A lock whose broker cannot be reached expires by itself.
 _UNLOCK_TIMEOUT: Final = 3.0

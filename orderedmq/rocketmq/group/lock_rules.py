@@ -4,15 +4,15 @@ The broker's lock table (RebalanceLockManager) stores a client id and a time for
 owners, and a renewal also grants a queue that is free. So these additional rules apply:
 
 - *Trust*: a lock is trusted for HOLDER_TRUST (30 s, half of its life) from when its last successful request was sent. After
-  that, another client may have held the queue: ``lock`` treats a success as a new grant with a new epoch, and ``renew`` reports a loss.
+  that, another client may have held the queue, so ``lock`` treats a success as a new grant, with a new epoch, and ``renew`` reports a loss.
 - *Epoch*: the time of the grant in microseconds since 1970, raised above the queue's *fence* and all earlier epochs of this
   process.
 - *Fence*: a number stored next to the group's offset in the queue (offsets.py). A token whose epoch is not above the fence is stale.
   Grants, unlocks, seeks and forced releases raise the fence. Java consumers do not raise it, and a killed broker forgets changes of its
   last 5 s, so a token above the fence may still be stale.
 - *Restart of a broker*: roster.py prevents members from taking each other's queues while the broker does not know all members.
-- *Tenure*: always the token's epoch, because the broker does not store earlier owners. So a restarted query of a shared group resumes
-  each queue at the group's offset. An exclusive query follows its checkpoint unless the group's offset is higher (Owner.unbroken).
+- *Tenure*: always begins at the token's epoch, because the broker does not store earlier owners. So a restarted query of a shared group
+  resumes each queue at the group's offset. An exclusive query follows its checkpoint unless the group's offset is higher (Owner.unbroken).
 - *Name*: the client id of a lock may be any text, not only a member's id. A run uses its query's name while no other run of the
   query is a member, so a restarted query is granted its own locks immediately. Otherwise it uses its own client id, and the runs
   exclude each other like different queries. The token says which of the two names its lock has.

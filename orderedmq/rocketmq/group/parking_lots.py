@@ -1,7 +1,7 @@
 """Parking lots at the brokers: the topics %PARKED%<group>%<topic>, and the messages that are parked in them (parking/rules.py).
 
-`orderedmq.rocketmq.append` parks each message once. A copy names the place of its message (property PARKED_FROM), so copies are searched
-for this place from the group's offset in the lot to the lot's end. This process remembers the messages that it has read or sent, and
+`orderedmq.rocketmq.append` parks each message once. A copy names the place of its message (property PARKED_FROM). To find a copy, the lot
+is searched for this place, from the group's offset to the lot's end. This process remembers the messages that it has read or sent, and
 reads only the others.
 
 Only the queue's lock, which is checked before each request, prevents other processes from parking. Two processes that park at the same
@@ -129,7 +129,7 @@ class ParkingLots:
         settled: int,
         require_lock: Callable[[], None],
     ) -> None:
-        """Append those of the ``wanted`` messages that are not yet in the lot. ``wanted``: messages by their places."""
+        """Append the messages in ``wanted`` that are not yet in the lot. ``wanted``: messages by their places."""
         port = BrokerPort(self._client, lot, require_lock=require_lock)
         for deleted in (False, True):
             copies = _Copies(self, port, group, queue, wanted, settled)
@@ -222,7 +222,7 @@ _all: Final = BeginAnew(ParkingLots._begin)
 
 
 class _Copies:
-    """The messages to park as `Outgoing` messages: those of ``wanted`` (by their places) that are not in the lot yet."""
+    """The messages to park, as `Outgoing` messages: all in ``wanted`` (messages by their places) that are not in the lot yet."""
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ class Fetch:
         #: Where the pull began, and its limits.
         self._offset = offset
         self._limits = PullLimits(0, 0, 0, 0)
-        #: Offsets from this one on are not requested. It is lowered to where the queue ends or has lost messages.
+        #: Offsets from this one on are not requested. Lowered to the offset at which the queue ends or has lost messages.
         self._stop = offset
         #: Whether ``_stop`` was lowered.
         self._ended = False
@@ -100,7 +100,7 @@ class Fetch:
         #: The next offset to request, and ranges below it to request again: (when, begin, count).
         self._next = offset
         self._again: list[tuple[float, int, int]] = []
-        #: Ranges to request in one write; the lane, the replica that was wanted for it, and the replica to which it leads.
+        #: Ranges to request in one write. The next fields: the lane, the replica that was wanted, and the replica to which the lane leads.
         self._asks: list[tuple[int, int]] = []
         self._lane: Lane | None = None
         self._wanted: int | None = MASTER_ID

@@ -83,7 +83,7 @@ class RocketMQLog:
         self._confirmed: dict[str, float] = {}
         #: Topics that were checked through a Proxy and are not static.
         self._plain: set[str] = set()
-        #: By topic and anchor: when they were compared, and whether the topic is another one.
+        #: For each topic and anchor: when they were compared, and whether the topic had been created again.
         self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
 
     def reading(self, how: PullSettings) -> RocketMQLog:

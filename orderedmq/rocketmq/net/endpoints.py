@@ -171,7 +171,7 @@ class Endpoints:
         usable: Callable[[float], T | None],
         opened: Callable[[], T],
     ) -> T:
-        """Return the result of ``usable``. If it is None, wait for as long as earlier failures require, and return that of ``opened``."""
+        """Return the result of ``usable`` or, if it is None, wait for as long as earlier failures require and return that of ``opened``."""
         if self._closing.is_set():
             self.raise_closed()
         found = usable(time.monotonic())

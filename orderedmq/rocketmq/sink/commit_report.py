@@ -1,4 +1,4 @@
-"""A task's report on each of its queues, which is the token of its receipt, and the decisions of the commit. Pure."""
+"""A task's report on its queues, which is the token of the task's receipt, and the decisions of the commit. Pure."""
 
 from __future__ import annotations
 

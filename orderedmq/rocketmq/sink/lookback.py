@@ -136,7 +136,7 @@ class Lookback:
 
 
 class Ledger:
-    """One attempt's record of its rows in one queue: which messages are its rows, and which rows it still has to send."""
+    """The record of one attempt on one queue: which messages are the attempt's rows, and which rows it still has to send."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer

@@ -1,4 +1,4 @@
-"""The rows of one attempt for one queue: which of them are stored, and the requests that send the others. Uses no sockets.
+"""The rows of one attempt for one queue: finds out which are stored, and makes the requests that send the others. Uses no sockets.
 
 `orderedmq.rocketmq.append` sends the requests, and explains why each row is stored once. Rows are sent only while the attempt holds the
 queue's lock, and on the connection on which the lock was granted. After losing the lock or the connection, an attempt first reads the

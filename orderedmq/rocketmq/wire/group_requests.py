@@ -50,7 +50,7 @@ def _queue_of(group: str, queue: MessageQueue) -> dict[str, str]:
 
 
 def consumer_offset(group: str, queue: MessageQueue) -> Request[int | None]:
-    """Request the group's offset; None if the group has never committed (14).
+    """Request the group's offset (14); None if the group has never committed.
 
     A broker before 5.0 ignores ``setZeroIfNotFound``, and answers 0 instead of None if the queue is empty or its first message
     is recent. While an administrator's reset is pending, the answer is the offset of that reset.
@@ -66,7 +66,7 @@ def consumer_offset(group: str, queue: MessageQueue) -> Request[int | None]:
 
 
 def update_consumer_offset(group: str, queue: MessageQueue, offset: int) -> Request[bool]:
-    """Set the group's offset, forward or backward (15). The answer is False if the broker ignored it, because a reset is pending.
+    """Set the group's offset, forward or backward (15). The answer is False if the broker ignored the offset because a reset is pending.
 
     From 5.3.0 on, raises GroupError MISSING or TopicError MISSING if the group or the topic does not exist. A pull, a heartbeat or
     `admin_requests.create_group` creates the group. The broker writes the offset to disk within 5 s.
@@ -186,7 +186,7 @@ def unregister(client_id: str, group: str) -> Request[None]:
 
 
 def consumer_list(group: str) -> Request[tuple[str, ...]]:
-    """Request the sorted client ids of the group's members at this broker; an empty tuple if there are none (38)."""
+    """Request the sorted client ids of the group's members at this broker (38); an empty tuple if there are none."""
 
     def parse(response: RemotingCommand) -> tuple[str, ...]:
         if response.code == _SUCCESS:
@@ -291,7 +291,7 @@ def check_client_config(client_id: str, group: str, subscription: TopicSubscript
 
 
 def lock(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Request[frozenset[MessageQueue]]:
-    """Lock queues at the master of their broker. The answer has those of the queues that the client now holds (41).
+    """Lock queues at the master of their broker (41). The answer has the requested queues that the client now holds.
 
     A lock lasts for 60 s at the broker, even if the connection ends, and is lost when the broker restarts. It does not prevent
     other clients from pulling.

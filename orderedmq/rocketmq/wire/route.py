@@ -58,7 +58,7 @@ class BrokerData:
         return self.addresses.get(MASTER_ID)
 
     def address(self, broker_id: int) -> str | None:
-        """Return a replica's address. If the route lacks it, return the address of the master, or else that of the lowest id.
+        """Return a replica's address. If the route lacks the replica, return the address of the master, or else the one with the lowest id.
 
         The route may lack a replica that a broker suggested, because routes change.
         """
@@ -214,7 +214,7 @@ def _broker(fields: dict[str, Any]) -> BrokerData:
 
 
 def _without_acting_master(fields: dict[str, Any], read_only: Collection[str]) -> BrokerData:
-    """Return a broker, with a replica that acts as its master listed as a replica.
+    """Return a broker in which a replica that acts as the master is listed as a replica.
 
     If the master is absent, a nameserver (supportActingMaster) gives the master's id to the first replica, and makes the queues
     read-only (RouteInfoManager.pickupTopicRouteData).
