@@ -135,7 +135,7 @@ def _close_connection(spark: SparkSession) -> None:
 
 
 class _Stopping:
-    """Stops all queries of a session once, in the first thread that calls ``run``. It is also a Java Runnable."""
+    """Stops all queries of a session once, in the first thread that calls ``run``. Java can call it as a Runnable."""
 
     def __init__(self, spark: SparkSession, timeout: float) -> None:
         self._spark, self._timeout = spark, timeout

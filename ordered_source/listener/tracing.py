@@ -70,7 +70,7 @@ class Tracing:
         return lock.broker.traced(self.customized_trace_topic or TRACE_TOPIC, check=False)
 
     def listener(self, listener: Any, lock: TaskLock) -> Called:
-        """Return the function that calls a listener, or the current thread's object of a listener class, in a task. See `calls.kept`."""
+        """Return the function by which a task calls a listener or, for a class, the current thread's object. See `calls.kept`."""
         called: Called = calls.kept(listener, _in_spans(lock.token.group) if self.trace_context else None)
         if not self.enable_msg_trace:
             return called

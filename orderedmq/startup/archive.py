@@ -129,7 +129,7 @@ def _find(java: Java, home: Path) -> Path | None:
 
 
 def _base(java: Java, folder: Path) -> str:
-    """Return the option for the archive of Java's own classes, which Spark's archive extends. Makes it if Java came without one."""
+    """Return the option for the archive of Java's own classes, which Spark's archive extends. Make that archive if Java came without it."""
     said = subprocess.run([java.path, "-Xshare:on", "-version"], stdin=subprocess.DEVNULL, capture_output=True)
     if said.returncode == 0:
         return ""

@@ -38,7 +38,7 @@ from orderedmq.routing.selector import Keying
 from orderedmq.routing.sharding_key import is_number
 from orderedmq.rows import dead_letters as noted
 
-#: The group whose offset in a dead-letter queue is the first letter that no replay of all letters has handled.
+#: The consumer group of replays. Its offset in a dead-letter queue is where the next replay of all letters begins.
 REPLAY_GROUP: Final = "dlq-replay"
 #: A message that becomes a dead letter again after this many replays is in quarantine.
 MAX_REPLAYS: Final = 3

@@ -176,7 +176,7 @@ class Metrics:
 
 
 class _Once(Collector):
-    """The metrics of one result, as a collector."""
+    """Collects the metrics of one result."""
 
     def __init__(self, collector: BrokerCollector, last: Looked | None) -> None:
         self._collector = collector

@@ -125,7 +125,7 @@ def _meta(page: bytes) -> Meta:
 
 
 def wrong_metas(pair: tuple[Meta, Meta]) -> str | None:
-    """Return what is wrong with the meta pages, if LMDB would crash because of it or would not notice it, else None."""
+    """Return a fault of the meta pages that would crash LMDB or that LMDB would not notice; None if there is none."""
     size = pair[0].page_size
     if not _is_size(size):
         return f"meta page 0 names a page size of {size} bytes"

@@ -42,16 +42,16 @@ parking lot   PARKED_FROM, the message's place   the group's offset in the lot; 
 What a broker forgets
 ---------------------
 A broker writes offsets, and with them every number in `wire.registers`, to disk every 5 s. A broker that is killed loses the changes of
-the last seconds, so a number can go back or disappear, but never increase. No message is stored twice because of that:
+the last seconds, so a number can go back or disappear, but never increase. Even then, each message is stored only once:
 
 - If a group's offset, or a sink's *bookmark* (`sink.bookmarks`), is too low, the search takes longer. If it is missing, the queue's history
   is read (`sink.lookback`). If it is above the queue's end, it belongs to an earlier topic of that name and is set back.
 - If a sink's *committed batches* are missing, the bookmarks show which batches are committed.
-- If the *writer* recorded for a queue is missing or out of date, it looks as if another run were the writer. The attempt then waits for
+- If the *writer* recorded for a queue is missing or out of date, another run seems to be the writer. In that case, the attempt waits for
   that run's locks and makes its own run the writer again. A broker that was killed has also lost all locks. An attempt trusts its lock
   only on the connection on which it was granted, so both runs request their locks again.
-- If a queue's *seek number* (`group.offsets`) is forgotten, letters have the keys that they had before the seek. Letters that were written
-  before the seek then count as written.
+- If a queue's *seek number* (`group.offsets`) is forgotten, letters have the keys that they had before the seek. So letters that were
+  written before the seek count as written.
 
 What this does not cover
 ------------------------

@@ -45,7 +45,7 @@ class Outgoing(Protocol):
     def look(self) -> bool:
         """Read the messages added to the queue since the last call. All requests have settled, so messages not found are not stored.
 
-        Return whether it found wanted messages whose requests got no answer: sending makes progress although answers are lost.
+        Return whether it found wanted messages whose requests got no answer, so that sending makes progress although answers are lost.
         """
         ...
 

@@ -62,7 +62,7 @@ def decode(
     Its rows are the messages with offsets in [begin, end), in the order of the responses. If ``tags`` is not empty, messages with other
     tags are left out, because a broker compares only the hash codes of tags. The rows stop before ``end`` once their bodies have
     ``max_bytes`` (a few hundred bytes of zstd can expand to gigabytes), or once all columns together exceed both ``max_bytes`` and
-    PIECE_BYTES. They also stop before a message that cannot be read. For such a stop, ``columns`` must contain queue_offset. ``queue`` is
+    PIECE_BYTES. They also stop before a message that cannot be read. For either stop, ``columns`` must contain queue_offset. ``queue`` is
     the queue that was pulled, with the topic's name as the broker knows it. ``malformed`` gets the offsets of rows with text that is
     not UTF-8 (text.py). ``verify_crc`` verifies the checksum of each requested body.
     Raises Unreadable if the first requested message cannot be read, ProtocolError if bytes are not messages or a message belongs to

@@ -73,7 +73,7 @@ class Commits:
                     held.committed[token.queue] = at
 
     def repeat(self, locks: Sequence[HeldLock], held_locks: HeldLocks, seconds: float) -> list[LockToken]:
-        """Commit again offsets of the last 5 s that a killed broker forgot. Return the tokens of locks that turn out to be lost.
+        """Restore offsets of the last 5 s that a killed broker has forgotten. Return the tokens of locks that turn out to be lost.
 
         All ``locks`` are of the same group.
         """

@@ -100,8 +100,9 @@ class Fetch:
         #: The next offset to request, and ranges below it to request again: (when, begin, count).
         self._next = offset
         self._again: list[tuple[float, int, int]] = []
-        #: Ranges to request in one write. The next fields: the lane, the replica that was wanted, and the replica to which the lane leads.
+        #: Ranges to request in one write.
         self._asks: list[tuple[int, int]] = []
+        #: The lane in use, the replica for which it was opened, and the replica to which it leads.
         self._lane: Lane | None = None
         self._wanted: int | None = MASTER_ID
         self._replica = MASTER_ID
@@ -379,7 +380,7 @@ class Fetch:
         self._size += size
         self._answers[begin] = (end, memoryview(result.body))
         short = given < count
-        # Only an answer to a request for more than the known limit shows the broker's limit, and only before the queue's end.
+        # An answer shows the broker's limit only if its request exceeded the known limit and the queue has more messages.
         more = count > step or count == MOST_MESSAGES
         if self._matching is None and (given > step or (more and (end < result.max_offset or not short))):
             self._known.step, self._known.learned = given, now

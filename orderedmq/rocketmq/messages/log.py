@@ -60,7 +60,7 @@ _MOST_COMPARED: Final = 10_000
 #: The incarnation of every topic. Brokers store nothing that distinguishes a topic from an earlier one with the same name; `anchor`
 #: distinguishes them where possible.
 ONLY_INCARNATION: Final = ""
-#: `RocketMQLog.advance` measures messages instead of estimating if its limit in bytes is below this number of average messages.
+#: `RocketMQLog.advance` measures messages instead of estimating if its limit in bytes is less than this many messages of average size.
 _EXACT_MESSAGES: Final = 64
 _US_PER_MS: Final = 1000
 #: Seconds for which messages that a broker leaves out are pulled again. A broker skips messages that it cannot read

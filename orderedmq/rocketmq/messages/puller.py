@@ -37,7 +37,7 @@ PULL_MAX_IDLE: Final = 120.0
 _AVERAGE_AGE: Final = 10.0
 #: Seconds for which messages that were read ahead can be used by the next pull. Limited because the topic may be deleted.
 _AHEAD_AGE: Final = 10.0
-#: A pull of at least this many messages reads ahead. Such a pull ends where an answer ends, which would cut smaller pulls short.
+#: A pull of at least this many messages reads ahead and ends where an answer ends. That would cut smaller pulls short.
 AHEAD: Final = 4096
 #: Bytes of the block in `keep_freed_pages`: larger than any array that decoding makes.
 _LARGE_BLOCK: Final = 8 * 1024 * 1024

@@ -28,7 +28,7 @@ class RoundTrips:
         self._sent.update(dict.fromkeys(numbers, self._made))
 
     def answered(self, numbers: Collection[int]) -> list[int]:
-        """Record that requests were answered. Return the requests to send again: each at most once, and at most as many as answers."""
+        """Record that requests were answered. Return the requests to send again: each at most once, and no more than were answered."""
         before = self._made
         for number in numbers:
             if self._sent.pop(number, None) == before:

@@ -49,7 +49,7 @@ class Lookback:
         self._floor = 0 if bookmark is None else max(0, bookmark - 1)
         self._at = end
         self._step = FIRST_STEP
-        #: The lowest sequence seen, by run and partition, among messages that may be the writer's.
+        #: For each run and partition: the lowest sequence seen among messages that may be the writer's.
         self._firsts: dict[tuple[str, int], int] = {}
         #: The lowest offset of the messages that may be the writer's.
         self._lowest_own: int | None = None
