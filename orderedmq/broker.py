@@ -249,7 +249,7 @@ class Groups(Protocol):
     def heartbeat(
         self, group: str, client: ClientIdentity, subscription: Subscription, room: str | None = None
     ) -> list[Member]:
-        """Join the group, or renew the membership, for as long as a lock lasts. Return all members, sorted by client id."""
+        """Join the group, or renew the membership, for as long as a lock lasts. Return all members, including this client, sorted by id."""
 
     def cut_off(self, client: ClientIdentity) -> bool:
         """Return whether the client lost the connection that made it a member, and so needs a heartbeat. Sends no request."""

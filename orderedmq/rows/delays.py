@@ -82,7 +82,7 @@ def delays(rows: pa.RecordBatch, where: str, first: int) -> dict[str, pa.Array]:
     """Check the delay columns of rows. Return, by name, the columns that delay at least one row.
 
     ``first`` is the number of the first row in errors. Raises MessageError BAD_DELAY for a negative level or a row with both columns.
-    Raises NULL_BODY for a delayed row with an empty body: it would be sent alone, and a broker refuses an empty message.
+    Raises NULL_BODY for a delayed row with an empty body: delayed rows are sent one by one, and a broker refuses a single empty message.
     """
     found = {}
     for name in DELAY_COLUMNS:

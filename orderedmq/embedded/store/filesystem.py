@@ -17,7 +17,7 @@ _OF_STORES: Final = frozenset(("data.mdb", "lock.mdb", "owners", "runs", "segmen
 
 
 def file_system(path: Path) -> str:
-    """Return the type of the file system that holds ``path``, or "" if the machine does not say."""
+    """Return the type of the file system that holds ``path``, or "" if it is unknown."""
     with contextlib.suppress(OSError):
         best, kind = "", ""
         real = os.path.realpath(path)

@@ -106,7 +106,7 @@ class DeadLetterTopic:
     # -- searching
 
     def known(self, group: str, queue: MessageQueue, spans: Sequence[OffsetRange]) -> set[int]:
-        """Return the offsets in these ranges of the queue for which `put` would find that a letter is already stored."""
+        """Return the offsets in these ranges of the queue whose letters `put` would find in the topic."""
         target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
         try:
             seen, _ = self._look(group, target)

@@ -235,7 +235,7 @@ class RocketMQGroups:
         return Refusal(queue, "", ", ".join(others[:5]), None, False, LOCK_LIFE)
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """See `Groups.renew`. Also commits offsets again that a broker has forgotten.
+        """See `Groups.renew`. Also commits offsets again if a broker has forgotten them.
 
         Raises RocketMQUnavailableError if a broker could not be reached and no lock is known to be lost.
         """

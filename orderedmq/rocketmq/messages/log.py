@@ -63,7 +63,7 @@ ONLY_INCARNATION: Final = ""
 #: `RocketMQLog.advance` measures messages instead of estimating if its limit in bytes is less than this many messages of average size.
 _EXACT_MESSAGES: Final = 64
 _US_PER_MS: Final = 1000
-#: Seconds for which messages that a broker leaves out are pulled again. A broker skips messages that it cannot read
+#: For how many seconds a pull is repeated if a broker leaves messages out. A broker skips messages that it cannot read
 #: (DefaultMessageStore.getMessage), which also happens for a moment after its start.
 HOLE_PATIENCE: Final = 15.0
 

@@ -88,5 +88,5 @@ def settled_bits(number: int, seek: int) -> int:
 
 
 def queue_of(place: MessageQueue) -> MessageQueue:
-    """Return a queue whose broker stores the register at ``place``: the register's queue, if it has one. For a real queue, return it."""
+    """Return a queue whose broker stores the register at ``place``: the register's queue, if any. A real queue is returned unchanged."""
     return place._replace(queue_id=place.queue_id % (SPAN if place.queue_id < _SETTLED else SETTLED_QUEUES))
