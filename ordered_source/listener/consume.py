@@ -100,7 +100,7 @@ def consume_concurrently(
     ConsumeConcurrentlyContext. `consume_orderly` describes messages, hooks, the kinds of listener, and the rows that are returned.
 
     Each message that was not consumed (RECONSUME_LATER, None, an exception, or an index above ``context.ack_index``) is put into the
-    group's parking lot by itself. It comes back after 10 s, 30 s, 1 min … 2 h, or after the delay level that the listener chose
+    group's parking lot separately. It comes back after 10 s, 30 s, 1 min … 2 h, or after the delay level that the listener chose
     (``context.delay_level_when_next_consume``). After ``max_reconsume_times`` retries it goes to the topic %DLQ%<group>.
 
     With ``retryTopic=true``, the listener sends the message back to its broker instead, as a Java MessageListenerConcurrently does

@@ -228,7 +228,7 @@ class Settings(ABC):
     statuses: ClassVar[type[Enum]]
     #: Whether a message that fails waits in a parking lot.
     parks: ClassVar[bool]
-    #: Whether a failed message is parked by itself, so that newer messages of its key do not wait for it. With such a listener, the
+    #: Whether a failed message is parked alone, so that newer messages of its key do not wait for it. With such a listener, the
     #: source may use a retry topic instead of a parking lot. The broker then counts the retries, and the task sends it their limit
     #: ``most_retries``.
     alone: ClassVar[bool]

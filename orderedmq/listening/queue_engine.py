@@ -20,7 +20,7 @@ A closed range differs from Java's endless queue:
 - Every batch except the last of the range is full, while Java takes the messages that have arrived. So a batch is the same in every
   attempt and repeat, however the range was divided, and all its messages have been retried equally often.
 - A batch becomes dead letters as a whole, when none of its messages has retries left. Java makes each message without retries left a dead
-  letter by itself, and does so again in every further attempt of its batch.
+  letter separately, and does so again in every further attempt of its batch.
 - Even without auto-commit, dead letters settle their batch. Java leaves the batch taken. If this engine did so, a ROLLBACK would bring
   the batch back, and the batch would be uncommitted at the range's end although nothing is left to do. The listener still has to commit
   the batches taken before.

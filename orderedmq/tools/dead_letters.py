@@ -528,7 +528,7 @@ _BY_NUMBER: Final = (Keying("hash", "int"), Keying("hash", "long"), Keying("mod"
 
 
 def _check_text(placed: Sequence[tuple[MessageQueue, DeadLetter]], targets: Mapping[str, list[MessageQueue]]) -> None:
-    """Raise OptionError MISSING if a letter's key, as a number, chooses the letter's original queue, but as text chooses another."""
+    """Raise OptionError MISSING if a letter's key chooses the letter's original queue as a number, but another queue as text."""
     for queue, letter in placed:
         origin, key = letter.origin, letter.sharding_key
         if origin is None or key is None or _same(queue, origin) or not is_number(key):

@@ -90,7 +90,7 @@ class LotReader:
 
 @dataclass
 class ParkedKey:
-    """A key with parked messages. A message that has no key (``key`` None) or was parked by itself counts as a separate key.
+    """A key with parked messages. A message that has no key (``key`` None) or was parked alone counts as a separate key.
 
     ``offset`` and ``ticket`` belong to its first message. ``dropped``: the number of messages that an order has dropped and the
     owner has not removed yet. ``messages``: the number of messages that were not dropped, or of all messages if all were dropped.

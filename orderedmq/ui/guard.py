@@ -157,7 +157,7 @@ def _place(origin: str) -> str:
 
 
 def _from_our_page(headers: Headers, host: str) -> bool:
-    """Whether the browser says that a request comes from a page of this host. Other clients do not send these headers and pass
+    """Whether the browser says that a request comes from a page of this host. Other clients send no such headers, so they pass
     this check, but they also need the mark."""
     origin = headers.get("origin")
     if origin is not None:

@@ -133,7 +133,7 @@ def _of_parked(group: str, now: ParkedNow, first: int) -> dict[str, Any]:
 
 
 def identity(one: ParkedKey) -> str:
-    """Return a text that identifies a parked key: its queue and the key, or for a message that is parked by itself the offset.
+    """Return a text that identifies a parked key: its queue and the key, or for a message that is parked alone, the offset.
 
     The text is a value in a form and must come back unchanged. Pages escape invisible characters, so the key is percent-encoded.
     """

@@ -119,7 +119,7 @@ def cut_by_template(
 
 
 class _Unlike(Exception):
-    """A message does not fit the template. ``row`` is the number of such a message, if known."""
+    """A message does not fit the template. ``row`` is the message's number, if known."""
 
     def __init__(self, row: int | None = None) -> None:
         super().__init__(row)
