@@ -160,7 +160,7 @@ class Meter:
         self._thread: threading.Thread | None = None
 
     def charge(self, line: str) -> None:
-        """Charge everything used since the last call to this line."""
+        """Charge ``line`` with the CPU time used since the last call."""
         now = self._read()
         self.charges.append(Charge(line, now - self._last))
         self._last = now

@@ -162,7 +162,7 @@ class TemporaryStore:
         """Return a function that raises `FailedOnce` at its first call, and otherwise calls ``function``.
 
         ``function`` is a listener, a function of foreachBatch, or any other function that Spark's processes call. ``per_key``: a listener
-        fails at the first call with each sharding key. ``after``: call ``function`` before the failure, so that its effect happens twice.
+        fails at the first call with each sharding key. ``after``: fail after ``function`` has returned, so that the retry repeats its effect.
         Files in this store's folder record the calls, so only one call fails in all processes together, even after restarts. Functions
         with the same name share this record. For a listener that is a class, the result is also a class.
         """

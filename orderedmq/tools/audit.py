@@ -254,7 +254,7 @@ class _Found:
     def __init__(self, report: Audit) -> None:
         self._report = report
         self._numbers: dict[str, list[Int64s]] = {"duplicated": [], "out_of_order": []}
-        # Rows without a partner: identity, number, and for lost rows whether they are at the end of their key. `result` pairs moved rows.
+        # Rows without a partner: identity, number, and for lost rows whether they are the last rows of their key. `result` pairs moved rows.
         self._lost: list[tuple[Words, Int64s, Bools]] = []
         self._extra: list[tuple[Words, Int64s]] = []
 
@@ -324,7 +324,7 @@ def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s,
 
 
 def _holes(expected: _History, lost: Bools) -> tuple[int, Bools]:
-    """Return the number of gaps, and which lost rows are at the end of their key.
+    """Return the number of gaps, and which lost rows are the last rows of their key.
 
     A gap is a run of lost rows that is followed by a row of the same key that is not lost. Rows without a key have no gaps.
     """

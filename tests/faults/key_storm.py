@@ -50,7 +50,7 @@ class StormWorld(Protocol):
 
 
 class Storm:
-    """A storm over ``members`` queries of a world's group. The listeners log their calls to ``folder``."""
+    """Kills, pauses and restarts of ``members`` queries that share a group. The listeners log their calls to ``folder``."""
 
     def __init__(self, world: StormWorld, folder: Path, monkeypatch: pytest.MonkeyPatch, *, keys: int, members: int) -> None:
         folder.mkdir()

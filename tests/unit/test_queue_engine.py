@@ -237,10 +237,10 @@ def test_fetching_ahead_stops_at_1000_messages_and_a_pull_is_asked_for_all_the_s
 
 # -- answers -----------------------------------------------------------------------------------------------------------------
 
-#: Auto-commit, answer, whether retries are left → the next action, the offsets that return after a ROLLBACK of the next message,
-#: and the rows.
 ACCEPTED = (0, "SUCCESS", 1)
 BOTH = [ACCEPTED, (1, "SUCCESS", 1)]
+#: Auto-commit, the listener's answer and whether retries are left; then the next action, the offsets of the calls after a ROLLBACK of the
+#: next message, and the outcome rows.
 TABLE = [
     (True, SUCCESS, True, Consume, [2], BOTH),
     (True, SUCCESS, False, Consume, [2], BOTH),

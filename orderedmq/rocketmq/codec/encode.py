@@ -151,7 +151,10 @@ def encode(
 
 
 def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, pa.Array]:
-    """Return the ``wanted`` properties of rows as columns for ``extra``, because `encode` removes rows' properties with reserved names."""
+    """Return the ``wanted`` properties of rows as columns for the argument ``extra`` of `encode`.
+
+    `encode` removes properties with reserved names from rows, so the caller passes those that are to stay separately.
+    """
     given: list[dict[str, str]] = [{} for _ in range(rows.num_rows)]
     index = rows.schema.get_field_index("properties")
     if index >= 0:

@@ -127,7 +127,7 @@ class _Unlike(Exception):
 
 
 def _locate(data: Bytes, begins: Int64s, ends: Int64s, template: Template) -> list[tuple[Int64s, Int64s]]:
-    """Return where each value begins and ends. Compares every byte outside the values. Raises _Unlike or IndexError if they differ."""
+    """Return where each value begins and ends. Raises _Unlike or IndexError if a byte outside the values differs from the template."""
     literals, values = template.literals, template.values
     left = len(values)
     # Go from the end back to the last value whose length differs between messages.

@@ -413,7 +413,7 @@ class RocketMQGroups:
         return self._retry_topic.send_back(token.group, token.queue, messages, max_reconsume_times)
 
     def _required(self, token: LockToken, doing: str) -> Callable[[], None]:
-        """Require the token's lock now, and return a function that requires it again. Both raise LockError LOST."""
+        """Check that the token's lock is held, and return a function that checks it again. Both raise LockError LOST if it is not."""
 
         def require() -> None:
             if self._stale([token]):
