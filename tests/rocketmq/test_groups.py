@@ -180,7 +180,10 @@ def _queues(broker: RocketMQBroker, topic: str, name: str) -> list[MessageQueue]
 
 
 def test_members_are_connections_and_what_they_read_is_the_groups(world: World) -> None:
-    """Trap 12: brokers tell members apart by connection, not only by client id. A heartbeat must not remove the retry topic from the group's subscriptions."""
+    """Trap 12: brokers tell members apart by connection, not only by client id.
+
+    A heartbeat must not remove the retry topic from the group's subscriptions.
+    """
     groups = world.broker.groups
     one, two = groups.join("one"), groups.join("two")
     for client in (one, two):
