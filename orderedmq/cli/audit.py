@@ -113,6 +113,8 @@ def compare(
             found = audit(first, second, examples=examples, progress=bar.advance)
     if shell.json:
         shell.emit(found.to_dict())
+        if found.nothing_in_common:
+            shell.note(found.verdict)
     else:
         show(shell, found)
     if not found.ok:

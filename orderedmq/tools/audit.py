@@ -140,8 +140,18 @@ class Audit:
         ]
 
     @property
+    def nothing_in_common(self) -> bool:
+        """Whether no message of EXPECTED is in ACTUAL although both have messages, as when a query has changed the bodies."""
+        return 0 < self.lost == self.expected.messages and 0 < self.extra == self.actual.messages
+
+    @property
     def verdict(self) -> str:
-        """The result in one sentence."""
+        """The result in one or two sentences."""
+        if self.nothing_in_common:
+            return (
+                f"No message of {self.expected.name} is in {self.actual.name}, because whole bodies are compared and all differ. "
+                "If a field of JSON bodies identifies a message, compare by it (--id-field, or id_field in Python)."
+            )
         if self.ok:
             return f"{self.actual.name} has every message of {self.expected.name}, once and in the order of its key."
         if not any(finding.messages for finding in self.findings):

@@ -101,6 +101,14 @@ def test_a_bad_history(actual: list[Row], wrong: dict[str, int], bucket_rows: in
     assert found.to_dict()["ok"] is False
 
 
+def test_bodies_that_a_query_changed_are_said_to_differ() -> None:
+    found = compare(history(a="ab", b="x"), history(a="AB", b="X"))
+    assert findings(found) == {"lost": 3, "lost_at_end": 3, "extra": 3, "keys_affected": 2}
+    assert "whole bodies are compared and all differ" in found.verdict
+    assert "all differ" not in compare(history(a="ab", b="x"), history(a="AB", b="x")).verdict
+    assert "all differ" not in compare(history(a="ab"), []).verdict
+
+
 def test_what_a_key_has_several_times_is_matched_in_turn() -> None:
     beats = history(a="xbxbx")
     assert compare(beats, beats).ok
