@@ -116,9 +116,9 @@ class StoreWorld:
         return {"path": self.path, "checkpoint": str(self.folder / checkpoint), "group": GROUP, "source": source, **more}
 
     def lives(self, life: float, linger: float = 20.0) -> None:
-        """Make locks that sources take from now on live ``life`` seconds, without renewals.
+        """Make sources that connect from now on take locks that live ``life`` seconds and are not renewed.
 
-        A renewal is a write, and a process that is stopped during a write blocks all other writers.
+        There are no renewals because a renewal is a write, and a process that is stopped during a write blocks all other writers.
         """
         self.points._write("lives", "json", {"life": life, "linger": linger})
 

@@ -26,7 +26,7 @@ JVM = "org.apache.spark.deploy.SparkSubmit"
 
 
 def send(process: psutil.Process, kind: str, which: int) -> None:
-    """Send a signal to a process of the test after checking that its kind is still the expected one.
+    """Send a signal to a process of the test after checking that its id still belongs to a process of the expected kind.
 
     Raises NoSuchProcess if the process has ended.
     """
@@ -155,7 +155,7 @@ class Driver:
     # -- signals to the driver's processes ----------------------------------------------------------------------------------
 
     def processes(self) -> list[psutil.Process]:
-        """The driver and its living descendants, including known ones whose parent has died since."""
+        """The driver and its living descendants, including descendants that were seen earlier and whose parent has died."""
         if self._process.poll() is None:
             own = psutil.Process(self._process.pid)
             self._known |= {process.pid: process for process in [own, *own.children(recursive=True)]}

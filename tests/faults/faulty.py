@@ -1,6 +1,6 @@
 """The data source ``orderedmq`` with points at which tests can stop it, registered as ``orderedmq_faulty``.
 
-Its subclasses of the real classes pass points, which tests control in the folder ``points`` next to the store.
+Subclasses of the real classes pass points, which tests control in the folder ``points`` next to the store.
 
     initial    source runner: initialOffset was called
     boundary   source runner: latestOffset was called, and nothing is committed yet
@@ -9,7 +9,7 @@ Its subclasses of the real classes pass points, which tests control in the folde
     read       executor: at each RecordBatch that is read from a queue; counts rows
     write      executor: at each RecordBatch that the writer gets; counts rows
     staged     executor: all rows are staged, and Spark does not know it yet
-    publish    driver: all tasks have ended, and nothing is published; also as "publish of" and a query's id
+    publish    driver: all tasks have ended, and nothing is published; also reached as "publish of QUERY_ID"
     published  driver: the batch is published, and Spark has not committed it
     appended   driver: foreachBatch has appended to a Parquet table
 """
@@ -222,7 +222,7 @@ def start(
 ) -> StreamingQuery:
     """Start a query that reads ``topic`` and writes to ``sink``: a topic, ``noop``, or ``parquet:<folder>``.
 
-    The query uses the store at ``path``, or RocketMQ at ``servers`` (namesrvAddr) and then passes no points.
+    The query uses the store at ``path``, or RocketMQ at ``servers`` (namesrvAddr) and passes no points in that case.
 
     - ``listener``: run the listener `Recorder` with these settings. The order is per key if the source has a parking lot, else per
       queue.
@@ -245,7 +245,7 @@ def start(
         folder = sink.partition(":")[2]
 
         def append(batch: DataFrame, number: int) -> None:
-            # The time tells a repeat of a batch from its first delivery.
+            # The time distinguishes the repeat of a batch from its first delivery.
             at = time.monotonic_ns()
             batch.selectExpr("*", f"{number} AS batch", f"{at} AS at").write.mode("append").parquet(folder)
             Points(Path(path).parent / "points").reach("appended")

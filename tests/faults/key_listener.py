@@ -100,8 +100,8 @@ def dead_letters(broker: Broker, group: str) -> Iterator[tuple[str, str, int, in
 def judge(broker: Broker, group: str, queues: Sequence[MessageQueue], folder: Path) -> Counter[str]:
     """Assert that each message was decided once, in the order of its key, and that nothing is parked. Return counts.
 
-    A repeated batch may give up a message that a killed attempt had accepted. But the listener must never get a message again that
-    was given up.
+    A repeated batch may give up a message that a killed attempt had accepted. But the listener must never again get a message
+    that was given up.
     """
     last: dict[tuple[str, int], int] = {}
     first: dict[tuple[str, int], int] = {}

@@ -132,7 +132,7 @@ class Storm:
             self.world.broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": mine})})
 
     def done(self) -> bool:
-        """Whether every message is decided. Makes parked messages due, as an operator may do."""
+        """Whether every message is decided. This also makes all parked messages due, as an operator could."""
         world = self.world
         at = world.broker.groups.offsets(world.group, world.queues)
         ends = {queue: one.max_offset for queue, one in world.broker.log.bounds(world.queues).items()}

@@ -2,11 +2,11 @@
 
     python -m tests.faults.other_sinks_job ADDRESS writing
 
-ADDRESS is the address of PostgreSQL. Each recipe has a point of its name in the folder ``points``. The second argument says when a
-recipe reaches its point and stops forever:
+ADDRESS is the address of PostgreSQL. The folder ``points`` has a point for each recipe, with its name. The second argument says
+when a recipe reaches its point and stops forever:
 
     writing   a part of batch 0 is written to files or to the staging table, and nothing is committed
-    written   the table has batch 1, and Spark's checkpoint does not
+    written   the table has batch 1, but Spark's checkpoint does not
     -         nowhere: the page runs to its end
 """
 
@@ -26,9 +26,9 @@ from tests.faults.points import Points
 from tests.snippets import ROOT, Snippet, execute, snippets
 
 PAGE = ROOT / "docs" / "guides" / "other-sinks.md"
-#: The address of PostgreSQL on the page.
+#: PostgreSQL's address as written in the page's recipes. The job replaces it with ADDRESS.
 ADDRESS = "127.0.0.1:5432"
-#: How many rows a task passes on before it stops.
+#: The number of rows that a task passes on before it reaches the point.
 PART = 20
 
 
@@ -50,7 +50,7 @@ class Partly:
         return getattr(self._df, name)
 
     def toArrow(self) -> pa.RecordBatchReader:
-        """For a library that writes while it reads."""
+        """Return the rows in two parts, for a library that writes while it reads."""
         rows = self._df.toArrow()
 
         def parts() -> Iterator[pa.RecordBatch]:
@@ -61,7 +61,7 @@ class Partly:
         return pa.RecordBatchReader.from_batches(rows.schema, parts())
 
     def selectExpr(self, *columns: str) -> DataFrame:
-        """For writes by executors."""
+        """Return the rows in two parts, for a recipe in which executors write."""
         name, points = self._name, self._points
 
         def parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,7 @@ from tests import event_log
 from tests.waits import until
 
 Action = Literal["hold", "kill", "fail"]
-#: Seconds until a process that is not released fails. This is longer than all tests of a module take on a busy machine.
+#: Seconds after which a held process fails if no test releases it: longer than a module's tests take on a busy machine.
 PATIENCE = 900.0
 
 

@@ -104,7 +104,7 @@ def test_a_driver_killed_in_a_batch_is_replaced_without_loss_or_repeat(point: st
     assert world.count() == 261
     world.judge()
     if point in ("write", "staged"):
-        # The next batch sweeps all rows that the killed run staged, also those that it staged after the restart.
+        # The next batch sweeps all rows that the killed run staged, including rows that it staged after the restart.
         world.produce(1)
         world.run()
         world.judge()

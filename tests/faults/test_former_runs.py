@@ -28,7 +28,9 @@ LIFE: Final = 4.0
 
 @pytest.fixture(scope="module")
 def driver(drivers: Callable[..., Driver]) -> Driver:
-    """The Spark driver of all first runs. Tests that do not kill it come first. A task held at a point keeps its core."""
+    """The Spark driver of all first runs. Tests that do not kill it come first. Eight cores are enough for all tasks that points
+    hold.
+    """
     return drivers("local[8]")
 
 
@@ -100,7 +102,7 @@ def former(worlds: Callable[..., World], driver: Driver, nightly: bool) -> Itera
     made: dict[str, World] = {}
     for name, source in cases.items():
         world = made[name] = worlds()
-        # Locks expire only in the tests that wait for it. In the others they must live until the test runs.
+        # Locks are short only in tests that wait for them to expire. In the other tests, locks must not expire before the test runs.
         world.lives(LIFE if "expired" in name else 1000)
         world.produce(30)
         driver.start(name, **world.spec(source=source))

@@ -44,7 +44,7 @@ def test_messages_that_aged_out_between_two_runs(world: World) -> None:
 
 
 def sent_before(world: World, end: int) -> list[dict[str, Any]]:
-    """The events of sending messages below ``end``. `produce` sent them, and retention has deleted them since."""
+    """Send events for the messages below ``end``, which `produce` sent and retention has deleted since."""
     return [
         {"event": "send", "queue": str(queue), "offset": place, "key": f"{queue.queue_id}-{place % 7}", "id": f"{queue}:{place}",
          "outcome": "ok"}

@@ -14,7 +14,7 @@ from tests.waits import until
 
 
 def test_available_now_ends_at_the_messages_of_its_start_while_producers_continue(world: World) -> None:
-    """The run reads exactly up to its target, which is fixed before the first offset."""
+    """The run reads exactly up to its target, which is fixed before Spark asks for the first offset."""
     world.produce(50)
     world.points.arm("initial")
     query = world.start(available_now=True, source={"maxOffsetsPerTrigger": 40})
@@ -81,7 +81,7 @@ def test_executors_in_processes_of_their_own(worlds: Callable[..., World], drive
 
 
 def test_without_a_group_a_batch_that_the_sink_has_is_not_repeated(world: World) -> None:
-    """Broadcasting has no locks to lose. The checkpoint and the batches that the sink has recorded are enough."""
+    """A query without a group has no locks to lose. Its checkpoint and the batches recorded by the sink are enough."""
     world.produce(20)
     source = {"messageModel": "broadcasting", "startingOffsets": "earliest"}
     world.points.arm("published")

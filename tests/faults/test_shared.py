@@ -1,4 +1,6 @@
-"""Queries that share a group: queues in flight stay, killed and paused members lose their queues, no message is lost or repeated."""
+"""Queries that share a group: a queue with messages in flight keeps its owner, killed and paused members lose their queues, and
+no message is lost or repeated.
+"""
 
 from __future__ import annotations
 

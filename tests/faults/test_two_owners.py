@@ -1,4 +1,4 @@
-"""Two queries of one group: the second is refused while the first lives, and replaces a first one that is dead or was paused too long."""
+"""Two queries of one group: the second is refused while the first is alive, and replaces it if it is dead or was paused too long."""
 
 from __future__ import annotations
 

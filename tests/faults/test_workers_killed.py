@@ -1,4 +1,6 @@
-"""kill -9 of workers and the source runner, and failing tasks: Spark retries, or the query's restart loses and repeats nothing."""
+"""kill -9 of workers and the source runner, and failing tasks: Spark retries the task or the query is restarted, and nothing is
+lost or repeated.
+"""
 
 from __future__ import annotations
 

@@ -151,7 +151,9 @@ class Disk:
                     found.sync()
 
     def after_loss(self, place: Path, random: Random, under_way: Event | None) -> None:
-        """Write the files that a loss of power leaves to the folder ``place``. ``under_way``: the event that had begun."""
+        """Write into the folder ``place`` the files that a loss of power leaves. ``under_way``: the event that power loss
+        interrupted.
+        """
         self._write(0, place, random, under_way)
 
     def _write(self, number: int, place: Path, random: Random, under_way: Event | None) -> None:
@@ -184,7 +186,7 @@ class Disk:
 
 
 def states(events: Sequence[Event], root: Path, seeds: Sequence[int]) -> Iterator[tuple[int, Random, Disk, Event | None]]:
-    """Yield (seed, its random numbers, the disk, the event that had begun) for each seed, ordered by the time of the loss of power."""
+    """Yield (seed, its random numbers, the disk, the interrupted event) for each seed, ordered by the time of the loss of power."""
     points = sorted((Random(seed).randrange(len(events) + 1), seed) for seed in seeds)
     disk, done = Disk(root), 0
     for point, seed in points:

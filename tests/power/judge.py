@@ -53,7 +53,8 @@ def findings(store: Path, states: Sequence[State]) -> list[str]:
             found = examine(store).findings
             return found or [*_garbage(store, clock), *_more(broker), *examine(store).findings]
     except StoreError as error:
-        # A store that was never acknowledged may be half made. It must be refused with a named error.
+        # If the creation of the store was never acknowledged, the store may be incomplete. Opening it must then fail with a named
+        # error.
         half_made = error.sub in (StoreCondition.NOT_A_STORE, StoreCondition.NOT_EMPTY)
         return [] if states[0] is None and half_made else [str(error)]
     except OrderedMQError as error:
@@ -85,7 +86,9 @@ def _garbage(store: Path, clock: BootClock) -> list[str]:
 
 
 def _more(broker: EmbeddedBroker) -> list[str]:
-    """Write once more in every way. Return an error for each queue that does not have its old messages followed by the new ones."""
+    """Append messages and publish staged rows. Return an error for each queue that does not have its old messages, then the new
+    ones.
+    """
     out = []
     queues = queues_of(broker)
     before = {queue: _bodies(broker, queue) for queue in queues}

@@ -1,7 +1,7 @@
 """Records everything that a process does to the files below a folder, with all data, in order, by running it under strace.
 
 An event is a system call that succeeded, or a sync that failed. The process also writes marks to the file `MARKS` in the folder.
-In the recording, they say what the process knew at that point.
+The marks show what the process knew at that point of the recording.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ Event = Write | Truncate | Sync | Make | Rename | Link | Unlink | Mark
 def record(command: Sequence[str | Path], folder: Path, *, failing: str | None = None) -> list[Event]:
     """Run a command, and return the events below ``folder``.
 
-    ``failing``: a sync or write that fails, as for strace's option inject ("fdatasync:error=EIO:when=3"). It is not carried out.
+    ``failing``: a sync or write that fails, as for strace's option inject ("fdatasync:error=EIO:when=3"). The failing call has no
+    effect.
     """
     inject = [] if failing is None else ["-e", f"inject={failing}"]
     output = folder / _OUTPUT

@@ -1,4 +1,4 @@
-"""A program that uses a store in every way that writes, and reports the content of the store after each step.
+"""A program that makes every kind of write to a store, and reports the store's content after each step.
 
 It runs under strace (`recorder`), so the recording contains each report after the writes that it describes. ``python -m
 tests.power.workload FOLDER [BUG]`` plants one of `BUGS` first.
@@ -250,7 +250,7 @@ def main() -> None:
 
 
 def seen(broker: EmbeddedBroker) -> dict[str, Any] | None:
-    """Return what a user can see. Return None without a store or topics, because the first topic creates the store."""
+    """Return what a user can see, or None if the store does not exist or has no topics (the first topic creates the store)."""
     try:
         return observed(broker) or None
     except StoreError as error:

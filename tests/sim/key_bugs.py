@@ -60,7 +60,7 @@ def letters_not_honoured() -> AbstractContextManager[Any]:
 
 
 def lot_not_committed_with_its_queue() -> AbstractContextManager[Any]:
-    """The offset of a parking lot is not committed with its queue's offset, so the next owner finds the old one."""
+    """The offset of a parking lot is not committed with its queue's offset, so the next owner finds the lot's old offset."""
     processed = Owner.processed
 
     def without_lots(self: Owner, start: Any) -> Commit | None:
@@ -74,7 +74,7 @@ def lot_not_committed_with_its_queue() -> AbstractContextManager[Any]:
 
 
 def lot_kept_when_its_queue_is_given_up() -> AbstractContextManager[Any]:
-    """When a queue is given up and comes back, its parking lot resumes at the position from before."""
+    """When an owner gives up a queue and gets it back, it reads the parking lot from the position at which it had stopped."""
     locked, forget = Owner.locked, Owner._forget
     kept: dict[tuple[int, Any], int] = {}
 
@@ -103,7 +103,7 @@ def due_a_moment_too_late() -> AbstractContextManager[Any]:
 
 
 def due_too_early() -> AbstractContextManager[Any]:
-    """The driver plans a lot when its time has come, but the task consumes all planned messages, also those that are not due."""
+    """The driver plans a lot when a key is due, but the task consumes all planned messages, including those that are not due."""
     return _instead(Ticket, "is_due", lambda self, now: self.due != HELD)
 
 
@@ -163,12 +163,14 @@ def passed_over_before_what_is_parked() -> AbstractContextManager[Any]:
 
 
 def lot_planned_before_what_is_older() -> AbstractContextManager[Any]:
-    """A lot is planned although its messages are at or after the queue's position, and older messages of their keys are still to come."""
+    """A lot is planned although its messages are at or after the queue's position, and older messages of their keys are still
+    unread.
+    """
     return _instead(Lot, "max_offset", property(lambda self: -1, lambda self, value: None), create=True)
 
 
 def parked_from_the_first_copy() -> AbstractContextManager[Any]:
-    """A message that is in the lot twice is parked from the place of its first copy, from which it was parked before."""
+    """A message with two copies in the lot is parked from the place of its first copy, although it was parked from there before."""
     return _instead(Lot, "place", lambda self, offset: self.places[offset])
 
 
@@ -183,7 +185,7 @@ def lot_in_its_own_order() -> AbstractContextManager[Any]:
 
 
 def lot_read_on_from_the_checkpoint() -> AbstractContextManager[Any]:
-    """A lot without committed offsets is read from the checkpoint's offset, although its queue had another owner."""
+    """A lot without committed offsets is read from the checkpoint's offset, although its queue has had another owner since."""
     return _instead(ownership, "_at_group", lambda owned, group: group.get(owned.queue))
 
 

@@ -1,15 +1,16 @@
 """Judges listeners with order per key by the invariants K1 to K5, independently of the rules in the code.
 
-- K1: The first decisions of a key's messages (success, dead letter, dropped) are in offset order. Exception: an operator's order
-  drops messages that are in the lot when it is given, and older messages may be parked after that.
-- K2: After a committed success at offset n, no listener gets messages of the key up to n, except in a repeat of that micro-batch.
+- K1: The first decisions of a key's messages (success, dead letter, dropped) are in offset order. Exception: an operator may drop
+  a key's parked messages. Older messages of the key may be parked after that, and are decided later.
+- K2: After a committed success at offset n, no listener gets a message of the key at n or below, except in a repeat of the
+  micro-batch that committed it.
 - K3: Every message of a committed range is either decided once, or is in the lot once.
 - K4: No listener gets messages of a key while an older message of the key is parked and not due. Listeners are called for keys
   that are due.
 - K5: Other keys continue while one is parked, and lots drain once their listeners accept (`Simulation._heal`).
 
-After a seek, messages that are read again are decided again. From there, K1 to K5 apply to them and to the parked messages that
-were kept. Messages that a seek skips or drops count as decided.
+After a seek, messages that are read again are decided again. From then on, K1 to K5 apply to these messages and to the parked
+messages that were kept. Messages that a seek skips or drops count as decided.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ _SKIPPED: Final = "SKIPPED"
 
 
 class KeyJudge:
-    """Records the decision of each message. ``strict`` is False if two runs use one checkpoint, as one may repeat committed batches."""
+    """Records the decision of each message. ``strict`` is False if two runs use one checkpoint, because one of them may repeat
+    committed batches.
+    """
 
     def __init__(self, world: World, lots: Lots) -> None:
         self.world, self.lots = world, lots

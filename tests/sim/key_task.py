@@ -42,7 +42,7 @@ _FAILURES: Final = (ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT, None)
 
 @dataclass
 class Worker:
-    """The process of one attempt of a task, as a caller of the network."""
+    """The process of one attempt of a task, which makes calls over the simulated network."""
 
     name: str
     dead: bool = False
@@ -302,7 +302,7 @@ class KeyTask(Task):
             self.position = end
 
     def _unsettled(self, messages: list[Message]) -> list[Message]:
-        """Return the messages that no earlier attempt has settled. Record the dead letters among the settled ones."""
+        """Return the messages that no earlier attempt has settled. Record the dead letters among the settled messages."""
         left, settled = self.settled.divide(messages)
         for one in settled:
             if one.status == "DEAD_LETTER":
@@ -332,7 +332,8 @@ class KeyTask(Task):
 
         try:
             answer = network.call(worker, effect.__name__, unless_gone, *args)
-            # Lose the answer of a write more often than a network does: parking must recognise a repeated write by its identity.
+            # Lose answers of writes more often than a real network does, because parking must recognise a repeated write by its
+            # identity.
             return None if network.random.random() < 2 * network.mishap else answer
         except StoreError:
             return None

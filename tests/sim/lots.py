@@ -25,7 +25,7 @@ class Entry:
     key: str | None
     ticket: Ticket | None = None
     order: Order | None = None
-    #: The place of which the message is a copy, as text (`Put.place`), and its number if that place is in the lot (-1: in the queue).
+    #: The place that the message was copied from, as text (`Put.place`), and the number of this place in the lot (-1: in the queue).
     source: str = ""
     moved_from: int = -1
 
@@ -168,7 +168,7 @@ class Lots:
     def lanes(self, lot: MessageQueue, begin: int, end: int) -> dict[object, Head]:
         """Return the keys that are parked from ``begin`` to ``end``.
 
-        An order applies to the messages that were in the lot when it was given, also to those that were moved since.
+        An order applies to the messages that were in the lot when it was given, including messages that were moved since.
         """
         out: dict[object, Head] = {}
         orders: dict[object, Entry] = {}

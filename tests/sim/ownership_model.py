@@ -10,8 +10,9 @@ of the embedded outbox, and these faults of a query:
 
 After each step it checks:
 
-- atomic sink: the published messages of a queue are 0, 1, 2, … once and in order, and the group's offset never passes them;
-- foreign sink: no message is first delivered before its predecessor, and the group's offset never passes delivered messages.
+- atomic sink: the published messages of a queue are 0, 1, 2, … once and in order, and the group's offset never passes an
+  unpublished message;
+- foreign sink: no message is first delivered before its predecessor, and the group's offset never passes an undelivered message.
 
 The model checks safety only. The simulation checks that all messages are delivered in the end. ``python -m
 tests.sim.ownership_model`` explores larger bounds.
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeVar
 
-#: Rules that a test can leave out one at a time, to check that the model notices.
+#: Rules that a test can leave out one at a time, to check that the model then finds an error.
 RULES: Final = ("tenure", "fence", "replay_check", "own_run")
 
 
@@ -135,7 +136,7 @@ class Model:
         return world._replace(locks=_put(world.locks, queue, Lock("held", name, epoch, name, tenure)))
 
     def unbroken(self, world: World, name: str, queue: int, logged: int, processed: int) -> bool:
-        """Whether ``name``, just after it got the queue, resumes at its own position. ``processed``: that position."""
+        """Whether the query ``name``, which has just locked the queue, resumes at its own position (``processed``)."""
         if not self.fenced and not self.shared:
             return world.group[queue] <= processed
         lock = world.locks[queue]

@@ -57,7 +57,9 @@ class Caller(Protocol):
 
 
 class Network:
-    """Passes calls to the broker. ``mishap``: the share of faulty calls; ``overlap``: the share of calls during which others run."""
+    """Passes calls to the broker. ``mishap``: the share of faulty calls; ``overlap``: the share of calls during which other
+    queries run.
+    """
 
     def __init__(self, world: World, random: Random) -> None:
         self.world = world

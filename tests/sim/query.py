@@ -56,7 +56,7 @@ class Query:
         self.strategy = kind.strategy
         self.name, self.kind, self.world, self.network, self.sink, self.random = name, kind, world, network, sink, random
         self.settings = OrderPerQueue(kind.batch_size, suspend_current_queue_time_millis=1000, max_reconsume_times=3)
-        #: With order per key: objects that its tasks share with those of other queries.
+        #: With order per key: objects that its tasks share with the tasks of other queries.
         self.around: Around | None = None
         self.twin = twin
         self.checkpoint: Checkpoint = Checkpoint() if twin is None else twin.checkpoint
@@ -83,7 +83,7 @@ class Query:
         #: Tasks that outlived their driver, and the runs whose driver died during a publish.
         self.zombies: list[Task] = []
         self.late: list[Run] = []
-        #: Former runs whose driver is dead and whose runner holds its locks, with the offset that Spark may have asked about last.
+        #: Former runs whose driver is dead and whose runner holds its locks, with the start offset of Spark's last request.
         self.former: list[tuple[Process, StreamReader, dict[str, Any] | None]] = []
 
     # -- what other objects see --------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Query:
         except OrderedMQError as error:
             self.world.note(f"{self.name}: fails: {type(error).__name__}.{error.sub}")
             if self.process is not None:
-                # Without a process, the query was killed while one of its tasks waited for the broker.
+                # If there is no process, the query was killed while one of its tasks waited for the broker.
                 self.leave(terminated=True)
         except AnotherRun as found:
             self.world.note(f"{self.name}: another run has {found}, so Spark ends this one")
@@ -258,14 +258,14 @@ class Query:
     # -- ends of a run -----------------------------------------------------------------------------------------------------
 
     def leave(self, *, terminated: bool) -> None:
-        """Stop the query, or end it after a failure, in which case Spark ends the runner. ``terminated`` False: Spark itself died."""
+        """Stop the query, or end it after a failure. If ``terminated``, Spark ends the runner; otherwise Spark itself died."""
         process, reader, busy = self.process, self.reader, self.busy
         assert process is not None
         assert reader is not None
         self._forsake(all_gone=not terminated)
         self.busy = True
         if process.renewing:
-            # The runner would wait for the renewal to return.
+            # An orderly end would have to wait for the renewal to return.
             process.kill()
         try:
             if terminated:

@@ -69,7 +69,9 @@ class Scenario:
 
 
 def _keys(seed: int) -> Keys | None:
-    """Draw the settings of order per key, or None. A separate generator keeps the other draws as they are without order per key."""
+    """Draw the settings of order per key, or None. A separate random generator is used, so that all other draws are the same as
+    without order per key.
+    """
     draw = random.Random(f"lots {seed}")
     if draw.random() >= 0.45:
         return None
@@ -126,7 +128,7 @@ class Simulation:
             self._park(kind.keys)
         self.steps = 0
         self.depth = 0
-        #: Whether faults have ended. Then no query starts.
+        #: Whether faults have ended. Once they have, no query is started.
         self.healing = False
         self.events = self._events()
 
@@ -473,7 +475,7 @@ class Simulation:
         judge.drained()
 
     def _frozen(self, query: Query) -> bool:
-        """Sometimes pause a query that does not stay, forever. Return whether the query was paused."""
+        """Sometimes pause a query forever that is not among the remaining queries. Return whether the query was paused."""
         process = query.process
         if query.staying or self.scenario.calm or process is None or process.dead or self.random.random() < 0.5:
             return False
@@ -533,7 +535,7 @@ class Simulation:
                 key, name = message(queue, offset)
                 sent = {"event": "send", "queue": str(queue), "offset": offset, "key": key, "id": name, "outcome": "ok"}
                 sends.append(sent)
-        # A seek back delivers messages again, after later ones. (The history omits repeats to an at-least-once sink.)
+        # After a seek back, messages come out again after later messages. (The history omits repeats to an at-least-once sink.)
         allowed = ("duplicate", "nonmonotonic") if self.scenario.seeks else ()
         found = [one for one in checker.judge([*sends, *self.world.history]) if one.kind not in allowed]
         if found:

@@ -7,7 +7,7 @@ import pytest
 from tests.sim.planted import ALL, first_seed, known_seeds
 from tests.sim.runs import run
 
-#: The number of seeds within which a bug must show. The rarest one shows in seed 512, most of them before seed 100.
+#: The number of seeds within which a bug must show. The rarest bug shows in seed 512, most bugs before seed 100.
 ENOUGH = 1000
 
 

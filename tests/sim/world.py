@@ -47,7 +47,9 @@ class Renewing(Protocol):
 
 @dataclass(slots=True)
 class Holding:
-    """The client that may work on a queue, according to the specification. It is recorded with the true clock, apart from the lock."""
+    """The client that may work on a queue, according to the specification. It is recorded separately from the lock, with the true
+    clock.
+    """
 
     client: ClientIdentity
     since: float
@@ -77,7 +79,7 @@ class World:
         self.numbers = 0
         self.changes = 0
         self.ledger = Ledger(self)
-        #: By the specification, apart from the locks: the holder and the highest epoch of each queue.
+        #: The holder and the highest epoch of each queue according to the specification, recorded separately from the locks.
         self.holdings: dict[MessageQueue, Holding] = {}
         self.highest: dict[MessageQueue, int] = {}
         #: Each grant (queue, client id), in order. Tests check that a queue does not move without a reason.
@@ -247,8 +249,8 @@ class World:
         self.history.append(event)
 
     def _protected(self, holding: Holding, asker: ClientIdentity) -> bool:
-        """Whether the queue still belongs to the holder: its time is not over, and its client is alive or has stopped while tasks
-        ran.
+        """Whether the queue still belongs to the holder: the lock has not expired, and the client is alive or has stopped while
+        tasks ran.
         """
         if self.now - holding.since > holding.life:
             return False
