@@ -1,6 +1,6 @@
-"""A real headless Chromium for the tests of the web page. Each module starts one, and its requests are recorded.
+"""A real headless Chromium for the tests of the web page. Each module starts a browser, whose requests are recorded.
 
-Without Chromium and its driver, the tests are skipped, but fail in CI. ``make tools`` installs both.
+Without Chromium and its driver, the tests are skipped, or fail in CI. ``make tools`` installs both.
 """
 
 from __future__ import annotations

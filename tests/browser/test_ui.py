@@ -42,7 +42,7 @@ PAGES: Final = (
     "/", f"/groups/{GROUP}", f"/groups/{GROUP}/parked", f"/groups/{GROUP}/dead", f"/groups/{GROUP}/seek?to=latest&parked=keep&force=yes",
     "/topics", "/topics/orders", "/topics/orders/messages?key=x", "/topics/orders/message?queue=0&offset=6", "/groups/none",
 )  # fmt: skip
-#: The lowest contrast between a visible text and its background (WCAG 2.2, 1.4.3), and that text.
+#: JavaScript that returns the lowest contrast of a visible text to its background (WCAG 2.2, 1.4.3), and that text.
 CONTRAST: Final = """
 const parse = text => { const n = text.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n; };
 const light = ([r, g, b]) => [r, g, b].map(c => { c /= 255; return c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4; })
@@ -189,7 +189,7 @@ def test_a_change_without_permission_is_refused(browser: Browser, shop: Shop) ->
 
 
 def wait_for_member(shop: Shop, name: str) -> None:
-    """Wait until a member has joined. It repeatedly asks for the locks, which are refused."""
+    """Wait until a member has joined. The member repeatedly asks for the locks, but is refused."""
     until(lambda: name in [one.member.owner for one in shop.broker.admin.members(GROUP)])
 
 

@@ -38,7 +38,7 @@ PROPERTIES: dict[str, dict[str, object]] = {"4.9.7": {"aclEnable": True}, "5.3.3
 #: Settings of a Proxy in front of such brokers.
 BEHIND_PROXY: dict[str, object] = {
     **{name: value for name, value in _SECOND.items() if name != "initAuthenticationUser"},
-    # The Proxy asks the brokers under its own account and forwards clients' requests under it.
+    # The Proxy uses its own account both for its requests to the brokers and for the clients' requests that it forwards.
     "enableAclRpcHookForClusterMode": True,
     "authenticationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthenticationMetadataProvider",
     "authorizationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthorizationMetadataProvider",
@@ -52,7 +52,9 @@ accounts:
 
 
 class Right(NamedTuple):
-    """ACL 2.0: ("Topic:orders", "Sub"). ACL 1.0: ("topicPerms orders", "SUB"), ("defaultGroupPerm", "SUB"), ("admin", "true")."""
+    """A right in ACL 2.0: ("Topic:orders", "Sub"). In ACL 1.0: ("topicPerms orders", "SUB"), ("defaultGroupPerm", "SUB"),
+    ("admin", "true").
+    """
 
     resource: str
     action: str
@@ -85,7 +87,9 @@ class Right(NamedTuple):
 
 
 def rights(version: str, *rows: str, **names: str) -> list[Right]:
-    """Return the rights from the table rows that begin with ``rows``. ``names`` maps names in the table to those to use instead."""
+    """Return the rights from the table rows that begin with ``rows``. ``names`` maps names in the table to the names to use
+    instead.
+    """
     found = [right for row in rows for right in _rights(row, version)]
     for name, other in names.items():
         found = [Right(resource.replace(name, other), action) for resource, action in found]

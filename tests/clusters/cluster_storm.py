@@ -281,7 +281,7 @@ class Storm:
         return end
 
     def queues_changed(self) -> End:
-        """Add two queues at a master. When the fault ends, some of its queues become read-only."""
+        """Add two queues at a master. When the fault ends, some of the master's queues become read-only."""
         master = self.draw.choice(self.cluster.masters)
         self.cluster.set_queues(master, IN, QUEUES + 2, QUEUES + 2)
         return lambda: self.cluster.set_queues(master, IN, QUEUES + 2, QUEUES - 1)
@@ -392,8 +392,8 @@ class Storm:
     def _judge_group(self, history: list[dict[str, Any]]) -> tuple[Verdict, Counter[str]]:
         """Return the verdict, and the messages that were handled again before the first fault.
 
-        A Java consumer that must release a queue while its listener is running does not commit what that call handled. The next
-        owner receives these messages again (ConsumeMessageOrderlyService.processConsumeResult), which is not an error.
+        A Java consumer that must release a queue while its listener is running does not commit the messages of that call. The
+        next owner receives these messages again (ConsumeMessageOrderlyService.processConsumeResult), which is not an error.
         """
         queues: dict[str, list[str]] = {}
         for event in history:

@@ -18,7 +18,7 @@ from tests.waits import until
 #: Roles of the masters. With SYNC, an acknowledged message is on disk and, while the replica runs, also at the replica.
 SYNC: Final = {"brokerRole": "SYNC_MASTER", "flushDiskType": "SYNC_FLUSH"}
 ASYNC: Final = {"brokerRole": "ASYNC_MASTER", "flushDiskType": "ASYNC_FLUSH"}
-#: Small message files, so that a broker on a full disk soon needs a new file and notices.
+#: Small message files, so that a broker on a full disk soon needs a new file and notices that there is no room.
 SMALL: Final = {"mappedFileSizeCommitLog": 4 << 20, "slaveReadEnable": True}
 
 _SEND = 10
@@ -44,7 +44,9 @@ class Member(BrokerServer):
     namesrvs: list[OrderingNameServer]
 
     def ready(self) -> bool:
-        """Return whether all running nameservers route clients to this broker. Each start and each call make the broker report."""
+        """Return whether all running nameservers route clients to this broker. The broker reports to them when it starts and at
+        each call.
+        """
         for namesrv in self.namesrvs:
             if namesrv.running and not namesrv.broken:
                 self._namesrv = namesrv.address

@@ -1,4 +1,4 @@
-"""What sources, sinks, listeners and commands do under an account. The same calls as in the product, without Spark."""
+"""What sources, sinks, listeners and commands do under an account: the calls that the product makes, but without Spark."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Place = Cluster | Through
 
 
 def behind(place: Place) -> Cluster:
-    """Return the cluster itself, because its administrator does not use the Proxy."""
+    """Return the cluster without the Proxy, because the cluster's administrator does not use the Proxy."""
     return place.cluster if isinstance(place, Through) else place
 
 
@@ -82,7 +82,7 @@ def source(cluster: Place, account: Credentials, **options: str | None) -> int:
 
 
 def sink(cluster: Place, account: Credentials, topic: str, group: str | None = None, name: str | None = None) -> str:
-    """Write a query's first two batches, the first one twice, and make a batch write without identity. Return the query's id."""
+    """Write a query's first two batches, the first one twice, and one batch without identity. Return the query's id."""
     name = name or f"query-{next(_numbers)}"
     for number in (0, 0, 1):
         with connect(cluster, account) as broker:

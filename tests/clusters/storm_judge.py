@@ -1,4 +1,4 @@
-"""Checks what a group's members handled during a storm: nothing lost, nothing out of order, and who repeated messages. Pure functions."""
+"""Pure functions that check the messages handled during a storm: whether any were lost or out of order, and who repeated messages."""
 
 from __future__ import annotations
 

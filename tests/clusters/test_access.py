@@ -1,4 +1,5 @@
-"""Real brokers with ACL 1.0 (4.9.7) or 2.0 (5.x): signed requests are accepted, others get an error that says what is missing.
+"""Real brokers with ACL 1.0 (4.9.7) or 2.0 (5.x): signed requests are accepted; a request without a signature or a right gets an
+error that names it.
 
 The module is long because it also tests the documented table of rights, and because all tests share one slow cluster start.
 """
@@ -93,7 +94,7 @@ def accounts(guarded: Cluster) -> Iterator[Accounts]:
 
 @pytest.fixture(scope="module")
 def proxied(guarded: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Through]:
-    """A Proxy in front of the guarded cluster. It checks accounts against those of the brokers."""
+    """A Proxy in front of the guarded cluster. It checks accounts against the brokers' accounts."""
     with jars_required():
         made = ProxyServer(tmp_path_factory.mktemp("proxied"), guarded, BEHIND_PROXY, credentials=ADMIN)
         made.start()
@@ -442,7 +443,9 @@ def test_the_rights_through_a_proxy_that_checks_accounts(
 def play(
     role: Role, who: str, place: Place, guarded: Cluster, accounts: Accounts, through: tuple[str, ...] | None = None
 ) -> None:
-    """Play a role with all its rights, and without each one. ``through``: rows of a Proxy, which accepts other rights instead of Get."""
+    """Play a role with all its rights, then without each one in turn. ``through``: table rows of a Proxy, which accepts other
+    rights instead of Get.
+    """
 
     def own(name: str) -> list[Right]:
         return rights(guarded.version, *role.rows, **({role.name: name} if role.name else {}))

@@ -122,11 +122,12 @@ def test_a_replica_that_may_not_be_read_from_costs_a_moment(replicated: tuple[Cl
 def test_what_a_killed_master_acknowledged_is_read_from_its_replica_and_there_when_it_is_back(
     replicated: tuple[Cluster, BrokerServer], network: Network
 ) -> None:
-    """With SYNC_MASTER and SYNC_FLUSH. This is a short version of the storms in test_cluster_storm.py."""
+    """The master has SYNC_MASTER and SYNC_FLUSH. This is a short version of the storms in test_cluster_storm.py."""
     servers, replica = replicated
     with orderedmq.connect(namesrv_addr=network.address) as broker, Client(servers.address) as client:
         topic = Topic(broker, "t")
-        # A new replica connects to its master some seconds after its start. Until then the master acknowledges without it.
+        # A new replica connects to its master some seconds after its start. Until then, the master acknowledges messages without
+        # waiting for the replica.
         end = max_offset(topic.queue)
         until(lambda: client.call_address(replica.address, end, soon()) == ROWS, "the replica has all messages")
         servers.broker.kill()

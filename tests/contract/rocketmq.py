@@ -30,7 +30,7 @@ from tests.waits import soon
 
 #: Features that RocketMQ lacks, with the reason; see `support.needs`.
 LACKS: Final = {
-    "clock": "locks and messages get their times from the servers' clocks, which tests can neither set nor meet to the millisecond",
+    "clock": "locks and messages get their times from the servers' clocks, which tests can neither set nor predict to the millisecond",
     "reboot": "servers keep no boot id, and their locks are lost when they restart",
     "trim": "messages are deleted by age, in whole files that hold all topics; no request deletes messages of one queue",
     "topic settings": "retention and compression are settings of the servers, not of a topic",

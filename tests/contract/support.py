@@ -60,7 +60,7 @@ class Place(Protocol):
         ...
 
     def ended(self, client: ClientIdentity, group: str) -> None:
-        """Free the locks in ``group`` of a client whose process was killed."""
+        """Free the locks in ``group`` that a client held when its process was killed."""
         ...
 
     def close(self) -> None:

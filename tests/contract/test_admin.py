@@ -211,7 +211,7 @@ def test_retention_by_age_deletes_no_sooner_where_the_wall_clock_is_set(broker: 
     clock.pass_(601)
     assert write_and_look() == BIG, "the first messages are thirty minutes old and must be deleted"
     clock.pass_(1801)
-    assert broker.admin.trim("t") == {queue: 3 * BIG}, "a clock change longer ago than the retention must not change ages"
+    assert broker.admin.trim("t") == {queue: 3 * BIG}, "a clock change from before the retention time must not change ages"
     times = [
         row["store_timestamp"] for row in broker.log.pull(queue, 4 * BIG, 10, EVERYTHING, ("store_timestamp",)).to_pylist()
     ]
@@ -244,7 +244,7 @@ def test_a_missing_topic_is_not_altered(broker: Broker):
 
 @needs("topic settings")
 def test_retention_by_size_keeps_at_least_what_it_says_and_not_a_chunk_more(broker: Broker):
-    """Without compression, so that sizes are predictable. The last append is never deleted, however large it is."""
+    """The topic is not compressed, so that sizes are predictable. The last append is never deleted, however large it is."""
     broker.admin.create_topic("t", 1, retention_bytes=300_000, compression="none")
     queue = queues_of(broker, "t")[0]
     for _ in range(10):

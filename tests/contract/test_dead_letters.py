@@ -255,7 +255,7 @@ def test_after_a_seek_messages_have_no_letters_and_may_get_others(broker: Broker
 
 @pytest.mark.holds("quarantine")
 def test_a_message_takes_the_count_of_its_replays_through_the_letters_of_listeners(broker: Broker):
-    """The count is kept even if the listener does not read properties, because they are then read from the queue."""
+    """The count is kept even if the listener does not read properties, because the count is then read from the queue."""
     broker.admin.create_topic("poison", 1)
     [queue] = queues_of(broker, "poison")
     [token] = locked(broker, "g", broker.groups.join("me"), [queue])

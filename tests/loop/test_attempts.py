@@ -135,7 +135,7 @@ def test_an_attempt_that_nobody_offers_is_never_visible_and_is_swept(rig: Rig) -
     rig.sink().commit(messages, 0)
     assert staged(rig.path) == 0
     rig.judge(drained=False)
-    # The failed attempt is offered after all, in a separate commit.
+    # A separate commit offers the failed attempt after all.
     rig.sink().commit([failed], 0)
     assert rig.count() == 20
     rig.judge(drained=False)
@@ -165,7 +165,7 @@ def test_a_write_that_ends_after_the_abort_is_never_visible(known: tuple[int, ..
     rig.sink().commit([rig.attempt(run(0, "r2"), partition, 0, 20) for partition in (0, 1)], 0)
     assert staged(rig.path) == 0
     rig.judge()
-    # An attempt that the abort did not know about is offered late.
+    # A late commit offers an attempt that the abort did not know about.
     rig.sink().commit([late], 0)
     rig.judge()
 

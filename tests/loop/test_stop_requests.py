@@ -65,7 +65,7 @@ def test_the_batch_in_flight_is_finished_and_no_other_is_planned(
     assert rig.broker.groups.members("g") == []
     assert sum(rig.broker.groups.offsets("g", queues).values()) == sum(query.rows) == 4
     query.stop()
-    # The next owner resumes there immediately.
+    # The next owner resumes immediately, at the committed offsets.
     other = rig.start({**SOURCE, "lockTimeout": "0"}, None, "other", available_now=True)
     other.process_all_available()
     assert sum(other.rows) == 6

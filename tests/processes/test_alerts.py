@@ -1,4 +1,6 @@
-"""The alert rules and the dashboard: promtool accepts the rules, alerts fire exactly when they should, and all named metrics exist."""
+"""The alert rules and the dashboard: promtool accepts the rules, alerts fire exactly when they should, and all metrics that rules
+and dashboard name exist.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ LETTERS = f"orderedmq_group_dead_letters_total{{{_GROUP}}}"
 HANDOVERS = f"orderedmq_group_handovers_total{{{_GROUP}}}"
 MESSAGES = [f"orderedmq_group_lag_messages{queue(number)}" for number in range(4)]
 FOUR_QUEUES = dict.fromkeys(MESSAGES, "0x60")
-#: The metric that a hanging query still exports. It had processed everything before it hung, and no micro-batch ends any more.
+#: The metric that a hanging query still exports. The query had processed everything before it hung, and no micro-batch ends any more.
 LAST_KNOWN = {'orderedmq_queue_lag_messages{query="billing",topic="orders",broker="embedded",queue="0"}': "0x30"}
 WELL = {UP: "1x60"}
 

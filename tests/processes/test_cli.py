@@ -1,6 +1,6 @@
 """The command: what it prints, where, and with which exit code.
 
-Long because each command has tests, and most of them need the same store, ``run`` and ``text``.
+This module is long because each command has tests, and most tests need the same store, ``run`` and ``text``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-#: Names of options in Spark. Messages for users of the command must not use them. A name without a capital may be a plain word.
+#: Names of options in Spark. Messages for users of the command must not use them. Names without a capital letter are left out:
+#: they are also plain words.
 OPTIONS = [option.name for option in (*SOURCE_OPTIONS, *SINK_OPTIONS) if not option.name.islower()]
 
 
@@ -282,12 +283,12 @@ def test_what_to_do_about_a_nameserver_that_cannot_be_reached() -> None:
         client.cluster(time.monotonic() + 0.2)
     assert "in namesrvAddr" in str(caught.value)
     assert "in --namesrv (host:port" in caught.value.typed
-    # An error that comes from another process says the same.
+    # An error that was pickled in another process has the same text.
     assert pickle.loads(pickle.dumps(caught.value)).typed == caught.value.typed
 
 
 def _options() -> list[tuple[list[str], str]]:
-    """Each option of each command, without the commands that start servers or Spark and the options that name a broker."""
+    """Every option of every command, except commands that start servers or Spark and options that name a broker."""
     found = []
     for first in ({*cli.COMMANDS} | {*cli.GROUPS}) - {"check", "demo", "rocketmq", "spark", "ui"}:
         made: Any = cli.load(first)
@@ -558,7 +559,7 @@ def test_fields_of_objects_are_tags_and_properties(run: Run, broker: Broker) -> 
         ("y", None, [("src", "test")]),
         ("z", None, [("src", "test"), ("n", "1.5")]),
     ]
-    # The field options say that lines are JSON objects, even without --key.
+    # The options that name fields imply that lines are JSON objects, even without --key.
     assert "not JSON" in CliRunner().invoke(app, ["produce", "a", *fields, "--path", str(broker.path)], input="no").stderr  # type: ignore[attr-defined]
 
 
@@ -683,7 +684,7 @@ def test_follow_ends_after_a_count_and_says_when_the_topic_is_another(store: Pat
     broker.admin.delete_topic("a")
     broker.admin.create_topic("a", 1)
     _, said = following.process.communicate(timeout=60)
-    # The command may see the topic deleted or created again.
+    # The command may notice that the topic was deleted, or only that it was created again.
     assert following.process.returncode in (1, 3)
     assert b"DATA_LOSS.TOPIC_RECREATED" in said or b"TOPIC.MISSING" in said
     assert len(said.splitlines()) == 1

@@ -1,6 +1,6 @@
 """The commands for consumer groups: describing, seeking and deleting groups, locks, dead letters, and the live view.
 
-Long because its commands are tested on the same group with the same helpers.
+This module is long because its commands are tested on the same group with the same helpers.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def take(broker: Broker, group: str, client: ClientIdentity, *queues: MessageQue
 
 
 def commit(broker: Broker, group: str, offsets: dict[MessageQueue, int]) -> None:
-    """Set the group's offsets as a query does that has ended since."""
+    """Set the group's offsets, as if by a query that has since ended."""
     client = broker.groups.join("earlier")
     tokens = take(broker, group, client, *offsets)
     broker.groups.commit({token: offsets[token.queue] for token in tokens})
@@ -646,7 +646,7 @@ def test_a_killed_replay_loses_nothing_and_repeats_one_piece(run: Run, store: Pa
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     # Pieces have three letters. The second piece was appended and not committed.
     assert [row["replayed"] for row in run("dlq", "list", "g")] == [True] * 3 + [False] * 7
-    # The lock of the killed process is free.
+    # The killed process no longer holds its lock.
     assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 7
     order = [*range(6), *range(3, 10)]
     assert sent(broker)[0] == [f"0-{offset}".encode() for offset in order]

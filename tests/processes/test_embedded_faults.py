@@ -1,4 +1,5 @@
-"""The store under faults: killed processes, many concurrent processes, no room, flipped bits. Each test ends with a check.
+"""The store under faults: killed processes, many concurrent processes, no room, flipped bits. Each test ends with a check of the
+store.
 
 Processes are forked from a server that has imported everything, and are killed by their pid.
 """
@@ -84,7 +85,7 @@ def _run(path: Path, pipe: Connection, work: Callable[..., None], *arguments: ob
 
 
 def settle(broker: Broker) -> None:
-    """Become the writer once, because a commit whose writer was killed in its last step becomes visible only after another writer."""
+    """Write once, because a commit whose writer was killed in its last step becomes visible only after another write."""
     broker.groups.renew([])
 
 
@@ -313,7 +314,7 @@ def fill(broker: EmbeddedBroker, write: Callable[[], object]) -> None:
     """Write until there is no room, and assert that the refused writes changed nothing."""
     while not refuses(write):
         pass
-    # Repeat with a look at the whole store before each write, because a write that needs less may still have found room.
+    # Repeat this, and read the whole store before each write, because a smaller write may still find room.
     before = everything(broker)
     while not refuses(write):
         before = everything(broker)

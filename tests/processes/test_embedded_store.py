@@ -1,6 +1,6 @@
 """The store's directory: when it is created, who may open it, and how threads, connections, processes and forks share it.
 
-Long because each way of sharing a directory has its own refusals.
+This module is long because each way of sharing a directory has its own refusals.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ AS_NOBODY = """
 
 
 def test_a_store_that_may_not_be_used_is_refused_by_name():
-    """As root, the test runs in a process of another user. Otherwise it takes the rights away from its own files."""
+    """As root, the test runs in a process of another user. Otherwise, it removes its rights to its own files."""
     with tempfile.TemporaryDirectory() as above:
         os.chmod(above, 0o755)
         closed, readable, unwritable = (Path(above) / name for name in ("closed", "readable", "unwritable"))
@@ -434,7 +434,7 @@ def test_a_store_made_by_many_processes_at_once_is_one_store(path: Path):
 
 
 def test_a_fork_opens_its_own_environment_and_leaves_the_parents_alone(path: Path, broker: Broker):
-    """The child also knows the parent's presence, locks and membership, but does not end them."""
+    """The child inherits the parent's presence, locks and membership, but does not end them."""
     said = script(
         """
         import os, sys
@@ -541,7 +541,9 @@ def test_the_slots_of_killed_readers_do_not_keep_pages_for_ever(path: Path, brok
 
 
 def test_the_number_of_a_change_is_never_ahead_of_what_is_read(path: Path):
-    """A read after the number must see that change. Otherwise an idle query or peek --follow would wait for the next write."""
+    """A read that follows a read of the change number must see that change. Otherwise an idle query or peek --follow would wait
+    for the next write.
+    """
     with connect(path) as broker:
         broker.admin.create_topic("t", 1)
         script = (

@@ -1,4 +1,4 @@
-"""Queries must survive that Spark starts a task twice, or that executors end and come back, are lost or are decommissioned.
+"""Queries must survive when Spark starts a task twice, and when executors end and come back, are lost or are decommissioned.
 
 The cluster is Spark's own, on this machine. Its two workers have different host names, because Spark starts the second attempt of
 a slow task only on another host.

@@ -31,7 +31,7 @@ PROCESSES = mp.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.processes.test_segment_processes"])
 QUEUE = MessageQueue("orders", "embedded", 0)
 LARGE = 100_000
-#: So many bytes that a task begins to write them before its receipt.
+#: A number of bytes that is so large that a task begins to write them before it creates its receipt.
 MUCH = 2_000_000
 
 

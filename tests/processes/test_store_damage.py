@@ -1,7 +1,7 @@
 """Damage of a store's file: whichever bit has changed, readers and writers get the right answer or a named error.
 
 Each attempt changes one byte of a copy, reads everything, writes, and reads again. It runs in a process with a time limit, and a
-process that hangs or dies is a finding. ``--nightly`` changes every field that anything depends on; otherwise a sample is taken.
+process that hangs or dies is a finding. ``--nightly`` changes every field that affects an answer; otherwise a sample is taken.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def attempt(world: World, folder: Path, changes: list[Change]) -> Attempts:
 
 
 def fields_in_use(world: World, folder: Path) -> list[int]:
-    """The positions of the 16-bit fields that anything depends on. LMDB has no smaller ones, and this project's data have checksums.
+    """The positions of the 16-bit fields that affect an answer. LMDB has no smaller fields, and this project's data have checksums.
 
     If all bytes of a range can be inverted and every answer stays right, nothing reads the range. Nine tenths of the file are such
     ranges: unused space and pages of earlier transactions. Ranges with other outcomes are divided further.
@@ -232,7 +232,7 @@ def test_a_changed_bit_gives_the_right_answer_or_a_named_error(world: World, fol
     if nightly:
         places = [at + random.randrange(2) for at in fields_in_use(world, folder)]
     else:
-        # Change positions that are not zero, and all fields that LMDB reads first.
+        # Change a sample of the bytes that are not zero, and all fields that LMDB reads first.
         written = [at for at, byte in enumerate(world.content) if byte]
         places = [*random.sample(written, SAMPLE), *range(META_SIZE), *range(4096, 4096 + META_SIZE)]
     changes = [world.flipped(at, random.randrange(8)) for at in places]
@@ -425,7 +425,7 @@ def test_a_page_that_leads_back_to_itself_ends_a_walk(place: Path):
 
 
 def test_a_tree_that_lies_on_free_pages_is_an_older_one(place: Path):
-    """A root leads to the page where the same database was before. Its entries are complete, with good checksums, but old."""
+    """A root points to the page that was this database's root before. Its entries are complete, with correct checksums, but old."""
     with EmbeddedBroker(place, clock=FixedClock()) as broker:
         queue = QUEUES[0]
         content = (place / "data.mdb").read_bytes()
@@ -442,7 +442,7 @@ def test_a_tree_that_lies_on_free_pages_is_an_older_one(place: Path):
 
 
 def test_pages_beyond_the_value_are_not_freed(place: Path):
-    """The first page of a payload has the number of its pages, all of which LMDB frees. The change adds three pages of others."""
+    """The first page of a payload says how many pages LMDB must free. The change adds three pages that belong to other data."""
     content = (place / "data.mdb").read_bytes()
     at = content.index(b"q" * 3000) // 4096 * 4096
     assert number_at(place, at) == at // 4096

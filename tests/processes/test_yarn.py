@@ -47,7 +47,7 @@ SENT: Final = {f"order-{key}": list(range(key, MESSAGES, KEYS)) for key in range
 PYTHON: Final = ("--conf", "spark.yarn.appMasterEnv.PYSPARK_PYTHON=./environment/bin/python")
 
 SETTINGS: Final = {
-    # The defaults file of Hadoop has these, but the mini cluster's jar lacks the file.
+    # Hadoop's defaults file has these settings, but the mini cluster's jar lacks that file.
     "yarn.scheduler.capacity.root.queues": "default",
     "yarn.scheduler.capacity.root.default.capacity": "100",
     "yarn.scheduler.capacity.maximum-am-resource-percent": "1.0",
@@ -182,7 +182,7 @@ class Pipeline:
         self.folder = folder
         self.checkpoint = folder / "checkpoint"
         (folder / "job.py").write_text(JOB)
-        # This file replaces a packed environment of some hundred MB, because Spark uses no other file of it.
+        # This file replaces a packed environment of some hundred MB, because Spark uses no other file of that environment.
         python = folder / "environment" / "bin" / "python"
         python.parent.mkdir(parents=True)
         python.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}:$PYTHONPATH" exec {sys.executable} "$@"\n')

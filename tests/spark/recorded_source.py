@@ -1,6 +1,6 @@
 """The data source ``orderedmq`` with a record of every call, registered as ``orderedmq_recorded``.
 
-In its subclasses of the real classes, each call, in any process, adds an event to the folder ``calls`` next to the store.
+In subclasses of the real classes, each call in any process adds an event to the folder ``calls`` next to the store.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def test_every_case_runs_on_a_real_kafka(tmp_path: Path) -> None:
     assert bench.returncode == 0, printed
     for case in (name for name in CASES if name.startswith(VERSUS)):
         assert re.search(rf"^{case} \(\d+ s\)$", printed, re.M), printed
-    # Both sides have done their work, because without work a figure would be 0 or less. Kafka's server may be idle while ours works.
+    # A figure above 0 shows that its side has done its work. Kafka's server may be idle while our side works.
     lines = [
         line for line in printed.splitlines() if re.search(r" (M rows/s|µs/row|ms)\b", line) and "Kafka's server" not in line
     ]

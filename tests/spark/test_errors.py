@@ -10,8 +10,8 @@ from pyspark.errors import PySparkException
 
 from tests.spark.conftest import Rig
 
-#: Spark's first line, the called method's frame, and the frame that shortens the rest. In a stream, the batch's frames come before
-#: them.
+#: The message must be within this many lines. Before it come Spark's first line, the called method's frame and the frame that
+#: shortens the rest; in a stream, also the batch's frames.
 LINES, STREAM_LINES = 9, 13
 
 

@@ -146,7 +146,7 @@ def test_stop_during_a_listeners_work_lets_no_other_owner_in_before_it_returned_
     (lock,) = rig.broker.admin.locks("g")
     until(lambda: rig.broker.admin.locks("g")[0].remaining <= UNLOCK_DELAY, "the lock lingers")
     assert rig.broker.admin.locks("g")[0].held
-    # Make the lock younger, so that its delay passes only below, however slow this test is.
+    # Make the lock younger, so that its unlock delay cannot pass before the test ages the lock below, however slow the test is.
     age(rig.path, lock.owner, -1000)
     start("second", told("second", until_told=False))
     until(lambda: rig.broker.groups.members("g"), "the second query is about to ask for the queue", 90.0)

@@ -150,7 +150,7 @@ def test_a_reader_sees_in_which_of_sparks_workers_filters_are_pushed(rig: Rig, p
 
 
 def test_spark_gives_a_query_what_another_one_pushed_down_unless_it_has_push_limit(rig: Rig, pushing: SparkSession) -> None:
-    """Without pushLimit, Spark gives a query the filters of another one, so the source takes no filters in such releases.
+    """In Spark releases without pushLimit, a query gets the filters of another query, so the source takes no filters there.
 
     If this test fails, Spark has changed, and the check in ordered_source/pushed_filters.py needs a revision.
     """

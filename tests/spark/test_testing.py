@@ -58,7 +58,7 @@ def test_a_query_goes_on_where_it_has_ended(store: TemporaryStore, spark: SparkS
     store.run_to_end(copied, spark)
     store.assert_same("orders", "copies")
     store.produce("orders", *EVENTS[60:])
-    # Passing the writer with the checkpoint of its function continues the same query.
+    # A writer that is passed with the name of its function's checkpoint continues the same query.
     again = store.run_to_end(copied(spark, store.options), checkpoint="copied")
     assert [one.numInputRows for one in again.recentProgress if one.numInputRows] == [40]
     store.assert_same(EVENTS, "copies")
