@@ -1,7 +1,8 @@
-"""Measures how fast RocketMQ's messages are decoded and encoded, compared with one at a time: ``python -m bench.codec [rounds]``.
+"""Measures how fast RocketMQ's messages are decoded and encoded, in bulk and one at a time: ``python -m bench.codec [rounds]``.
 
-A message has 328 bytes, with a body of 100 bytes and 6 properties; a response has 32 messages. The ways run in turn. The figures are
-medians of wall time and of CPU time (which other programs disturb less). They are for comparing; nothing is asserted.
+A message has 328 bytes, with a body of 100 bytes and 6 properties; a response has 32 messages. The variants run in turn. The
+figures are medians of wall time and of CPU time (which other programs disturb less). They are only for comparison; nothing is
+asserted.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def responses(messages: list[Stored]) -> list[bytes]:
 
 
 def decoding() -> Ways:
-    """Return, by the name of each way, how many messages it decodes and the function to run."""
+    """Return the variants of decoding, by name: how many messages are decoded, and the function to run."""
     ways: Ways = {}
     everything = Wanted(QUEUE, DEFAULT_COLUMNS, 0, 2**63 - 1, frozenset(), False)
     for rows in GROUPS:

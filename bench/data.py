@@ -15,7 +15,7 @@ from orderedmq.demo import flights
 from orderedmq.model import MessageQueue
 
 BODY_BYTES: Final = 100
-#: Number of distinct sharding keys in one part, of 8 bytes each.
+#: Number of distinct sharding keys in one part. A key has 8 bytes.
 KEYS: Final = 10_000
 
 
@@ -36,7 +36,7 @@ def demo_messages(rows: int) -> pa.RecordBatch:
 
 
 def write_files(folder: Path, rows: pa.RecordBatch, files: int) -> None:
-    """Write ``rows`` as Parquet files without common keys, so that no key is in two tasks."""
+    """Write ``rows`` as Parquet files that have no key in common, so that no key is in two tasks."""
     folder.mkdir(parents=True)
     step = -(-rows.num_rows // files)
     for number in range(files):

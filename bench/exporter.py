@@ -1,4 +1,4 @@
-"""Measures which share of a core the exporter uses for a group of many queues that all have lag and all move, on both brokers."""
+"""Measures how much of a core the exporter uses for a group with many queues, all with lag and all moving, on both brokers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUEUES: Final = 1000
 AIM: Final = 2.0
 #: Seconds between two scrapes.
 INTERVAL: Final = 15.0
-#: Messages in each queue: so many that no queue is at its end before the measurement ends.
+#: Messages in each queue: enough that no queue reaches its end before the measurement ends.
 MESSAGES: Final = 300
 #: A query that owns all queues and commits one more message of each every second.
 AT_WORK: Final = """
@@ -85,11 +85,11 @@ def _fill(to_connect: dict[str, Any]) -> None:
 
 
 def _share(to_connect: dict[str, Any], to_command: list[str], scrapes: int) -> tuple[float, float]:
-    """Return the percentage of a core that the exporter uses, and the seconds from one look to the next."""
+    """Return the percentage of a core that the exporter uses, and the seconds from one look at the broker to the next."""
     command = [sys.executable, "-m", "orderedmq", "exporter", "--port", "0", "--json", *to_command]
     with started([sys.executable, "-c", AT_WORK, json.dumps(to_connect)]), started(command) as (process, line):
         url = json.loads(line)["url"]
-        # Not measured: loading the modules, and the first look, which asks for the first message of every queue.
+        # Do not measure the loading of modules, nor the first look at the broker, which asks for the first message of every queue.
         for _ in range(2):
             _scrape(url)
             time.sleep(INTERVAL)
@@ -103,7 +103,7 @@ def _share(to_connect: dict[str, Any], to_command: list[str], scrapes: int) -> t
 
 
 def _scrape(url: str) -> str:
-    """Scrape, and return the line with the time of the look that the answer shows."""
+    """Scrape, and return the line that says when the exporter looked at the broker."""
     with urllib.request.urlopen(url, timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     assert sum(line.startswith("orderedmq_group_lag_messages{") for line in lines) == QUEUES

@@ -1,9 +1,9 @@
-"""The figures of the bench, the runs that are kept, and the tables that documents quote of them.
+"""The figures of the bench, the runs that are kept, and the tables of these runs in documents.
 
 ``docs/bench-results.json`` has the newest runs: the date of each, how busy the machine was before it, and its figures. A document has
-a table between the comments ``<!-- bench: CASE ... -->`` and ``<!-- end of bench -->``; the table of Kafka's cases says who is ahead. A
-figure of several runs is quoted as the range of their medians. This module needs neither Spark nor brokers, because tests use it to
-compare documents with the runs.
+a table between the comments ``<!-- bench: CASE ... -->`` and ``<!-- end of bench -->``; the table of Kafka's cases says which
+side is ahead. A figure of several runs is quoted as the range of their medians. This module needs neither Spark nor brokers,
+because tests use it to compare documents with the runs.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ QUOTED: Final = 3
 _TABLE: Final = re.compile(r"(?<=<!-- bench: )([^\n]*)( -->\n).*?(?=<!-- end of bench -->)", re.DOTALL)
 #: The prefix of cases that compare with another product, with default settings and tuned.
 VERSUS: Final = "kafka-"
-#: The text instead of a table that has no run yet.
+#: The text that replaces a table while there is no run.
 _NO_RUN: Final = "No run is kept yet."
-#: The README's figure is the first of this case.
+#: The README's figure is the first figure of this case.
 _README_CASE: Final = "rocketmq-source"
 _README: Final = re.compile(r"(?<=the same queues, locks and offsets; ).*?(?= RocketMQ's Java pull consumer)")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table. ``ratio`` has to be at least ``target``, or at most with ``low``. Without a target it is only shown.
+    """One line of the table. ``ratio`` has to be at least ``target`` or, if ``low``, at most ``target``. Without a target it is
+    only shown.
 
-    ``ours_default`` and ``peer_default`` are measured with default settings; ``ours`` and ``peer`` are tuned then, and ``ratio`` compares
-    the better value of each side.
+    ``ours_default`` and ``peer_default`` are measured with default settings. If they are given, ``ours`` and ``peer`` are
+    measured with tuned settings, and ``ratio`` compares the better value of each side.
     """
 
     case: str
@@ -122,7 +123,7 @@ def quoted(runs: Sequence[Run], case: str) -> list[Run]:
 
 
 def by_line(runs: Sequence[Run], case: str) -> list[list[Figure]]:
-    """Return the figures of a case's quoted runs, by line; the newest run decides which lines there are."""
+    """Return the figures of a case's quoted runs, by line; only the lines of the newest run are included."""
     found = quoted(runs, case)
     if not found:
         return []
@@ -149,7 +150,9 @@ def table(runs: Sequence[Run], cases: Collection[str], title: Callable[[str], st
 
 
 def versus(runs: Sequence[Run], cases: Iterable[str]) -> str:
-    """Return as Markdown the ranges of cases that compare with another product, who is ahead, and the dates of the runs."""
+    """Return a Markdown table of cases that compare with another product: the ranges, which side is ahead, and the dates of the
+    runs.
+    """
     lines = [
         "| case | Kafka, default | Kafka, tuned | orderedmq, default | orderedmq, tuned | ahead |",
         "|---|---|---|---|---|---|",
@@ -179,7 +182,7 @@ def versus(runs: Sequence[Run], cases: Iterable[str]) -> str:
 
 
 def _ahead(figures: Sequence[Figure]) -> str:
-    """Return who is better in all of the runs and by how much, "orderedmq 1.8 to 1.9 times", or "neither"."""
+    """Return which side is better in all of the runs and by how much, "orderedmq 1.8 to 1.9 times", or "neither"."""
     if any(one.ratio is None for one in figures):
         return ""
     gains = [1 / one.ratio if one.low else one.ratio for one in figures if one.ratio]
@@ -193,7 +196,7 @@ def _ahead(figures: Sequence[Figure]) -> str:
 
 
 def fill_page(text: str, runs: Sequence[Run]) -> str:
-    """Return a page with its tables written again."""
+    """Return a page with its tables replaced by current ones."""
 
     def fill(found: re.Match[str]) -> str:
         cases = found[1].split()
@@ -207,7 +210,7 @@ def fill_page(text: str, runs: Sequence[Run]) -> str:
 
 
 def fill_readme(text: str, runs: Sequence[Run]) -> str:
-    """Return the README with its figure of the source over RocketMQ written again."""
+    """Return the README with the current figure of the source over RocketMQ."""
     first, *_ = by_line(runs, _README_CASE)
     speed, ratio = (spread([one.ours for one in first]), spread([one.ratio for one in first], lambda value: f"{value:.1f}"))
     return _README.sub(f"{speed} {first[0].unit}, {ratio} times", text)

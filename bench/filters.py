@@ -1,4 +1,4 @@
-"""Counts the chunks of a large store that a batch read with pushed filters reads."""
+"""Counts how many chunks of a large store a batch query reads if its filters are pushed down."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def figures(bench: Bench) -> list[Figure]:
         first, *_ = broker.log.queues("t")
 
         def moments(begin: int) -> tuple[datetime, datetime]:
-            """Return when the first queue's messages at ``begin`` and five appends later were stored. An append has one time."""
+            """Return when two messages of the first queue were stored: the one at ``begin``, and one five appends later. All
+            messages of an append have the same time.
+            """
             since, until = (
                 broker.log.pull(first, offset, 1, 1, ("store_timestamp",)).column(0)[0].as_py()
                 for offset in (begin, begin + 5 * CHUNK)
@@ -41,7 +43,7 @@ def figures(bench: Bench) -> list[Figure]:
             return since, until
 
         each = rows // QUEUES
-        # Each way reads another part, because a connection caches the chunk that was read last.
+        # Each variant reads a different part, because a connection caches the chunk that was read last.
         parts = [moments(each * tenth // 10) for tenth in (3, 5, 7)]
     times: list[list[Filter]] = [
         [ds.GreaterThanOrEqual(("store_timestamp",), since), ds.LessThan(("store_timestamp",), until)] for since, until in parts

@@ -44,7 +44,7 @@ def shared(bench: Bench) -> list[Figure]:
 
 
 def hand_over(bench: Bench) -> list[Figure]:
-    """Measure for two idle queries how soon after one stops, or starts, every queue has its owner."""
+    """Measure, with two idle queries, how soon every queue has its owner after one query stops or starts."""
     path = bench.fresh("store")
     seen: dict[str, list[float]] = {"stops": [], "comes": []}
     with orderedmq.connect(path) as broker:
@@ -71,7 +71,7 @@ def hand_over(bench: Bench) -> list[Figure]:
         until([HANDED])
         for _ in range(1 if bench.quick else 5):
             goes = start()
-            # Not measured: the start of its processes.
+            # Do not measure the start of the query's processes.
             while not any(member.age < 1 for member in broker.admin.members("bench")[1:]):
                 time.sleep(0.005)
             seen["comes"].append(until([HANDED // 2, HANDED // 2]))

@@ -1,8 +1,8 @@
 """Compares Spark's Kafka source and sink over a real Kafka on this machine with ours on the embedded broker, in one session.
 
 The rows have 100 bytes and a key, in 4 partitions or queues. Each side runs with default settings and tuned, in turn, and the better
-result of each side is compared. Kafka acknowledges the sink's rows, as Kafka is usually run, when they are in the system's cache; our
-sink waits until they are on the disk. With ``flush.messages=1``, which one case has, Kafka also writes to the disk at each append.
+result of each side is compared. As usual, Kafka acknowledges the sink's rows when they are in the system's cache; our sink waits
+until they are on the disk. In one case, ``flush.messages=1`` makes Kafka also write to the disk at each append.
 """
 
 from __future__ import annotations

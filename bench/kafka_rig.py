@@ -76,7 +76,7 @@ class Rig:
         return reader.options(subscribe=topic, startingOffsets="earliest", **options).load()
 
     def to_kafka(self, topic: str, options: Mapping[str, str]) -> dict[str, str]:
-        """Return options of Spark's Kafka sink. It waits for acknowledgements by all replicas in sync; there is one replica."""
+        """Return options of Spark's Kafka sink. The sink waits for acknowledgements by all replicas in sync; there is one replica."""
         return {"kafka.bootstrap.servers": self.server.address, "kafka.acks": "all", "topic": topic, **options}
 
     def send(self, topic: str, partition: int) -> None:
@@ -125,7 +125,7 @@ class Rig:
             self.bench.drain(given, "kafka", self.rows, **self.to_kafka(name, options))
             target = {"path": str(self.store), "topic": name, "messageQueueSelector": "queueId"}
             self.bench.drain(rows, "orderedmq", self.rows, **target)
-        # Write the system's cache to the disk now, so that it does not do so during a measurement.
+        # Write the system's cache to the disk now, so that the system does not do so during a measurement.
         os.sync()
 
     def measured(self, rows: int, call: Callable[[], Mapping[str, float]]) -> dict[str, float]:
@@ -158,6 +158,6 @@ def rig(bench: Bench) -> Rig:
         bench.shared["kafka"] = made
     found: Rig | Skipped = bench.shared["kafka"]
     if isinstance(found, Skipped):
-        # Fail immediately, because trying again to fetch missing jars takes long.
+        # Fail immediately, because it takes long to try again to fetch missing jars.
         raise found
     return found

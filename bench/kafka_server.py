@@ -21,7 +21,7 @@ from orderedmq.rocketmq.local.probe import HOST, find_free_port
 from orderedmq.rocketmq.local.servers import Server
 
 VERSION: Final = "4.3.1"
-#: Other releases of Spark's connector that run on the pinned Spark, because not every repository has its own release.
+#: Other releases of Spark's connector that run on the pinned Spark, because not every repository has the pinned release.
 EARLIER_CONNECTORS: Final = ("4.2.0",)
 #: Jars of Spark that Kafka also needs: the resolver leaves out Scala, and Kafka's own package has no log4j.
 _FROM_SPARK: Final = ("scala-library-2.13", "log4j-api-2", "log4j-core-2", "log4j-slf4j2-impl-2", "slf4j-api-2")

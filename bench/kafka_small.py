@@ -1,7 +1,7 @@
 """Measures the time and the CPU of small micro-batches, starts and restarts over Kafka and over the embedded broker.
 
-A micro-batch has ten rows. Spark's connector runs with default settings and with settings for small batches, which our source does not
-have.
+A micro-batch has ten rows. Spark's connector runs with default settings and with settings for small batches. Our source has no
+such settings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.kafka_rig import QUEUES, TUNED_SMALL, Rig, rig
 from bench.latency import ROWS, producing, ticking
 from bench.measure import Bench, interleaved, median
 
-#: Our only way, with default settings.
+#: Our only variant, with default settings.
 _OURS: Final = "ours"
 _PEER: Final = "Kafka tuned"
 #: Seconds for a query's first micro-batch, on a busy machine.
@@ -104,7 +104,7 @@ def _kafka_small(made: Rig, every: float, count: int, to_sink: bool, options: Ma
 
 
 def _steady(made: Rig, query: StreamingQuery, count: int) -> dict[str, float]:
-    """Return the median time and the mean CPU of a micro-batch in ms, after three micro-batches that start workers."""
+    """Return the median time and the mean CPU of a micro-batch in ms, without the first three micro-batches, which start workers."""
     try:
         first = len(_wait(query, 3, 0.1))
         before = made.cpu.now()

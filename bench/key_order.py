@@ -121,7 +121,7 @@ def engine(bench: Bench) -> list[Figure]:
 
 
 class _Clocked:
-    """Fails for the poisoned key, and records how long other messages waited, in seconds from append to call."""
+    """A listener that fails for the poisoned key, and records how long other messages waited, in seconds from append to call."""
 
     folder: str
 
@@ -175,7 +175,7 @@ def poisoned(bench: Bench) -> list[Figure]:
             broker.admin.create_topic("t", 1)
 
         def keys(turn: int) -> list[str]:
-            # Each key has one message in 100 turns of 10 messages. The first key is the poisoned one.
+            # In 100 turns of 10 messages, each key has one message. The first key is poisoned.
             return [first if (turn * 10 + one) % 1000 == 0 else f"key-{(turn * 10 + one) % 1000}" for one in range(10)]
 
         order = OrderPerKey(concurrency=8, in_batch_attempts=2, suspend_current_queue_time_millis=10)

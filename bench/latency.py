@@ -89,7 +89,9 @@ def against_null(
     batches: int,
     target: float,
 ) -> list[Figure]:
-    """Compare micro-batches of ten rows with the null peers. The producer also runs with the null source, because it uses the machine."""
+    """Compare micro-batches of ten rows with the null peers. The producer also runs with the null source, because it takes CPU
+    time from the queries.
+    """
     out = []
     for label, sink, null_sink, options in ways:
         null = partial(bench.null_source, COLUMNS, ROWS, 1, every)

@@ -123,7 +123,8 @@ class Bench:
         return (writer.trigger(availableNow=True) if available_now else writer).start()
 
     def drain(self, rows: DataFrame, sink: str, expected: int, **options: Any) -> dict[str, float]:
-        """Return million rows a second of a run with availableNow: in all micro-batches, the first, the later ones, and of the whole query.
+        """Return the speed of a run with availableNow in million rows a second: of all micro-batches, the first, the later ones,
+        and the whole query.
 
         The first micro-batch is slower, because it starts workers and imports modules.
         """
@@ -138,7 +139,7 @@ class Bench:
         return {**found, "later": _speed(later)} if later else found
 
     def paced(self, rows: DataFrame, sink: str, batches: int, **options: Any) -> dict[str, float]:
-        """Return milliseconds per phase of micro-batches that have rows, of a query with the default trigger."""
+        """Return the milliseconds per phase of the micro-batches with rows, for a query with the default trigger."""
         query = self.start(rows, sink, **options)
         try:
             while True:
@@ -158,13 +159,13 @@ class Bench:
 
 
 def _speed(batches: Sequence[tuple[int, int]]) -> float:
-    """Return million rows a second of micro-batches, which are given as (rows, microseconds)."""
+    """Return the speed of micro-batches, given as (rows, microseconds), in million rows a second."""
     rows, micros = map(sum, zip(*batches))
     return rows / micros
 
 
 def status(field: str, pid: int | str = "self") -> int:
-    """Return a value from a process's status, in KiB. Raises OSError if the status does not have it."""
+    """Return a value from a process's status, in KiB. Raises OSError if the status does not have the value."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1])

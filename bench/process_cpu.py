@@ -1,7 +1,7 @@
 """Measures CPU seconds by kind of process: Spark's JVM, Python, and servers.
 
-PySpark's daemons do not wait for workers that end, so the system does not keep the CPU time of these. Therefore a thread often reads the
-times of all processes. The time that a process uses between the last reading and its end is missing.
+PySpark's daemons do not wait for workers that end, so the system does not keep the CPU time of such workers. Therefore a thread
+often reads the times of all processes. The time that a process uses between the last reading and its end is missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOGETHER: Final = "together"
 class ProcessCpu:
     """The CPU time of this process and its descendants, by name. ``servers``: the names of servers among them, by pid.
 
-    A Java process that is no server is Spark's JVM. All other processes count as Python.
+    Any other Java process is Spark's JVM. All other processes count as Python.
     """
 
     def __init__(self, servers: Mapping[int, str]) -> None:

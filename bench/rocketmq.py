@@ -39,7 +39,7 @@ from orderedmq.rows.pull_settings import PullSettings
 MANY: Final = 64
 #: Number of micro-batches of a query that writes.
 BATCHES: Final = 3
-#: Messages in a raw pull under a raised limit: so many that an answer stays below 256 KiB.
+#: Messages in a raw pull under a raised limit: few enough that an answer stays below 256 KiB.
 RAISED_STEP: Final = 512
 
 
@@ -65,7 +65,9 @@ def pulled(log: Log, queues: list[MessageQueue], count: int) -> dict[str, float]
 
 
 def _timed(call: Callable[[], None], rows: int) -> dict[str, float]:
-    """Return thousand rows a second of wall time, and this process's CPU in µs per row, which other programs disturb less."""
+    """Return the speed in thousand rows a second of wall time, and this process's CPU in µs per row, which other programs disturb
+    less.
+    """
     begin, began = time.perf_counter(), time.process_time()
     call()
     return {
@@ -177,7 +179,7 @@ def source_raised(bench: Bench) -> list[Figure]:
 
 
 def _source(bench: Bench, made: Rig, case: str, aim: float | None, batch: int = STEP) -> list[Figure]:
-    # Java's clients read half of the messages: they wait for the last messages of a queue that they begin late.
+    # Java's clients read only half of the messages, because they wait at the end of a queue that they have begun late.
     java = made.rows // 2
     found = interleaved(
         bench.rounds,
@@ -394,7 +396,7 @@ def micro_batch(bench: Bench) -> list[Figure]:
 
 
 def many_queues(bench: Bench) -> list[Figure]:
-    """Measure the reader's driver side in this process: 64 queues on two brokers, of which one has a new message."""
+    """Measure the reader's driver side in this process: 64 queues on two brokers, and one queue has a new message."""
     made = rig(bench)
     topic = bench.fresh("wide").name
     made.broker.admin.create_topic(topic, MANY)

@@ -1,4 +1,4 @@
-"""The RocketMQ of two brokers on this machine that all its cases share, its messages, and the CPU time of its brokers."""
+"""The RocketMQ of two brokers on this machine that all RocketMQ cases share, its messages, and the CPU time of its brokers."""
 
 from __future__ import annotations
 

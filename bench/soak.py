@@ -95,7 +95,7 @@ def _run(kinds: Sequence[str], asked: argparse.Namespace) -> None:
 
 
 def _watch(way: _Way, folder: Path, brokers: dict[str, Broker], asked: argparse.Namespace, out: Any) -> None:
-    """Sample each kind every ``asked.every`` micro-batches, until it has had ``asked.batches`` of them."""
+    """Sample each kind every ``asked.every`` micro-batches, until ``asked.batches`` micro-batches are done."""
     following = dict.fromkeys(brokers, 0)
     begun, number = time.monotonic(), 0
     while following:
@@ -110,7 +110,7 @@ def _watch(way: _Way, folder: Path, brokers: dict[str, Broker], asked: argparse.
             if done < following[kind] and not ended:
                 continue
             head = {"kind": kind, "batches": done, "at": round(time.time(), 1)}
-            # Not at every sample, because collecting the JVM's garbage takes part of a second.
+            # Do not collect the JVM's garbage at every sample, because that takes part of a second.
             found = way.sample(kind, collect=ended or done % (5 * asked.every) < asked.every)
             line = {**head, **found, **store(brokers[kind], folder / kind)}
             out.write(json.dumps(line) + "\n")

@@ -33,7 +33,7 @@ def prepare(broker: Broker, kind: str, messages: int) -> None:
     count = 1 if kind == "idle" else messages
     poisoned = min(POISONED, count) if kind == "parking" else 0
     bodies = [POISON] * poisoned + [b"x" * 100] * (count - poisoned)
-    # No other message has the key of a poisoned message, because it would be parked as well.
+    # No other message has the key of a poisoned message, because such a message would also be parked.
     keys = [f"poisoned-{number}" if number < poisoned else f"key-{number % 100}" for number in range(count)]
     for queue in broker.log.queues("t"):
         broker.log.append({queue: pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys})})

@@ -41,10 +41,10 @@ _SINK_SCHEMA: Final = StructType([StructField("sharding_key", StringType()), Str
 
 
 class SourceRunner:
-    """The source runner of one query. ``folder``: the place of files that Spark gives to it."""
+    """The source runner of one query. ``folder``: the folder of the files that Spark gives to the runner."""
 
     def __init__(self, options: Mapping[str, str], folder: Path) -> None:
-        # Not in ``folder``, because its path can be too long for a socket (107 characters on Linux).
+        # The socket is not in ``folder``, because that path can be too long for a socket (107 characters on Linux).
         with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as server:
             address = f"{place}/socket"
             server.bind(address)

@@ -1,7 +1,8 @@
 """The samples that `soak` takes of processes and stores, the results that are kept, and their table in docs/performance.md.
 
-docs/soak-results.json has for each kind the first sample after the warm-up, the last one, and the largest value of each figure from one
-to the other. The page has the table between the comments ``<!-- soak -->`` and ``<!-- end of soak -->``. This module does not need Spark.
+docs/soak-results.json has for each kind the first sample after the warm-up, the last one, and the largest value of each figure
+between these two. The page has the table between the comments ``<!-- soak -->`` and ``<!-- end of soak -->``. This module does
+not need Spark.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from orderedmq.broker import Broker
 _JVM: Final = "java"
 _RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 _WORKER: Final = "pyspark.worker"
-#: Seconds between two looks at a query that starts.
+#: Seconds between two checks of a query that is starting.
 _LOOK: Final = 0.25
 
 #: A small heap, garbage collection in one thread, and no history of ended jobs, so that memory that grows is not a cache of Spark.
@@ -42,7 +42,7 @@ _SETTINGS: Final = {
     "spark.ui.retainedJobs": "1",
     "spark.ui.retainedStages": "1",
     "spark.ui.retainedTasks": "1",
-    # Without checksum files, which are half of a checkpoint's files, because Spark starts a process to set the permissions of each file.
+    # Write no checksum files, which would double a checkpoint's files, because Spark starts a process to set each file's permissions.
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
 }
 
@@ -110,7 +110,7 @@ class Application:
             if kind == "idle":
                 counts.append(self._idle.seen.get(query.id, 0))
             else:
-                # From the JVM's object, because PySpark would parse the whole progress from JSON.
+                # Read the JVM's object, because PySpark would parse the whole progress from JSON.
                 progress = query._jsq.lastProgress()
                 counts.append(0 if progress is None else int(progress.batchId()) + 1)
         return min(counts)
@@ -123,7 +123,7 @@ class Application:
             "way": "Spark",
             "together": sum(self.done(one) for one in self._queries if one != "idle"),
             "runner": memory(self._runners[kind]),
-            # The workers of all kinds, because Spark gives a task to any free worker.
+            # Measure the workers of all kinds together, because Spark gives a task to any free worker.
             "workers": memory(modules.get(_WORKER, ())),
             "others": memory(others),
             "jvm": memory(modules.get(_JVM, ())),

@@ -105,7 +105,7 @@ def size(bench: Bench) -> list[Figure]:
             assert stamps.last_timestamp is not None
             seek, by_time = [], []
             for turn in range(50):
-                # Other columns each time, because the store caches the chunk that was read last, with its columns.
+                # Read other columns each time, because the store caches the chunk that was read last, with its columns.
                 columns = ("body", "queue_offset") if turn % 2 else ("body",)
                 offset = random.randrange(rows)
                 before = time.perf_counter()
@@ -280,7 +280,9 @@ def memory(bench: Bench) -> list[Figure]:
 
 
 def read_all(path: str, rows: int) -> None:
-    """Read a queue, and print RSS before, its peak, and the pages of files at the end, in KiB. Runs in a separate process."""
+    """Read a queue, and print the RSS before reading, the peak RSS, and the file pages at the end, in KiB. Runs in a separate
+    process.
+    """
     with orderedmq.connect(path) as broker:
         partition = whole_queue(broker, Endpoint(path), "t", rows)
     before = status("VmRSS")

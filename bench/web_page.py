@@ -1,4 +1,4 @@
-"""Measures which share of a core the web page's server uses while a group of many queues is at work and viewers look at it."""
+"""Measures how much of a core the web page's server uses while viewers look at a group of many queues that is at work."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _share(path: Path, page: str, viewers: int, seconds: float) -> float:
         looking = [threading.Thread(target=_look, args=(port, page, stop), daemon=True) for _ in range(viewers)]
         for one in looking:
             one.start()
-        # Not measured: loading the modules and compiling the templates.
+        # Do not measure the loading of modules and the compiling of templates.
         time.sleep(5)
         server = psutil.Process(process.pid)
         before, begun = server.cpu_times(), time.monotonic()

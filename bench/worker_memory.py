@@ -58,7 +58,7 @@ def _of_store(bench: Bench) -> Iterator[Figure]:
 
     def copy(size: int, **options: Any) -> None:
         target = {"path": path, "topic": bench.fresh("out").name, "topicQueueNums": QUEUES, "compression": "none", **options}
-        # Without an error, because all queues have the same keys.
+        # Only warn about keys in more than one task, because all queues have the same keys.
         target["onKeyConflict"] = "warn"
         _finish(bench, read("all", size), "orderedmq", **target)
 

@@ -29,7 +29,7 @@ from pyspark_orderedmq import DefaultSource
 FORMAT = "orderedmq_held"
 #: Makes Spark split files by the number of cores.
 SPLITS: Final = {"spark.sql.files.openCostInBytes": "1"}
-#: A task sends after every so many rows.
+#: The number of rows that a task sends at a time.
 STEP = 100
 
 

@@ -22,7 +22,7 @@ class World:
     """A cluster, a new topic, and a group that the brokers do not know yet."""
 
     def __init__(self, cluster: Cluster, queues: int = 4, address: str | None = None) -> None:
-        """``address`` is that of a nameserver's proxy, if connections are to go through proxies."""
+        """``address``: the address of a nameserver's proxy, if connections are to go through proxies."""
         self.cluster = cluster
         self._address = address or cluster.address
         self.topic = f"t-{uuid.uuid4().hex[:8]}"

@@ -100,7 +100,7 @@ class HandOverStorm(Storm):
             try:
                 self.query(self.members)
             except Refused:
-                # Start it again, as its user would do.
+                # Start the query again, as its user would do.
                 self.query(self.members)
 
         self._moving = self._pool.submit(begin)

@@ -164,9 +164,11 @@ class Producer:
                     raise
 
     def send_by(self, topic: str, key: Any, kind: str, select: Callable[[Any, int], int] | None = None) -> Sent:
-        """Send the text of ``key``, an object of a class of java.lang, to the queue of Java's hash or of ``select(key, queues)``.
+        """Send the text of ``key`` to the queue that Java's hash or ``select(key, queues)`` chooses. ``kind``: the key's class of
+        java.lang.
 
-        py4j would make an Integer or a Long of a Python int, depending on its size. The key is therefore passed by Java reflection.
+        py4j would convert a Python int to an Integer or a Long, depending on the number. The key is therefore passed by Java
+        reflection.
         """
         items = self._peers.java.java.util.ArrayList()
         for item in (self.message(topic, str(key).encode()), self._select if select is None else Selector(select), None):

@@ -167,7 +167,9 @@ class Proxy:
         return [e for e in self.exchanges if e.up and not e.response and code in (None, e.code)]
 
     def spoil_sends(self, path: Callable[[Connection], Path], *, later: bool = True) -> None:
-        """Alter the newest connection that is not only for pulls. If there is none and ``later`` is true, plan for the next connection."""
+        """Alter the newest connection that was used for more than pulls. If there is none and ``later`` is true, plan for the
+        next connection.
+        """
         for connection in reversed(self.connections):
             asked = [exchange.code for exchange in list(connection.exchanges) if exchange.up]
             if not connection.closed.is_set() and set(asked) != {RequestCode.PULL_MESSAGE}:

@@ -47,7 +47,7 @@ class ProxyServer(Server):
         tls: bool = False,
         jvm: Sequence[str] = QUICK_SERVER,
     ) -> None:
-        """``credentials`` are an administrator's, for settings that require an account. ``tls``: whether to accept TLS also."""
+        """``credentials`` are an administrator's, for settings that require an account. ``tls``: whether to also accept TLS."""
         # The Proxy is always of the newest release, whatever release the brokers have.
         super().__init__(home, VERSIONS[-1], find_free_port(), jvm)
         if tls:

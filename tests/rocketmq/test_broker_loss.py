@@ -1,4 +1,4 @@
-"""What the sink and the source do when a broker loses messages in a crash of its machine, or has a full disk.
+"""What the sink and the source do when a broker loses messages because its machine crashed, or when its disk is full.
 
 The tests use a separate cluster with small files.
 """

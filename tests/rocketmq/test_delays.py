@@ -181,7 +181,8 @@ def test_a_killed_attempt_loses_no_delayed_row_and_rows_come_at_their_time(timed
     stored = [int(row["store_timestamp"].timestamp() * 1000) for row in found if row["body"].startswith(b"d")]
     # The broker's timer has a precision of one second (timerPrecisionMs).
     assert min(stored) > due - 1000
-    # A row whose time is in the past is delivered immediately; a time too far in the future is refused by name.
+    # A row whose time is in the past is delivered immediately; a time too far in the future is refused with an error that names
+    # the row.
     attempt(timed, mixed([], ["p0"], "deliver_timestamp", due - 1), 1)
     assert named(timed, "p") == ["p0"]
     with pytest.raises(MessageError, match=r"BAD_DELAY.*row 0 of the delayed rows.*timerMaxDelaySec"):
@@ -217,7 +218,7 @@ def test_a_producer_and_the_command_delay_messages(timed: World) -> None:
         b"p1": ("b", None),
         b"p6": (None, "k"),
     }
-    # If a broker would deliver a row at another time than requested, the whole call is refused.
+    # If a broker would deliver a row at a time that was not requested, the whole call is refused.
     late = pa.record_batch({"body": ["f0", "f1"], "delay_time_level": [None, 19]})
     with pytest.raises(MessageError, match=r"BAD_DELAY.*delay_time_level is 19.*levels 1 to 18"):
         producer.send(late)

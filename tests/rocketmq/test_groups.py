@@ -293,7 +293,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         first_good(lambda: owned(java, usual.topic), lambda queues: len(queues) == 4)
         everything = [("broker-a", number) for number in range(4)]
         exclusive = groups.join("greedy")
-        # Refused before a heartbeat changes anything for the Java consumer.
+        # Both subscriptions must be refused before a heartbeat changes anything for the Java consumer.
         refusal = error_of(lambda: groups.heartbeat(usual.group, exclusive, Subscription("exclusive", usual.topic)))
         assert (refusal.condition, java.id in refusal.message) == ("ORDEREDMQ_GROUP.DISAGREES", True)
         usual.broker.admin.create_topic(f"{usual.topic}-2", 1)
@@ -315,7 +315,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         first_good(lambda: owned(java, usual.topic), lambda queues: queues == theirs)
         tokens = granted(first_good(lambda: groups.lock(usual.group, me, mine), lambda out: not refused(out)))
         [other, _] = [queue for queue in usual.queues if queue not in mine]
-        # On a busy machine the Java consumer may report its queues too late. It is asked again after 30 s.
+        # On a busy machine the Java consumer may report its queues too late. The client asks it again after 30 s.
         [refusing] = first_good(
             lambda: refused(groups.lock(usual.group, me, [other])), lambda found: found[0].alive is not None
         )

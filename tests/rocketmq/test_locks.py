@@ -119,7 +119,7 @@ def test_a_restart_beside_a_former_run_that_is_paused_skips_nothing(quick: World
 
 @pytest.mark.parametrize("how", ["given up", "left"])
 def test_a_zombies_look_at_its_lock_does_not_bring_it_back(quick: World, how: str) -> None:
-    """A task in another process asks under its driver's name. The queue is free, so a broker would grant it the lock."""
+    """A task in another process checks its lock under its driver's name. The queue is free, so a broker would grant the lock."""
     driver, task, other = quick.broker.groups, quick.connect().groups, quick.connect().groups
     me = driver.join("me")
     driver.heartbeat(quick.group, me, quick.shared())
@@ -209,7 +209,7 @@ def run(usual: World) -> Iterator[subprocess.Popen[str]]:
 def test_a_restart_after_a_kill_has_its_queues_at_once_and_two_runs_exclude_each_other(
     usual: World, run: subprocess.Popen[str]
 ) -> None:
-    """The locks live 60 s, so no other query gets them that soon."""
+    """The locks live 60 s, so another query could not get them immediately."""
     assert run.stdout is not None
     first, *granted = run.stdout.readline().split()
     assert granted == ["LockToken"] * 4
@@ -257,7 +257,7 @@ def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_bac
     usual.broker.groups.heartbeat(usual.group, me, usual.shared())
     usual.send(usual.queues[0], 9)
     tokens = usual.lock(usual.broker, me)
-    # Long enough for a slow start of the server.
+    # Trust the locks long enough for a slow start of the server.
     usual.broker.groups.trust = 120
     usual.broker.groups.commit({tokens[0]: 2, tokens[1]: 0})
     usual.broker.groups.commit({tokens[0]: 7})
@@ -269,7 +269,7 @@ def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_bac
     assert usual.connect().groups.offsets(usual.group, usual.queues) == {usual.queues[0]: 7, usual.queues[1]: 0}
     rival = usual.connect().groups
     assert len(refused(rival.lock(usual.group, rival.join("them"), usual.queues))) == 4
-    # The client becomes a member again with its next heartbeat. A task that checks its lock until then waits for that.
+    # The client becomes a member again with its next heartbeat. A task that checks its lock before then waits for this heartbeat.
     assert usual.ids(usual.connect()) == []
     task = usual.connect().groups
     task.patience = 120

@@ -236,13 +236,13 @@ def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
 
 
 def test_what_is_appended_to_a_topic_that_was_deleted_just_now_does_not_make_it_anew(everywhere: World) -> None:
-    """If a send names the broker's template topic, a broker creates a missing topic with its own default number of queues."""
+    """If a send names the broker's template topic, the broker creates a missing topic with its own default number of queues."""
     topic = everywhere.topic
     with RocketMQBroker(everywhere.cluster.address) as other:
         producer = Producer(other.log, topic)
         producer.send(numbers(3))
         everywhere.broker.admin.delete_topic(topic)
-        # The producer still believes that the topic exists, because it confirms that at most once a second.
+        # The producer still believes that the topic exists, because it checks this at most once a second.
         other.log._confirmed[topic] = time.monotonic()
         for send in (lambda: producer.send(numbers(3)), lambda: other.log.append({everywhere.queue: numbers(3)})):
             with pytest.raises(TopicError, match=f"MISSING.*{topic}.*Create it"):
@@ -439,7 +439,7 @@ def test_a_topic_that_one_broker_lost_is_still_a_topic(two_brokers: Cluster) -> 
         name = f"t-{uuid.uuid4().hex[:8]}"
         broker.admin.create_topic(name, 4)
         delete_at_broker(client, two_brokers.brokers[0].address, name)
-        # Delete it there again, although it no longer exists.
+        # Delete the topic at that broker again, although it no longer exists there.
         delete_at_broker(client, two_brokers.brokers[0].address, name)
         queue = broker.log.queues(name)[-1]
         broker.log.append({queue: numbers(1)})

@@ -76,7 +76,7 @@ class Reader:
         return out
 
     def wait(self, message_id: str, count: int) -> list[dict[str, Any]]:
-        """Wait for this many traces of a message, and return them with those of sends first."""
+        """Wait for this many traces of a message, and return them, the traces of sends first."""
         until(lambda: len(self.views(message_id)) >= count, f"{count} traces of {message_id}", 60.0)
         return sorted(self.views(message_id), key=lambda view: view["MsgType"])
 
@@ -201,8 +201,8 @@ def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces:
     for message_id, body, group in zip(own, "jabcd", ["java-producers", *["CLIENT_INNER_PRODUCER"] * 2, *["OMQ_SINK"] * 2]):
         again = body in "bc"
         # Each consumer writes a trace before and after a call; ours does so again for the batch that its listener refused. Java sends
-        # traces after up to 5 s. When stopped, it sends them immediately, but on a busy machine it may give up first
-        # (AsyncTraceDispatcher.flush).
+        # traces after up to 5 s. When a Java consumer is stopped, it sends them immediately, but on a busy machine it may give up
+        # first (AsyncTraceDispatcher.flush).
         views = reader.wait(message_id, 7 if again else 5)
         sent = views[0]
         told = {name: sent[name] for name in ("MsgType", "GroupName", "Status", "Topic", "Keys", "Tags", "StoreHost")}

@@ -63,7 +63,7 @@ def produce(broker: Broker, queue: MessageQueue, given: pa.RecordBatch) -> None:
 
 
 def in_fifo(topic: str, direct: Broker, other: Broker) -> None:
-    """Write a new FIFO topic through ``other``, twice, and read it."""
+    """Write to a new FIFO topic twice through ``other``, and read the topic."""
     queue = make(direct, topic, "FIFO", 1)
     given = rows(BODIES, sharding_key=KEYS)
     wanted = list(zip(BODIES, KEYS))

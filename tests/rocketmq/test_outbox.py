@@ -1,4 +1,6 @@
-"""A sink's batches on real servers: each row is written once, how far a task searches for earlier rows, and what a sink leaves."""
+"""A sink's batches on real servers: each row is written once, how far a task searches for earlier rows, and what a sink leaves at
+brokers.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ def test_a_batch_over_two_brokers(two_brokers: Cluster, on_two: World, monkeypat
 @pytest.mark.holds("out of order")
 @pytest.mark.parametrize("forgotten", [False, True], ids=["known", "forgotten"])
 def test_a_lower_version_for_another_broker_than_the_highest_ones_is_out_of_order(on_two: World, forgotten: bool) -> None:
-    """The version is refused before any row is sent. If its broker lost the highest version, the error counts the rows sent."""
+    """The version is refused before any row is sent. If the broker of the rows has lost the highest version, the rows are sent,
+    and the error counts them.
+    """
     world = on_two
     until(lambda: len(world.log.queues(world.topic)) == 6)
     here, there = world.log.queues(world.topic)[0], world.log.queues(world.topic)[-1]
@@ -199,7 +203,7 @@ def test_a_run_waits_for_a_task_of_an_earlier_one_that_is_still_at_work(usual: W
     until(lambda: len(usual.bodies()) == 20)
 
     def asked(by_late: bool) -> int:
-        """Return how many lock requests the late task, or the other tasks, have sent."""
+        """Return how many lock requests the late task has sent or, if not ``by_late``, the other tasks."""
         sent = network.broker.requests(RequestCode.LOCK_BATCH_MQ)
         return sum((late._client_id.encode() in one.body) is by_late for one in sent)
 
@@ -277,7 +281,8 @@ def test_the_history_of_an_old_topic_is_not_read(usual: World, network: Network)
         receipt = usual.write(numbered(40), number, outbox=outbox)
         pulls = len(network.broker.requests(RequestCode.PULL_MESSAGE)) - pulls
         outbox.publish(usual.batch(number), [receipt])
-        # For the first batch, the task searches further back, in case the sink's bookmark was lost. Later ones find the previous batch.
+        # For the first batch, the task searches further back, in case the sink's bookmark was lost. For later batches, it finds
+        # the previous batch.
         assert pulls <= (2048 // 32 + 4 if number == 0 else 2), (number, pulls)
     assert usual.bodies()[20_000:] == numbered(40) * 4
 
@@ -299,7 +304,7 @@ def test_a_late_task_looks_over_what_others_sent_in_few_round_trips(usual: World
 
     monkeypatch.setattr(RocketMQLog, "pull", counted)
     again = usual.write(ours, partition=2, outbox=outbox, job="j")
-    # There are about 45 requests, but the task must read only its own in full.
+    # The queue has the rows of about 45 sends, but the task must read only the rows of its own sends in full.
     assert len(pulls) < 25, pulls
     monkeypatch.undo()
     outbox.publish(usual.batch(job="j"), [*receipts, again])

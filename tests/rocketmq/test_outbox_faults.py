@@ -201,7 +201,7 @@ def test_a_broker_that_stops_for_longer_than_a_send_may_take(
         going_on: list[threading.Thread] = []
 
         def go_on(seconds: float = seconds) -> None:
-            # The wait is limited, because a send that follows a send that was given up waits for the broker.
+            # The wait is limited, because after a send was given up, the next send waits for the broker.
             gave_up.wait(5)
             time.sleep(seconds)
             broker.resume()

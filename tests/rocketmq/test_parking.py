@@ -57,7 +57,7 @@ def usual(cluster: Cluster) -> Iterator[Lots]:
 # -- faults -----------------------------------------------------------------------------------------------------------------------
 
 
-#: What happens to the second of two requests, and how many requests are then sent in total.
+#: What happens to the second of two requests, and how many requests are sent in total in that case.
 CUTS: list[tuple[Callable[[Connection], Path], int]] = [
     # The answer is lost, and the messages are found.
     (lambda c: Path(down=Way(cut_after=c.down)), 2),

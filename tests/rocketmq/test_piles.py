@@ -162,7 +162,7 @@ def test_what_a_sink_leaves_does_not_grow_with_thousands_of_batches(quick_locks:
         for number in range(BATCHES):
             if number % (BATCHES // 20) == BATCHES // 40:
                 kill_a_task(world, number)
-                # The check would notice a lock that is left.
+                # Make sure that the check notices a lock that is left.
                 assert left(world, heap=True).locks != 0
             write(world, outbox, number)
             if number + 1 in (EVERY_SLOT, 1000, BATCHES // 2, BATCHES):

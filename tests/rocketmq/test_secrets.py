@@ -1,4 +1,6 @@
-"""Spark shows no secret that is an option. With Spark Connect, this needs the setting that docs/guides/rocketmq.md describes."""
+"""Spark never shows secrets that are given as options. With Spark Connect, this needs the setting that docs/guides/rocketmq.md
+describes.
+"""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_key_of_each_type_goes_where_javas_hash_sends_it(
         expected = {str(key): java.send_by(f"java-{kind}", key, name).queue[1] for key in keys}
         write(rows(spark, keys, kind), cluster, f"spark-{kind}")
         assert found(broker, f"spark-{kind}") == {text: (queue, text) for text, queue in expected.items()}
-    # A reader gets a number's key as text. To write it as Java does, the copy must name the number's type.
+    # A reader gets a number's key as text. To write the number as Java does, the copy must name its type.
     copies = spark.read.format("orderedmq").option("namesrvAddr", cluster.address).option("topic", "spark-bigint").load()
     copies = copies.selectExpr("sharding_key AS id", "cast(body AS string) AS body").coalesce(1)
     for given, original in (("long", "spark-bigint"), ("auto", "spark-text"), ("text", "spark-text")):

@@ -349,7 +349,7 @@ def test_a_topic_that_is_deleted_before_its_offset_is_committed_is_a_loss_of_dat
                 "the query continues",
             )
         if routed:
-            # The deletion was not noticed before the commit. The refused commit must not stop the one of the other topic.
+            # The deletion was not noticed before the commit. The refused commit must not stop the commit for the other topic.
             assert rig.broker.groups.offsets(rig.group, [kept]) == {kept: 2}
 
 

@@ -1,4 +1,4 @@
-"""Static topics, and replicas that act as master, are refused by name before anything is read or written."""
+"""Static topics, and replicas that act as master, are refused before any read or write, with an error that names them."""
 
 from __future__ import annotations
 

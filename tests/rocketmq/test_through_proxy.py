@@ -1,4 +1,6 @@
-"""RocketMQ's own Proxy in front of brokers of the newest release: what works through it, and what is refused by name."""
+"""RocketMQ's own Proxy in front of brokers of the newest release: what works through it, and which calls are refused with an
+error that names them.
+"""
 
 from __future__ import annotations
 
@@ -284,7 +286,7 @@ def test_a_java_consumer_and_this_package_divide_the_queues_through_a_proxy(
     rig: Rig, newest: Cluster, proxy: ProxyServer, peers: Peers
 ) -> None:
     source, target = rig.topic("in"), rig.topic("out")
-    # Java sends to the brokers directly: for messages with keys, a Proxy wants a topic of another type than for batches.
+    # Java sends to the brokers directly: a Proxy requires one type of topic for messages with keys, and another type for batches.
     send = sender(peers, newest.address)
     java = peers.consumer(proxy.address, rig.group, source, lambda _: True)
     until(lambda: len(java.queues) == 4, "the Java consumer has all queues")
