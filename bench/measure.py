@@ -32,7 +32,9 @@ def median(values: list[float]) -> float:
 def interleaved(
     rounds: int, ways: Mapping[str, Callable[[], Mapping[str, float]]], *, warm: bool = True
 ) -> dict[str, dict[str, float]]:
-    """Run the ways in turn, ``rounds`` times, and return medians per way and measure. ``warm`` adds a first round that does not count."""
+    """Run the variants (``ways``) in turn, ``rounds`` times, and return medians per variant and measure. ``warm`` adds a first
+    round that does not count.
+    """
     seen: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
     for turn in range(0 if warm else 1, rounds + 1):
         for name, run in ways.items():
@@ -133,7 +135,7 @@ class Bench:
         query.awaitTermination()
         seconds = time.perf_counter() - begin
         batches = [progress for progress in query.recentProgress if progress.numInputRows]
-        assert sum(progress.numInputRows for progress in batches) == expected, "a run read other rows than planned"
+        assert sum(progress.numInputRows for progress in batches) == expected, "a run did not read exactly the planned rows"
         first, *later = [(progress.numInputRows, progress.durationMs["addBatch"] * 1000) for progress in batches]
         found = {"micro-batch": _speed([first, *later]), "first": _speed([first]), "whole query": expected / seconds / 1e6}
         return {**found, "later": _speed(later)} if later else found

@@ -19,7 +19,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
- * Measures RocketMQ's own client, used as its users do. For each line of standard input, "WAY TOPIC COUNT BATCH", it prints a line with the
+ * Measures RocketMQ's own client, used as applications use it. For each line of standard input, "WAY TOPIC COUNT BATCH", it prints a line with the
  * seconds that COUNT messages took, counted from the first message (because a consumer's start also takes seconds).
  */
 public class Peers {

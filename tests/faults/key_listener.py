@@ -25,9 +25,10 @@ from tests import event_log
 
 #: The environment variable with the folder of the call logs. Spark's workers inherit it.
 CALLS: Final = "ORDEREDMQ_TEST_CALLS"
-#: A prefix of keys. The listener never accepts a message of such a key.
+#: A prefix of keys. The listener never accepts a message whose key has this prefix.
 POISON: Final = "poison"
-#: A prefix of keys. Most calls for such a key fail, so some of its messages become dead letters that another attempt would accept.
+#: A prefix of keys. Most calls for a key with this prefix fail, so some of its messages become dead letters, although another
+#: attempt would accept them.
 MOODY: Final = "moody"
 #: The share of calls for moody keys that fail.
 BAD_MOOD: Final = 0.75

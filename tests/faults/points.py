@@ -1,7 +1,8 @@
 """Named points in Spark's processes at which a test stops, fails or kills them, and a history of the events that they report.
 
-A test and the processes share a folder. The test arms a point. The first process that reaches the point takes it by a rename,
-which only one process can do, writes its pid, and acts. The production code has no points; tests/faults/faulty.py adds them.
+A test and the processes share a folder. The test arms a point. The first process that reaches the point takes it by renaming a
+file, which only one process can do. It then writes its pid and acts. The production code has no points; tests/faults/faulty.py
+adds them.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def test_killed_clients_servers_runners_and_workers_lose_and_repeat_nothing(tmp_
             client.kill_all()
             client.close()
             if kind == "client":
-                # The server and its query continue without the client. When the next client starts its query, that one replaces
-                # the old one.
+                # The server and its query continue without the client. When the next client starts its query, the new query
+                # replaces the old one.
                 world.produce(100)
                 world.wait_for(3 * (150 * (number + 1) + 100 * seen["kills of client"]), timeout=300)
             else:

@@ -80,7 +80,7 @@ class _Folder:
         return _entries(self.durable, self.pending)
 
     def after_loss(self, random: Random) -> dict[str, int]:
-        # A file system with a journal keeps the order of such changes. One without may not.
+        # A file system with a journal keeps the order of such changes. A file system without a journal may not.
         if random.random() < 0.5:
             kept = self.pending[: random.randint(0, len(self.pending))]
         else:

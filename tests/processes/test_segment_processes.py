@@ -263,7 +263,7 @@ def test_a_store_with_ten_thousand_segments(memory: Path, monkeypatch: pytest.Mo
 
 
 def few_descriptors(path: Path, pipe: Any) -> None:
-    """Take all free descriptors, and then write."""
+    """Use up all free file descriptors, then write."""
     with EmbeddedBroker(path) as broker:
         broker.log.append({QUEUE: rows(["before" * LARGE])})
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

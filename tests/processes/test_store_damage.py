@@ -57,7 +57,7 @@ Change = tuple[int, bytes]
 class World:
     """An undamaged store, the content of its files, and the data read from it before and after a write.
 
-    ``content`` is the content of LMDB's file, followed by that of the segments. ``sizes``: the sizes of these files, by name.
+    ``content`` is the content of LMDB's file, followed by the segments' content. ``sizes``: the sizes of these files, by name.
     """
 
     path: Path

@@ -235,7 +235,7 @@ def quick_locks() -> Cluster:
 
 @pytest.fixture(scope="module")
 def aging() -> Cluster:
-    """A broker that deletes full files, which hold few messages. It begins to do so a minute after its start."""
+    """A broker that deletes full files, which hold few messages. The deletions begin a minute after its start."""
     return _started(lambda: _clusters.extra("aging", properties=AGING))
 
 

@@ -25,8 +25,8 @@ from tests.faults.key_storm import Storm
 from tests.rocketmq.test_key_storm import World
 from tests.waits import until
 
-#: Seconds after the end of a micro-batch in which a killed broker may lose its offsets: a broker writes its offsets every 5 s,
-#: but not in the first 10 s after its start.
+#: For so many seconds after the end of a micro-batch, a killed broker may lose the offsets of that micro-batch: a broker writes
+#: its offsets every 5 s, but not in the first 10 s after its start.
 FORGETS: Final = 20.0
 #: Minimum number of unprocessed messages, so that each member has work.
 AHEAD: Final = 1500

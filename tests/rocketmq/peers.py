@@ -128,7 +128,7 @@ class Peers:
         return Admin(self, client)
 
     def close(self) -> None:
-        """Kill the JVM without stopping its clients, because each would wait for its cluster, which may no longer exist."""
+        """Kill the JVM without stopping its clients, because each client would wait for its cluster, which may no longer exist."""
         self._gateway.shutdown()
         self._process.kill()
         self._process.wait()

@@ -53,7 +53,7 @@ def usual(cluster: Cluster) -> Iterator[World]:
 
 
 def test_never_committed_is_not_the_same_as_zero(world: World) -> None:
-    """Trap 8: a 4.9 broker answers 0 in both cases, for a queue with messages as well as for an empty one."""
+    """Trap 8: whether a group has never committed or has committed 0, a 4.9 broker answers 0, even for an empty queue."""
     groups = world.broker.groups
     with_messages, empty, _, _ = world.queues
     world.send(with_messages, 3)
@@ -247,7 +247,7 @@ def test_dead_letters_are_where_rocketmq_looks_for_them(world: World) -> None:
 def test_a_letter_is_there_once_though_an_answer_or_a_request_is_lost(
     cluster: Cluster, lost: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first request goes through the retry topic; the others carry two letters each."""
+    """The first request goes through the retry topic. Later requests carry two letters each."""
     paths: dict[str, Callable[[Connection], Path]] = {
         "answer": lambda connection: Path(down=Way(cut_after=connection.down)),
         "request": lambda connection: Path(up=Way(cut_after=connection.up + 300, reset=True)),

@@ -23,7 +23,7 @@ __all__ = ["rig"]
 
 @pytest.mark.holds("order per key")
 def test_a_poisoned_key_of_a_java_producer_waits_alone_over_a_restart_and_comes_back_in_order(rig: Rig, peers: Peers) -> None:
-    """Three keys in one queue. Messages of k0 fail until the file ``healed`` exists; the query is restarted in between."""
+    """Three keys share one queue. Messages of k0 fail until the file ``healed`` exists; the query is restarted in between."""
     producer = peers.producer(rig.cluster.address)
     rig.topic(1)
     [queue] = until(lambda: rig.broker.log.queues(rig.source), "the topic is known")

@@ -172,7 +172,7 @@ def test_what_was_appended_is_seen_by_everybody_at_once(everywhere: World) -> No
 
 
 def test_a_time_is_found_exactly(everywhere: World) -> None:
-    """Trap 9: for a time between two messages, 4.9 returns the nearest one; for a future time, the last one."""
+    """Trap 9: for a time between two messages, 4.9 returns the nearest message; for a future time, the last message."""
     log, queue = everywhere.log, everywhere.queue
     assert log.offset_at(queue, 0) == log.offset_at(queue, 1 << 60) == 0
     for number in range(30):

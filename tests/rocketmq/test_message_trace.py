@@ -200,9 +200,9 @@ def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces:
     host = str(world.broker._client.address(world.topic, world.queue.broker_name, float("inf")))
     for message_id, body, group in zip(own, "jabcd", ["java-producers", *["CLIENT_INNER_PRODUCER"] * 2, *["OMQ_SINK"] * 2]):
         again = body in "bc"
-        # Each consumer writes a trace before and after a call; ours does so again for the batch that its listener refused. Java sends
-        # traces after up to 5 s. When a Java consumer is stopped, it sends them immediately, but on a busy machine it may give up
-        # first (AsyncTraceDispatcher.flush).
+        # Each consumer writes a trace before and after a call; our consumer also does so when it repeats the batch that its
+        # listener refused. Java sends traces after up to 5 s. When a Java consumer is stopped, it sends them immediately, but on
+        # a busy machine it may give up first (AsyncTraceDispatcher.flush).
         views = reader.wait(message_id, 7 if again else 5)
         sent = views[0]
         told = {name: sent[name] for name in ("MsgType", "GroupName", "Status", "Topic", "Keys", "Tags", "StoreHost")}

@@ -163,7 +163,9 @@ def test_a_lower_version_for_another_broker_than_the_highest_ones_is_out_of_orde
 
 
 def test_a_batch_that_is_written_again_in_other_partitions_is_there_once(everywhere: World) -> None:
-    """First a job of two tasks, one of them interrupted; then a job of three that dies before its commit; then a job of one."""
+    """The batch is written by a job of two tasks, one of them interrupted; by a job of three that dies before its commit; and by
+    a job of one.
+    """
     world = everywhere
     names = numbered(300)
     # Rows that an older release of the package sent have no run in their stamps.

@@ -101,7 +101,7 @@ def test_java_and_spark_share_the_retries_of_a_group(rig: Rig, peers: Peers) -> 
     until(lambda: sent <= of_java(True) | of_spark(True), "all refused messages have come back", 90)
     assert of_java(False) & sent
     assert of_spark(False) & sent
-    # One of the two received all retries, including those of messages that the other had refused.
+    # One of the two consumers received all retries, including retries of messages that the other consumer had refused.
     spark_has_it = sent <= of_spark(True)
     assert spark_has_it or sent <= of_java(True)
     if spark_has_it:

@@ -265,7 +265,7 @@ def remake(rig: Rig, first: int, count: int) -> None:
 @pytest.mark.holds("named loss")
 @pytest.mark.parametrize("count", [5, 100])
 def test_a_topic_that_was_made_anew_is_noticed_at_the_restart(rig: Rig, count: int) -> None:
-    """The query notices even if the new topic already has more messages than it had read of the former one."""
+    """The query notices even if the new topic already has more messages than the query had read of the former topic."""
     rig.topic()
     rig.fill(0, 20)
     rig.run()

@@ -110,7 +110,7 @@ class Lots:
             self.world.fail(f"{lot} has no message at {put.at} any more")
         was = self.entries[lot][put.at]
         if was.order is not None or was.offset != put.ticket.offset:
-            self.world.fail(f"{lot} has another message than {put.ticket.offset} at {put.at}")
+            self.world.fail(f"{lot} has a message other than {put.ticket.offset} at {put.at}")
         return Entry(0, was.offset, was.key, put.ticket, None, put.place, put.at)
 
     def order(self, queue: MessageQueue, orders: Sequence[Order]) -> None:

@@ -37,7 +37,7 @@ class Scenario:
     members: int
     queues: int
     seeks: bool
-    #: The last member has another strategy than the others. Either it or the others should be refused.
+    #: The last member has a different strategy from the others. Either this member or the others should be refused.
     stranger: bool
     #: The first query is sometimes started a second time on the same checkpoint.
     twin: bool

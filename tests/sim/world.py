@@ -359,7 +359,7 @@ class Ledger:
     def __init__(self, world: World) -> None:
         self.world = world
         self.exact = True
-        #: False with two runs on one checkpoint, because one may not know that the other has committed a batch.
+        #: False if two runs use one checkpoint, because one run may not know that the other has committed a batch.
         self.strict = True
         self.processed: dict[MessageQueue, int] = dict.fromkeys(world.queues, 0)
         #: All messages below this offset came out at some time, or were skipped by a seek.

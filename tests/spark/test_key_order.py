@@ -60,7 +60,7 @@ def committed(rig: Rig) -> int:
 
 @pytest.mark.holds("parked key returns")
 def test_a_poisoned_key_waits_alone_comes_back_by_itself_and_is_never_overtaken(rig: Rig) -> None:
-    """Ten keys in one queue. The listener fails for k0-0 until the key is healed, while messages of all keys are added."""
+    """Ten keys share one queue. The listener fails for k0-0 until the key is healed, while messages of all keys are added."""
     rig.topic("in", 1, rows=20)
     path, healed = str(rig.folder / "heard"), rig.folder / "healed"
 

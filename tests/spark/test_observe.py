@@ -46,7 +46,7 @@ def told(caplog: pytest.LogCaptureFixture, batches: int) -> None:
 
 
 class Gate:
-    """A function for foreachBatch that either holds every batch from ``first`` on until the gate is opened, or fails it."""
+    """A function for foreachBatch that either holds every batch from ``first`` on until the gate is opened, or makes it fail."""
 
     def __init__(self, first: int, fail: bool = False) -> None:
         self.first = first

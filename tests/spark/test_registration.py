@@ -1,7 +1,8 @@
 """Spark finds the format by itself, both from the wheel that users install and from an editable install.
 
 In each session that uses any Python data source, Spark imports every top-level module whose name starts with ``pyspark_``. So this
-package's module ``pyspark_orderedmq`` must be light and must not fail, because its error would break the data sources of others.
+package's module ``pyspark_orderedmq`` must be light and must not fail, because an error in it would break the data sources of
+other packages.
 """
 
 from __future__ import annotations
