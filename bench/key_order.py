@@ -162,7 +162,7 @@ def _traffic(path: Path, every: float, keys: Callable[[int], list[str]]) -> Iter
 
 
 def poisoned(bench: Bench) -> list[Figure]:
-    """Measure with one poisoned key of 1,000: how long other keys wait, and the micro-batch once the key is parked."""
+    """With one poisoned key of 1,000, measure how long other keys wait, and how long a micro-batch takes once the key is parked."""
 
     def run(first: str) -> dict[str, float]:
         path, waits = bench.fresh("store"), bench.fresh("waits")

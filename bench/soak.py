@@ -86,7 +86,7 @@ def _run(kinds: Sequence[str], asked: argparse.Namespace) -> None:
         brokers: dict[str, Broker] = {}
         for kind in kinds:
             brokers[kind] = closing.enter_context(orderedmq.connect(folder / kind))
-            # More messages than micro-batches, because a sample may be some micro-batches late.
+            # Prepare more messages than micro-batches, because a sample may be some micro-batches late.
             soak_kinds.prepare(brokers[kind], kind, asked.batches + 2 * asked.every)
         closing.callback(way.close)
         for kind in kinds:

@@ -58,7 +58,7 @@ class Storm:
         self.world, self.folder, self.keys, self.members = world, folder, keys, members
         self.drivers: list[Driver] = []
         self.killed: Counter[str] = Counter()
-        #: How many queries failed and were restarted, and the error of the last one.
+        #: How many queries failed and were restarted, and the last error.
         self.failed = 0
         self.failure: str | None = None
 

@@ -61,7 +61,7 @@ def recorded(
 
 
 def tried(folder: Path, base: Path, events: Sequence[Event], seeds: Sequence[int]) -> Iterator[tuple[int, list[str]]]:
-    """Yield each seed with what is wrong with its state."""
+    """Yield each seed with the errors in its state."""
     marks = [event.text for event in events if isinstance(event, Mark)]
     place = folder / "state"
     for seed, random, disk, under_way in states(events, base, seeds):

@@ -61,7 +61,7 @@ def serve(cluster: Cluster, messages: list[bytes]) -> Puller:
 # -- bodies
 
 
-#: A program that creates a bomb, reads it, and prints by how much its memory has grown at most.
+#: A program that creates a bomb, reads it, and prints the largest growth of its memory.
 CHILD = """
 import resource, sys
 import tests.processes.test_rocketmq_bombs as bombs

@@ -201,7 +201,7 @@ def test_a_listener_sees_the_messages_of_a_killed_executors_tasks_again(shuffle:
     """With a shuffle after the listener, the listener also gets the messages of tasks that the executor had finished."""
 
     def in_second_task() -> tuple[psutil.Process, str, str] | None:
-        """Return an executor that has finished one queue and is in the middle of another, and these queues."""
+        """Return an executor that has finished one queue and is in the middle of a second one, and return the two queues."""
         accepted = rig.accepted()
         for executor, below in rig.of_executors().items():
             here = {queue: sum(pid in below for _, pid in calls) for queue, calls in accepted.items()}

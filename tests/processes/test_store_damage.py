@@ -99,7 +99,9 @@ def segment_files(path: Path) -> list[str]:
 
 
 def copy(world: World, place: Path, content: bytes) -> Path:
-    """Create a store whose files have this content. Its living members are those of the undamaged store."""
+    """Create a store whose files have this content. It uses the undamaged store's folder ``owners``, so the same members are
+    alive.
+    """
     shutil.rmtree(place, ignore_errors=True)
     (place / "segments").mkdir(parents=True)
     (place / "owners").symlink_to(world.path / "owners")

@@ -25,7 +25,7 @@ from tests.waits import soon, until
 
 #: Timing for locks that live 3 s.
 QUICK = LockTiming(lock_trust=1.5, lock_renew=1.0, lock_wait=60.0, lock_yield=1.0, send_timeout=1.0, settle=0.4, patience=60.0)
-#: Timing for locks that live 60 s, with a short timeout of sends.
+#: Timing for locks that live 60 s, with a short send timeout.
 SHORT_SENDS = LockTiming(lock_yield=1.0, send_timeout=1.0, settle=0.4)
 
 

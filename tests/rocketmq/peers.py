@@ -89,7 +89,7 @@ class Peers:
         return self._gateway.new_array(getattr(self.java.java.lang, kind), length)
 
     def producer(self, namesrv: str, group: str = "java-producer", **settings: Any) -> Producer:
-        """Return a started producer. ``settings`` are the Java object's own, such as ``sendMsgTimeout=1000``.
+        """Return a started producer. ``settings`` are properties of the Java object, such as ``sendMsgTimeout=1000``.
 
         By default a send may take 30 s instead of Java's 3 s, because a broker on a busy machine can pause for that long.
         """

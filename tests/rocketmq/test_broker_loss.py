@@ -80,7 +80,7 @@ def test_rows_that_a_broker_lost_with_its_machine_are_sent_again_only_if_spark_h
 def test_a_broker_without_room_refuses_and_what_is_missing_comes_when_there_is_some(
     own: Cluster, make_world: Callable[[], World]
 ) -> None:
-    """The system refuses the broker larger files, as a full disk would. Writes within its existing files still work."""
+    """The broker's files cannot grow, as on a full disk. Writes within its existing files still work."""
     names, world = numbered(300), make_world()
     unlimited = resource.prlimit(own.broker.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
     with pytest.raises(OrderedMQError) as caught:

@@ -65,7 +65,7 @@ class World:
 
     @contextlib.contextmanager
     def half_known(self) -> Iterator[None]:
-        """Restart the nameserver, such that broker-b has reported to it and broker-a has not."""
+        """Restart the nameserver, and make only broker-b report to it, not broker-a."""
         first, second = self.cluster.brokers
         first.pause()
         self.cluster.namesrv.restart()
@@ -146,7 +146,7 @@ def test_what_a_broker_has_that_the_nameserver_does_not_know_yet_is_not_said_to_
         asserted = {"namesrvAddr": world.cluster.address, "topic": world.topic, "topicQueueNums": "4"}
         with pytest.raises(TopicError, match="QUEUE_COUNT.*has 2 queues"):
             target_queues(anew, world.topic, SinkOptions.parse(asserted, streaming=False))
-        # A client that already knew the whole topic still uses all queues, so that no key goes to another queue.
+        # A client that already knew the whole topic still uses all queues, so that no key moves to another queue.
         assert world.broker.log.targets(world.topic) == world.queues
         with pytest.raises(TopicError, match="NO_SUCH_QUEUE"):
             anew.log.pull(MessageQueue(world.topic, "broker-b", 7), 0, 10, 1000, ("body",))

@@ -140,7 +140,7 @@ def test_what_a_group_leaves_does_not_grow_with_its_runs_and_commits(cluster: Cl
 
 
 def runs(world: group_world.World, name: str, count: int, batches: int = 1) -> None:
-    """Run a query ``count`` times. Each run joins, locks and commits for each batch, and leaves."""
+    """Run a query ``count`` times. Each run joins the group, locks and commits for each batch, and leaves the group."""
     for number in range(count):
         with RocketMQBroker(world.cluster.address) as broker:
             client = broker.groups.join(f"{name}-{number}")

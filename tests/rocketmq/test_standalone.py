@@ -23,8 +23,9 @@ from tests.waits import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.spark]
 
-#: The driver: a query from topic to topic that leaves a mark in each folder in which rows are processed. While a folder has a file "hold",
-#: tasks there stop and create a file "held". The query begins when both workers have registered, and runs until the job's input ends.
+#: The driver's program: a query from topic to topic that leaves a mark in each folder in which rows are processed. While a folder
+#: has a file "hold", tasks there stop and create a file "held". The query begins when both workers have registered, and runs
+#: until the job's input ends.
 JOB = """
 import json, sys, time
 from pathlib import Path

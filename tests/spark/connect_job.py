@@ -72,7 +72,7 @@ def reason(work: Callable[[], Any]) -> str:
 
 
 class Kept(logging.Handler):
-    """Keeps log lines, and for each line the lag of the first queue that a scrape returns at that moment."""
+    """Keeps log lines, and with each line the lag of the first queue in a scrape at that moment."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()
