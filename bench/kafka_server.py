@@ -49,7 +49,8 @@ logger.started.level = info
 
 
 def fetch_connector() -> tuple[str, list[Path]]:
-    """Return the release and the jars of Spark's Kafka connector: of Spark's own release, or of an earlier one if that is not available.
+    """Return the release and the jars of Spark's Kafka connector: of Spark's own release, or of an earlier release if that
+    release is not available.
 
     Raises ServersError NO_JARS, and JavaError MISSING or TOO_OLD.
     """

@@ -56,7 +56,8 @@ class SourceRunner:
         self.pid = self._int()
         schema = planned_schema(dict(options))
         assert isinstance(schema, StructType)
-        # The release of Python, the folder of added files and their number, the source, its schema, and the rows of an Arrow batch.
+        # Send the release of Python, the folder of added files and their number, the source, its schema, and the rows of an Arrow
+        # batch.
         self._text(f"{sys.version_info.major}.{sys.version_info.minor}")
         self._text(str(folder))
         self._number(0)
@@ -260,7 +261,7 @@ def _work(kind: str, options: dict[str, str]) -> None:
             writer.commit([writer.write(iter([row]))], batch)
             count = 1
         for part in parts:
-            # Make the reader for each partition, because a worker gets it pickled with each task.
+            # Create a new reader for each partition, because a Spark worker unpickles one for each task.
             rows: Iterator[pa.RecordBatch] = StreamReader(options, schema).read(pickle.loads(part))
             count += sum(one.num_rows for one in (rows if consume is None else consume(rows)))
         sys.stdout.buffer.write(count.to_bytes(8, "big"))

@@ -22,7 +22,7 @@ from bench.measure import Bench
 QUEUES: Final = 1000
 #: The target, in percent of a core.
 AIM: Final = 2.0
-#: A query that owns all queues: every 50 ms it appends to one queue and commits 20.
+#: A query that owns all queues: every 50 ms it appends to one queue and commits the offsets of 20.
 AT_WORK: Final = """
 import sys, time, orderedmq, pyarrow as pa
 from orderedmq.ownership.membership import Subscription

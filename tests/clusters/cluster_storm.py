@@ -275,7 +275,7 @@ class Storm:
         print(f"       {master.name} accepted {taken} more messages, then refused", flush=True)
 
         def end() -> None:
-            # After RocketMQ has failed to create a file, it creates no other one until it is restarted.
+            # After RocketMQ has failed to create a file, it creates no other file until it is restarted.
             self._restart_later(master)()
 
         return end

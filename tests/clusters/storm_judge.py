@@ -25,9 +25,11 @@ class Acknowledged(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """``lost``: acknowledged messages that are not at their offset. ``unhandled``: messages in a queue that no member handled.
-    ``skipped``: messages whose first handling was out of order in their queue. ``repeats``: how often messages were handled again,
-    by the kinds of member that handled them first and again. ``first``: how many messages each kind of member handled first."""
+    """``lost``: acknowledged messages that are not at their offset. ``unhandled``: queued messages that no member handled.
+    ``skipped``: messages whose first handling was out of order in their queue. ``repeats``: how often messages were handled
+    again, by the kinds of member that handled them first and again. ``first``: how many messages each kind of member handled
+    first.
+    """
 
     lost: list[Acknowledged]
     unhandled: list[tuple[str, int]]

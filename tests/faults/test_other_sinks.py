@@ -96,7 +96,7 @@ def test_each_table_has_each_message_once_after_a_kill_in_the_write_and_one_behi
         jobs[-1].kill_when_all_stand()
         assert list(committed(tmp_path).values()) == [[0]] * len(RECIPES)
         assert (appended(tmp_path), postgres.query(counted)) == ([2, 2, 2], [(200,)])
-        # Run the page to its end. It waits for the recipes and checks the content of the tables.
+        # Run the page's code to its end. It waits for the recipes and checks the content of the tables.
         jobs.append(Job(tmp_path, postgres, "-"))
         jobs[-1].end()
         assert list(committed(tmp_path).values()) == [[0, 1, 2]] * len(RECIPES)

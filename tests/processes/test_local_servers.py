@@ -1,4 +1,4 @@
-"""Servers on this machine, with another program instead of Java."""
+"""The code that runs servers on this machine, with a Python program instead of Java."""
 
 from __future__ import annotations
 

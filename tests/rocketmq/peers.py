@@ -72,7 +72,8 @@ class Peers:
         )
         self._gateway = JavaGateway(
             gateway_parameters=GatewayParameters(port=port, auth_token=token, auto_convert=True),
-            # No token for calls from Java to Python: py4j's Java side cannot send one, and every call would fail silently.
+            # Set no token for calls from Java to Python, because py4j's Java side cannot send one, and every call would fail
+            # silently.
             callback_server_parameters=CallbackServerParameters(port=0, daemonize=True, daemonize_connections=True),
         )
         callback = self._gateway.get_callback_server()

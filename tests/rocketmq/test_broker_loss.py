@@ -91,7 +91,7 @@ def test_a_broker_without_room_refuses_and_what_is_missing_comes_when_there_is_s
     assert stored == names[: len(stored)]
     assert len(stored) < len(names)
     resource.prlimit(own.broker.pid, resource.RLIMIT_FSIZE, unlimited)
-    # After RocketMQ has failed to create a file, it creates no other one until it is restarted.
+    # After RocketMQ has failed to create a file, it creates no other file until it is restarted.
     own.broker.restart()
     world.outbox().publish(world.batch(), [world.write(names, size=50_000)])
     assert world.bodies() == names

@@ -332,7 +332,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         first_good(lambda: admin.offsets(usual.group, usual.topic), lambda found: found == dict.fromkeys(everything, 5))
         assert admin.members(usual.group) == sorted((java.id, me.client_id))
 
-        # What RocketMQ's own tool shows about this client.
+        # This is what RocketMQ's own tool shows about this client.
         shown = admin.client.getConsumerRunningInfo(usual.group, me.client_id, False)
         held = sorted((str(queue.getBrokerName()), int(queue.getQueueId())) for queue in shown.getMqTable().keySet())
         assert held == [(queue.broker_name, queue.queue_id) for queue in sorted(mine)]

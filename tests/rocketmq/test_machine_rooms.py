@@ -63,7 +63,7 @@ def test_numbers_go_to_the_queues_of_a_room_as_with_javas_hash_among_them(
     by_hash = peers.rocketmq.client.producer.selector.SelectMessageQueueByHash()
 
     def in_room_b(key: int, queues: int) -> int:
-        """Select by hash among the queues of room b, as a user would, because RocketMQ's own selector by room is empty."""
+        """Select by hash among the queues of room b, as a user would, because RocketMQ's own selector by room is an empty stub."""
         of_room = peers.java.java.util.ArrayList()
         for number in range(queues // 2):
             of_room.add(peers.rocketmq.common.message.MessageQueue("java-numbers", "b@one", number))

@@ -182,7 +182,7 @@ def test_a_batch_that_is_written_again_in_other_partitions_is_there_once(everywh
 
 
 def test_rows_of_several_tasks_that_say_the_same_are_all_there(everywhere: World) -> None:
-    """Each task finds the rows that an earlier run sent. The commit sends the missing ones, even when the commit is repeated."""
+    """Each task finds the rows that an earlier run sent. The commit sends the missing rows, even when the commit is repeated."""
     world = everywhere
     world.write(["a1"] * 3 + ["b1"], job="first")
     parts = [["a1", "a1", "b1"], ["a1", "a1", "c1"], ["a1"]]
@@ -484,7 +484,7 @@ def test_two_queries_that_write_to_one_topic_need_two_groups(everywhere: World) 
     in_group(world, "one", 0, numbered(10), group)
     in_group(world, "one", 1, numbered(10, 10), group, publish=False)
     in_group(world, "two", 0, numbered(10), group)
-    # The first query gets an error that says so, and its rows, which are already written, are not sent again.
+    # The first query gets an error that names the conflict. Its rows are already written and are not sent again.
     for _ in range(2):
         with pytest.raises(GroupError, match=f"sinkGroup '{group}' has the bookmarks of another query") as caught:
             in_group(world, "one", 1, numbered(10, 10), group)

@@ -178,7 +178,7 @@ def test_queues_that_were_taken_out_of_a_topic_are_missed_also_after_a_restart(
 def test_rows_go_where_java_sends_them_while_a_part_of_a_topic_is_for_reading_only(
     world: World, peers: Peers, change: dict[str, str]
 ) -> None:
-    """Before a topic shrinks, its last queues become read-only; before a broker is retired, the whole broker does."""
+    """Before a topic shrinks, its last queues become read-only; before a broker is retired, the whole broker becomes read-only."""
     request = admin_requests.create_topic(world.topic, 2)
     less = replace(request, ext={**request.ext, **change})
     with Client(world.cluster.address) as client:

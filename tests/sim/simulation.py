@@ -475,7 +475,9 @@ class Simulation:
         judge.drained()
 
     def _frozen(self, query: Query) -> bool:
-        """Sometimes pause a query forever that is not among the remaining queries. Return whether the query was paused."""
+        """Sometimes pause a query that is not among the remaining queries, and never resume it. Return whether the query was
+        paused.
+        """
         process = query.process
         if query.staying or self.scenario.calm or process is None or process.dead or self.random.random() < 0.5:
             return False

@@ -26,7 +26,7 @@ def demo(folder: Path, *arguments: str, **environment: Path) -> subprocess.Compl
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
-    """tests/rocketmq/test_spark.py runs the demo on a cluster and is not slow."""
+    """In the fast tier, only tests/rocketmq/test_spark.py runs the demo, on a cluster."""
     # Use a path with a blank, because temporary folders of some systems have one.
     folder, temporary = tmp_path / "a demo", tmp_path / "tmp"
     temporary.mkdir()
