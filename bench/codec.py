@@ -1,8 +1,7 @@
 """Measures how fast RocketMQ's messages are decoded and encoded, in bulk and one at a time: ``python -m bench.codec [rounds]``.
 
 A message has 328 bytes, with a body of 100 bytes and 6 properties; a response has 32 messages. The variants run in turn. The
-figures are medians of wall time and of CPU time (which other programs disturb less). They are only for comparison; nothing is
-asserted.
+figures are medians of wall time and of CPU time (which other programs disturb less). Nothing is asserted.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _README: Final = re.compile(r"(?<=the same queues, locks and offsets; ).*?(?= Ro
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table. ``ratio`` has to be at least ``target`` or, if ``low``, at most ``target``. Without a target it is
+    """One line of the table. ``ratio`` has to be at least ``target`` or, if ``low``, at most ``target``. Without a target, it is
     only shown.
 
     ``ours_default`` and ``peer_default`` are measured with default settings. If they are given, ``ours`` and ``peer`` are
@@ -150,9 +150,7 @@ def table(runs: Sequence[Run], cases: Collection[str], title: Callable[[str], st
 
 
 def versus(runs: Sequence[Run], cases: Iterable[str]) -> str:
-    """Return a Markdown table of cases that compare with another product: the ranges, which side is ahead, and the dates of the
-    runs.
-    """
+    """Return a Markdown table of cases that compare with another product: ranges, the side that is ahead, and the runs' dates."""
     lines = [
         "| case | Kafka, default | Kafka, tuned | orderedmq, default | orderedmq, tuned | ahead |",
         "|---|---|---|---|---|---|",

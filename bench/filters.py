@@ -33,8 +33,8 @@ def figures(bench: Bench) -> list[Figure]:
         first, *_ = broker.log.queues("t")
 
         def moments(begin: int) -> tuple[datetime, datetime]:
-            """Return when two messages of the first queue were stored: the one at ``begin``, and one five appends later. All
-            messages of an append have the same time.
+            """Return when the first queue's messages at ``begin`` and five appends later were stored. All messages of an append
+            have the same time.
             """
             since, until = (
                 broker.log.pull(first, offset, 1, 1, ("store_timestamp",)).column(0)[0].as_py()

@@ -89,9 +89,7 @@ def against_null(
     batches: int,
     target: float,
 ) -> list[Figure]:
-    """Compare micro-batches of ten rows with the null peers. The producer also runs with the null source, because it takes CPU
-    time from the queries.
-    """
+    """Compare micro-batches of ten rows with the null peers. The producer also runs with the null source, because it uses CPU time."""
     out = []
     for label, sink, null_sink, options in ways:
         null = partial(bench.null_source, COLUMNS, ROWS, 1, every)

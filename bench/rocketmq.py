@@ -65,9 +65,7 @@ def pulled(log: Log, queues: list[MessageQueue], count: int) -> dict[str, float]
 
 
 def _timed(call: Callable[[], None], rows: int) -> dict[str, float]:
-    """Return the speed in thousand rows a second of wall time, and this process's CPU in µs per row, which other programs disturb
-    less.
-    """
+    """Return the speed in thousand rows a second, and this process's CPU in µs per row, which other programs disturb less."""
     begin, began = time.perf_counter(), time.process_time()
     call()
     return {

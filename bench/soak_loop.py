@@ -56,7 +56,7 @@ class SourceRunner:
         self.pid = self._int()
         schema = planned_schema(dict(options))
         assert isinstance(schema, StructType)
-        # Send the release of Python, the folder of added files and their number, the source, its schema, and the rows of an Arrow
+        # Send Python's release, the folder of added files and their number, the source, its schema, and the rows of an Arrow
         # batch.
         self._text(f"{sys.version_info.major}.{sys.version_info.minor}")
         self._text(str(folder))

@@ -280,9 +280,7 @@ def memory(bench: Bench) -> list[Figure]:
 
 
 def read_all(path: str, rows: int) -> None:
-    """Read a queue, and print the RSS before reading, the peak RSS, and the file pages at the end, in KiB. Runs in a separate
-    process.
-    """
+    """Read a queue, and print in KiB the RSS before, its peak, and the file pages at the end. Runs in a separate process."""
     with orderedmq.connect(path) as broker:
         partition = whole_queue(broker, Endpoint(path), "t", rows)
     before = status("VmRSS")

@@ -32,9 +32,7 @@ def _figures(
     ours: str = "ours",
     peer: str = "null",
 ) -> list[Figure]:
-    """Return the figures of two variants. Only the micro-batch has a target, because the whole query includes a second that Spark
-    needs.
-    """
+    """Return the figures of two variants. Only the micro-batch has a target: the whole query includes a second that Spark needs."""
     out = []
     for measure in ("micro-batch", "whole query"):
         mine, other = found[ours][measure], found[peer][measure]

@@ -87,9 +87,7 @@ class Right(NamedTuple):
 
 
 def rights(version: str, *rows: str, **names: str) -> list[Right]:
-    """Return the rights from the table rows that begin with ``rows``. ``names`` maps names in the table to the names to use
-    instead.
-    """
+    """Return the rights in the table rows that begin with ``rows``. ``names`` maps the table's names to the names to use."""
     found = [right for row in rows for right in _rights(row, version)]
     for name, other in names.items():
         found = [Right(resource.replace(name, other), action) for resource, action in found]

@@ -44,9 +44,7 @@ class Member(BrokerServer):
     namesrvs: list[OrderingNameServer]
 
     def ready(self) -> bool:
-        """Return whether all running nameservers route clients to this broker. The broker reports to them when it starts and at
-        each call.
-        """
+        """Return whether all running nameservers route clients to this broker. The broker reports at its start and at each call."""
         for namesrv in self.namesrvs:
             if namesrv.running and not namesrv.broken:
                 self._namesrv = namesrv.address

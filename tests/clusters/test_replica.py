@@ -126,8 +126,7 @@ def test_what_a_killed_master_acknowledged_is_read_from_its_replica_and_there_wh
     servers, replica = replicated
     with orderedmq.connect(namesrv_addr=network.address) as broker, Client(servers.address) as client:
         topic = Topic(broker, "t")
-        # A new replica connects to its master some seconds after its start. Until then, the master acknowledges messages without
-        # waiting for the replica.
+        # A new replica connects to its master some seconds after its start. Until then, the master does not wait for the replica.
         end = max_offset(topic.queue)
         until(lambda: client.call_address(replica.address, end, soon()) == ROWS, "the replica has all messages")
         servers.broker.kill()

@@ -34,9 +34,7 @@ ALL = tuple(MESSAGE_SCHEMA.names)
 
 
 def put(source: MessageQueue, at: int, offset: int | None = None, **ticket: Any) -> Put:
-    """``at`` is the place to copy from. ``offset`` is the message's offset, which differs from ``at`` when a parked message is
-    parked again.
-    """
+    """``at`` is the place to copy from. ``offset`` is the message's offset, which differs if the message is parked again."""
     return Put(source, at, Ticket(at if offset is None else offset, **{"attempts": 1, "puts": 1, "due": 9, **ticket}))
 
 

@@ -27,8 +27,8 @@ from tests import event_log
 CALLS: Final = "ORDEREDMQ_TEST_CALLS"
 #: A prefix of keys. The listener never accepts a message whose key has this prefix.
 POISON: Final = "poison"
-#: A prefix of keys. Most calls for a key with this prefix fail, so some of its messages become dead letters, although another
-#: attempt would accept them.
+#: A prefix of keys. Most calls for a key with this prefix fail, so some messages become dead letters though another attempt would
+#: accept them.
 MOODY: Final = "moody"
 #: The share of calls for moody keys that fail.
 BAD_MOOD: Final = 0.75

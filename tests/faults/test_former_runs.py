@@ -28,9 +28,7 @@ LIFE: Final = 4.0
 
 @pytest.fixture(scope="module")
 def driver(drivers: Callable[..., Driver]) -> Driver:
-    """The Spark driver of all first runs. Tests that do not kill it come first. Eight cores are enough for all tasks that points
-    hold.
-    """
+    """The Spark driver of all first runs. Tests that do not kill it come first. Eight cores suffice for all held tasks."""
     return drivers("local[8]")
 
 

@@ -1,6 +1,4 @@
-"""kill -9 of workers and the source runner, and failing tasks: Spark retries the task or the query is restarted, and nothing is
-lost or repeated.
-"""
+"""kill -9 of workers and the source runner, and failing tasks: after a retry or a restart, nothing is lost or repeated."""
 
 from __future__ import annotations
 

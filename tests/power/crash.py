@@ -151,9 +151,7 @@ class Disk:
                     found.sync()
 
     def after_loss(self, place: Path, random: Random, under_way: Event | None) -> None:
-        """Write into the folder ``place`` the files that a loss of power leaves. ``under_way``: the event that power loss
-        interrupted.
-        """
+        """Write into the folder ``place`` the files that a loss of power leaves. ``under_way``: the interrupted event."""
         self._write(0, place, random, under_way)
 
     def _write(self, number: int, place: Path, random: Random, under_way: Event | None) -> None:

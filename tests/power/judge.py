@@ -53,8 +53,7 @@ def findings(store: Path, states: Sequence[State]) -> list[str]:
             found = examine(store).findings
             return found or [*_garbage(store, clock), *_more(broker), *examine(store).findings]
     except StoreError as error:
-        # If the creation of the store was never acknowledged, the store may be incomplete. Opening it must then fail with a named
-        # error.
+        # If its creation was never acknowledged, the store may be incomplete. Opening it must then fail with a named error.
         half_made = error.sub in (StoreCondition.NOT_A_STORE, StoreCondition.NOT_EMPTY)
         return [] if states[0] is None and half_made else [str(error)]
     except OrderedMQError as error:
@@ -86,9 +85,7 @@ def _garbage(store: Path, clock: BootClock) -> list[str]:
 
 
 def _more(broker: EmbeddedBroker) -> list[str]:
-    """Append messages and publish staged rows. Return an error for each queue that does not have its old messages, then the new
-    ones.
-    """
+    """Append messages and publish staged rows. Return an error for each queue that lacks old or new messages, or has others."""
     out = []
     queues = queues_of(broker)
     before = {queue: _bodies(broker, queue) for queue in queues}

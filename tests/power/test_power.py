@@ -130,9 +130,7 @@ def test_a_disk_that_is_full_at_one_write_says_so_changes_nothing_and_works_once
 
 
 def test_a_small_micro_batch_and_a_send_are_one_commit_each(folder: Path) -> None:
-    """A commit waits twice for the disk, because LMDB syncs its pages and writes its meta page synchronously. No other step waits
-    for the disk.
-    """
+    """A commit waits twice for the disk, because LMDB syncs its pages and writes its meta page synchronously. Other steps do not wait."""
     _, events = recorded(folder, "small-batches", program="tests.power.small_batches")
     waits: list[list[str]] = []
     for event in events:

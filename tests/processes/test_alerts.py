@@ -1,5 +1,5 @@
-"""The alert rules and the dashboard: promtool accepts the rules, alerts fire exactly when they should, and all metrics in the
-rules and the dashboard exist.
+"""The alert rules and the dashboard: promtool accepts the rules, alerts fire exactly when they should, and all metrics in rules
+and dashboard exist.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-#: Names of options in Spark. Messages for users of the command must not use them. Names without a capital letter are left out:
-#: they are also plain words.
+#: Names of options in Spark. Messages for users of the command must not use them. Names without a capital letter are left out,
+#: because they are also plain words.
 OPTIONS = [option.name for option in (*SOURCE_OPTIONS, *SINK_OPTIONS) if not option.name.islower()]
 
 

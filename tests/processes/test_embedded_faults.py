@@ -1,4 +1,4 @@
-"""The store under faults: killed processes, many concurrent processes, no room, flipped bits. Each test ends with a check of the
+"""The store under faults: killed processes, many concurrent processes, no room, flipped bits. Each test ends by checking the
 store.
 
 Processes are forked from a server that has imported everything, and are killed by their pid.

@@ -99,9 +99,7 @@ def segment_files(path: Path) -> list[str]:
 
 
 def copy(world: World, place: Path, content: bytes) -> Path:
-    """Create a store whose files have this content. It uses the undamaged store's folder ``owners``, so the same members are
-    alive.
-    """
+    """Create a store whose files have this content. The same members are alive as in the undamaged store."""
     shutil.rmtree(place, ignore_errors=True)
     (place / "segments").mkdir(parents=True)
     (place / "owners").symlink_to(world.path / "owners")

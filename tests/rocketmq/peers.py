@@ -72,8 +72,7 @@ class Peers:
         )
         self._gateway = JavaGateway(
             gateway_parameters=GatewayParameters(port=port, auth_token=token, auto_convert=True),
-            # Set no token for calls from Java to Python, because py4j's Java side cannot send one, and every call would fail
-            # silently.
+            # Set no token for calls from Java to Python: py4j's Java side cannot send one, so every call would fail silently.
             callback_server_parameters=CallbackServerParameters(port=0, daemonize=True, daemonize_connections=True),
         )
         callback = self._gateway.get_callback_server()
@@ -168,8 +167,7 @@ class Producer:
         """Send the text of ``key`` to the queue that Java's hash or ``select(key, queues)`` chooses. ``kind``: the key's class of
         java.lang.
 
-        py4j would convert a Python int to an Integer or a Long, depending on the number. The key is therefore passed by Java
-        reflection.
+        py4j would convert a Python int to an Integer or a Long, depending on its value, so the key is passed by Java reflection.
         """
         items = self._peers.java.java.util.ArrayList()
         for item in (self.message(topic, str(key).encode()), self._select if select is None else Selector(select), None):

@@ -1,6 +1,4 @@
-"""A sink's batches on real servers: each row is written once, how far a task searches for earlier rows, and what a sink leaves at
-brokers.
-"""
+"""A sink's batches on real servers: each row is written once, how far a task searches for earlier rows, and what is left at brokers."""
 
 from __future__ import annotations
 
@@ -129,8 +127,8 @@ def test_a_batch_over_two_brokers(two_brokers: Cluster, on_two: World, monkeypat
 @pytest.mark.holds("out of order")
 @pytest.mark.parametrize("forgotten", [False, True], ids=["known", "forgotten"])
 def test_a_lower_version_for_another_broker_than_the_highest_ones_is_out_of_order(on_two: World, forgotten: bool) -> None:
-    """The version is refused before any row is sent. If the broker of the rows has lost the highest version, the rows are sent,
-    and the error counts them.
+    """The version is refused before any row is sent. If the rows' broker has lost the highest version, the rows are sent, and the
+    error counts them.
     """
     world = on_two
     until(lambda: len(world.log.queues(world.topic)) == 6)
@@ -163,9 +161,7 @@ def test_a_lower_version_for_another_broker_than_the_highest_ones_is_out_of_orde
 
 
 def test_a_batch_that_is_written_again_in_other_partitions_is_there_once(everywhere: World) -> None:
-    """The batch is written by a job of two tasks, one of them interrupted; by a job of three that dies before its commit; and by
-    a job of one.
-    """
+    """The batch is written by two tasks, one of them interrupted; by three, whose job dies before its commit; and then by one."""
     world = everywhere
     names = numbered(300)
     # Rows that an older release of the package sent have no run in their stamps.

@@ -94,9 +94,7 @@ def positions(offset: dict[str, Any], topic: str) -> dict[MessageQueue, int]:
 
 
 def blame(call: Callable[[], object]) -> str:
-    """Return the error of a call with a short timeout. Retry if the error names broker-b, which runs but may be slow on a busy
-    machine.
-    """
+    """Return the error of a call with a short timeout. Retry if the error names broker-b, which runs but may be slow."""
     for _ in range(5):
         with pytest.raises(RocketMQUnavailableError) as caught:
             call()
@@ -108,9 +106,7 @@ def blame(call: Callable[[], object]) -> str:
 def test_a_query_that_is_restarted_forgets_no_queue_of_a_broker_that_the_nameserver_does_not_know_yet(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the query forgot such a queue, it would later resume the queue at the group's older offset, because a batch is committed
-    when the next one begins.
-    """
+    """A forgotten queue would resume at the group's older offset, because a batch is committed when the next one begins."""
     monkeypatch.setattr(groups_module, "_LOCK_TIMEOUT", 2.0)
     processed = world.started()
     assert positions(processed, world.topic) == dict.fromkeys(world.queues, 10)

@@ -1,6 +1,4 @@
-"""Spark never shows secrets that are given as options. With Spark Connect, this needs the setting that docs/guides/rocketmq.md
-describes.
-"""
+"""Spark never shows secrets given as options. With Spark Connect, this needs the setting in docs/guides/rocketmq.md."""
 
 from __future__ import annotations
 

@@ -117,9 +117,7 @@ def start_trusted_after_a_break() -> AbstractContextManager[Any]:
 
 
 def replay_without_what_a_former_run_holds() -> AbstractContextManager[Any]:
-    """A logged batch is run without the queues that the query's former run holds. Later, the tenure of these queues seems
-    unbroken.
-    """
+    """A logged batch is run without the queues that the query's former run holds. Later these queues' tenure seems unbroken."""
     return _instead(Owner, "indispensable", lambda self, asked, refused: list(refused) if asked.all_or_none else [])
 
 

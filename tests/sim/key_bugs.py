@@ -163,9 +163,7 @@ def passed_over_before_what_is_parked() -> AbstractContextManager[Any]:
 
 
 def lot_planned_before_what_is_older() -> AbstractContextManager[Any]:
-    """A lot is planned although its messages are at or after the queue's position, and older messages of their keys are still
-    unread.
-    """
+    """A lot is planned although its messages are at or after the queue's position, and older messages of their keys are still unread."""
     return _instead(Lot, "max_offset", property(lambda self: -1, lambda self, value: None), create=True)
 
 

@@ -332,7 +332,7 @@ class KeyTask(Task):
 
         try:
             answer = network.call(worker, effect.__name__, unless_gone, *args)
-            # Lose answers of writes more often than a real network does, because parking must recognise a repeated write by its
+            # Lose more answers of writes than a real network does, because parking must recognise a repeated write by its
             # identity.
             return None if network.random.random() < 2 * network.mishap else answer
         except StoreError:

@@ -69,9 +69,7 @@ class Scenario:
 
 
 def _keys(seed: int) -> Keys | None:
-    """Draw the settings of order per key, or None. A separate random generator is used, so that all other draws are the same as
-    without order per key.
-    """
+    """Draw the settings of order per key, or None, from a separate generator, so that the other draws do not depend on them."""
     draw = random.Random(f"lots {seed}")
     if draw.random() >= 0.45:
         return None
@@ -475,9 +473,7 @@ class Simulation:
         judge.drained()
 
     def _frozen(self, query: Query) -> bool:
-        """Sometimes pause a query that is not among the remaining queries, and never resume it. Return whether the query was
-        paused.
-        """
+        """Sometimes pause a query that is not to stay in the group, and never resume it. Return whether the query was paused."""
         process = query.process
         if query.staying or self.scenario.calm or process is None or process.dead or self.random.random() < 0.5:
             return False

@@ -60,9 +60,7 @@ class Group:
 
     @contextmanager
     def change(self, left: Sequence[Query], wait: float = 0.0) -> Iterator[None]:
-        """Assert that two triggers after the block, the remaining queries (``left``) own what the strategy gives them, and no
-        other queue moved.
-        """
+        """Assert that two triggers after the block, the queries ``left`` own what the strategy gives them, and no other queue moved."""
         before, at = self.owners(), len(self.world.moves)
         for queue in self.world.queues:
             self.world.produce(queue, 2)

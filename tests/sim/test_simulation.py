@@ -25,7 +25,7 @@ MANY_SEEDS = 10_000
 def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happens(pytestconfig, nightly: bool, capsys):
     count = pytestconfig.getoption("--seeds") or (MANY_SEEDS if nightly else SEEDS)
     total = Report()
-    # Use one process, because the test run needs the other processor for its own second process.
+    # Use one process, because the test run's second process needs the other processor.
     running = Many(range(count), jobs=1)
     for part in running.reports():
         total.add(part)

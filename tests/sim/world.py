@@ -47,9 +47,7 @@ class Renewing(Protocol):
 
 @dataclass(slots=True)
 class Holding:
-    """The client that may work on a queue, according to the specification. It is recorded separately from the lock, with the true
-    clock.
-    """
+    """The client that may work on a queue by the specification. It is recorded separately from the lock, with the true clock."""
 
     client: ClientIdentity
     since: float

@@ -81,9 +81,7 @@ def test_what_a_cell_printed_is_the_same_wherever_the_kernel_cut_it() -> None:
 def test_the_first_notebooks_cells_say_what_its_kept_outputs_say(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run the notebook in this process and session, because a kernel starts another JVM. The long tier runs all notebooks in a
-    kernel.
-    """
+    """Run the notebook in this process and session, because a kernel starts another JVM. The long tier runs all notebooks in a kernel."""
     run_in_this_session(FIRST, spark, tmp_path, monkeypatch)
 
 
