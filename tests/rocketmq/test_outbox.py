@@ -302,7 +302,7 @@ def test_a_late_task_looks_over_what_others_sent_in_few_round_trips(usual: World
 
     monkeypatch.setattr(RocketMQLog, "pull", counted)
     again = usual.write(ours, partition=2, outbox=outbox, job="j")
-    # The queue has the rows of about 45 sends, but the task must read only the rows of its own sends in full.
+    # The queue has the rows of about 45 sends, but the task must read in full only the rows that it sent.
     assert len(pulls) < 25, pulls
     monkeypatch.undo()
     outbox.publish(usual.batch(job="j"), [*receipts, again])
