@@ -1,7 +1,7 @@
 """Groups over real servers: offsets, members, dead letters, and a Java consumer in the same group.
 
-Traps covered: 8 (never committed, or committed 0), 12 (members are connections, and a heartbeat replaces the group's topics), 19 (dead
-letters are sent through the retry topic).
+A group may never have committed, or have committed 0. Members are connections, and a heartbeat replaces the group's topics. Dead letters
+are sent through the retry topic.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def usual(cluster: Cluster) -> Iterator[World]:
 
 
 def test_never_committed_is_not_the_same_as_zero(world: World) -> None:
-    """Trap 8: whether a group has never committed or has committed 0, a 4.9 broker answers 0, even for an empty queue."""
+    """Whether a group has never committed or has committed 0, a 4.9 broker answers 0, even for an empty queue."""
     groups = world.broker.groups
     with_messages, empty, _, _ = world.queues
     world.send(with_messages, 3)
@@ -180,7 +180,7 @@ def _queues(broker: RocketMQBroker, topic: str, name: str) -> list[MessageQueue]
 
 
 def test_members_are_connections_and_what_they_read_is_the_groups(world: World) -> None:
-    """Trap 12: brokers tell members apart by connection, not only by client id.
+    """Brokers tell members apart by connection, not only by client id.
 
     A heartbeat must not remove the retry topic from the group's subscriptions.
     """
@@ -205,7 +205,7 @@ def test_members_are_connections_and_what_they_read_is_the_groups(world: World) 
 
 
 def test_dead_letters_are_where_rocketmq_looks_for_them(world: World) -> None:
-    """Trap 19. Each letter is written by a different process."""
+    """Each letter is written by a different process."""
     queue = world.queues[1]
     me = world.broker.groups.join("me")
     world.broker.groups.heartbeat(world.group, me, world.shared())

@@ -1,6 +1,6 @@
 """Queue locks of real servers: locks that live 3 s, several runs of one query, and killed brokers.
 
-Trap covered: 11 (locks are advisory, and a successful renewal does not prove ownership).
+Locks are advisory, and a successful renewal does not prove ownership.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def quick(quick_locks: Cluster) -> Iterator[World]:
 
 @pytest.mark.holds("one owner")
 def test_a_renewal_that_comes_too_late_is_a_loss_though_the_broker_grants_it(usual: World) -> None:
-    """Trap 11: another client may have taken and released the queue in between."""
+    """Another client may have taken and released the queue in between."""
     groups = usual.broker.groups
     me = groups.join("me")
     tokens = usual.lock(usual.broker, me, usual.queues[:1])

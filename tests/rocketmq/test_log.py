@@ -1,7 +1,4 @@
-"""Topics and messages of real servers, in addition to the contract suite's tests of every broker.
-
-Traps covered, together with tests/unit/test_rocketmq_puller.py: 4, 5, 6, 7, 9, 17, 18, 20.
-"""
+"""Topics and messages of real servers, in addition to the contract suite's tests of every broker."""
 
 from __future__ import annotations
 
@@ -73,7 +70,7 @@ def world(cluster: Cluster) -> Iterator[World]:
 
 
 def test_many_messages_come_back_whole_in_pieces_of_what_the_broker_gives(everywhere: World) -> None:
-    """Trap 4: a pull returns at most 32 messages or 256 KiB."""
+    """A pull returns at most 32 messages or 256 KiB."""
     log, queue = everywhere.log, everywhere.queue
     assert log.append({queue: numbers(5000)})[queue] == OffsetRange(0, 5000)
     large = [bytes([number]) * 100_000 for number in range(40)]
@@ -139,7 +136,7 @@ def test_what_changed_on_a_brokers_disk_is_no_row_of_another_queue_and_its_body_
 
 
 def test_bounds_of_what_does_not_exist(everywhere: World) -> None:
-    """Trap 5: brokers answer for queues that do not exist as for empty ones."""
+    """Brokers answer for queues that do not exist as for empty ones."""
     log, queue = everywhere.log, everywhere.queue
     asked = [queue, queue._replace(queue_id=7), queue._replace(topic="no-such-topic")]
     assert log.bounds(asked) == {queue: QueueBounds(0, 0)}
@@ -151,7 +148,7 @@ def test_bounds_of_what_does_not_exist(everywhere: World) -> None:
 
 
 def test_a_pull_at_the_end_does_not_wait(everywhere: World) -> None:
-    """Trap 6: a broker that holds a pull back answers up to 5 s late. Our pulls are never held back."""
+    """A broker that holds a pull back answers up to 5 s late. Our pulls are never held back."""
     everywhere.log.append({everywhere.queue: numbers(3)})
     took = []
     for _ in range(20):
@@ -163,7 +160,7 @@ def test_a_pull_at_the_end_does_not_wait(everywhere: World) -> None:
 
 
 def test_what_was_appended_is_seen_by_everybody_at_once(everywhere: World) -> None:
-    """Trap 7: a broker acknowledges a message before readers can see it."""
+    """A broker acknowledges a message before readers can see it."""
     with RocketMQBroker(everywhere.cluster.address) as other:
         for number in range(100):
             assert everywhere.log.append({everywhere.queue: numbers(1, number)})[everywhere.queue].begin == number
@@ -172,7 +169,7 @@ def test_what_was_appended_is_seen_by_everybody_at_once(everywhere: World) -> No
 
 
 def test_a_time_is_found_exactly(everywhere: World) -> None:
-    """Trap 9: for a time between two messages, 4.9 returns the nearest message; for a future time, the last message."""
+    """For a time between two messages, 4.9 returns the nearest message; for a future time, the last message."""
     log, queue = everywhere.log, everywhere.queue
     assert log.offset_at(queue, 0) == log.offset_at(queue, 1 << 60) == 0
     for number in range(30):
@@ -219,7 +216,7 @@ def test_a_topic_that_was_made_again_is_another_where_a_message_tells(everywhere
 
 
 def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
-    """Trap 20: a topic is deleted at the brokers first, and then at the nameservers."""
+    """A topic is deleted at the brokers first, and then at the nameservers."""
     log, queue, topic = everywhere.log, everywhere.queue, everywhere.topic
     log.append({queue: numbers(3)})
     with RocketMQBroker(everywhere.cluster.address) as other:
@@ -251,14 +248,14 @@ def test_what_is_appended_to_a_topic_that_was_deleted_just_now_does_not_make_it_
 
 
 def test_a_port_that_is_for_sending_only_is_named(everywhere: World) -> None:
-    """Trap 17: the VIP port of a broker does not serve pulls."""
+    """The VIP port of a broker does not serve pulls."""
     host, _, port = everywhere.cluster.broker.address.rpartition(":")
     with Client(everywhere.cluster.address) as client, pytest.raises(RocketMQError, match="NOT_SUPPORTED.*VIP"):
         client.call_address(f"{host}:{int(port) - 2}", message_requests.pull(everywhere.queue, "TOOLS_CONSUMER", 0, 1), soon())
 
 
 def test_an_answer_may_have_another_kind_of_header_than_its_request(everywhere: World) -> None:
-    """Trap 18: 5.x answers a request that has a binary header with a JSON header."""
+    """5.x answers a request that has a binary header with a JSON header."""
     everywhere.log.append({everywhere.queue: numbers(3)})
     fields = {"topic": everywhere.topic, "queueId": "0"}
     ext = b"".join(
@@ -416,7 +413,7 @@ def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, m
 
 
 def test_topics_are_divided_among_brokers(two_brokers: Cluster) -> None:
-    """Trap 20: a topic is created at every master."""
+    """A topic is created at every master."""
     with RocketMQBroker(two_brokers.address) as broker:
         name = f"t-{uuid.uuid4().hex[:8]}"
         assert broker.admin.create_topic(name, 5).queues == 5

@@ -1,7 +1,4 @@
-"""The protocol's client against real servers of each version: the servers understand every request, and the client every answer.
-
-Traps covered: 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 20.
-"""
+"""The protocol's client against real servers of each version: the servers understand every request, and the client every answer."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def without_property_filter(cluster: Cluster) -> Iterator[None]:
 
 
 def test_a_stream_by_tags_reads_them_exactly_and_its_offsets_count_everything(rig: Rig) -> None:
-    """Trap 10: brokers compare hashes of tags, and "Aa" and "BB" have the same hash."""
+    """Brokers compare hashes of tags, and "Aa" and "BB" have the same hash."""
     rig.topic()
     rig.fill(0, 5000, tags=("Aa", "BB", None, "c d"))
     rig.run(tags=" Aa ||c d")
@@ -182,7 +182,7 @@ def test_a_hundred_thousand_messages_that_do_not_match_stall_nothing(rig: Rig) -
 
 @pytest.mark.parametrize("kind", ["stream", "batch"])
 def test_sql_that_is_none_is_refused_when_the_query_is_planned(rig: Rig, kind: str) -> None:
-    """Trap 10: a pull with such a filter would return every message."""
+    """A pull with such a filter would return every message."""
     rig.topic()
     rig.fill(0, 3)
     load = rig.stream if kind == "stream" else rig.batch

@@ -1,7 +1,7 @@
 """A client of a cluster whose nameservers and brokers stop, restart, move, and are busy.
 
-Traps tested: 8 (a commit for a group that does not exist must be an error), 12 (members are connections, so each client has separate
-connections), 20 (every nameserver must be reachable by requests).
+A commit for a group that does not exist must be an error. Members are connections, so each client has separate connections. Requests must
+reach every nameserver.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One connection to a server that answers in any order, late, in slices, wrongly or not at all.
 
-Traps tested: 1 (a push may have the number of a pending request), 6 (answers come late), 17 and 18 (unknown requests are
-answered, and any type of header is read). The module is long because the tests of TLS and forks need the same server.
+A push may have the number of a pending request, answers come late, unknown requests are answered, and any type of header is read. The
+module is long because the tests of TLS and forks need the same server.
 """
 
 from __future__ import annotations

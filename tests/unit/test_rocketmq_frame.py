@@ -1,8 +1,7 @@
 """Frames of the remoting protocol: a stream gives the same commands however it is cut. Damage gives a ProtocolError in bounded
 time and memory.
 
-Traps tested: 1 (the flag says whether a frame is an answer), 18 (5.x answers binary requests with JSON, so each frame has its own
-type).
+The flag says whether a frame is an answer. Each frame has its own type, because 5.x answers binary requests with JSON.
 """
 
 from __future__ import annotations

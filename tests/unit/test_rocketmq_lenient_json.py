@@ -1,6 +1,6 @@
 """JSON as fastjson writes it, and arbitrary other text: the result is a value or a ProtocolError, in bounded time.
 
-Trap tested: 2 (some answers are never standard JSON).
+Some answers are never standard JSON.
 """
 
 from __future__ import annotations

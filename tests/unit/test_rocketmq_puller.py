@@ -179,7 +179,7 @@ def broker() -> FakeBroker:
 def test_any_short_and_disordered_answers_become_rows_without_a_gap(
     seed, least, count, limit, most, size, piece, ahead
 ) -> None:
-    """Trap 4: an answer has at most 32 messages or 256 KiB, whatever is requested, and it says where to continue."""
+    """An answer has at most 32 messages or 256 KiB, whatever is requested, and it says where to continue."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("fetch.PIECE", "puller.AHEAD"):
             patch.setattr(f"orderedmq.rocketmq.messages.{name}", piece)
@@ -371,7 +371,7 @@ def test_an_account_that_may_read_in_its_own_group_only_reads_in_that(broker: Fa
 
 
 def test_an_empty_answer_is_no_end_while_there_are_messages(broker: FakeBroker) -> None:
-    """Trap 7: acknowledged messages may not be visible yet. Empty answers also come during a deletion, or late, from before a reset."""
+    """Acknowledged messages may not be visible yet. Empty answers also come during a deletion, or late, from before a reset."""
     waits = [broker.says(NO_NEW, 42), broker.says(NO_MATCHED, 500), broker.says(ILLEGAL, 20), broker.says(NO_NEW, 900)]
     broker.instead[42] = list(waits)
     assert everything(puller_of(broker), 10) == list(range(10, 5000))
@@ -410,7 +410,7 @@ def test_messages_that_are_deleted_while_others_are_found_are_never_passed_over(
 
 
 def test_behind_the_end_is_named_also_of_an_empty_queue(broker: FakeBroker) -> None:
-    """Trap 5: an empty queue answers every offset but 0 as illegal, and says that the next offset is 0."""
+    """An empty queue answers every offset but 0 as illegal, and says that the next offset is 0."""
     puller = puller_of(broker)
     assert puller.pull(QUEUE, 5000, 10, 10, COLUMNS).num_rows == 0
     with pytest.raises(DataLossError, match="BEYOND_END.*5000.*5001"):
@@ -566,7 +566,7 @@ def test_bytes_bound_what_is_returned_and_what_is_asked_for(broker: FakeBroker) 
 
 @given(low=st.integers(0, 50), length=st.integers(0, 60), at=st.integers(-5, 120), hint=st.integers(-100, 200))
 def test_a_search_finds_the_first_whatever_the_hint(low, length, at, hint) -> None:
-    """Trap 9: before 5.1.1, a broker answers with the nearest message."""
+    """Before 5.1.1, a broker answers with the nearest message."""
     high = low + length
     asked: list[int] = []
 

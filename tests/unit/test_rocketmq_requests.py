@@ -1,7 +1,7 @@
 """Requests as the servers expect them, and the meaning of their answers.
 
-Traps tested: 3 (required fields; lower-case booleans), 4, 5 and 21 (where a pull continues), 8 (no offset is not offset 0), 13 (a
-batch is marked as a batch), 16 (hashes of tags as in Java), 17 (a code that a proxy or VIP port does not support).
+Among others: required fields and lower-case booleans, where a pull continues, that no offset is not offset 0, that a batch is marked as a
+batch, hashes of tags as in Java, and a code that a Proxy or a VIP port does not support.
 """
 
 from __future__ import annotations

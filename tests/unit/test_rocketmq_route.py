@@ -1,6 +1,6 @@
 """A client derives the same facts from a route as every other client.
 
-Traps tested: 2 (a cluster's addresses are never standard JSON), 20 (a list of topics also has names that are no users' topics).
+A cluster's addresses are never standard JSON, and a list of topics also has names that are no users' topics.
 """
 
 from __future__ import annotations

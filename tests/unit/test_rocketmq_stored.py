@@ -301,7 +301,7 @@ def test_properties_that_are_taken_come_back(properties: dict[str, str]) -> None
     except UnicodeEncodeError:
         return
     assert parse_properties(packed) == properties
-    # Trap 14: the last separator is optional.
+    # The last separator is optional.
     assert parse_properties(packed[:-1]) == properties
 
 
