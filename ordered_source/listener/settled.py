@@ -66,8 +66,8 @@ class Settled:
         waiting: Mapping[object, Sequence[int]] = {}
         attempted: Mapping[object, Sequence[int]] = {}
         if plan.begin < plan.end:
-            # The plan includes all messages that were in the lot when it was made. Later messages were parked by earlier attempts of this
-            # range.
+            # The plan includes all messages that were in the lot when it was made. An earlier attempt at
+            # this range has parked the messages that were added after the plan.
             attempted = offsets
         elif lot.max_offset < plan.q_begin:
             waiting = offsets

@@ -167,7 +167,7 @@ class Look:
     key: str | None
 
     def pull(self, queue: MessageQueue, begin: int, end: int) -> pa.RecordBatch:
-        """Return messages of all keys from ``begin`` on. Store times are numbers."""
+        """Return messages of all keys from ``begin`` on. Their store times are integers, and not timestamps."""
         return self._shown(self.log.pull(queue, begin, min(_PULL_ROWS, end - begin), _PULL_BYTES, self.columns))
 
     def _shown(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -50,7 +50,7 @@ def parse_assignment(given: Given, model: str, streaming: bool | None) -> Assign
 def parse_allocation(given: Given, assignment: Assignment, *, embedded: bool) -> Allocation:
     """Return how the queries of a shared group divide its queues. Raises OptionError.
 
-    `SourceOptions.parse` later checks that the queues of CONFIG belong to the topics that are read.
+    If the strategy is CONFIG, `SourceOptions.parse` later checks that the given queues belong to the topics that are read.
     """
     if assignment != "shared":
         for name in (_STRATEGY, *_PARTS):

@@ -401,8 +401,8 @@ class Owner:
 def _at_group(owned: Owned, group: OffsetMap) -> int | None:
     """Return the group's offset of a queue, or None if the group has none.
 
-    A parking lot has no group offset until one is committed. Until then 0 is returned if its leader has a group offset, because the
-    checkpoint may not have the lot: a query that gives the leader up removes both from its checkpoint.
+    A parking lot has no group offset until one is committed. Until then, 0 is returned for a lot whose queue has a group offset. The
+    checkpoint may have no offset of the lot either, because a query that gives up a queue removes the queue and its lot from its checkpoint.
     """
     at = group.get(owned.queue)
     return 0 if at is None and owned.leader in group else at

@@ -185,8 +185,8 @@ class Put:
 class Order:
     """An operator's command for a parked key: try it now, drop its messages, or hold it.
 
-    If ``key`` is None, the command is for the message at ``offset`` of the queue, which has no key or was parked alone. A command applies
-    to the messages before it in the lot.
+    If ``key`` is None, the command is for the message at ``offset`` of the queue, which has no key or was parked alone. A command is a
+    message of the lot itself, and applies to the messages before it.
     """
 
     action: OrderAction

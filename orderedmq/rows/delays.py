@@ -4,10 +4,10 @@ A row with a value in one of two columns is *delayed*: RocketMQ keeps its messag
 (SCHEDULE_TOPIC_XXXX, rmq_sys_wheel_timer) and puts it into its queue when it is due. So the message has no order relative to other
 messages, and it cannot be found in its queue before it is due.
 
-``delay_time_level`` is the number of a step in the broker's ``messageDelayLevel``, beginning with 1. A broker treats a higher number as
-its last step. 0 means no delay, as in Java. ``deliver_timestamp`` is a time. Brokers support it from 5.0 on, with a precision of
-``timerPrecisionMs`` (1 s) and at most ``timerMaxDelaySec`` (3 days) ahead. A message with a time in the past is delivered immediately.
-Source: HookUtils.handleScheduleMessage, MessageStoreConfig.
+``delay_time_level`` is the number of a step in the broker's ``messageDelayLevel``, beginning with 1. A broker treats a number
+above its last step as the last step. 0 means no delay, as in Java. ``deliver_timestamp`` is a time. Brokers support it from 5.0
+on, with a precision of ``timerPrecisionMs`` (1 s) and at most ``timerMaxDelaySec`` (3 days) ahead. A message with a time in the
+past is delivered immediately. Source: HookUtils.handleScheduleMessage, MessageStoreConfig.
 """
 
 from __future__ import annotations

@@ -28,7 +28,10 @@ Given: TypeAlias = str | Path | Iterable[Row] | pa.Table | Frame
 
 
 def side(given: Given, name: str, log: Log, id_field: str | None, columns: dict[str, Any]) -> Side:
-    """Return one side of the comparison. ``name``: the name for rows in the report. Raises the errors of `tools.audit_sides`."""
+    """Return one side of the comparison. Raises the errors of `tools.audit_sides`.
+
+    ``name``: what the report calls this side if it is neither a topic nor a file.
+    """
     if isinstance(given, str):
         if "/" in given:
             raise OptionError(

@@ -186,7 +186,7 @@ class _Once(Collector):
         return self._collector.metrics(self._last)
 
     def describe(self) -> list[Metric]:
-        """Return nothing, because the registry of a single rendering needs no names."""
+        """Return nothing. A registry calls this to find duplicate names, but this registry is used for one rendering only."""
         return []
 
 

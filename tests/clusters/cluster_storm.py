@@ -415,7 +415,7 @@ class Storm:
 
 
 def _nothing() -> None:
-    """End a fault that has already ended."""
+    """Do nothing, because the fault has ended by itself."""
 
 
 def _last(text: str) -> str:

@@ -26,7 +26,7 @@ from tests.faults.points import Points
 from tests.snippets import ROOT, Snippet, execute, snippets
 
 PAGE = ROOT / "docs" / "guides" / "other-sinks.md"
-#: PostgreSQL's address as written in the page's recipes. The job replaces it with ADDRESS.
+#: PostgreSQL's address in the recipes of the page. The job replaces it with the address of the tests' server.
 ADDRESS = "127.0.0.1:5432"
 #: The number of rows that a task passes on before it reaches the point.
 PART = 20

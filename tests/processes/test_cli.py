@@ -589,7 +589,7 @@ def test_nothing_is_drawn_over_what_is_typed(store: Path, broker: Broker) -> Non
     read_until(lambda: b"wrote 2 messages" in said)
     assert process.wait(60) == 0
     os.close(ours)
-    # The output has no control character, and nothing else between the typed lines.
+    # The output has no control character, and the typed lines follow each other.
     assert b"\x1b" not in said
     assert said.startswith(b"reading lines from the terminal. Press Ctrl-D to end\r\nhello\r\nworld\r\nwrote 2 messages")
 

@@ -314,7 +314,7 @@ def fill(broker: EmbeddedBroker, write: Callable[[], object]) -> None:
     """Write until there is no room, and assert that the refused writes changed nothing."""
     while not refuses(write):
         pass
-    # Repeat this, and read the whole store before each write, because a smaller write may still find room.
+    # A smaller write may still find room, so write again until one is refused. Read the whole store before each write.
     before = everything(broker)
     while not refuses(write):
         before = everything(broker)

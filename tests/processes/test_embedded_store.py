@@ -196,7 +196,7 @@ AS_NOBODY = """
 
 
 def test_a_store_that_may_not_be_used_is_refused_by_name():
-    """As root, the test runs in a process of another user. Otherwise, it removes its rights to its own files."""
+    """If root runs the test, a child process takes another user's id. Any other user removes the rights to its own files."""
     with tempfile.TemporaryDirectory() as above:
         os.chmod(above, 0o755)
         closed, readable, unwritable = (Path(above) / name for name in ("closed", "readable", "unwritable"))

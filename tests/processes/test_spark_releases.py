@@ -12,7 +12,7 @@ import pytest
 from pyspark_orderedmq import require_spark
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The newest patch of each minor release. All other tests run on a newer supported release.
+#: The newest patch of each minor release but the last one, on which all other tests run.
 SUPPORTED, TOO_OLD = ("4.2.1",), ("4.1.4", "4.0.5")
 #: Timeout in seconds. The installation of an environment with Spark takes minutes.
 _TIMEOUT = 1200

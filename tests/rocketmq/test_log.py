@@ -255,7 +255,7 @@ def test_a_port_that_is_for_sending_only_is_named(everywhere: World) -> None:
 
 
 def test_an_answer_may_have_another_kind_of_header_than_its_request(everywhere: World) -> None:
-    """5.x answers a request that has a binary header with a JSON header."""
+    """If a request has a binary header, the answer of 5.x has a JSON header."""
     everywhere.log.append({everywhere.queue: numbers(3)})
     fields = {"topic": everywhere.topic, "queueId": "0"}
     ext = b"".join(

@@ -365,7 +365,7 @@ class Query:
         self.moved = False
         owner = self.owner
         self.checks += 1
-        # Check less often with lots, because they double the number of queues and so the cost of a check.
+        # Check less often if there are parking lots, because they double the number of queues and so the cost of a check.
         if owner is not None and (self.kind.keys is None or self.checks % 3 == 0):
             owner._check()
         for task in self.tasks:

@@ -47,7 +47,7 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
     assert (audited["messages"], audited["different"], audited["expected"]["messages"]) == (EVENTS, 0, EVENTS)
     assert [audited[kind] for kind in ("lost", "duplicated", "moved", "extra", "out_of_order")] == [0] * 5
     assert check(folder / "store") == []
-    # No process remains, and only the files that the demo mentions.
+    # No process remains, and the only files that remain are those that the demo mentions.
     assert [
         process for process in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(process.info["cmdline"] or [])
     ] == []

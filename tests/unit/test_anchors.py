@@ -1,4 +1,4 @@
-"""When a query reads the anchors of its topics again. Anchors distinguish a topic from a later topic of the same name."""
+"""Tests when a query reads the anchors of its topics again. Anchors distinguish a topic from a later topic of the same name."""
 
 from __future__ import annotations
 

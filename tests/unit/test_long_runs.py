@@ -39,8 +39,8 @@ def blocks() -> int:
 def growth(work: Callable[[], object], rounds: int) -> int:
     """The number of memory blocks by which this process grows in the second half of ``rounds`` calls.
 
-    It is three times the smallest growth among the three thirds of these calls. A leak in each call affects every third. The
-    first use of something, in this or another thread, affects only one third.
+    These calls are divided into three thirds, and the result is three times the smallest growth of a third. A leak in each call affects all
+    thirds. The first use of something, in this or another thread, affects only one third.
     """
     for _ in range(rounds // 2):
         work()

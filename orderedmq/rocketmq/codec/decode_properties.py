@@ -157,7 +157,7 @@ def _cut(entries: Entries, layout: tuple[bytes, ...], name: bytes) -> pa.Array:
 
 
 def _search(entries: Entries, rows: Int64s, name: bytes) -> pa.Array:
-    """Return the values of a name that may be at any index. ``rows`` are the numbers of the entries' messages."""
+    """Return the values of a name that may be at any index. ``rows`` has the index of each entry's message."""
     at = np.flatnonzero(entries.widths == len(name))
     at = at[equal_to(entries.data, entries.begins[at], name)]
     return gather(entries.text, entries.middles[at] + 1, entries.ends[at], entries.kind, (rows[at], entries.messages))

@@ -72,7 +72,10 @@ class Stamp(NamedTuple):
         return f"{self.name}\x01{self.text}".encode()
 
     def texts(self, begin: int, cuts: Sequence[tuple[int, int]]) -> pa.Array:
-        """Return the property of each message. ``begin`` messages were sent before. ``cuts`` has the rows [start, stop) of each request."""
+        """Return the property of each message.
+
+        ``begin``: the number of messages sent before. ``cuts``: the rows [start, stop) of each request.
+        """
         count = cuts[-1][1] if cuts else 0
         numbers = np.arange(self.first + begin, self.first + begin + count)
         starts = np.repeat([start for start, _ in cuts], [stop - start for start, stop in cuts])

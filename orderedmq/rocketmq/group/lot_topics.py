@@ -69,7 +69,7 @@ class LotTopics:
     ) -> None:
         """Delete these topics of parking lots, with the groups' offsets in them. Raises RocketMQUnavailableError.
 
-        A group may have read a parking lot as a normal topic and have parking lots for it. These lots are also deleted.
+        If a group has read one of these topics as a normal topic, it may have parking lots of that topic. These lots are also deleted.
 
         ``explain`` makes an error's message from the topics that were not deleted and the reason.
         """

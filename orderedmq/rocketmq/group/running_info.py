@@ -144,10 +144,10 @@ def silent_member(client_id: str, like: Subscription | None) -> Member:
 def with_like_texts(member: Member, like: Subscription | None, topics: Iterable[str]) -> Member:
     """Return ``member``, with the texts of ``like`` in its subscription wherever both subscriptions mean the same.
 
-    Only consumers in other languages are changed. Such a consumer reports topic names, but ``like`` may have a pattern, which now selects
-    ``topics``. It may report no strategy, and RocketMQ does not compare strategies. If it is orderly, it reports no ``failures`` but also
-    reads the retry topic, so it gets the ``failures`` of ``like``, except parking lots, which it never reads. Members of this package are
-    compared by their texts, because one of them may have listed a new topic before another.
+    Only consumers in other languages are changed. Such a consumer reports topic names, but ``like`` may have a pattern, which matches
+    ``topics`` at present. It may report no strategy, and RocketMQ does not compare strategies. If it is orderly, it reports no ``failures``
+    but also reads the retry topic, so it gets the ``failures`` of ``like``, except parking lots, which it never reads. Members of this
+    package are compared by their texts, because one of them may have listed a new topic before another.
     """
     theirs = member.subscription
     if like is None or is_ours(member.client_id) or theirs.assignment != "shared":

@@ -4,8 +4,8 @@ Each right is tested by a request that needs the right and changes nothing: a se
 search for a message that does not exist. This works with both generations of access control, so the caller need not know which
 generation a broker has.
 
-A Proxy that checks accounts (ACL 2.0) gives a topic's route only to an account with Pub, Sub or Get on the topic. Without such a right, it
-also refuses the route of a topic that does not exist, and the route of behind_proxy.AT_EVERY_BROKER.
+A Proxy that checks accounts (ACL 2.0) gives a topic's route only to an account with Pub, Sub or Get on the topic. To other
+accounts, the Proxy also refuses the route of a topic that does not exist, and the route of behind_proxy.AT_EVERY_BROKER.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class RocketMQQueue(BrokerPort):
     def release(self, end: int) -> None:
         deadline = Deadline.after(self._timing.visible)
         try:
-            # Settle the requests without an answer before another attempt can get the lock.
+            # Wait until requests that got no answer have settled, before another attempt can get the lock.
             self._settle(deadline)
             if end:
                 await_end(lambda: self._ask(message_requests.max_offset(self.queue), deadline), end, self._timing.visible)

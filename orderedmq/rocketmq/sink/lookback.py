@@ -60,7 +60,10 @@ class Lookback:
         self._trusts_stamps = True
 
     def set_least(self, least: int) -> None:
-        """Set the offset of the queue's first remaining message. A short walk does not need it, and finding it costs a request."""
+        """Set the offset of the queue's first remaining message.
+
+        A search that goes back only a little does not need it, and finding it costs a request.
+        """
         self._least = least
         self._floor = max(least, self._floor)
         if self._skipped is not None:
