@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from pathlib import Path
@@ -64,7 +65,24 @@ def _initialise(env: Any, path: Path, segments: Segments) -> None:
         _write_metas_again(path, env.stat()["psize"])
         segments.folder.mkdir(mode=0o700, exist_ok=True)
         # The folder is synced before the commit, so that a store that exists after a loss of power is complete.
-        sync_folder(path)
+        try:
+            sync_folder(path)
+        except OSError:
+            _remove(path, segments)
+            raise
+
+
+def _remove(path: Path, segments: Segments) -> None:
+    """Remove the files of a store that is not initialised, so that the next attempt makes them, and therefore their names, again.
+
+    The system counts names as written after their sync has failed, so another sync of the same names would write nothing. Another
+    process that has opened these files and waits for the write transaction notices that the path does not lead to them
+    (`store_file.recognised`), and reports an error.
+    """
+    with contextlib.suppress(OSError):
+        for name in ("data.mdb", "lock.mdb"):
+            (path / name).unlink()
+        segments.folder.rmdir()
 
 
 def _write_metas_again(path: Path, page: int) -> None:
