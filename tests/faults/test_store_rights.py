@@ -118,7 +118,7 @@ def test_a_store_that_loses_its_rights_six_times_fails_queries_by_name_and_loses
         producer.wait()
         driver.close()
     for text in [*failures, *said("refused")]:
-        assert "[ORDEREDMQ_STORE.PERMISSION] no permission to use the store at" in text
+        assert "[ORDEREDMQ_STORE.PERMISSION] this process has no permission to use the store at" in text
         assert "chmod -R u+rwX" in text or "chown -R" in text
     sent = sum(int(line.split()[3]) - int(line.split()[2]) for line in said("ok"))
     print(f"\n{len(failures)} times without rights, {sent} messages acknowledged, {world.count()} written")

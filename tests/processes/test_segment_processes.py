@@ -76,6 +76,7 @@ def die_as_tasks(path: Path, count: int) -> None:
 
 
 @pytest.mark.holds("no leftovers")
+@pytest.mark.timeout(900)
 def test_killed_tasks_leave_no_file(path: Path, broker: EmbeddedBroker, nightly: bool) -> None:
     """The long tier kills a thousand tasks."""
     count = 1000 if nightly else 100
