@@ -6,6 +6,7 @@ module is long because the tests of TLS and forks need the same server.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -642,10 +643,76 @@ def test_tls_with_a_certificate_of_the_clients(serve: Callable[..., Peer], certi
     connection = Connection.open(peer.address, soon(), tls=ssl_context(known))
     assert connection.call(max_offset(number(4)), soon()) == 4
     connection.close()
-    # With TLS 1.3, the server refuses the certificate after the handshake, so the error occurs at the first request.
-    unknown = Connection.open(peer.address, soon(), tls=ssl_context(TlsOptions(ca_file=str(certificates / "server.pem"))))
-    assert error(unknown.send(max_offset(QUEUE), soon())).sub in ("CONNECTION_LOST", "UNREACHABLE")
-    unknown.close()
+
+
+@pytest.mark.parametrize("own", [None, "server"])
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_server_refuses_the_certificate_of_the_client(
+    serve: Callable[..., Peer], certificates: Path, version: ssl.TLSVersion, own: str | None
+) -> None:
+    """With TLS 1.3, the client's handshake ends before the server's, so the first read reports the refusal."""
+    context = server_context(certificates, client_ca=certificates / "client.pem")
+    context.maximum_version = version
+    address = serve(echo, tls=context).address
+    tls = ssl_context(
+        TlsOptions(
+            ca_file=str(certificates / "server.pem"),
+            cert_file=own and str(certificates / f"{own}.pem"),
+            key_file=own and str(certificates / f"{own}.key"),
+        )
+    )
+
+    def by_connection() -> None:
+        with contextlib.closing(Connection.open(address, soon(), tls=tls)) as connection:
+            connection.call(max_offset(QUEUE), soon())
+
+    def by_lane() -> None:
+        with contextlib.closing(Lane.open(address, soon(), tls=tls)) as lane:
+            lane.ask(PullTemplate(QUEUE, "g"), [(0, 1)], soon())
+            [(_, _, result)] = lane.receive(5.0)
+            assert isinstance(result, OrderedMQError)
+            raise result
+
+    for attempt in (by_connection, by_lane):
+        with pytest.raises(RocketMQError) as caught:
+            attempt()
+        assert (caught.value.sub, caught.value.retriable) == ("TLS", False), caught.value
+        assert caught.value.message.startswith(f"TLS with {address} failed: ")
+        if version == ssl.TLSVersion.TLSv1_3 or own is not None:
+            assert "Set tlsCertPath and tlsKeyPath" in caught.value.message
+
+
+def test_a_write_after_the_refusal_reports_the_refusal(serve: Callable[..., Peer], certificates: Path) -> None:
+    """The reader thread may have read the refusal already, or the server may have closed the socket before the write."""
+    context = server_context(certificates, client_ca=certificates / "client.pem")
+    tls = ssl_context(TlsOptions(ca_file=str(certificates / "server.pem")))
+    connection = Connection.open(serve(echo, tls=context).address, soon(), tls=tls)
+    until(lambda: connection.closed)
+    assert error(connection.send(max_offset(QUEUE), soon())).sub == "TLS"
+    connection.close()
+    lane = Lane.open(connection.address, soon(), tls=tls)
+    time.sleep(0.2)
+    for _ in range(2):
+        lane.ask(PullTemplate(QUEUE, "g"), [(0, 1)], soon())
+    results = [result for _, _, result in lane.receive(5.0)]
+    assert [result.sub for result in results if isinstance(result, OrderedMQError)] == ["TLS", "TLS"]
+
+
+def test_an_alert_about_something_else_is_a_lost_connection(serve: Callable[..., Peer], certificates: Path) -> None:
+    address = serve(echo, tls=server_context(certificates)).address
+    transport = connect(address, soon(), ssl_context(TlsOptions(verify=False)))
+
+    class Broken:
+        def read(self, *_: object) -> int:
+            broken = ssl.SSLError(1, "bad record mac")
+            broken.reason = "SSLV3_ALERT_BAD_RECORD_MAC"
+            raise broken
+
+    transport._tls = Broken()  # type: ignore[attr-defined]
+    connection = Connection(address, transport)
+    until(lambda: connection.closed)
+    assert error(connection.send(max_offset(QUEUE), soon())).sub == "UNREACHABLE"
+    connection.close()
 
 
 def test_a_server_that_is_not_trusted(serve: Callable[..., Peer], certificates: Path) -> None:
@@ -706,6 +773,28 @@ def test_tls_files_that_cannot_be_used(tmp_path: Path) -> None:
             ssl_context(options)
         assert caught.value.sub == "INVALID"
     assert "secret" not in repr(TlsOptions(key_password="secret"))
+
+
+def test_an_encrypted_key_without_its_password(certificates: Path, tmp_path: Path) -> None:
+    encrypted = tmp_path / "client.key"
+    subprocess.run(
+        ["openssl", "pkcs8", "-topk8", "-in", certificates / "client.key", "-out", encrypted, "-passout", "pass:right"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+    def refused(password: str | None) -> str:
+        options = TlsOptions(cert_file=str(certificates / "client.pem"), key_file=str(encrypted), key_password=password)
+        with pytest.raises(OptionError) as caught:
+            ssl_context(options)
+        assert caught.value.sub == "INVALID"
+        return caught.value.message
+
+    assert refused(None) == f"the TLS key {encrypted} is encrypted, but tlsKeyPassword is not set. Set it"
+    assert refused("wrong") == f"the TLS key {encrypted} is encrypted, but tlsKeyPassword is wrong. Correct it"
+    ssl_context(TlsOptions(cert_file=str(certificates / "client.pem"), key_file=str(encrypted), key_password="right"))
+    # Another certificate than the key's is not blamed on the password.
+    with pytest.raises(OptionError, match="the TLS files .* cannot be used"):
+        ssl_context(TlsOptions(cert_file=str(certificates / "server.pem"), key_file=str(encrypted), key_password="right"))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
+from orderedmq.conditions import RocketMQCondition
+from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError
 from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
 from orderedmq.rocketmq.wire.pull_frames import PullDecoder
@@ -89,6 +90,20 @@ def test_who_sends_no_frame_at_all_is_a_stranger_to_every_request(decoder: Calla
     assert ended(one)[1].startswith("host:1 does not speak RocketMQ's protocol: ")
     assert isinstance(one.not_sent("pull", "why"), ProtocolError)
     assert one.no_answer("a pull") is not one.no_answer("a pull")
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_refusal_before_the_first_frame_is_the_error_of_every_request(decoder: Callable[[], FrameDecoder]) -> None:
+    refusal = RocketMQError(RocketMQCondition.TLS, "refused")
+    one = stream(decoder)
+    one.end(one.reason(refusal))
+    for error in (one.no_answer("a pull"), one.not_sent("pull", "why")):
+        assert (type(error), error.sub, error.message) == (RocketMQError, "TLS", "refused")
+        assert error is not refusal
+    accepted = stream(decoder)
+    fed(accepted, answer(0))
+    accepted.end(accepted.reason(refusal))
+    assert ended(accepted) == ("CONNECTION_LOST", "there was no answer to a pull: the connection to host:1 has ended: refused")
 
 
 @pytest.mark.parametrize("decoder", DECODERS)

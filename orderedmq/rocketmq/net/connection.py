@@ -4,7 +4,8 @@ A reader thread matches answers to requests by ``opaque``. Servers also send req
 own counter, so a command's response flag is checked before its number (NettyRemotingAbstract.processMessageReceived).
 
 Rules (`wire.stream` has the rules of every stream): deadlines are finite, in monotonic seconds. When a connection ends, every request
-in flight ends with CONNECTION_LOST. A child after a fork drops its parent's connections.
+in flight ends with CONNECTION_LOST, or with TLS if the server refused the client's certificate. A child after a fork drops its parent's
+connections.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class Pending(Generic[T]):
         """Return the parsed answer, and wait for it until the deadline.
 
         Raises the error for the answer's response code, or RocketMQUnavailableError: TIMEOUT or CONNECTION_LOST (the server may have
-        executed the request), UNREACHABLE (the request was never sent).
+        executed the request), UNREACHABLE (the request was never sent). Raises RocketMQError TLS if the server refused the client's
+        certificate.
         """
         if not self._done.acquire(timeout=seconds_to(self.deadline)):
             self._connection._expire(self)
@@ -238,8 +240,8 @@ class Connection:
         except WriteTimeout as error:
             why = self._stream.not_read
             broken = why if error.partial else None
-        except OSError as error:
-            why = broken = str(error)
+        except (OSError, RocketMQError) as error:
+            why = broken = self._stream.reason(error)
         finally:
             self._writing.release()
         # A server ignores an incomplete frame, so a single request was not sent. Of several requests, some may have been sent completely.
@@ -256,8 +258,8 @@ class Connection:
         why = "the reader failed"
         try:
             self._receive()
-        except OSError as error:
-            why = str(error)
+        except (OSError, RocketMQError) as error:
+            why = self._stream.reason(error)
         finally:
             try:
                 self._cut(why)
@@ -267,7 +269,7 @@ class Connection:
                     self._transport.close()
 
     def _receive(self) -> None:
-        """Read and dispatch commands until the stream ends. Raises OSError."""
+        """Read and dispatch commands until the stream ends. Raises OSError, RocketMQError TLS."""
         tick = time.monotonic() + _TICK
         while self._stream.lost is None:
             count = self._transport.recv_into(self._stream.buffer(), _TICK)

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from orderedmq.errors import OrderedMQError
+from orderedmq.errors import OrderedMQError, RocketMQError
 from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.account import NO_ACCOUNT, Account
 from orderedmq.rocketmq.net.connection import PUSH_ANSWER_TIMEOUT
@@ -136,8 +136,8 @@ class Lane:
             self._transport.send([frames], deadline)
         except WriteTimeout:
             self._cut(self._stream.not_read)
-        except OSError as error:
-            self._cut(str(error))
+        except (OSError, RocketMQError) as error:
+            self._cut(self._stream.reason(error))
 
     def receive(self, timeout: float) -> list[Answer]:
         """Return the answers that have come. Wait up to ``timeout`` seconds for the first. A failed request has an error as its result."""
@@ -150,8 +150,8 @@ class Lane:
                     self._expire(answers)
             except WriteTimeout:
                 self._cut(self._stream.not_read)
-            except OSError as error:
-                self._cut(str(error))
+            except (OSError, RocketMQError) as error:
+                self._cut(self._stream.reason(error))
         if self.closed and self._asked:
             lost = self._stream.no_answer("a pull")
             answers += [(begin, most, lost) for begin, most, _, _ in self._asked.values()]
@@ -159,7 +159,7 @@ class Lane:
         return answers
 
     def _read(self, timeout: float, answers: list[Answer]) -> bool:
-        """Add the answers that have come to ``answers``. Return whether any bytes have come. Raises OSError, WriteTimeout."""
+        """Add the answers that have come to ``answers``. Return whether any bytes have come. Raises the errors of `Transport`."""
         count = self._transport.recv_into(self._stream.buffer(), timeout)
         if count is None:
             return False
@@ -202,7 +202,7 @@ class Lane:
             self._send(b"".join(frames), Deadline.after(self._stalled))
 
     def _dispatch(self, command: RemotingCommand, answers: list[Answer]) -> None:
-        """Handle a command: any event that is not an answer with messages. Raises OSError, WriteTimeout."""
+        """Handle a command: any event that is not an answer with messages. Raises the errors of `Transport`."""
         if command.is_response:
             asked = self._asked.pop(command.opaque, None)
             if asked is not None:

@@ -6,6 +6,7 @@ at the same time, and a reader that waits inside the object would block every wr
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import ssl
@@ -23,6 +24,20 @@ from orderedmq.rocketmq.wire.frame import Bytes
 #: Seconds for one attempt to connect, TLS included (Java: ``connectTimeoutMillis``).
 CONNECT_TIMEOUT: Final = 3.0
 _TLS_RECORDS: Final = 64 * 1024
+#: OpenSSL's names of the alerts by which a server refuses a client's certificate, or the lack of one.
+_CERTIFICATE_REFUSED: Final = frozenset(
+    {
+        "SSLV3_ALERT_BAD_CERTIFICATE",
+        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+        "SSLV3_ALERT_CERTIFICATE_REVOKED",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+        "SSLV3_ALERT_NO_CERTIFICATE",
+        "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
+        "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+        "TLSV1_ALERT_ACCESS_DENIED",
+        "TLSV1_ALERT_UNKNOWN_CA",
+    }
+)
 #: The maximum number of parts in one write. The system refuses more than IOV_MAX, which is 1024 on Linux and macOS (writev(2)).
 _MOST_PARTS: Final = 1024
 
@@ -34,13 +49,24 @@ def ssl_context(options: TlsOptions) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED if options.verify else ssl.CERT_NONE
     if options.verify and options.ca_file is None:
         context.load_default_certs()
+    encrypted = False
+
+    def password() -> str:
+        """Return the password, empty if there is none. Without this function, OpenSSL would ask for one at the terminal."""
+        nonlocal encrypted
+        encrypted = True
+        return options.key_password or ""
+
     try:
         if options.ca_file is not None:
             context.load_verify_locations(options.ca_file)
         if options.cert_file is not None:
-            # Pass an empty password, because OpenSSL would otherwise ask for one at the terminal.
-            context.load_cert_chain(options.cert_file, options.key_file, options.key_password or "")
+            context.load_cert_chain(options.cert_file, options.key_file, password)
     except (OSError, ValueError) as error:
+        if encrypted and isinstance(error, ssl.SSLError) and error.reason is None:
+            key = options.key_file or options.cert_file
+            why = "tlsKeyPassword is wrong. Correct it" if options.key_password else "tlsKeyPassword is not set. Set it"
+            raise OptionError(OptionCondition.INVALID, f"the TLS key {key} is encrypted, but {why}") from None
         names = ", ".join(name for name in (options.ca_file, options.cert_file, options.key_file) if name)
         raise OptionError(OptionCondition.INVALID, f"the TLS files {names} cannot be used: {error}") from None
     return context
@@ -70,7 +96,7 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
         opened.setblocking(False)
         if context is None:
             return Transport(opened)
-        transport = _TlsTransport(opened, context, host)
+        transport = _TlsTransport(opened, context, address, host)
         transport.handshake(deadline)
     except (ssl.SSLEOFError, ConnectionError):
         opened.close()
@@ -80,14 +106,7 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
         ) from None
     except ssl.SSLError as error:
         opened.close()
-        if isinstance(error, ssl.SSLCertVerificationError):
-            why = (
-                f"{error.verify_message}. Set tlsTrustCertPath to the PEM file of the server's authority, or tlsVerifyHostname=false if "
-                "the server's certificate names another host. Set tlsVerify=false only for experiments"
-            )
-        else:
-            why = f"{error.reason or error}. Compare the options whose names begin with tls with the requirements of the server"
-        raise RocketMQError(RocketMQCondition.TLS, f"TLS with {address} failed: {why}") from None
+        raise _no_tls(address, error) from None
     except (OSError, WriteTimeout) as error:
         opened.close()
         raise _unreachable(address, error) from None
@@ -97,12 +116,32 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
     return transport
 
 
+def _no_tls(address: str, error: ssl.SSLError) -> RocketMQError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = (
+            f"{error.verify_message}. Set tlsTrustCertPath to the PEM file of the server's authority, or tlsVerifyHostname=false if "
+            "the server's certificate names another host. Set tlsVerify=false only for experiments"
+        )
+    elif error.reason in _CERTIFICATE_REFUSED:
+        why = (
+            f"the server refused this client's certificate, or requires one ({error.reason}). Set tlsCertPath and tlsKeyPath to the PEM "
+            "files of a certificate that the server trusts"
+        )
+    else:
+        why = f"{error.reason or error}. Compare the options whose names begin with tls with the requirements of the server"
+    return RocketMQError(RocketMQCondition.TLS, f"TLS with {address} failed: {why}")
+
+
 def _unreachable(address: str, error: Exception) -> RocketMQUnavailableError:
     return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"this client cannot connect to {address}: {error}")
 
 
 class Transport:
-    """A connected socket. Its methods raise the system's errors as OSError, and callers convert these."""
+    """A connected socket. Its methods raise the system's errors as OSError, and callers convert these.
+
+    With TLS, `recv_into` and `send` also raise RocketMQError TLS if the server has refused this client's certificate. With TLS 1.3, a
+    server reports that after the client's handshake has succeeded.
+    """
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
@@ -159,12 +198,16 @@ class Transport:
 
 
 class _TlsTransport(Transport):
-    def __init__(self, opened: socket.socket, context: ssl.SSLContext, host: str) -> None:
+    def __init__(self, opened: socket.socket, context: ssl.SSLContext, address: str, host: str) -> None:
         super().__init__(opened)
+        self._address = address
+        self._refused: ssl.SSLError | None = None
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         self._lock = threading.Lock()
+        # Held from a read of the socket until TLS has its bytes, because after a failed write a second thread reads.
+        self._receiving = threading.Lock()
         self._records = memoryview(bytearray(_TLS_RECORDS))
 
     def handshake(self, deadline: float) -> None:
@@ -190,30 +233,43 @@ class _TlsTransport(Transport):
                     pass
                 except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                     return 0
+                except ssl.SSLError as error:
+                    if error.reason not in _CERTIFICATE_REFUSED:
+                        raise
+                    self._refused = error
+                    raise _no_tls(self._address, error) from None
             if not self._receive(timeout):
                 return None
 
     def _receive(self, timeout: float) -> bool:
         """Pass bytes from the socket to TLS. Return whether bytes came or the stream has ended."""
-        count = super().recv_into(self._records, timeout)
-        if count is None:
-            return False
-        with self._lock:
-            if count:
-                self._incoming.write(self._records[:count])
-            else:
-                self._incoming.write_eof()
+        with self._receiving:
+            count = super().recv_into(self._records, timeout)
+            if count is None:
+                return False
+            with self._lock:
+                if count:
+                    self._incoming.write(self._records[:count])
+                else:
+                    self._incoming.write_eof()
         return True
 
     def send(self, parts: Sequence[Bytes], deadline: float) -> None:
-        with self._lock:
-            for part in parts:
-                view = memoryview(part)
-                while len(view):
-                    view = view[self._tls.write(view) :]
-            data = self._outgoing.read()
         try:
+            with self._lock:
+                for part in parts:
+                    view = memoryview(part)
+                    while len(view):
+                        view = view[self._tls.write(view) :]
+                data = self._outgoing.read()
             super().send([data], deadline)
         except WriteTimeout:
             # Encrypted data depends on the data encrypted before it, so the stream is broken even if nothing was written.
             raise WriteTimeout(True) from None
+        except OSError:
+            # The server may have reported the refusal before it closed the connection, and no thread may have read that yet.
+            with contextlib.suppress(OSError, RocketMQError):
+                self.recv_into(memoryview(bytearray(1)), 0.0)
+            if self._refused is None:
+                raise
+            raise _no_tls(self._address, self._refused) from None

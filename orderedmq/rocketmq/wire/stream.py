@@ -4,18 +4,20 @@
 thread that pulls. Decisions that must be the same in both are made here. Callers pass times as monotonic seconds.
 
 Rules: a stream that has ended is never used again. A server that has sent no valid frame at all does not speak this protocol,
-and another attempt will not change that. A server is silent if requests are waiting for answers and no byte has arrived for ``silence``
-seconds. If a request's deadline passes while the server is silent, the server counts as vanished and the stream ends.
+and another attempt will not change that. Nor does another attempt help if the server refuses this client before it has sent a frame. A
+server is silent if requests are waiting for answers and no byte has arrived for ``silence`` seconds. If a request's deadline passes while
+the server is silent, the server counts as vanished and the stream ends.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Container
 from typing import Final, Generic, Protocol, TypeVar
 
 from orderedmq.conditions import UnavailableCondition
-from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
+from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError
 
 #: Seconds without a byte after which a missed deadline means that the server has vanished.
 SILENCE: Final = 2.5
@@ -57,7 +59,8 @@ class Stream(Generic[R, E]):
         self._silent_since = now
         self._gave_up = False
         self._spoke = False
-        self._foreign: ProtocolError | None = None
+        # The error of every request if the server does not speak this protocol, or refuses this client.
+        self._refusal: RocketMQError | None = None
 
     # --- requests
 
@@ -115,7 +118,7 @@ class Stream(Generic[R, E]):
         except ProtocolError as error:
             if not self._spoke and not events:
                 why = f"{self.address} does not speak RocketMQ's protocol: {error.message}"
-                self._foreign = ProtocolError(error.sub, why)
+                self._refusal = ProtocolError(error.sub, why)
             self.end(error.message)
         self._spoke = self._spoke or bool(events)
         return events
@@ -127,6 +130,18 @@ class Stream(Generic[R, E]):
         if self.lost is None:
             self.lost = f"the connection to {self.address} has ended: {why}"
 
+    def reason(self, error: OSError | RocketMQError) -> str:
+        """Return the reason for `end` after an error of the transport.
+
+        A RocketMQError says that the server refuses this client. It becomes the error of every request, unless the server has sent a
+        frame.
+        """
+        if not isinstance(error, RocketMQError):
+            return str(error)
+        if not self._spoke:
+            self._refusal = error
+        return error.message
+
     @property
     def not_read(self) -> str:
         """The reason to end a stream whose server did not read the written bytes in time."""
@@ -134,13 +149,13 @@ class Stream(Generic[R, E]):
 
     def no_answer(self, what: str) -> OrderedMQError:
         """Return the error of a request that was in flight when the stream ended. The server may have executed it."""
-        return self._not_spoken or RocketMQUnavailableError(
+        return self._refused or RocketMQUnavailableError(
             UnavailableCondition.CONNECTION_LOST, f"there was no answer to {what}: {self.lost}"
         )
 
     def not_sent(self, what: str, why: str) -> OrderedMQError:
         """Return the error of a request that the server cannot have executed."""
-        return self._not_spoken or RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"the {what} was not sent: {why}")
+        return self._refused or RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"the {what} was not sent: {why}")
 
     def late(self, what: str, *, written: bool = True) -> RocketMQUnavailableError:
         """Give up a request whose deadline has passed, and return its error. ``written``: some of its bytes may have been written."""
@@ -149,6 +164,6 @@ class Stream(Generic[R, E]):
         return RocketMQUnavailableError(sub, f"{self.address} did not answer the {what} in time")
 
     @property
-    def _not_spoken(self) -> ProtocolError | None:
+    def _refused(self) -> RocketMQError | None:
         # Make a new object for each request, because several threads may raise it.
-        return ProtocolError(self._foreign.sub, self._foreign.message) if self._foreign is not None else None
+        return copy.copy(self._refusal)
