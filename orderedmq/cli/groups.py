@@ -20,7 +20,7 @@ from orderedmq.tools import seek as tools
 from orderedmq.tools.group_state import GroupQueue, group_queues, own_offsets
 from orderedmq.tools.owner_names import owners_of, short_names
 from orderedmq.tools.parked import LotReader, due_in
-from orderedmq.tools.readable import duration, number, yes_no
+from orderedmq.tools.readable import duration, moment, number, yes_no
 from orderedmq.tools.seek import Sought, parse_target
 
 app = commands("Show the offsets and lag of consumer groups; seek, copy and delete.")
@@ -219,8 +219,9 @@ def seek(
     _show_sought(shell, group, done, dry_run)
 
 
-def _show_sought(shell: Shell, group: str, done: Sought, dry_run: bool) -> None:
-    rows = [
+def _show_sought(shell: Shell, group: str, done: Sought, dry_run: bool, copied_at: str | None = None) -> None:
+    """Show the offsets that were set. ``copied_at``: when they were read from the other group."""
+    rows: list[dict[str, Any]] = [
         {
             "group": group,
             **queue_fields(queue),
@@ -228,6 +229,7 @@ def _show_sought(shell: Shell, group: str, done: Sought, dry_run: bool) -> None:
             "new": offset,
             "reset": done.reset,
             "dry_run": dry_run,
+            **({"time": copied_at} if copied_at else {}),
         }
         for queue, offset in done.new.items()
     ]
@@ -238,6 +240,8 @@ def _show_sought(shell: Shell, group: str, done: Sought, dry_run: bool) -> None:
     )
     title = f"group {group} would move to" if dry_run else f"group {group}, reset {done.reset}"
     shell.show(rows, columns, title=title, none="no queues")
+    if copied_at is not None and not shell.json:
+        shell.say(f"copied at {copied_at}")
 
 
 @command(app, "copy")
@@ -277,7 +281,7 @@ def copy(
     Queries of SOURCE may be at work. The command uses their last commit and changes nothing in SOURCE. For TARGET this is a seek, which
     is refused while a query is at work in TARGET. It is also refused if TARGET has parked messages of these queues, unless --parked says
     what to do with them. The seek increases TARGET's reset number. TARGET keeps its offsets in other queues. --dry-run only shows the
-    change.
+    change. The output has the time of the copy (JSON: time), for the option --since of an audit.
 
     Unless --leave-parked is given, the command is also refused if SOURCE has parked messages, because they are below its offsets. It is
     refused if retention has deleted messages that SOURCE has not processed.
@@ -285,10 +289,11 @@ def copy(
     for name in topic or ():
         check_topic(name, writing=False)
     with shell.broker() as broker:
+        now = moment(time.time_ns() // 1000)
         done = tools.copy_offsets(
             broker, source, target, topic or (), force=force, parked=parked, leave_parked=leave_parked, dry_run=dry_run
         )
-    _show_sought(shell, target, done, dry_run)
+    _show_sought(shell, target, done, dry_run, None if dry_run else now)
 
 
 @command(app, "delete")

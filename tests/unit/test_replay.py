@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -351,10 +353,18 @@ def test_a_copy_gives_a_new_group_the_offsets_of_one_that_is_at_work(run: Run, t
         ("canary", "b", 0, None, 7, True),
     ]
     assert "canary" not in two.broker.admin.groups()
+    before = datetime.now(UTC)
     done = run("group", "copy", "live", "canary")
-    assert done == [{**row, "dry_run": False, "reset": 1} for row in planned]
+    copied_at = done[0]["time"]
+    assert before <= datetime.fromisoformat(copied_at) <= datetime.now(UTC), "--since of an audit needs the time of the copy"
+    assert done == [{**row, "dry_run": False, "reset": 1, "time": copied_at} for row in planned]
     assert two.at("canary") == two.at("live") == [3, 5, 7]
     assert two.broker.groups.stale(two.tokens) == [], "the query of the first group must keep its locks"
+
+
+def test_the_table_of_a_copy_has_its_time(store: Path, two: Two) -> None:
+    shown = CliRunner().invoke(app, ["--path", str(store), "--no-json", "group", "copy", "live", "canary"])
+    assert re.search(r"^copied at 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$", shown.stdout, re.MULTILINE), shown.output
 
 
 def test_a_copy_replaces_offsets_and_leaves_those_of_other_queues(run: Run, two: Two) -> None:
