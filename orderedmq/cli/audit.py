@@ -78,8 +78,8 @@ def compare(
     A key is in order if the first occurrences of its messages in ACTUAL have the same order as in EXPECTED. Queues are not compared, so
     a message may be in another queue, and the topics may have different numbers of queues.
 
-    In JSON, extra counts unexpected messages, moved those under another key, and lost_at_end those lost messages of a key after which
-    none of the key has arrived.
+    In JSON, extra counts unexpected messages, moved messages under another key, and lost_at_end the lost messages without a later message
+    of their key in ACTUAL.
     """
     # Imported here, because pyarrow's datasets import pandas, which would make --help half a second slower.
     from orderedmq.tools.audit import audit
