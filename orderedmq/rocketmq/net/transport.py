@@ -63,7 +63,8 @@ def ssl_context(options: TlsOptions) -> ssl.SSLContext:
         if options.cert_file is not None:
             context.load_cert_chain(options.cert_file, options.key_file, password)
     except (OSError, ValueError) as error:
-        if encrypted and isinstance(error, ssl.SSLError) and error.reason is None:
+        # OpenSSL asks for a password only if the key is encrypted.
+        if encrypted and isinstance(error, ssl.SSLError) and not error.reason:
             key = options.key_file or options.cert_file
             why = "tlsKeyPassword is wrong. Correct it" if options.key_password else "tlsKeyPassword is not set. Set it"
             raise OptionError(OptionCondition.INVALID, f"the TLS key {key} is encrypted, but {why}") from None
