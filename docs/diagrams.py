@@ -122,7 +122,7 @@ class Lifelines:
 
 def message_life() -> str:
     """The life of a message: a queue with its offsets, who writes, who reads, and what the group's offset separates."""
-    picture = Picture(880, 330, "A queue from its oldest message to its end, and who moves each boundary")
+    picture = Picture(880, 330, "A queue from its oldest message to its end, and what moves its offsets")
     left, width, top = 50, 68, 120
     kinds = ["gone"] * 2 + ["good"] * 3 + ["work"] * 3 + ["wait"] * 3
     for number, kind in enumerate(kinds):
@@ -221,16 +221,16 @@ def failures() -> str:
         ),
         (["A server does not", "answer"], "requests are repeated, then the query fails; start it again", 0),
         (["A paused query lost", "the lock of a queue"], "the query fails; the new owner continues at the group's offset", 0),
-        (["A listener fails,", "OrderPerQueue"], "it is called again, and the queue waits; then", 1),
-        (["A listener fails,", "OrderPerKey"], "the key is parked and comes back; after too many failures", 1),
+        (["A listener fails,", "OrderPerQueue"], "the queue waits while it is called again; in the end", 1),
+        (["A listener fails,", "OrderPerKey"], "the key is parked and comes back; in the end", 1),
         (["A row cannot be decoded"], "dead_letter() in the query sends it there", 1),
-        (["Messages were deleted", "before they were read"], "failOnDataLoss=true (default) / false", 2),
+        (["Messages were deleted", "before they were read"], "failOnDataLoss=true: error; false: skipped", 2),
         (["A store or a disk", "is damaged"], "nothing is guessed or skipped", 3),
     ]
     ends = [
         ("good", ["processed in order,", "without a gap"], 0, 3),
         ("wait", ["dead-letter topic", "%DLQ%<group>;", "orderedmq dlq replay"], 4, 6),
-        ("bad", ["error / skipped", "with a warning"], 7, 7),
+        ("bad", ["error, or skipped", "with a warning"], 7, 7),
         ("bad", ["error that says", "what to restore"], 8, 8),
     ]
     for number, (lines, what, _) in enumerate(causes):

@@ -32,6 +32,7 @@ _PACKAGES: Final = tuple(str(FILE.parents[2] / package) for package in ("ordered
 _VARYING: Final = (
     (re.compile(rf"{re.escape(tempfile.gettempdir())}/pytest-of-[^/\s]*/pytest-\d+/(?:popen-gw\d+/)?[^/\s,;:')]*"), "/data"),
     (re.compile(r"(?<=127\.0\.0\.1:)\d+"), "9876"),
+    (re.compile(r"@[\w.-]+-\d+-[0-9a-f]{8}\b"), "@host-4711-0123abcd"),
     (re.compile(r"\b[0-9a-f]{32}\b"), "0123456789abcdef0123456789abcdef"),
     (re.compile(r"\b[0-9A-F]{32}\b"), "0123456789ABCDEF0123456789ABCDEF"),
 )

@@ -179,16 +179,18 @@ def test_the_producer_of_the_documents_writes_where_the_command_and_the_sink_wri
     monkeypatch.chdir(tmp_path)
     exec(snippet(ROOT / "docs" / "index.md", "create_topic"), {})
     done = CliRunner().invoke(
-        app, ["--path", "data/omq", "produce", "orders", "--key-separator", ":"], input="order-1:shipped\norder-2:created\n"
+        app,
+        ["--path", "data/omq", "produce", "returns", "--key-separator", ":"],
+        input="order-1:paid back\norder-2:announced\n",
     )
     assert done.exit_code == 0, done.output
     with orderedmq.connect("data/omq") as broker:
         found: dict[str, list[tuple[int, bytes]]] = {}
-        for queue in broker.log.queues("orders"):
+        for queue in broker.log.queues("returns"):
             rows: pa.RecordBatch = broker.log.pull(queue, 0, 100, 1 << 20, ("sharding_key", "body"))
             for key, body in zip(rows["sharding_key"].to_pylist(), rows["body"].to_pylist(), strict=True):
                 found.setdefault(key, []).append((queue.queue_id, body))
-    assert [body for _, body in found["order-1"]] == [b"created", b"paid", b"shipped"]
+    assert [body for _, body in found["order-1"]] == [b"announced", b"received", b"paid back"]
     assert len({queue for queue, _ in found["order-1"]}) == 1
 
 

@@ -157,8 +157,8 @@ def test_nothing_is_set_after_the_first_session(cache: Path, monkeypatch: pytest
         ({}, {"master": "k8s://https://there"}, "the master is k8s://https://there"),
         ({"PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell"}, {}, "the builder names no master"),
         ({"MASTER": "yarn"}, {}, "the builder names no master"),
-        ({"PYSPARK_PYTHON": "/usr/bin/python3"}, {"master": "local"}, "another interpreter"),
-        ({}, {"master": "local", "pyspark_python": "/usr/bin/python3"}, "another interpreter"),
+        ({"PYSPARK_PYTHON": "/usr/bin/python3"}, {"master": "local"}, "a different interpreter"),
+        ({}, {"master": "local", "pyspark_python": "/usr/bin/python3"}, "a different interpreter"),
     ],
 )
 def test_python_processes_that_may_need_the_zip_keep_it(
