@@ -76,6 +76,7 @@ BAD: list[tuple[str, pa.RecordBatch, dict[str, str], str, str]] = [
     ("a missing topic", one(), {"topic": "nope"}, "ORDEREDMQ_TOPIC.MISSING", "topicQueueNums"),
     ("a retry topic", one(), {"topic": "%RETRY%g"}, "ORDEREDMQ_TOPIC.RESERVED", "%RETRY%g"),
     ("a path in a name", one(), {"topic": ".."}, "ORDEREDMQ_TOPIC.BAD_NAME", ".."),
+    ("a null topic", one(topic=null(pa.string())), {}, "ORDEREDMQ_MESSAGE.NULL_TOPIC", "has no topic"),
     ("a null body", one(null(pa.binary())), OUT, "ORDEREDMQ_MESSAGE.NULL_BODY", "row 0"),
     ("an oversize body", one("x" * 4194305), OUT, "ORDEREDMQ_MESSAGE.TOO_LARGE", "4194305"),
     ("a long key", one(sharding_key="k" * 5000), OUT, "ORDEREDMQ_MESSAGE.KEY_TOO_LONG", "5000"),

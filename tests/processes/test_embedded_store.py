@@ -195,6 +195,12 @@ AS_NOBODY = """
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/sys is a file system of Linux")
+def test_a_place_where_not_even_root_may_make_a_folder_is_refused():
+    with refused("STORE.PERMISSION", Path("/sys/orderedmq"), "no permission to use the store"):
+        EmbeddedBroker(Path("/sys/orderedmq")).admin.create_topic("orders", 1)
+
+
 def test_a_store_that_may_not_be_used_is_refused_by_name():
     """If root runs the test, a child process takes another user's id. Any other user removes the rights to its own files."""
     with tempfile.TemporaryDirectory() as above:

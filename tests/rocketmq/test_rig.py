@@ -275,6 +275,15 @@ def test_a_server_that_does_not_come_up_says_why(cluster: Cluster, tmp_path: Pat
     assert "\n" not in str(raised.value)
 
 
+def test_a_server_that_does_not_serve_clients_in_time_says_so(tmp_path: Path) -> None:
+    slow = Cluster(tmp_path, brokers=0)
+    try:
+        with pytest.raises(ServersError, match="NOT_READY.*namesrv of RocketMQ 5.3.3 at .* did not serve clients within 0 s"):
+            slow.namesrv.start(timeout=0)
+    finally:
+        slow.stop()
+
+
 def test_up_on_a_port_in_use(cluster: Cluster, tmp_path: Path) -> None:
     assert not is_free(cluster.namesrv.port)
     done = CliRunner().invoke(app, ["--path", str(tmp_path), "rocketmq", "up", "--port", str(cluster.namesrv.port)])

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from orderedmq.cli import app
 from orderedmq.embedded.integrity.check import check
 from tests.command import COMMAND
 
@@ -56,11 +58,12 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_a_failed_job_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_a_failed_job_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # PYTHONPATH has priority, so this module replaces PySpark, which only the job imports.
     (tmp_path / "pyspark.py").write_text("print('noise'); raise SystemExit('[ORDEREDMQ_TEST.WHY] broken on purpose')")
-    done = demo(tmp_path / "d", "--events", "1000", "--no-json", PYTHONPATH=tmp_path)
-    assert done.returncode == 1
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = CliRunner().invoke(app, ["demo", "--path", str(tmp_path / "d"), "--events", "1000", "--no-json"])
+    assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(
         f"orderedmq: [ORDEREDMQ_DEMO.JOB_FAILED] the Spark job ended with exit code 1 (log: {tmp_path / 'd' / 'spark.log'}):"

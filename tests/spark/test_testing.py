@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,12 @@ def broken(spark: SparkSession, broker: dict[str, str]) -> Any:
 def counts(spark: SparkSession, folder: Path) -> dict[int, int]:
     """The number of rows of each batch in a table."""
     return {row["batch"]: row["count"] for row in spark.read.parquet(str(folder)).groupBy("batch").count().collect()}
+
+
+def test_a_query_that_takes_too_long_is_stopped(store: TemporaryStore, spark: SparkSession) -> None:
+    store.produce("orders", *EVENTS[:1])
+    with pytest.raises(QueryTestError, match=r"TIMED_OUT\] the query appended .* after 1 s"):
+        store.run_to_end(partial(appended, folder="", write=lambda batch, number: time.sleep(3)), spark, timeout=1)
 
 
 def test_a_query_goes_on_where_it_has_ended(store: TemporaryStore, spark: SparkSession) -> None:
