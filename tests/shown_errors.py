@@ -38,6 +38,7 @@ _VARYING: Final = (
     (re.compile(r"\[Errno 1\] Operation not permitted"), "[Errno 13] Permission denied"),
     (re.compile(r"(?<=this process runs as user )[\w-]+"), "spark"),
     (re.compile(r"@[\w.-]+-\d+-[0-9a-f]{8}\b"), "@host-4711-0123abcd"),
+    (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "01234567-89ab-cdef-0123-456789abcdef"),
     (re.compile(r"\b[0-9a-f]{32}\b"), "0123456789abcdef0123456789abcdef"),
     (re.compile(r"\b[0-9A-F]{32}\b"), "0123456789ABCDEF0123456789ABCDEF"),
 )

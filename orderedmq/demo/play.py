@@ -243,6 +243,8 @@ class _Job:
             self._end()
         # The pipe ends when all processes that have it open have ended, including the Java process.
         self._reader.join(_GONE)
+        if self._driver.stdout is not None and not self._reader.is_alive():
+            self._driver.stdout.close()
 
     @property
     def running(self) -> bool:
