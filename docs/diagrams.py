@@ -92,7 +92,7 @@ class Lifelines:
     rows: list[tuple[str, Sequence[tuple[int, int]], str]] = field(default_factory=list)
 
     def step(self, label: str, *arrows: tuple[int, int], side: str = "") -> None:
-        """Add a row: arrows from one column to another, or to itself, with a label above them, or at their left (``side``)."""
+        """Add a row: arrows from one column to another, or to itself, with a label above them or at the left edge (``side``)."""
         self.rows.append((label, arrows, side))
 
     def svg(self) -> str:
@@ -213,19 +213,15 @@ def failures() -> str:
     """Where each kind of failure ends up."""
     picture = Picture(880, 552, "Where each kind of failure ends up")
     causes = [
-        (["A task fails or its", "Python worker is killed"], "Spark runs the task again; the sink writes each row once", 0),
-        (
-            ["The driver is killed or", "the machine restarts"],
-            "start the query again: it repeats the unfinished micro-batch",
-            0,
-        ),
-        (["A server does not", "answer"], "requests are repeated, then the query fails; start it again", 0),
-        (["A paused query lost", "the lock of a queue"], "the query fails; the new owner continues at the group's offset", 0),
-        (["A listener fails,", "OrderPerQueue"], "the queue waits while it is called again; in the end", 1),
-        (["A listener fails,", "OrderPerKey"], "the key is parked and comes back; in the end", 1),
-        (["A row cannot be decoded"], "dead_letter() in the query sends it there", 1),
-        (["Messages were deleted", "before they were read"], "failOnDataLoss=true: error; false: skipped", 2),
-        (["A store or a disk", "is damaged"], "nothing is guessed or skipped", 3),
+        (["A task fails or its", "Python worker is killed"], "Spark runs the task again; the sink writes each row once"),
+        (["The driver is killed or", "the machine restarts"], "start the query again: it repeats the unfinished micro-batch"),
+        (["A server does not", "answer"], "requests are repeated, then the query fails; start it again"),
+        (["A paused query lost", "the lock of a queue"], "the query fails; the new owner continues at the group's offset"),
+        (["A listener fails,", "OrderPerQueue"], "the queue waits while it is called again; in the end"),
+        (["A listener fails,", "OrderPerKey"], "the key is parked and comes back; in the end"),
+        (["A row cannot be decoded"], "dead_letter() in the query sends it there"),
+        (["Messages were deleted", "before they were read"], "failOnDataLoss=true: error; false: skipped"),
+        (["A store or a disk", "is damaged"], "nothing is guessed or skipped"),
     ]
     ends = [
         ("good", ["processed in order,", "without a gap"], 0, 3),
@@ -233,7 +229,7 @@ def failures() -> str:
         ("bad", ["error, or skipped", "with a warning"], 7, 7),
         ("bad", ["error that says", "what to restore"], 8, 8),
     ]
-    for number, (lines, what, _) in enumerate(causes):
+    for number, (lines, what) in enumerate(causes):
         y = 14 + 59 * number
         picture.box(14, y, 190, 48, lines)
         picture.line((204, y + 24), (684, y + 24))

@@ -1,4 +1,4 @@
-"""Decides whether a sink's batch is new, repeated, too old or out of order: one rule for all brokers, with its errors. Pure.
+"""Decides whether a sink's batch is new, repeated, too old or out of order. All brokers use this rule and its errors. Pure.
 
 A sink is a query, whose batches are numbered by Spark, or a ``txnAppId``, whose batches are numbered by ``txnVersion``.
 """
