@@ -76,8 +76,8 @@ def _remove(path: Path, segments: Segments) -> None:
     """Remove the files of a store that is not initialised, so that the next attempt makes them, and therefore their names, again.
 
     The system counts names as written after their sync has failed, so another sync of the same names would write nothing. Another
-    process that has opened these files and waits for the write transaction notices that the path does not lead to them
-    (`store_file.recognised`), and reports an error.
+    process that has opened these files and waits for the write transaction gets an error, because the path no longer leads to a file.
+    That does not cover a third attempt that makes new files before the waiting process continues.
     """
     with contextlib.suppress(OSError):
         for name in ("data.mdb", "lock.mdb"):
