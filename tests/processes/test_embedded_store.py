@@ -5,15 +5,18 @@ This module is long because each way of sharing a directory has its own refusals
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import lmdb
 import pytest
@@ -23,10 +26,11 @@ from orderedmq.broker import Broker
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.integrity.check import check
 from orderedmq.embedded.store import environment as store
-from orderedmq.embedded.store import layout
+from orderedmq.embedded.store import filesystem, formats, layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.filesystem import file_system
 from tests.contract.support import bodies, queues_of, refused, rows
+from tests.waits import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +55,26 @@ def script(code: str, *arguments: object) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start Python code in separate processes, which are killed after the test. The arguments are in ``sys.argv[1:]``."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(code: str, *arguments: object) -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+                cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+        )  # fmt: skip
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 # -- creating and opening ---------------------------------------------------------------------------------------------------------
@@ -403,7 +427,7 @@ def test_threads_share_a_connection(broker: Broker):
     assert len(bodies(broker, other)) == 80
 
 
-def test_a_store_made_by_many_processes_at_once_is_one_store(path: Path):
+def test_a_store_made_by_many_processes_at_once_is_one_store(path: Path, start):
     code = """
         import sys
         from orderedmq import connect
@@ -414,29 +438,97 @@ def test_a_store_made_by_many_processes_at_once_is_one_store(path: Path):
         broker.admin.create_topic(sys.argv[2], 1)
         print(broker.identity)
     """
-    makers = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code), str(path), f"t{number}"],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for number in range(4)
-    ]  # fmt: skip
-    try:
-        for maker in makers:
-            assert maker.stdout is not None
-            assert maker.stdout.readline() == "ready\n"
-        for maker in makers:
-            assert maker.stdin is not None
-            maker.stdin.write("go\n")
-            maker.stdin.flush()
-        said = [maker.communicate(timeout=30)[0] for maker in makers]
-    finally:
-        for maker in makers:
-            maker.kill()
-            maker.wait()
+    makers = [start(code, path, f"t{number}") for number in range(4)]
+    for maker in makers:
+        assert maker.stdout.readline() == "ready\n"
+    for maker in makers:
+        say(maker, "go")
+    said = [maker.communicate(timeout=30)[0] for maker in makers]
     assert len(set(said)) == 1
     with connect(path) as broker:
         assert [topic.name for topic in broker.log.topics()] == ["t0", "t1", "t2", "t3"]
+
+
+#: Creates the topic "theirs" when it has read a line, and tries once more after an error. After its look at the path and before it opens
+#: the files, it waits for another line, but at most a second.
+OTHER_MAKER = """
+    import select, sys
+    from orderedmq import connect
+    from orderedmq.embedded.store.environment import Store
+    from orderedmq.errors import StoreError
+
+    def late(self, create, opened=Store._lmdb):
+        print("looked", flush=True)
+        select.select([sys.stdin], [], [], 1)
+        return opened(self, create)
+
+    Store._lmdb = late
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for last in (False, True):
+        try:
+            connect(sys.argv[1]).admin.create_topic("theirs", 1)
+            break
+        except StoreError:
+            if last:
+                raise
+"""
+
+
+@pytest.mark.holds("loss of power")
+@pytest.mark.parametrize("module", [filesystem, formats], ids=["the name of the folder", "the names of the files"])
+def test_a_failed_sync_of_one_of_two_makers_loses_no_topic(
+    path: Path, start, monkeypatch: pytest.MonkeyPatch, module: ModuleType
+):
+    """While another process wants to make the same store, a sync fails. The maker tries again before the other process continues."""
+    other = start(OTHER_MAKER, path)
+    assert other.stdout.readline() == "ready\n"
+
+    def failing(folder: Path) -> None:
+        monkeypatch.undo()
+        say(other, "go")
+        until(lambda: waits_for_a_lock(other.pid), "the other process waits for the folder")
+        other.send_signal(signal.SIGSTOP)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(module, "sync_folder", failing)
+    with connect(path) as broker:
+        with refused("STORE.IO", path):
+            broker.admin.create_topic("ours", 1)
+        broker.admin.create_topic("ours", 1)
+    other.send_signal(signal.SIGCONT)
+    assert_both_made_a_topic(path, other)
+
+
+def test_while_a_process_makes_a_store_no_other_makes_its_files(path: Path, start, monkeypatch: pytest.MonkeyPatch):
+    """A process that has seen no files would otherwise open files that another process removes after a failed sync."""
+    other = start(OTHER_MAKER, path)
+    say(other, "go")
+    assert [other.stdout.readline() for _ in range(2)] == ["ready\n", "looked\n"]
+    monkeypatch.setattr(formats, "sync_folder", lambda folder: pytest.fail("two processes make a store"))
+    with connect(path) as broker:
+        broker.admin.create_topic("ours", 1)
+    assert_both_made_a_topic(path, other)
+
+
+def assert_both_made_a_topic(path: Path, other: subprocess.Popen[str]) -> None:
+    other.communicate(timeout=30)
+    assert other.returncode == 0
+    with connect(path) as broker:
+        assert [topic.name for topic in broker.log.topics()] == ["ours", "theirs"]
+    assert check(path) == []
+
+
+def say(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def waits_for_a_lock(process: int) -> bool:
+    """Whether a process waits for a lock on a file or folder."""
+    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return any(words[1] == "->" and words[5] == str(process) for words in locks)
 
 
 def test_a_fork_opens_its_own_environment_and_leaves_the_parents_alone(path: Path, broker: Broker):

@@ -22,7 +22,7 @@ import lmdb
 from orderedmq.conditions import StoreCondition, StoreFullCondition
 from orderedmq.embedded.integrity import verify
 from orderedmq.embedded.store import formats, layout
-from orderedmq.embedded.store.filesystem import file_system, make_folder, missing_rights, refuse_other_files
+from orderedmq.embedded.store.filesystem import file_system, locked, make_folder, missing_rights, refuse_other_files
 from orderedmq.embedded.store.resize_lock import ResizeLock
 from orderedmq.embedded.store.segments import Segments
 from orderedmq.embedded.store.store_file import File, Whereabouts, file_at, recognised
@@ -252,12 +252,14 @@ class Store:
         env, handles = self._env, self._handles
         if env is not None:
             return env, handles
-        with self._opening, self.errors_mapped("open"):
+        with self._opening, self.errors_mapped("open"), contextlib.ExitStack() as stack:
             if self._closed:
                 raise StoreError(StoreCondition.IO, f"the connection to the store at {self.path} was closed. Connect again")
             if self._env is None:
                 if create:
                     make_folder(self.path)
+                    # Only one process at a time makes the files of a new store, because it removes them if it fails.
+                    stack.enter_context(locked(self.path))
                 verify.require_metas(self.path)
                 if self._meta_is_stale:
                     self._write_over_stale_meta()

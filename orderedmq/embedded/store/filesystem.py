@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import pwd
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -56,31 +59,56 @@ def refuse_other_files(path: Path) -> None:
         )
 
 
-def sync_folder(path: Path) -> None:
-    """Sync a folder, so that the names of new, renamed and deleted files in it survive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Sync a folder, so that the names of new, renamed and deleted files in it survive a loss of power."""
+    with _opened(path) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a folder in the block. Other processes and threads that want the same lock wait.
+
+    Raises FileNotFoundError if the folder was removed before this process had the lock.
+    """
+    with _opened(folder) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+                raise FileNotFoundError(errno.ENOENT, "the folder was replaced", str(folder))
+            yield
+        finally:
+            # Closing the descriptor is not enough, because a process that was forked in the meantime has it open too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def make_folder(path: Path) -> None:
     """Make a folder that only this user can use, and missing folders above it. They survive a loss of power.
 
     If a sync fails, the new folders are removed again. Otherwise the next attempt would find them and not sync their names, because
-    the system counts a name whose sync has failed as written.
+    the system counts a name whose sync has failed as written. For the same reason, a process that finds the folder waits until the
+    process that made it has synced its name.
     """
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        for folder in made:
-            sync_folder(folder.parent)
-    except OSError:
-        with contextlib.suppress(OSError):
+    with locked(path):
+        try:
             for folder in made:
-                folder.rmdir()
-        raise
+                sync_folder(folder.parent)
+        except OSError:
+            with contextlib.suppress(OSError):
+                for folder in made:
+                    folder.rmdir()
+            raise
 
 
 def missing_rights(path: Path) -> str:

@@ -22,7 +22,7 @@ from orderedmq.errors import StoreError
 def prepare(env: Any, path: Path, segments: Segments, create: bool) -> tuple[dict[str, Any], str]:
     """Return the databases of an environment by name, and the store's id. Initialise a new store if ``create`` is true.
 
-    Raises StoreError MISSING, OTHER_FORMAT, NOT_A_STORE or CORRUPT.
+    If ``create`` is true, call this while the store's folder is locked. Raises StoreError MISSING, OTHER_FORMAT, NOT_A_STORE or CORRUPT.
     """
     # Count the entries before the lookup. Otherwise a store that another process initialises in between would look foreign.
     entries = env.stat()["entries"]
@@ -33,9 +33,9 @@ def prepare(env: Any, path: Path, segments: Segments, create: bool) -> tuple[dic
     except lmdb.NotFoundError:
         version, there = None, False
     if version is None or not there:
+        if entries:
+            raise _not_ours(path)
         if not create:
-            if entries:
-                raise _not_ours(path)
             raise StoreError(
                 StoreCondition.MISSING, f"the store at {path} is empty. Create a topic (orderedmq topic create NAME --queues N)"
             )
@@ -51,13 +51,7 @@ def prepare(env: Any, path: Path, segments: Segments, create: bool) -> tuple[dic
 
 def _initialise(env: Any, path: Path, segments: Segments) -> None:
     with env.begin(write=True) as txn:
-        foreign = env.stat()["entries"] > 0
         handles = {name: env.open_db(name.encode(), txn=txn) for name in layout.DATABASES}
-        if txn.get(b"store_id", db=handles["meta"]) is not None:
-            # Another process has initialised the store.
-            return
-        if foreign:
-            raise _not_ours(path)
         txn.put(seal.FORMAT_KEY, layout.number(layout.FORMAT), db=handles["meta"])
         made = Transaction(txn, handles, path, segments)
         made.put("meta", b"store_id", uuid.uuid4().hex.encode())
@@ -75,13 +69,11 @@ def _initialise(env: Any, path: Path, segments: Segments) -> None:
 def _remove(path: Path, segments: Segments) -> None:
     """Remove the files of a store that is not initialised, so that the next attempt makes them, and therefore their names, again.
 
-    The system counts names as written after their sync has failed, so another sync of the same names would write nothing. Another
-    process that has opened these files and waits for the write transaction gets an error, because the path no longer leads to a file.
-    That does not cover a third attempt that makes new files before the waiting process continues.
+    The system counts names as written after their sync has failed, so another sync of the same names would write nothing. The file
+    lock.mdb stays, because a process that has it open must share it with the processes that open it later.
     """
     with contextlib.suppress(OSError):
-        for name in ("data.mdb", "lock.mdb"):
-            (path / name).unlink()
+        (path / "data.mdb").unlink()
         segments.folder.rmdir()
 
 
