@@ -59,6 +59,7 @@ $(PREPARED): $(STAMP)
 
 demo: $(PREPARED) ## send a year of flights through ordered queues, kill the job half-way, resume, audit
 	@$(BIN)/orderedmq demo
+	@echo "The command orderedmq is in $(BIN). To call it by its name, run first: . $(BIN)/activate"
 
 rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 9999" is passed to it
 	@$(BIN)/orderedmq rocketmq up $(ARGS)

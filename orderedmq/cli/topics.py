@@ -163,7 +163,8 @@ def describe(shell: Shell, name: Name) -> None:
         Column("first_stored", "oldest (UTC)", short_moment),
         Column("last_stored", "newest (UTC)", short_moment),
     )
-    shell.show(rows, columns, title=f"{name}: {topic.queues} queues, {', '.join(of_type + kept)}")
+    total = f"{number(sum(row['messages'] for row in rows))} messages"
+    shell.show(rows, columns, title=f"{name}: {', '.join([f'{topic.queues} queues', total, *of_type, *kept])}")
     if waiting:
         shell.done(
             {"topic": name, "waiting_bytes": waiting},

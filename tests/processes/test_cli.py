@@ -412,7 +412,9 @@ def test_a_topics_life(run: Run, text: Run, broker: Broker) -> None:
     ]
     assert rows[0]["first_stored"] <= rows[0]["last_stored"]
     assert run("topic", "describe", "b")[0]["first_stored"] is None
-    assert "kept up to 10.0 GiB" in text("topic", "describe", "a")
+    shown = text("topic", "describe", "a")
+    assert "a: 2 queues, 3 messages, " in shown
+    assert "kept up to 10.0 GiB" in shown
     (grown,) = run("topic", "add-queues", "a", "--queues", "3", "--yes")
     assert grown["queues"] == 3
     assert "Give --yes" in run("topic", "delete", "a", code=2)
