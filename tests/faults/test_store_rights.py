@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -41,35 +42,28 @@ while True:
 """
 
 
-def tree(path: Path) -> Iterator[Path]:
-    yield path
+def for_all(path: Path, change: Callable[[Path], None]) -> None:
+    """Change a folder and everything below it. Programs that use the store may remove files meanwhile."""
+    change(path)
     for above, folders, files in os.walk(path):
-        yield from (Path(above, name) for name in (*folders, *files))
+        for name in (*folders, *files):
+            with contextlib.suppress(FileNotFoundError):
+                change(Path(above, name))
 
 
 def give(path: Path, user: int) -> None:
-    for one in tree(path):
-        # A query may remove files of its earlier batches while this loop runs.
-        try:
-            os.chown(one, user, user)
-        except FileNotFoundError:
-            continue
+    for_all(path, lambda one: os.chown(one, user, user))
 
 
 def read_only(path: Path) -> None:
-    for one in tree(path):
-        try:
-            one.chmod(0o500 if one.is_dir() else 0o400)
-        except FileNotFoundError:
-            continue
+    for_all(path, lambda one: one.chmod(0o500 if one.is_dir() else 0o400))
 
 
 def writable(path: Path) -> None:
     path.chmod(0o700)
     if os.getuid() == 0:
         give(path, 0)
-    for one in tree(path):
-        one.chmod(0o700 if one.is_dir() else 0o600)
+    for_all(path, lambda one: one.chmod(0o700 if one.is_dir() else 0o600))
 
 
 @pytest.fixture
