@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
+from orderedmq.listening.listener import is_async
 
 
 class FailedOnce(Exception):
@@ -28,13 +30,18 @@ class FailsOnce:
         self._after = after
 
     def __call__(self, *args: Any, **named: Any) -> Any:
+        with self._failing(args):
+            return self._function(*args, **named)
+
+    @contextlib.contextmanager
+    def _failing(self, args: tuple[Any, ...]) -> Iterator[None]:
+        """Raise `FailedOnce` before or after the block, if this call is to fail."""
         keys: list[str | None] = self._keys(args) if self._per_key else [None]
-        if self._after:
-            returned = self._function(*args, **named)
+        if not self._after:
             self._fail(keys)
-            return returned
-        self._fail(keys)
-        return self._function(*args, **named)
+        yield
+        if self._after:
+            self._fail(keys)
 
     def _keys(self, args: tuple[Any, ...]) -> list[str | None]:
         try:
@@ -63,20 +70,28 @@ class FailsOnce:
         return True
 
 
-def failing_class(made: type, folder: Path, *, per_key: bool, after: bool) -> type:
-    """Return a class whose objects wrap objects of the class ``made``. All objects together fail once.
+class AsyncFailsOnce(FailsOnce):
+    """Does the same for an async function."""
 
-    Use it for listeners that are classes, because each thread makes a separate object of such a class.
+    async def __call__(self, *args: Any, **named: Any) -> Any:
+        with self._failing(args):
+            return await self._function(*args, **named)
+
+
+def failing(function: Any, folder: Path, *, per_key: bool, after: bool) -> Any:
+    """Return a function that fails once. For a class, return a class whose objects wrap its objects and all together fail once.
+
+    A listener that is a class stays a class, because each thread makes a separate object of it.
     """
+    kind = AsyncFailsOnce if is_async(function) else FailsOnce
+    if not isinstance(function, type):
+        return kind(function, folder, per_key=per_key, after=after)
 
-    class Failing:
+    class Failing(kind):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
-            self._call = FailsOnce(made(), folder, per_key=per_key, after=after)
+            super().__init__(function(), folder, per_key=per_key, after=after)
 
-        def __call__(self, *args: Any, **named: Any) -> Any:
-            return self._call(*args, **named)
-
-    Failing.__name__ = Failing.__qualname__ = made.__name__
+    Failing.__name__ = Failing.__qualname__ = function.__name__
     return Failing
 
 

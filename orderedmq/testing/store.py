@@ -164,12 +164,11 @@ class TemporaryStore:
         ``function`` is a listener, a function of foreachBatch, or any other function that Spark's processes call. ``per_key``: a listener
         fails at the first call with each sharding key. ``after``: fail after ``function`` has returned, so that the retry repeats its effect.
         Files in this store's folder record the calls, so only one call fails in all processes together, even after restarts. Functions
-        with the same name share this record. For a listener that is a class, the result is also a class.
+        with the same name share this record. For an async listener the result is async, and for a listener that is a class it is a class.
         """
         folder = self.folder / "failed"
         folder.mkdir(exist_ok=True)
-        make: Any = failures.failing_class if isinstance(function, type) else failures.FailsOnce
-        made: F = make(function, folder, per_key=per_key, after=after)
+        made: F = failures.failing(function, folder, per_key=per_key, after=after)
         return made
 
     def assert_same(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import pickle
 import subprocess
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orderedmq.errors import GroupError, OptionError, SchemaError, StoreError, TopicError
+from orderedmq.listening.listener import is_async
 from orderedmq.testing import FailedOnce, QueryTestError, TemporaryStore
 from orderedmq.testing.queries import checkpoint_of, writer_of
 from tests.contract.support import locked
@@ -224,6 +226,28 @@ def test_a_listener_that_is_a_class_stays_one(store: TemporaryStore, calls: list
     with pytest.raises(FailedOnce):
         first(of("a"), None)
     assert second(of("a"), None) == "done"
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_async_listener_stays_async(store: TemporaryStore, after: bool) -> None:
+    called = []
+
+    async def listener(messages: Any, context: Any) -> str:
+        called.append(context)
+        return "done"
+
+    class Listener:
+        async def __call__(self, messages: Any, context: Any) -> str:
+            return await listener(messages, context)
+
+    for number, given in enumerate((listener, Listener)):
+        failing: Any = store.fails_once(given, after=after)
+        assert is_async(failing)
+        call = failing() if given is Listener else failing
+        with pytest.raises(FailedOnce):
+            asyncio.run(call(of("a"), f"first of {number}"))
+        assert asyncio.run(call(of("a"), number)) == "done"
+    assert called == (["first of 0", 0, "first of 1", 1] if after else [0, 1])
 
 
 # -- queries ---------------------------------------------------------------------------------------------------------------------
