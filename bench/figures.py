@@ -75,7 +75,7 @@ class Run:
 
     @property
     def note(self) -> str:
-        return self.date if self.busy is None else f"{self.date} ({self.busy:.0%} of the cores in use before)"
+        return self.date if self.busy is None else f"{self.date} ({self.busy:.0%} busy)"
 
 
 def read_runs(path: Path = RESULTS) -> list[Run]:

@@ -61,8 +61,7 @@ def test_a_figure_of_several_runs_is_the_range_of_their_medians() -> None:
     assert table(runs, ["rocketmq-pull"]).splitlines()[2:] == [
         "| RocketMQ: pull: 12 columns | 701 to 732 / 1,250 to 1,295 k rows/s | 0.56 to 0.61 | 0.6 |",
         "",
-        "Runs, UTC: 2026-01-01 10:00 (3% of the cores in use before), 2026-01-02 10:00 (3% of the cores in use before), "
-        "2026-01-03 10:00 (3% of the cores in use before).",
+        "Runs, UTC: 2026-01-01 10:00 (3% busy), 2026-01-02 10:00 (3% busy), 2026-01-03 10:00 (3% busy).",
     ]
 
 
@@ -146,8 +145,7 @@ def test_a_comparison_has_both_sides_with_default_settings_and_tuned_and_says_wh
         # There was nothing to tune, so nothing is compared.
         "| read: CPU of Python, µs/row |  | 1 | 2 |  |  |",
         "",
-        "The disk: 258 MB/s. Kafka 9.9. Runs, UTC: 2026-01-01 10:00 (3% of the cores in use before), "
-        "2026-01-02 10:00 (3% of the cores in use before).",
+        "The disk: 258 MB/s. Kafka 9.9. Runs, UTC: 2026-01-01 10:00 (3% busy), 2026-01-02 10:00 (3% busy).",
     ]
 
 
