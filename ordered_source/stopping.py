@@ -45,7 +45,7 @@ def stop_at_boundary(query: StreamingQuery, timeout: float = 60.0) -> bool:
     If the micro-batch takes longer than ``timeout`` seconds, the query is stopped as by ``query.stop()``, and False is returned. The same
     happens if the source runs on another machine than this program (a remote Spark Connect server), or if the query fails first.
 
-    Raises OptionError UNSUPPORTED for a query that reads nothing with the format orderedmq.
+    Raises OptionError UNSUPPORTED for a query that reads nothing with the format orderedmq, once it has processed a micro-batch.
     """
     deadline = time.monotonic() + timeout
     requests: dict[str, StopRequest] = {}

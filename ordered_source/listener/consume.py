@@ -56,12 +56,13 @@ def consume_orderly(
     the task fails when they have ended. They are also cancelled when Spark closes the task or the task fails. A warning is logged if the
     listener blocks the loop.
 
-    Returns a DataFrame with a row per message: topic string, broker_name string, queue_id int, queue_offset long, sharding_key string,
-    status string, attempts int, duration double (seconds of its batch's calls), error string, due_timestamp timestamp. The status is
-    SUCCESS, COMMIT (accepted by the call that answered COMMIT), DEAD_LETTER, PARKED (``due_timestamp`` says when the message comes back,
-    if that is known), DROPPED (an operator dropped the message from the parking lot) or REPEATED (the message failed in a repeat of a
-    micro-batch that the group's offset had passed). ``attempts`` is 0 if an earlier attempt of the micro-batch has settled the message,
-    so that the listener does not get it again. Write the rows to a sink, because the listener runs only when Spark runs the DataFrame.
+    Returns a DataFrame with a row per batch of messages, or with OrderPerKey per message: topic string, broker_name string, queue_id int,
+    begin_offset long, end_offset long (exclusive), status string, attempts int, duration double (seconds of the calls), error string,
+    sharding_key string (null for a batch), due_timestamp timestamp. The status is SUCCESS, COMMIT (accepted by the call that answered
+    COMMIT), DEAD_LETTER, PARKED (``due_timestamp`` says when the message comes back, if that is known), DROPPED (an operator dropped the
+    message from the parking lot) or REPEATED (the message failed in a repeat of a micro-batch that the group's offset had passed).
+    ``attempts`` is 0 if an earlier attempt of the micro-batch has settled the message, so that the listener does not get it again. Write
+    the rows to a sink, because the listener runs only when Spark runs the DataFrame.
 
     A listener connects to the broker as the source does, but rows carry no secrets: pass ``credentials`` if the source has the option
     secretKey, and ``tls`` if it has tlsKeyPassword. ``tracing``: see `Tracing`.

@@ -287,10 +287,10 @@ def _limits(name: str, before: str, bounds: dict[MessageQueue, Any]) -> dict[Mes
 
 @command(app, "delete")
 def delete(shell: Shell, name: Name, yes: Yes = False) -> None:
-    """Delete a topic, its messages and all groups' offsets in it. Asks first."""
+    """Delete a topic with its messages, its parked messages and all groups' offsets in it. Asks first."""
     with shell.broker() as broker:
         bounds = broker.log.bounds(broker.log.queues(name)).values()
         messages = sum(at.max_offset - at.min_offset for at in bounds)
-        shell.ask(f"Delete topic {name} with {messages:,} messages from {shell.address}?", yes)
+        shell.ask(f"Delete topic {name} with {messages:,} messages and its parked messages from {shell.address}?", yes)
         broker.admin.delete_topic(name)
     shell.done({"topic": name, "deleted": messages}, f"deleted topic {name} with {messages:,} messages")

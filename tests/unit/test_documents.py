@@ -23,6 +23,7 @@ import ordered_source
 import orderedmq
 from ordered_source import LagListener
 from orderedmq.cli import COMMANDS, GROUPS, app, load
+from orderedmq.errors import OrderedMQError
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.model import MESSAGE_SCHEMA
 from orderedmq.options.declared import option_table
@@ -242,6 +243,22 @@ def test_what_users_copy_imports_public_names_of_the_three_packages() -> None:
             if isinstance(node, ast.ImportFrom) and node.module in packages:
                 assert {alias.name for alias in node.names} <= set(packages[node.module].__all__), place
     assert imported == set(packages)
+
+
+def test_the_page_of_the_api_has_every_public_name() -> None:
+    told = set(re.findall(r"^::: (\S+)$", page("reference/api.md"), re.MULTILINE))
+    public = {f"{one.__name__}.{name}" for one in (orderedmq, ordered_source) for name in one.__all__}
+    assert public <= told
+
+
+def test_the_example_of_a_supervisor_restarts_after_every_error_that_may_pass() -> None:
+    text = page("guides/deploying.md")
+    passing = set(text.partition('PASSING = """')[2].partition('"""')[0].split())
+    classes = [OrderedMQError]
+    for one in classes:
+        classes += one.__subclasses__()
+    retriable = {f"{one.family}.{sub}".removeprefix("ORDEREDMQ_") for one in classes if one.retriable for sub in one.conditions}
+    assert passing == retriable | {"LOCK.HELD_BY_OTHER", "LOCK.LOST", "GROUP.IN_USE"}
 
 
 def test_no_document_names_a_folder_of_its_authors_machine() -> None:
