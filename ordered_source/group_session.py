@@ -110,14 +110,14 @@ class Session:
         """
         return self.owner.plan(counts, topics)
 
-    def repeat(self, start: Checkpoint, end: Checkpoint, missing: Sequence[MessageQueue]) -> dict[MessageQueue, OffsetRange]:
-        """Lock the queues of a logged batch that this query does not own (``missing``), and return the ranges that it must repeat.
+    def repeat(self, start: Checkpoint, end: Checkpoint, missing: Sequence[MessageQueue]) -> None:
+        """Lock the queues of a logged batch that this query does not own (``missing``), and plan the ranges that it must repeat.
 
         Raises LockError HELD_BY_OTHER.
         """
         if missing:
             self._take(Lock(tuple(missing), all_or_none=not self.shared, repeating=True), patient=False)
-        return self.owner.replay(start, end, self._reset_number(), self.offsets(sorted(self.owner.owned)))
+        self.owner.replay(start, end, self._reset_number(), self.offsets(sorted(self.owner.owned)))
 
     def _reset_number(self) -> int:
         """Return the group's reset number, which increases with each reset of the group's offsets."""

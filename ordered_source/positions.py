@@ -12,7 +12,7 @@ from ordered_source.lot_planner import require_none, without_lots
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.errors import queue_deleted
-from orderedmq.model import MessageQueue, OffsetRange, is_retry
+from orderedmq.model import MessageQueue, is_retry
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, ranges
 from orderedmq.parking.rules import leader_of
@@ -117,8 +117,8 @@ class Positions:
             self._session.skip(lot, back)
         return back
 
-    def replay(self, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> dict[MessageQueue, OffsetRange]:
-        """Return the ranges of a batch that was logged before a restart.
+    def replay(self, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> None:
+        """Plan again the ranges of a batch that was logged before a restart.
 
         ``known`` is ``end`` without the topics that were deleted or recreated. Raises LockError HELD_BY_OTHER.
         """
@@ -128,7 +128,7 @@ class Positions:
             # A parking lot is locked with its queue.
             logged = [leader_of(group, queue) for queue in logged]
         missing = sorted({queue for queue in logged if queue in known.next and queue not in owner.owned})
-        spans = session.repeat(start, end, missing)
+        session.repeat(start, end, missing)
         for queue in missing:
             if queue not in owner.owned:
                 log.warning(
@@ -137,11 +137,9 @@ class Positions:
         lots = [queue for queue, owned in owner.owned.items() if owned.leader is not None]
         for lot in self._deleted_lots(end, lots, self._broker.log.bounds(lots) if lots else {}):
             session.unplace(lot)
-            spans.pop(lot, None)
         for queue in owner.unplaced().queues:
             log.warning(
                 "queue %s of group %s had another owner or was reset: its part of the logged batch is not repeated",
                 queue,
                 group,
             )
-        return spans

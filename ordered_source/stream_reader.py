@@ -38,7 +38,7 @@ from orderedmq.connections import reach
 from orderedmq.errors import OffsetError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange, is_parked
 from orderedmq.options.source import SourceOptions
-from orderedmq.ownership.offsets import Checkpoint, offsets_to_json, ranges
+from orderedmq.ownership.offsets import Checkpoint, offsets_to_json
 from orderedmq.parking.rules import companion
 
 #: Seconds between two polls of an idle query, at a broker that cannot report whether anything changed.
@@ -185,10 +185,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         run = self._ensure_run(until)
         owner = run.owner
         run.session.raise_if_lost()
-        if owner.is_planned(until):
-            spans = {queue: span for queue, span in ranges(since, until).items() if span.messages}
-        else:
-            spans = run.positions.replay(since, until, watch.drop_lost_topics(run.session, until))
+        if not owner.is_planned(until):
+            run.positions.replay(since, until, watch.drop_lost_topics(run.session, until))
+        # Spark calls this method once per scan of the stream. Each call returns what the first one planned: a repeated batch may leave out
+        # queues that its offsets name.
+        spans = owner.in_flight()
         return [
             self._partition(broker, run, queue, spans, until) for queue in sorted({owner.leader_of(queue) for queue in spans})
         ]

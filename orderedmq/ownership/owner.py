@@ -341,26 +341,22 @@ class Owner:
     def is_planned(self, end: Checkpoint) -> bool:
         return self._planned is not None and self._planned.to_spark() == end.to_spark()
 
-    def replay(self, start: Checkpoint, end: Checkpoint, reset: int, group: OffsetMap) -> dict[MessageQueue, OffsetRange]:
-        """Return the non-empty ranges of a logged batch that this owner must repeat after a restart.
+    def replay(self, start: Checkpoint, end: Checkpoint, reset: int, group: OffsetMap) -> None:
+        """Plan again the ranges of a logged batch that this owner must repeat after a restart (see ``in_flight``).
 
         ``group``: the group's offsets, read after the queues were locked. Queues with a broken lineage stay unplaced, so that the
         next boundary enters them at the group's offset. On a broker without lineage, another owner counts as having processed a range
         only if the group's offset has reached the range's end. A weaker condition would leave out a partly processed range. If this run
         died before it logged the next batch, nothing would show that the rest of the range was never processed.
         """
-        out: dict[MessageQueue, OffsetRange] = {}
         for queue, span in ranges(start, end).items():
             owned = self.owned.get(queue)
             done = span.end - 1 if span.messages else span.end
             if owned is None or not self.unbroken(owned, end, reset, _at_group(owned, group), done):
                 continue
             owned.repeat(span)
-            if span.messages:
-                out[queue] = span
         self.reset = reset
         self._planned = end
-        return out
 
     # -- the end -----------------------------------------------------------------------------------------------------------
 

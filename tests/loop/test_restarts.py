@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.loop.conftest import LoopWorld
+from tests.contract.support import locked
+from tests.loop.conftest import LoopRig, LoopWorld
 from tests.micro_batches import Point
 
 POINTS: list[Point] = ["planned", "logged", "written", "published", "committed", "idle"]
@@ -34,3 +35,21 @@ def test_a_query_that_ends_between_two_steps_goes_on_without_loss_or_repeat(
     world.run(source={"maxOffsetsPerTrigger": 25})
     assert world.count() == 60
     world.judge()
+
+
+@pytest.mark.parametrize("assignment", ["exclusive", "shared"])
+def test_each_scan_of_a_repeated_batch_leaves_out_what_another_owner_took(assignment: str, rig: LoopRig) -> None:
+    """Spark asks for the partitions of a batch once per scan of the stream, so twice if a DataFrame is joined with itself."""
+    rig.topic("in", 2, rows=10)
+    source = {"topic": "in", "consumerGroup": "g", "assignment": assignment}
+    query = rig.start(source, None)
+    query.advance("logged")
+    query.kill()
+    [token] = locked(rig.broker, "g", rig.broker.groups.join("other"), rig.broker.log.queues("in")[1:])
+    rig.broker.groups.commit({token: 5})
+    if assignment == "exclusive":
+        rig.broker.groups.unlock([token])
+    again = rig.start(source, None)
+    again.advance("committed")
+    scan = again.reader.partitions(again.reader.initialOffset(), rig.checkpoints["ck"].end(0))
+    assert {str(part.queue): (part.begin, part.end) for part in scan} == again.batches[0].ranges == {"in/embedded/0": (0, 5)}

@@ -153,7 +153,8 @@ def test_a_replay_repeats_queues_of_an_unbroken_tenure_and_leaves_the_others():
     start = logged({Q0: 2, Q1: 2}, {Q0: 1, Q1: 2})
     end = logged({Q0: 5, Q1: 6}, {Q0: 1, Q1: 2})
     owner = owner_of(token(Q0, 7, 1), token(Q1, 8, 8))
-    assert owner.replay(start, end, 0, {Q0: 2, Q1: 2}) == {Q0: OffsetRange(2, 5)}
+    owner.replay(start, end, 0, {Q0: 2, Q1: 2})
+    assert owner.in_flight() == {Q0: OffsetRange(2, 5)}
     assert owner.is_planned(end)
     assert owner.unplaced().queues == (Q1,)
     assert owner.boundary(end, QUEUES) == [Commit({token(Q0, 7, 1): 5})]
@@ -163,14 +164,16 @@ def test_a_replay_repeats_queues_of_an_unbroken_tenure_and_leaves_the_others():
 def test_a_replay_after_a_reset_repeats_nothing():
     start, end = logged({Q0: 2}, {Q0: 1}), logged({Q0: 5}, {Q0: 1})
     owner = owner_of(token(Q0, 7, 1))
-    assert owner.replay(start, end, 1, {Q0: 2}) == {}
+    owner.replay(start, end, 1, {Q0: 2})
+    assert owner.in_flight() == {}
     assert owner.unplaced().queues == (Q0,)
 
 
 def test_a_replay_of_a_batch_that_only_changed_keys_reads_nothing_and_goes_on():
     owner = owner_of(token(Q0, 7, 1))
     end = logged({Q0: 5}, {Q0: 1})
-    assert owner.replay(end, end, 0, {Q0: 5}) == {}
+    owner.replay(end, end, 0, {Q0: 5})
+    assert owner.in_flight() == {}
     owner._check()
     assert owner.unplaced().queues == ()
     assert owner.backlog({Q0: 6}) == {Q0: OffsetRange(5, 6)}
@@ -233,7 +236,8 @@ def test_without_lineage_an_exclusive_query_repeats_its_batch_unless_another_has
         group = {} if at_group is None else {Q0: at_group}
         for policy, repeated in ((Policy.REFUSE, exclusive), (Policy.HAND_OVER, shared)):
             owner = without_lineage(policy)
-            assert owner.replay(start, end, 0, group) == repeated
+            owner.replay(start, end, 0, group)
+            assert owner.in_flight() == repeated
             owner.boundary(end, QUEUES)
             owner.enter(end, group, 0, {})
             assert owner.owned[Q0].position == (5 if repeated or at_group is None else at_group)
@@ -279,7 +283,8 @@ def test_without_a_group_a_replay_repeats_everything():
     owner = Owner("me")
     owner.assume(QUEUES)
     start, end = logged({Q0: 1, Q1: 1}, {}), logged({Q0: 4, Q1: 1}, {})
-    assert owner.replay(start, end, 9, {}) == {Q0: OffsetRange(1, 4)}
+    owner.replay(start, end, 9, {})
+    assert owner.in_flight() == {Q0: OffsetRange(1, 4)}
 
 
 # -- two queries ------------------------------------------------------------------------------------------------------------------
@@ -417,7 +422,8 @@ class Query:
             self.die()
             return
         self.owner.locked(tokens)
-        self._plan_is(self.owner.replay(self.start, end, 0, self.world.offsets))
+        self.owner.replay(self.start, end, 0, self.world.offsets)
+        self._plan_is(self.owner.in_flight())
         self.replayed = True
 
     def boundary(self, wanted: list[MessageQueue]) -> None:
@@ -656,10 +662,10 @@ class FollowsTheCheckpoint(Owner):
 class ReplaysEverything(Owner):
     """Repeats a logged batch without checking which queries have had its queues since."""
 
-    def replay(self, start: Checkpoint, end: Checkpoint, reset: int, group: OffsetMap) -> dict[MessageQueue, OffsetRange]:
+    def replay(self, start: Checkpoint, end: Checkpoint, reset: int, group: OffsetMap) -> None:
         self.unbroken = lambda *_: True  # type: ignore[method-assign]
         try:
-            return super().replay(start, end, reset, group)
+            super().replay(start, end, reset, group)
         finally:
             del self.unbroken
 
