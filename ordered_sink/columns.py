@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql.types import BinaryType, DataType, IntegralType, LongType, MapType, StringType, StructType, TimestampType
+from pyspark.sql.types import (
+    AtomicType,
+    BinaryType,
+    DataType,
+    IntegralType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.errors import OptionError, SchemaError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_COLUMNS
-from orderedmq.options.sink import NO_KEY, SinkOptions
+from orderedmq.options.sink import NO_KEY, SinkOptions, SortColumn
 from orderedmq.routing.sharding_key import GivenKeyType, KeyType
 from orderedmq.rows.delays import DELAY_COLUMNS, LEVEL, delays_nothing
 
@@ -70,11 +82,7 @@ def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
     delays = _delays(schema, options, key)
     known = {*PRODUCER_COLUMNS, *delays, "topic", "queue_id", *BROKER_COLUMNS, *([key] if key else [])}
     order = {column.name for column in options.order_by}
-    for column in sorted(order - names):
-        raise SchemaError(
-            SchemaCondition.MISSING_COLUMN,
-            f"option orderBy names column {column!r}, but the rows have only {', '.join(schema.names)}",
-        )
+    check_order(schema, options.order_by, "option orderBy")
     for name in schema.names:
         if name not in known | order:
             raise SchemaError(
@@ -150,6 +158,29 @@ def key_type(schema: StructType, key: str, given: GivenKeyType, selector: str) -
             "set shardingKeyType=long",
         )
     return kind
+
+
+def check_order(schema: StructType, columns: Sequence[SortColumn], what: str) -> None:
+    """Check that rows can be sorted by ``columns``, which ``what`` names. Raises SchemaError MISSING_COLUMN or WRONG_TYPE."""
+    for name, _ in columns:
+        if name not in schema.names:
+            raise SchemaError(
+                SchemaCondition.MISSING_COLUMN,
+                f"{what} names column {name!r}, but the rows have only {', '.join(schema.names)}",
+            )
+        kind = schema[name].dataType
+        if not _sortable(kind):
+            raise SchemaError(
+                SchemaCondition.WRONG_TYPE,
+                f"{what} names column {name!r}, but values of type {kind.simpleString()} cannot be sorted. Name other columns",
+            )
+
+
+def _sortable(kind: DataType) -> bool:
+    """Whether Arrow can sort values of this type."""
+    if isinstance(kind, StructType):
+        return bool(kind.fields) and all(_sortable(field.dataType) for field in kind.fields)
+    return isinstance(kind, (AtomicType, NullType))
 
 
 def _require(schema: StructType, name: str, kinds: tuple[type[DataType], ...]) -> None:

@@ -10,13 +10,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import IntegerType, IntegralType
 
-from ordered_sink.columns import key_type
+from ordered_sink.columns import check_order, key_type
 from ordered_sink.row_order import sorted_rows
 from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.errors import OptionError, SchemaError
-from orderedmq.options.sink import SinkOptions, SortColumn
-from orderedmq.options.values import parse_size
+from orderedmq.model import MAX_QUEUES
+from orderedmq.options.sink import SinkOptions, SortColumn, parse_buffer_size
 from orderedmq.routing.selector import KEYED_SELECTORS, KeyedSelectorName, Keying
 from orderedmq.routing.sharding_key import KEY_TYPES, GivenKeyType
 
@@ -38,7 +38,7 @@ def route(
     ``order_by``: columns, each with ``asc``, ``desc`` or neither, as in the sink's option orderBy: a list, or a text with
     commas. It is required because a shuffle destroys the order of rows. ``sharding_key``: the key's column. ``queues``: the
     target topic's number of queues. Without it, equal keys are still in one task, but several tasks may write to one queue.
-    ``buffer_size``: maximum size of the rows that a task holds in memory to sort them, such as ``512k`` or ``1g``.
+    ``buffer_size``: maximum size of the rows that a task holds in memory to sort them, such as ``512k``, at most ``2g``.
     ``sharding_key_type`` and ``message_queue_selector`` are those of the sink's options. Works with streaming and batch
     DataFrames; the columns do not change.
 
@@ -47,13 +47,13 @@ def route(
     """
     text = order_by if isinstance(order_by, str) else ", ".join(order_by)
     columns = SinkOptions.parse_order_by(text)
-    for name in (sharding_key, *(column.name for column in columns)):
-        if name not in df.columns:
-            raise SchemaError(
-                SchemaCondition.MISSING_COLUMN, f"route: the rows have no column {name!r}, only {', '.join(df.columns)}"
-            )
-    if queues is not None and queues < 1:
-        raise OptionError(OptionCondition.INVALID, f"route: queues={queues} is not a number of queues")
+    check_order(df.schema, columns, "route: order_by")
+    if sharding_key not in df.columns:
+        raise SchemaError(
+            SchemaCondition.MISSING_COLUMN, f"route: the rows have no column {sharding_key!r}, only {', '.join(df.columns)}"
+        )
+    if queues is not None and not 1 <= queues <= MAX_QUEUES:
+        raise OptionError(OptionCondition.INVALID, f"route: queues={queues} is not a number of queues. Give 1 to {MAX_QUEUES}")
     if sharding_key_type not in KEY_TYPES:
         raise OptionError(
             OptionCondition.INVALID, f"route: sharding_key_type={sharding_key_type!r} is not auto, text, int or long"
@@ -70,7 +70,7 @@ def route(
         if not isinstance(df.schema[sharding_key].dataType, IntegralType):
             key = key.cast("string")
         together = df.repartitionById(queues, _queue_of(queues, Keying(message_queue_selector, kind))(key))
-    return together.mapInArrow(_sorter(columns, parse_size(buffer_size, "buffer_size")), df.schema)
+    return together.mapInArrow(_sorter(columns, parse_buffer_size(buffer_size, "buffer_size")), df.schema)
 
 
 def _queue_of(queues: int, keying: Keying) -> Callable[..., Any]:

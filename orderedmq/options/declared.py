@@ -234,7 +234,7 @@ SINK_OPTIONS: Final = (
         "none",
     ),
     Option("orderBy", None, "columns by which each task sorts its rows, such as: created_at, id desc", "the rows' own order"),
-    Option("orderBufferSize", "256m", "maximum bytes that each task holds in memory for orderBy"),
+    Option("orderBufferSize", "256m", "maximum bytes that each task holds in memory for orderBy, at most 2g"),
     Option(
         "onKeyConflict",
         None,

@@ -51,6 +51,8 @@ _BY_KEY: Final = ("hash", "mod", "machineRoom")
 #: The value of shardingKey for rows without a key.
 NO_KEY: Final = "none"
 _SELECTORS: Final = {"hash": "hash", "mod": "mod", "random": "random", "queueid": "queueId", "machineroom": "machineRoom"}
+#: Maximum size of the rows that a task sorts. They become one Arrow array per column, and an array of texts holds less than 2 GiB.
+_MAX_BUFFER: Final = 2 * 1024**3
 #: Maximum length of txnAppId, which is limited because it becomes a key in the store.
 MAX_APP_ID_LENGTH: Final = 255
 
@@ -123,7 +125,7 @@ class SinkOptions:
             machine_rooms=_machine_rooms(given, selector, endpoint),
             topic_queue_nums=given.optional("topicQueueNums", integer(1, MAX_QUEUES, 8)),
             order_by=given.optional("orderBy", _order_by) or (),
-            order_buffer_size=given.value("orderBufferSize", parse_size),
+            order_buffer_size=given.value("orderBufferSize", parse_buffer_size),
             on_key_conflict=_key_conflict(given, endpoint),
             on_replay_differs=given.value("onReplayDiffers", choice(_ON_REPLAY_DIFFERS)),
             delayed_rows=_delayed_rows(given, endpoint),
@@ -278,6 +280,17 @@ def _selector(text: str, option: str) -> str:
 
 
 _SORT_COLUMN: Final = re.compile(r"(?:`([^`]+)`|([^\s`]+))(?:\s+(asc|desc))?", re.IGNORECASE)
+
+
+def parse_buffer_size(text: str, option: str) -> int:
+    """Return the bytes of rows that a task may hold to sort them."""
+    size = parse_size(text, option)
+    if size > _MAX_BUFFER:
+        raise invalid(
+            option,
+            f"{shown(text)} is too large: a task sorts at most 2 GiB of rows. Write at most 2g, and spread the rows over more tasks",
+        )
+    return size
 
 
 def _order_by(text: str, option: str) -> tuple[SortColumn, ...]:

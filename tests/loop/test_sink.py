@@ -63,6 +63,20 @@ BAD: list[tuple[str, pa.RecordBatch, dict[str, str], str, str]] = [
         "ORDEREDMQ_SCHEMA.WRONG_TYPE",
         "whole numbers",
     ),
+    *(
+        (
+            f"an order by {name}",
+            one(properties=pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string())), part=null(kind)),
+            {**OUT, "orderBy": order},
+            "ORDEREDMQ_SCHEMA.WRONG_TYPE",
+            f"option orderBy names column '{order}', but values of type {name} cannot be sorted. Name other columns",
+        )
+        for order, name, kind in (
+            ("properties", "map<string,string>", pa.int8()),
+            ("part", "array<tinyint>", pa.list_(pa.int8())),
+            ("part", "struct<a:array<tinyint>>", pa.struct([("a", pa.list_(pa.int8()))])),
+        )
+    ),
     ("a key that is no number", one(), {**OUT, "shardingKeyType": "long"}, "ORDEREDMQ_MESSAGE.BAD_KEY", "row 0 of partition"),
     ("no key", one(sharding_key=None), OUT, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "shardingKey=none"),
     (

@@ -134,9 +134,13 @@ def test_route_moves_keys_that_are_numbers_by_their_own_hash(rig: Rig) -> None:
         ({"sharding_key_type": "number"}, "sharding_key_type='number'"),
         ({"message_queue_selector": "random"}, "message_queue_selector='random'"),
         ({"sharding_key": "body", "message_queue_selector": "mod"}, "needs keys that are whole numbers"),
+        ({"queues": 65_537}, "queues=65537 is not a number of queues. Give 1 to 65536"),
+        ({"buffer_size": "3g"}, "option buffer_size: '3g' is too large"),
+        ({"order_by": "tags"}, "order_by names column 'tags', but values of type array<bigint> cannot be sorted"),
+        ({"order_by": "time"}, "order_by names column 'time', but the rows have only key, body, id, tags"),
     ):
         with pytest.raises(orderedmq.OrderedMQError, match=says):
-            route(df, "id", **{"sharding_key": "key", **options})  # type: ignore[arg-type]
+            route(df.selectExpr("*", "array(id) AS tags"), **{"order_by": "id", "sharding_key": "key", **options})  # type: ignore[arg-type]
 
 
 def test_route_works_in_a_stream(rig: Rig) -> None:

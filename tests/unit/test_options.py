@@ -521,6 +521,7 @@ BAD_SINK = [
     Bad("a hole in the order", {**SINK, "orderBy": "a,,b"}, "INVALID", ("orderBy", "asc or desc")),
     Bad("an order twice", {**SINK, "orderBy": "a, a desc"}, "INVALID", ("orderBy", "'a'", "once")),
     Bad("a bad buffer", {**SINK, "orderBufferSize": "lots"}, "INVALID", ("orderBufferSize", "'lots'", "64m")),
+    Bad("a buffer above what Arrow holds", {**SINK, "orderBufferSize": "2049m"}, "INVALID", ("orderBufferSize", "at most 2g")),
     Bad(
         "trace without a cluster",
         {**SINK, "enableMsgTrace": "true"},
