@@ -128,7 +128,8 @@ def _configured(allocation: Allocation, queues: Sequence[MessageQueue]) -> list[
             # Java would return the queue, and each lock and pull of it would fail.
             raise TopicError(
                 TopicCondition.NO_SUCH_QUEUE,
-                f"option allocateQueues names queue {queue}, which the topic does not have. Drop it",
+                f"option allocateQueues names queue {queue}, which the topic does not have. Correct the option, or over RocketMQ wait for the "
+                "broker that is away",
             )
     return mine
 

@@ -28,6 +28,6 @@ def queues_in(topic: str, queues: Sequence[MessageQueue], rooms: Sequence[str]) 
             raise TopicError(
                 TopicCondition.NO_SUCH_QUEUE,
                 f"option machineRooms: topic {topic!r} has no queue in room {room!r}, that is, at a broker {room}@...: its brokers are "
-                f"{brokers}. Drop the room, or create the topic at a broker in that room",
+                f"{brokers}. Drop the room, create the topic at a broker in that room, or wait for the broker that is away",
             )
     return [queue for queue in queues if has_room(queue.broker_name, rooms)]
