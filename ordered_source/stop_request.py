@@ -4,8 +4,8 @@ A request is a file in a folder that only this user can write, named after the q
 source looks for it at each boundary, gives its queues back, and answers by writing into it. Spark offers no other way for an application
 to reach its source.
 
-Rules: a source ignores requests from before its own start, because an application that is killed does not remove its request. A file is
-replaced in one step, so that no process reads half of it.
+Rules: a source ignores a file that was there before it started, because an application that is killed does not remove its request. It
+compares files, not times, because the clock may be set. A file is replaced in one step, so that no process reads half of it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class StopRequest:
         # This package creates owner ids, but reads them from a checkpoint or a query's progress, so they cannot be trusted in a path.
         self._name = f"stop-{owner_id.encode().hex()[:128]}.json"
         self._written = False
+        self._before = self._file()
 
     @property
     def _path(self) -> Path:
@@ -42,7 +43,7 @@ class StopRequest:
         """Ask the source to plan no further micro-batch. ``processed``: the source's offset up to which Spark has committed everything.
 
         With ``processed``, the source can give its queues back when it is stopped, without another call of ``latestOffset``. An answer to
-        this request is kept. An answer to an earlier request, whose application was killed, is overwritten.
+        this request is kept. An answer to an earlier request, whose application was killed, is overwritten. Raises OSError.
         """
         if not (self._written and self.answered):
             _replace(self._path, {"processed": processed})
@@ -51,31 +52,46 @@ class StopRequest:
     @property
     def answered(self) -> bool:
         """Whether the source has given its queues back."""
-        return _read(self._path) == _ANSWER
+        return self._read() == _ANSWER
 
     def withdraw(self) -> None:
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
 
     # -- the source's side
 
-    def is_made(self, since: float) -> bool:
-        """Whether the query was asked to stop after the time ``since``, in seconds since 1970."""
-        try:
-            return self._path.stat().st_mtime >= since
-        except OSError:
-            # A folder of another user also raises an OSError. This application cannot have made a request in it.
-            return False
+    @property
+    def is_made(self) -> bool:
+        """Whether the query was asked to stop since this object was created."""
+        return self._file() not in (None, self._before)
 
     @property
     def processed(self) -> Checkpoint | None:
         """The offset up to which Spark has committed everything, if the request says so."""
-        offset = (_read(self._path) or {}).get("processed")
+        offset = (self._read() or {}).get("processed")
         return None if offset is None else Checkpoint.from_spark(offset)
 
     def answer(self) -> None:
         """Tell the application that the queues are given back. Without an answer, the application waits until its timeout."""
         with contextlib.suppress(OSError):
             _replace(self._path, _ANSWER)
+
+    # -- the file. In a folder of another user there is none, because this application cannot have made a request there.
+
+    def _file(self) -> tuple[int, int] | None:
+        """Return what distinguishes the file from those that replace it; None if there is no file."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found
 
 
 def _folder() -> Path:
@@ -86,14 +102,6 @@ def _folder() -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(f"{folder} is not a folder that only this user can write. Remove it, or set TMPDIR")
     return folder
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found
 
 
 def _replace(path: Path, content: Mapping[str, Any]) -> None:

@@ -43,30 +43,39 @@ def stop_at_boundary(query: StreamingQuery, timeout: float = 60.0) -> bool:
     queues, and the query is stopped. Another member of the group, or the next run of this query, gets the queues at its next trigger.
 
     If the micro-batch takes longer than ``timeout`` seconds, the query is stopped as by ``query.stop()``, and False is returned. The same
-    happens if the source runs on another machine than this program (a remote Spark Connect server), or if the query fails first.
+    happens if the source runs on another machine than this program (a remote Spark Connect server), or if the query fails first. A query
+    that cannot be asked, because the request's file cannot be written, is stopped immediately, with a warning.
 
     Raises OptionError UNSUPPORTED for a query that reads nothing with the format orderedmq, once it has processed a micro-batch.
     """
     deadline = time.monotonic() + timeout
     requests: dict[str, StopRequest] = {}
     try:
-        while query.isActive and time.monotonic() < deadline:
-            # Read the status before the progress, so that the progress of a query between two triggers is that of its last trigger.
-            between = not query.status["isTriggerActive"]
-            offsets = _offsets(query)
-            for owner_id in offsets.keys() - requests.keys():
-                requests[owner_id] = StopRequest(owner_id)
-                requests[owner_id].write()
-                between = False
-            if requests and all(request.answered for request in requests.values()):
-                break
-            if requests and between:
-                # With a long trigger interval, Spark does not call the source for a long time, so tell the source what Spark has committed.
-                for owner_id, request in requests.items():
-                    request.write(offsets[owner_id])
-                deadline = time.monotonic() + _GIVE_BACK
-                break
-            time.sleep(_LOOK)
+        try:
+            while query.isActive and time.monotonic() < deadline:
+                # Read the status before the progress, so that the progress of a query between two triggers is that of its last trigger.
+                between = not query.status["isTriggerActive"]
+                offsets = _offsets(query)
+                for owner_id in offsets.keys() - requests.keys():
+                    requests[owner_id] = StopRequest(owner_id)
+                    requests[owner_id].write()
+                    between = False
+                if requests and all(request.answered for request in requests.values()):
+                    break
+                if requests and between:
+                    # With a long trigger interval, Spark does not call the source for a long time, so tell the source what Spark has committed.
+                    for owner_id, request in requests.items():
+                        request.write(offsets[owner_id])
+                    deadline = time.monotonic() + _GIVE_BACK
+                    break
+                time.sleep(_LOOK)
+        except OSError as error:
+            log.warning(
+                "query %s is stopped as by query.stop(), because it cannot be asked to stop between two micro-batches: %s",
+                query.name or query.id,
+                error,
+            )
+            deadline = time.monotonic()
         query.stop()
         # The source's process ends after its query.
         while requests and time.monotonic() < deadline and not all(request.answered for request in requests.values()):

@@ -49,8 +49,8 @@ class QueryRun:
     """The state of a running query, from its first offsets to its stop. Only the session changes ``owner``."""
 
     def __init__(self, broker: Broker, watch: TopicWatch, options: SourceOptions, owner_id: str) -> None:
-        #: When the run began, in seconds since 1970.
-        self.began = time.time()
+        #: Created first, because it ignores requests that were made before.
+        self.stop_request = StopRequest(owner_id)
         self.session: Session = group_session.open_session(broker, options, owner_id)
         if options.retry_topic:
             try:
@@ -151,15 +151,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         run = self._run
         if run is None or self._given_back:
             return self._given_back
-        request = StopRequest(run.owner.owner_id)
-        if request.is_made(run.began):
-            self._give_back(run, request, Checkpoint.from_spark(start))
+        if run.stop_request.is_made:
+            self._give_back(run, Checkpoint.from_spark(start))
         return self._given_back
 
-    def _give_back(self, run: QueryRun, request: StopRequest, processed: Checkpoint) -> None:
+    def _give_back(self, run: QueryRun, processed: Checkpoint) -> None:
         run.session.give_back(processed)
         self._given_back = True
-        request.answer()
+        run.stop_request.answer()
 
     @staticmethod
     def _next_look(change: int | None, now: float, lots: BatchLots) -> float:
@@ -245,15 +244,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end(self, run: QueryRun) -> None:
         """Give the queues back as at a boundary if the application says that Spark has committed the last planned batch."""
-        request = StopRequest(run.owner.owner_id)
-        asked = request.is_made(run.began)
-        processed = request.processed if asked else None
+        asked = run.stop_request.is_made
+        processed = run.stop_request.processed if asked else None
         if self._given_back:
             # The application may have overwritten the answer with a request that says how far Spark has committed.
             if asked:
-                request.answer()
+                run.stop_request.answer()
         elif processed is not None and (run.owner.is_planned(processed) or not run.owner.in_flight()):
-            self._give_back(run, request, processed)
+            self._give_back(run, processed)
         else:
             run.session.stop(terminated=self._terminated)
 

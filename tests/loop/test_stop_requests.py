@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from ordered_source.stop_request import StopRequest
+from ordered_source.stopping import stop_at_boundary
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.offsets import Checkpoint
 from tests.loop.conftest import LoopRig
 from tests.micro_batches import MicroBatchLoop
 
@@ -120,6 +123,12 @@ def test_a_batch_that_is_cut_commits_nothing_and_keeps_its_locks(
     assert sum(rig.broker.groups.offsets("g", queues).values()) == 4
 
 
+def set_clock(request: StopRequest, hours: int) -> None:
+    """Give the request's file the time that it has if the clock was set, by ``hours``, between the request and the query's start."""
+    at = time.time() + 3600 * hours
+    os.utime(request._path, (at, at))
+
+
 def test_a_request_that_was_left_behind_does_not_stop_the_next_run(
     rig: LoopRig, queues: list[MessageQueue], request_to: Any
 ) -> None:
@@ -128,10 +137,24 @@ def test_a_request_that_was_left_behind_does_not_stop_the_next_run(
     request = request_to()
     request.write()
     query.kill()
+    set_clock(request, 1)
     again = start(rig)
     again.advance("idle")
     assert sum(again.rows) == 6
     assert not request.answered
+    request_to().write()
+    again.advance()
+    assert request.answered
+
+
+def test_a_request_counts_although_the_clock_was_set_back(rig: LoopRig, queues: list[MessageQueue], request_to: Any) -> None:
+    query = start(rig)
+    query.advance("committed")
+    request = request_to()
+    request.write()
+    set_clock(request, -1)
+    assert query.advance() == "idle"
+    assert request.answered
 
 
 def test_an_answer_to_an_earlier_application_is_no_answer_to_the_next_one(
@@ -162,7 +185,7 @@ def test_an_answer_stays_and_another_users_folder_asks_for_nothing(monkeypatch: 
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     request = StopRequest("../some/owner")
     request.write()
-    assert request.is_made(0.0)
+    assert request.is_made
     assert request.processed is None
     assert os.listdir(tmp_path) == [f"orderedmq-{os.geteuid()}"]
     request.answer()
@@ -170,6 +193,30 @@ def test_an_answer_stays_and_another_users_folder_asks_for_nothing(monkeypatch: 
     assert request.answered
     folder = tmp_path / f"orderedmq-{os.geteuid()}"
     folder.chmod(0o777)
-    assert not request.is_made(0.0)
-    with pytest.raises(PermissionError, match="is not a folder that only this user can write. Remove it, or set TMPDIR"):
-        request.write()
+    assert not request.is_made
+    assert not request.answered
+
+
+class IdleQuery:
+    """A running query as its application sees it, between two triggers."""
+
+    name, isActive = "orders", True
+    status: ClassVar = {"isTriggerActive": False}
+    lastProgress: ClassVar = {"sources": [{"endOffset": Checkpoint("owner").to_spark()}]}
+
+    def stop(self) -> None:
+        self.isActive = False
+
+
+def test_a_query_that_cannot_be_asked_is_stopped_nevertheless(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = tmp_path / f"orderedmq-{os.geteuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    query: Any = IdleQuery()
+    assert not stop_at_boundary(query)
+    assert not query.isActive
+    assert "query orders is stopped as by query.stop()" in caplog.text
+    assert f"{folder} is not a folder that only this user can write. Remove it, or set TMPDIR" in caplog.text
