@@ -207,10 +207,8 @@ class _Task:
         """Return the rows' hashed keys; None without a key column. Rows whose key is not UTF-8 are added to ``odd``."""
         if self._plan.key is None:
             return None
-        column = rows.column(rows.schema.get_field_index(self._plan.key))
-        if not (pa.types.is_integer(column.type) or pa.types.is_binary(column.type)):
-            column, bad = valid(column)
-            odd.update(bad.tolist())
+        column, bad = valid(rows.column(rows.schema.get_field_index(self._plan.key)))
+        odd.update(bad.tolist())
         return hashed_keys(column, self._plan.key_type, where, self.rows)
 
     def _messages(self, rows: pa.RecordBatch, keys: HashedKeys | None) -> pa.RecordBatch:

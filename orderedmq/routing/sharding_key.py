@@ -28,6 +28,16 @@ GivenKeyType: TypeAlias = Literal["auto", "text", "int", "long"]
 KEY_TYPES: Final[tuple[GivenKeyType, ...]] = ("auto", "text", "int", "long")
 
 _BITS: Final = {"int": 32, "long": 64}
+#: Arrow's types of texts, and of binary values, which are keys if they are UTF-8. Spark's setting useLargeVarTypes chooses the large ones.
+_TEXT_LIKE: Final = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_null,
+)
 _NUMBER: Final = "-?[0-9]+"
 #: Maximum characters of a bad key that an error shows.
 _SHOWN: Final = 40
@@ -71,8 +81,7 @@ def key_type(column: pa.DataType, given: GivenKeyType = "auto") -> KeyType:
 
 def _is_text(column: pa.DataType) -> bool:
     kind = column.value_type if pa.types.is_dictionary(column) else column
-    known = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary, pa.types.is_null)
-    return any(test(kind) for test in known)
+    return any(test(kind) for test in _TEXT_LIKE)
 
 
 def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 0) -> HashedKeys:
@@ -83,7 +92,7 @@ def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 
     """
     kind = key_type(column.type, given)
     try:
-        texts = (valid(column)[0] if not pa.types.is_binary(column.type) else column).cast(pa.string())
+        texts = valid(column)[0].cast(pa.string())
     except pa.ArrowInvalid as error:
         raise SchemaError(
             SchemaCondition.WRONG_TYPE,

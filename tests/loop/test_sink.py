@@ -11,6 +11,8 @@ import pytest
 
 import orderedmq
 from orderedmq.errors import OrderedMQError, SchemaError
+from orderedmq.routing.key_hash import HashedKeys
+from orderedmq.routing.selector import select_by_hash
 from tests.loop.conftest import LoopRig
 
 OUT = {"topic": "out"}
@@ -142,6 +144,27 @@ def test_the_topic_column_routes_when_no_option_does(rig: LoopRig) -> None:
     rig.save({}, many(10, topic=lambda n: "ab"[n % 2], sharding_key=lambda n: "k"))
     assert rig.bodies("a") == {0: ["0", "2", "4", "6", "8"]}
     assert rig.bodies("b") == {0: ["1", "3", "5", "7", "9"]}
+
+
+def test_arrows_large_types_are_written_like_the_usual_ones(rig: LoopRig) -> None:
+    """Spark passes them with spark.sql.execution.arrow.useLargeVarTypes=true."""
+    large, text = pa.large_binary(), pa.large_string()
+    rig.topic("a", 4)
+    rig.topic("b", 4)
+    kinds = {"topic": text, "body": large, "sharding_key": large, "tags": text, "properties": pa.map_(text, text)}
+    rows = [
+        {"topic": "ab"[n % 2], "body": b"%d" % n, "sharding_key": b"k%d" % n, "tags": "t", "properties": [("p", "q")]}
+        for n in range(10)
+    ]
+    for options in ({}, {"orderBy": "sharding_key"}):
+        rig.save(options, pa.RecordBatch.from_pylist(rows, pa.schema(kinds)))
+    for topic, numbers in (("a", range(0, 10, 2)), ("b", range(1, 10, 2))):
+        keys = pa.array([f"k{n}" for n in numbers])
+        placed = zip(select_by_hash(HashedKeys(keys).java, 4), numbers, strict=True)
+        expected: dict[int, list[str]] = {queue: [] for queue in range(4)}
+        for queue, number in placed:
+            expected[queue].append(str(number))
+        assert rig.bodies(topic) == {queue: bodies * 2 for queue, bodies in expected.items()}
 
 
 def test_queue_id_chooses_the_queue(rig: LoopRig) -> None:

@@ -85,6 +85,8 @@ def test_an_int_is_its_own_hash(keys):
         (pa.uint64(), "long"),
         (pa.string(), "text"),
         (pa.binary(), "text"),
+        (pa.large_binary(), "text"),
+        (pa.binary_view(), "text"),
         (pa.null(), "text"),
         (pa.dictionary(pa.int8(), pa.string()), "text"),
     ],
