@@ -25,7 +25,8 @@ from typer.testing import CliRunner
 import orderedmq
 from orderedmq.cli import app
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
-from orderedmq.parking.rules import companion
+from orderedmq.parking.rules import HELD, Put, Ticket, companion
+from orderedmq.tools.parked import parked_keys
 from orderedmq.ui import repairs
 from orderedmq.ui.server import url_of
 from orderedmq.ui.shared_look import LEAST, SHARE, UNCHANGED, SharedLook
@@ -284,7 +285,7 @@ def test_parked_keys_show_when_they_are_due_and_are_retried_and_dropped(shop: Sh
     retry = [("action", "retry"), ("key", "orders/embedded/0/k/x"), ("key", "orders/embedded/1/o/5")]
     done = mending.follow(mending.post(f"/groups/{GROUP}/parked/order", retry)).words
     assert "Ordered to retry 2 parked messages of 2 keys: the owner does so in its next micro-batch." in done
-    drop = [("action", "drop"), ("key", "orders/embedded/0/k/y/<b>&")]
+    drop = [("action", "drop"), ("key", "orders/embedded/0/k/y%2F%3Cb%3E%26")]
     asked = mending.post(f"/groups/{GROUP}/parked/order", drop)
     assert "Drop 1 parked message of 1 key?" in asked.words
     assert "dropped" not in mending.get(f"/groups/{GROUP}/parked").words
@@ -294,6 +295,24 @@ def test_parked_keys_show_when_they_are_due_and_are_retried_and_dropped(shop: Sh
     assert "x orders/0 1 now 2 " in said
     again = mending.post(f"/groups/{GROUP}/parked/order", [*drop, ("sure", "yes")])
     assert (again.status, "dropped before" in again.words) == (409, True)
+
+
+def test_an_order_reaches_the_queue_that_it_names_even_if_its_topic_contains_a_percent_code(
+    shop: Shop, mending: Served
+) -> None:
+    for topic in ("a%41", "aA"):
+        shop.broker.admin.create_topic(topic, 1)
+        [queue] = shop.broker.log.queues(topic)
+        shop.broker.log.append({queue: rows([b"body"], "k")})
+        assert shop.broker.groups.park(shop.own("query-2", [queue])[queue], [Put(queue, 0, Ticket(0, 1, 1, HELD))])
+    page = mending.get(f"/groups/{GROUP}/parked").text
+    names = re.findall(r'name="key" value="([^"]+)"', page)
+    assert names == ["a%41/embedded/0/k/k", "aA/embedded/0/k/k"]
+    for retried, name in enumerate(names):
+        states = [one.state for one in parked_keys(shop.broker, GROUP)]
+        assert states == ["waiting"] * retried + ["held"] * (2 - retried)
+        answer = mending.post(f"/groups/{GROUP}/parked/order", [("action", "retry"), ("key", name)])
+        assert "Ordered to retry 1 parked message of 1 key" in mending.follow(answer).words
 
 
 def test_a_seek_is_shown_first_and_sets_what_was_shown(shop: Shop, mending: Served) -> None:
