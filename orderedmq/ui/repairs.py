@@ -159,8 +159,9 @@ class Repairs:
                 group=group,
                 keys=[(identity(one), one) for one in those],
             )
-        give(broker, group, cast(OrderAction, action), those)
+        # Ask for the owners first, because this may fail, and an order that was given must be reported.
         alive = owned(broker, group)
+        give(broker, group, cast(OrderAction, action), those)
         alone = sorted({str(one.queue) for one in those if not alive.get(one.queue, False)})
         when = "the queue's next owner carries out the order" if alone else "the owner does so in its next micro-batch"
         self._site.tell(f"ordered to {action} {said} of group {group}")

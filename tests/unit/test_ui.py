@@ -23,7 +23,10 @@ import pytest
 from typer.testing import CliRunner
 
 import orderedmq
+from orderedmq.broker import LockInfo
 from orderedmq.cli import app
+from orderedmq.conditions import UnavailableCondition
+from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.parking.rules import HELD, Put, Ticket, companion
 from orderedmq.tools.parked import parked_keys
@@ -313,6 +316,22 @@ def test_an_order_reaches_the_queue_that_it_names_even_if_its_topic_contains_a_p
         assert states == ["waiting"] * retried + ["held"] * (2 - retried)
         answer = mending.post(f"/groups/{GROUP}/parked/order", [("action", "retry"), ("key", name)])
         assert "Ordered to retry 1 parked message of 1 key" in mending.follow(answer).words
+
+
+def test_an_order_is_not_given_if_the_owners_cannot_be_asked(
+    shop: Shop, mending: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.park(0, 3)
+
+    def away(_: str) -> list[LockInfo]:
+        raise RocketMQUnavailableError(UnavailableCondition.NO_BROKER, "broker-b does not answer")
+
+    monkeypatch.setattr(shop.broker.admin, "locks", away)
+    before = shop.broker.log.change()
+    drop = [("action", "drop"), ("sure", "yes"), ("key", "orders/embedded/0/k/x")]
+    answer = mending.post(f"/groups/{GROUP}/parked/order", drop)
+    assert (answer.status, "broker-b does not answer" in answer.words) == (503, True)
+    assert (shop.broker.log.change(), mending.told) == (before, [])
 
 
 def test_a_seek_is_shown_first_and_sets_what_was_shown(shop: Shop, mending: Served) -> None:
