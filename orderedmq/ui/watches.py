@@ -281,6 +281,10 @@ class Watches:
     def _look_at_topics(self) -> list[TopicNow]:
         found = []
         for topic in self._broker.log.topics():
-            bounds = self._broker.log.bounds(self._broker.log.queues(topic.name)).values()
+            try:
+                bounds = self._broker.log.bounds(self._broker.log.queues(topic.name)).values()
+            except TopicError:
+                # The topic was deleted a moment ago.
+                continue
             found.append(TopicNow(topic, sum(at.max_offset - at.min_offset for at in bounds)))
         return found

@@ -23,7 +23,7 @@ import pytest
 from typer.testing import CliRunner
 
 import orderedmq
-from orderedmq.broker import LockInfo
+from orderedmq.broker import LockInfo, TopicInfo
 from orderedmq.cli import app
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import RocketMQUnavailableError
@@ -33,6 +33,7 @@ from orderedmq.tools.parked import parked_keys
 from orderedmq.ui import repairs
 from orderedmq.ui.server import url_of
 from orderedmq.ui.shared_look import LEAST, SHARE, UNCHANGED, SharedLook
+from orderedmq.ui.watches import Watches
 from tests.command import COMMAND, ENVIRONMENT
 from tests.ui_site import GROUP, Served, Shop, rows, served
 from tests.waits import until
@@ -131,6 +132,19 @@ def test_topics_have_depths_and_the_time_that_they_go_back(still: Served) -> Non
     assert "24 in 4 queues" in said
     assert "Kept for 7 d" in said
     assert re.search(r"orders/2 6 0 6 [\d,.]+ \w+ \d{4}-\d\d-\d\d \d\d:\d\d:\d\d 7 d ", said), said
+
+
+def test_a_topic_that_is_deleted_while_the_topics_are_read_is_left_out(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.broker.admin.create_topic("brief", 1)
+    listed = shop.broker.log.topics
+
+    def listed_before_deletion() -> list[TopicInfo]:
+        found = listed()
+        shop.broker.admin.delete_topic("brief")
+        return found
+
+    monkeypatch.setattr(shop.broker.log, "topics", listed_before_deletion)
+    assert [(one.topic.name, one.messages) for one in Watches(shop.broker).topics().get()] == [("orders", 24)]
 
 
 def test_topics_of_groups_stand_apart_and_their_pages_open(shop: Shop, site: Served) -> None:
