@@ -36,7 +36,8 @@ class LotReader:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._lots: dict[tuple[str, MessageQueue], Lot] = {}
+        #: The lots, each with the anchor of its topic (`Log.anchor`).
+        self._lots: dict[tuple[str, MessageQueue], tuple[Lot, str]] = {}
         self._listed: tuple[float, list[str]] | None = None
 
     def look(self, group: str) -> dict[MessageQueue, Lot]:
@@ -80,9 +81,12 @@ class LotReader:
             begin = max(offsets.get(queue, at.min_offset), at.min_offset)
             if begin >= at.max_offset:
                 continue
-            lot = self._lots.get((group, queue))
-            if lot is None or lot.begin != begin or lot.end > at.max_offset:
-                lot = self._lots[group, queue] = Lot(begin)
+            lot, anchor = self._lots.get((group, queue), (None, ""))
+            if lot is None or lot.begin != begin or lot.end > at.max_offset or log.is_another(queue.topic, anchor):
+                # Get the anchor before the messages: if the lot is deleted and created again in between, the next call notices it.
+                anchor = log.anchor(queue.topic, {queue: at.max_offset})
+                lot = Lot(begin)
+                self._lots[group, queue] = lot, anchor
             reading.read(log, lot, queue, at.max_offset)
             if lot.messages:
                 yield queue, lot

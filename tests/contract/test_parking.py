@@ -13,6 +13,7 @@ from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.parking.lot import LOT_COLUMNS, RESTORE_COLUMNS, Lot, restore
 from orderedmq.parking.rules import BEHIND, HELD, Order, Put, Ticket, companion, parked_queue
+from orderedmq.tools.parked import LotReader
 from tests.contract.support import (
     BIG,
     FakeClock,
@@ -416,6 +417,8 @@ def test_a_deleted_topic_takes_what_all_groups_have_parked_of_it(broker: Broker,
     for one in (token, other):
         park(broker, one, [3])
     park(broker, kept, [0])
+    reader = LotReader(broker)
+    assert list(reader.look("h")[token.queue].places) == [3]
     broker.groups.commit({token: 1, companion(token): 1})
     broker.groups.unlock([token])
     broker.admin.delete_topic("orders")
@@ -427,6 +430,10 @@ def test_a_deleted_topic_takes_what_all_groups_have_parked_of_it(broker: Broker,
     [again] = locked(broker, "g", me, [token.queue])
     assert park(broker, again, [3, 0]) == [True, True]
     assert offsets(broker, token.queue) == [3, 0]
+    # A reader of the former lot recognises the new one, although it has as many messages.
+    [again] = locked(broker, "h", me, [token.queue])
+    park(broker, again, [5])
+    assert list(reader.look("h")[token.queue].places) == [5]
 
 
 def test_a_lot_that_another_group_reads_has_lots_that_go_with_it(broker: Broker, token: LockToken):

@@ -299,6 +299,22 @@ def test_a_message_is_read_once_however_often_somebody_looks(
     assert reader.look("g") == {}
 
 
+def test_a_topic_that_was_created_again_has_another_lot(broker: Broker, owner: Owner, queues: Sequence[MessageQueue]) -> None:
+    queue, reader = queues[2], LotReader(broker)
+    owner.park(queue, Ticket(0, 1, 1, HELD))
+    assert list(reader.look("g")[queue].keys) == ["x"]
+    owner.leave()
+    broker.admin.delete_topic("b")
+    broker.admin.create_topic("b", 1)
+    broker.log.append({queue: rows("y", "z")})
+    client = broker.groups.join("billing")
+    [token] = broker.groups.lock("g", client, [queue]).values()
+    assert isinstance(token, LockToken)
+    for offset in (0, 1):
+        assert broker.groups.park(token, [Put(queue, offset, Ticket(offset, 1, 1, HELD))])
+        assert list(reader.look("g")[queue].keys) == ["y", "z"][: offset + 1]
+
+
 # Orders.
 
 
