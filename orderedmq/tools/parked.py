@@ -48,8 +48,9 @@ class LotReader:
             try:
                 found = dict(self._read(group, parked))
                 break
-            except DataLossError:
+            except (DataLossError, TopicError):
                 # The owner may have moved the group's offset since it was read, and the broker may have deleted the messages before it.
+                # Or the lot itself was deleted.
                 if attempt == _TRIES - 1:
                     raise
         self._lots = {place: lot for place, lot in self._lots.items() if place[0] != group or place[1] in found}

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import orderedmq
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, Log
 from orderedmq.cli import app
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
@@ -272,6 +272,23 @@ def test_what_the_owner_has_done_meanwhile_is_read_again(
     assert reader.look("g") == {}
     assert len(seen) == 1
     assert broker.log.bounds([parked_queue("g", first)])[parked_queue("g", first)].min_offset == 5
+
+
+def test_a_lot_that_is_deleted_while_it_is_read_is_left_out(
+    broker: Broker, owner: Owner, queues: Sequence[MessageQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for queue in queues:
+        owner.park(queue, Ticket(0, 1, 1, HELD))
+    owner.leave()
+    read = reading.read
+
+    def read_late(log: Log, lot: Lot, queue: MessageQueue, end: int) -> None:
+        if queue == parked_queue("g", queues[2]) and queue in log.bounds([queue]):
+            broker.admin.delete_topic("b")
+        read(log, lot, queue, end)
+
+    monkeypatch.setattr(reading, "read", read_late)
+    assert list(LotReader(broker).look("g")) == [*queues[:2]]
 
 
 def test_a_message_is_read_once_however_often_somebody_looks(
