@@ -32,6 +32,9 @@ class LagHistory:
     def see(self, now: float, lags: Mapping[MessageQueue, int]) -> None:
         """Record the lags that were read at ``now`` (in seconds)."""
         number = int(now // STEP)
+        # After the clock was set back, the steps that are now in the future are wrong.
+        while self._steps and self._steps[-1][0] > number:
+            self._steps.pop()
         if not self._steps or self._steps[-1][0] < number:
             self._steps.append((number, array("q"), [0]))
         _, found, total = self._steps[-1]

@@ -37,6 +37,17 @@ def test_what_is_older_than_the_history_is_forgotten() -> None:
     assert known(lags.of((2 * STEPS + 20) * STEP, A)) == {}
 
 
+def test_after_the_clock_was_set_back_the_lag_is_known_again_at_once() -> None:
+    lags = LagHistory()
+    for step in range(1000, 1010):
+        lags.see(step * STEP, {A: 9})
+    for step in range(1007, 1009):
+        lags.see(step * STEP, {A: 1})
+    assert known(lags.of(1008 * STEP, A)) == known(lags.total(1008 * STEP)) == dict.fromkeys(range(1, 9), 9) | {0: 1}
+    lags.see(10 * STEP, {A: 2})
+    assert known(lags.of(10 * STEP, A)) == known(lags.total(10 * STEP)) == {0: 2}
+
+
 def test_the_first_look_sees_no_hand_over_and_those_of_one_look_are_one() -> None:
     owners = Owners()
     owners.see(1.0, {A: "one", B: "one"})
