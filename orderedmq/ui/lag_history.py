@@ -22,7 +22,10 @@ _UNKNOWN: Final = -1
 
 
 class LagHistory:
-    """The greatest lag of each queue, and of all queues together, in each of the last `STEPS` steps."""
+    """The greatest lag of each queue, and of all queues together, in each of the last `STEPS` steps.
+
+    Other threads may read the history while one thread calls `see`.
+    """
 
     def __init__(self) -> None:
         self._places: dict[MessageQueue, int] = {}
@@ -48,11 +51,11 @@ class LagHistory:
     def of(self, now: float, queue: MessageQueue) -> Series:
         """Return the history of one queue up to ``now``."""
         place = self._places.get(queue, -1)
-        return self._series(now, {number: found[place] for number, found, _ in self._steps if 0 <= place < len(found)})
+        return self._series(now, {number: found[place] for number, found, _ in tuple(self._steps) if 0 <= place < len(found)})
 
     def total(self, now: float) -> Series:
         """Return the history of all queues together up to ``now``."""
-        return self._series(now, {number: total[0] for number, _, total in self._steps})
+        return self._series(now, {number: total[0] for number, _, total in tuple(self._steps)})
 
     @staticmethod
     def _series(now: float, lags: Mapping[int, int]) -> Series:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import sys
+import threading
 
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.ui import charts
@@ -46,6 +49,26 @@ def test_after_the_clock_was_set_back_the_lag_is_known_again_at_once() -> None:
     assert known(lags.of(1008 * STEP, A)) == known(lags.total(1008 * STEP)) == dict.fromkeys(range(1, 9), 9) | {0: 1}
     lags.see(10 * STEP, {A: 2})
     assert known(lags.of(10 * STEP, A)) == known(lags.total(10 * STEP)) == {0: 2}
+
+
+def test_a_history_is_read_while_it_grows() -> None:
+    lags, done = LagHistory(), threading.Event()
+
+    def grow() -> None:
+        for step in itertools.takewhile(lambda _: not done.is_set(), itertools.count()):
+            lags.see(step * STEP, {A: 1})
+
+    growing, interval = threading.Thread(target=grow), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    growing.start()
+    try:
+        for _ in range(3000):
+            lags.of(0.0, A)
+            lags.total(0.0)
+    finally:
+        sys.setswitchinterval(interval)
+        done.set()
+        growing.join()
 
 
 def test_the_first_look_sees_no_hand_over_and_those_of_one_look_are_one() -> None:
