@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import re
 import shutil
 import struct
 import time
@@ -266,6 +267,14 @@ def test_no_reader_waits_for_rows_that_a_damaged_entry_promises(world: World, fo
     changes = [world.flipped(at + byte, bit) for at in rows_at for byte in range(2) for bit in range(8)]
     seen = attempt(world, folder, [*changes, *(world.flipped(at + byte, 2) for at in end_at for byte in range(8))]).outcomes
     assert seen["named"] > len(changes) // 3, seen
+
+
+def test_a_database_with_other_flags_is_damaged(world: World, folder: Path):
+    """With the flag of duplicate keys (4), LMDB would add values instead of replacing them."""
+    # In the list of databases, a name precedes its record: four bytes of padding, then the flags. Former pages have such lists too.
+    records = [found.end() for name in layout.DATABASES for found in re.finditer(name.encode() + bytes(6), world.content)]
+    seen = attempt(world, folder, [(at - 2, b"\x04") for at in records]).outcomes
+    assert seen["named"] == len(layout.DATABASES), seen
 
 
 # -- segments -----------------------------------------------------------------------------------------------------------------------

@@ -185,6 +185,10 @@ class Snapshot:
 
     def _leaves(self, tree: Tree, name: str, numbers: bool, exact: bool) -> Iterator[tuple[int, bytes, _Nodes, dict[int, int]]]:
         """Yield each leaf page: its number, content and nodes, and the first pages of its large values by node index (0: damaged)."""
+        if tree.flags != (_INTEGER_KEYS if numbers else 0):
+            # LMDB would treat the entries differently, for example keep several values of a key.
+            self._report(f"{name} has flags {tree.flags}, which no database of a store has")
+            return
         if tree.root == NONE:
             if tree.entries or tree.depth or tree.leaves or tree.branches or tree.overflow:
                 self._report(f"{name} has no root, but says that it has {tree.entries} entries")
