@@ -7,8 +7,10 @@ rows as soon as the tasks send them, and the rows cannot be deleted.
 from __future__ import annotations
 
 import logging
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -28,6 +30,9 @@ from orderedmq.routing.selector import selector
 
 log = logging.getLogger("orderedmq")
 
+#: The module that Spark loads only in the processes that commit and abort micro-batches.
+COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
+
 
 class _Planned:
     """The checked options and columns, the store's identity, and the job's name. Both writers use this class.
@@ -36,7 +41,9 @@ class _Planned:
     job, and another writer for each job that writes the same batch again.
     """
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool) -> None:
+    def __init__(
+        self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool, for_tasks: bool = True
+    ) -> None:
         if overwrite:
             raise SinkError(
                 SinkCondition.MODE,
@@ -48,17 +55,21 @@ class _Planned:
         self.streaming = streaming
         # Load a user's selector function here, so that a mistake is reported before any task starts.
         selector(self.options.selector, 0)
+        self.identity = self._connected() if for_tasks else ""
+        self.job = uuid.uuid4().hex
+
+    def _connected(self) -> str:
+        """Connect to the broker, and return what `_prepare` returns."""
         with reach(self.options.endpoint) as broker:
             try:
-                self.identity = self._prepare(broker)
+                return self._prepare(broker)
             except RocketMQError as error:
                 # A Proxy that checks accounts refuses even the request for routes and names only one right, so report all missing rights
                 # here.
                 if error.denied and self.options.topic is not None:
-                    identified = streaming or self.options.txn_app_id is not None
+                    identified = self.streaming or self.options.txn_app_id is not None
                     broker.outbox.require_rights(self.options.topic, self.options.sink_group, identified=identified)
                 raise
-        self.job = uuid.uuid4().hex
 
     def _prepare(self, broker: Broker) -> str:
         """Check the broker's abilities, create the topic if it is missing and the options allow that, and return the broker's identity."""
@@ -89,7 +100,7 @@ class _Planned:
             return None
         self._check_keys(written)
         self._warn(written)
-        with reach(self.options.endpoint, identity=self.identity, seen_here=True) as broker:
+        with reach(self.options.endpoint, identity=written[0].identity, seen_here=True) as broker:
             return broker.outbox.publish(
                 written[0].batch,
                 [message.receipt for message in written],
@@ -100,11 +111,11 @@ class _Planned:
 
     def discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete the rows that the tasks have staged, if possible. It raises nothing, because Spark must show why the batch failed."""
-        receipts = [message.receipt for message in messages if isinstance(message, Written)]
-        if receipts:
+        written = [message for message in messages if isinstance(message, Written)]
+        if written:
             try:
-                with reach(self.options.endpoint, identity=self.identity, seen_here=True) as broker:
-                    broker.outbox.discard(receipts)
+                with reach(self.options.endpoint, identity=written[0].identity, seen_here=True) as broker:
+                    broker.outbox.discard([message.receipt for message in written])
             except OrderedMQError as error:
                 log.warning("the rows of an aborted batch could not be deleted now, but will be deleted later: %s", error)
 
@@ -165,7 +176,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """The sink of one streaming query. It writes each (query, micro-batch) once."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
-        self._planned = _Planned(options, schema, overwrite, streaming=True)
+        # Spark makes another writer in another process for each commit and abort. That writer must not connect here: if the broker is
+        # away, the abort after a failed commit would fail too, and Spark would then show neither error, only "Writing job failed".
+        self._planned = _Planned(options, schema, overwrite, streaming=True, for_tasks=COMMITTER not in sys.modules)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._planned.write(iterator)

@@ -45,12 +45,13 @@ GATHER_ROWS: Final = 131072
 
 @dataclass
 class Written(WriterCommitMessage):
-    """A task's message to the commit: its batch, its receipt, and its keys as sorted 64-bit hashes.
+    """A task's message to the commit: the identity of the store, its batch, its receipt, and its keys as sorted 64-bit hashes.
 
     Of the task's ``rows`` rows, ``null_keys`` have no key and ``several_tags`` have more than one tag. The commit logs a warning
     about these.
     """
 
+    identity: str
     batch: SinkBatch
     receipt: Receipt
     keys: bytes
@@ -98,7 +99,13 @@ def write(
                 batch.batch_id,
             )
         return Written(
-            batch, staging.receipt(), task.seen.to_bytes(), task.rows, null_keys=task.null_keys, several_tags=task.several_tags
+            identity,
+            batch,
+            staging.receipt(),
+            task.seen.to_bytes(),
+            task.rows,
+            null_keys=task.null_keys,
+            several_tags=task.several_tags,
         )
     except BaseException:
         staging.abandon()

@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import signal
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from pyspark.sql.streaming.python_streaming_source_runner import READ_LIMIT_REGI
 from pyspark.sql.types import StructType
 from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 
+from ordered_sink.commit import COMMITTER
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
 from orderedmq import connections
@@ -337,11 +339,19 @@ class MicroBatchLoop:
                 with _task(place, properties):
                     messages[place] = pickle.loads(cloudpickle.dumps(pickle.loads(planned).write(take())))
             yield "written"
-            self._writer().commit(list(messages), number)
+            self._committer().commit(list(messages), number)
         except Exception:
-            self._writer().abort(messages, number)
+            self._committer().abort(messages, number)
             raise
         yield "published"
+
+    def _committer(self) -> Any:
+        # Pretend that this is a process of Spark that commits or aborts.
+        sys.modules[COMMITTER] = sys
+        try:
+            return self._writer()
+        finally:
+            del sys.modules[COMMITTER]
 
     def _writer(self) -> Any:
         assert isinstance(self._sink, Mapping)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests import checker
@@ -71,3 +73,20 @@ def test_a_crash_in_the_first_batch_loses_no_message_after_the_offset_where_it_b
     world.produce(10)
     world.run(source=START)
     assert_exact_from(world, 10)
+
+
+def test_a_failed_commit_says_why_even_if_the_broker_is_away_for_the_abort_as_well(world: World) -> None:
+    """If the abort failed too, Spark would report only "Writing job failed"."""
+    world.produce(10)
+    world.points.arm("publish")
+    query = world.start()
+    world.points.wait("publish")
+    world.observer.close()
+    store = Path(world.path)
+    away = store.rename(store.with_name("away"))
+    world.points.release("publish")
+    failure = world.fail(query)
+    away.rename(store)
+    assert "[ORDEREDMQ_STORE." in failure, failure
+    world.run()
+    world.judge()

@@ -187,7 +187,7 @@ def test_a_key_in_two_tasks_is_warned_of_in_words_that_are_true_of_rows_that_are
         staging.add(queue, pa.record_batch({"body": [b"1"], "sharding_key": ["k"]}))
         seen = SeenKeys()
         seen.add(key_hash64(pa.array(["k"])))
-        messages.append(Written(SinkBatch(None), staging.receipt(), seen.to_bytes()))
+        messages.append(Written(broker.identity, SinkBatch(None), staging.receipt(), seen.to_bytes()))
     with caplog.at_level(logging.WARNING, "orderedmq"):
         BatchWriter(options, schema, False).commit(list(messages))
     assert "1 sharding keys occur in more than one task" in caplog.text

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -241,7 +241,7 @@ def test_an_async_listener_stays_async(store: TemporaryStore, after: bool) -> No
             return await listener(messages, context)
 
     for number, given in enumerate((listener, Listener)):
-        failing: Any = store.fails_once(given, after=after)
+        failing: Any = store.fails_once(cast(Any, given), after=after)
         assert is_async(failing)
         call = failing() if given is Listener else failing
         with pytest.raises(FailedOnce):
