@@ -28,7 +28,15 @@ from orderedmq.errors import (
     outside_queue,
     topic_exists,
 )
-from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MessageQueue, check_group, check_queue_count, check_topic
+from orderedmq.model import (
+    DEAD_LETTER_PREFIX,
+    DEFAULT_COMPRESSION,
+    MAX_OFFSET,
+    MessageQueue,
+    check_group,
+    check_queue_count,
+    check_topic,
+)
 from orderedmq.ownership import lock as rules
 from orderedmq.ownership.membership import present
 from orderedmq.parking.rules import (
@@ -354,7 +362,11 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo]) -> None:
     # The list grows during the loop, because a lot that another group reads may itself have lots.
     for topic in going:
         going += parking_lots.of_topic(txn, topic.name)
+        lot_of = origin(topic.name)
         for queue in index.queues_of(topic):
+            if lot_of is not None:
+                # With these records, a message that fails again would count as parked, although its copy is gone.
+                parking_lots.forget(txn, lot_of[0], leader_of(lot_of[0], queue), MAX_OFFSET)
             index.retire(txn, topic, queue, before=index.state(txn, queue).max_offset)
             txn.delete("queues", layout.queue_key(queue))
         payloads.forget_space(txn, topic)
