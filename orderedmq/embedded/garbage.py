@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from orderedmq.embedded import runs
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
@@ -33,10 +34,14 @@ LOOKED: Final = "looked"
 
 
 def collect(store: Store, clock: Clock) -> None:
-    """Delete the garbage, unless that was done within the last minute. Errors are ignored, because the caller's work is already done."""
+    """Delete the garbage and old registrations, unless that was done within the last minute.
+
+    Errors are ignored, because the caller's work is already done.
+    """
     with contextlib.suppress(StoreError, OSError):
         if _due(store):
             collect_now(store, clock)
+            runs.sweep(store.path)
 
 
 def collect_now(store: Store, clock: Clock) -> int:

@@ -89,7 +89,6 @@ class EmbeddedOutbox:
             # The remaining receipts are other attempts of partitions that were published.
             discard(txn, receipts)
         garbage.collect(self._store, self._clock)
-        runs.sweep(self._store.path)
         return Published(False, ranges)
 
     def discard(self, receipts: Sequence[Receipt]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +22,8 @@ from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, SegmentWriter, was_begun
 from orderedmq.embedded.store.segments import Segments, parse_name
 from orderedmq.embedded.topics import topic_of
-from orderedmq.model import MessageQueue
+from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership.micro_batch import SourceRun
 from tests.contract.support import FakeClock, bodies, pull, queues_of, refused, rows
 
 TOKEN = "0123456789abcdef" * 2
@@ -225,6 +227,22 @@ def test_garbage_that_cannot_be_deleted_fails_no_write(broker: EmbeddedBroker, m
     monkeypatch.setattr(garbage, "_due", refuse)
     append(broker, "a", size=10)
     assert bodies(broker, Q0) == ["a" * 10]
+
+
+def test_a_process_without_a_free_descriptor_is_told_that_its_batch_is_published(broker: EmbeddedBroker) -> None:
+    """A publish removes old files after its commit. An error of that would make the caller write the rows again."""
+    broker.outbox.register(SourceRun("query", 0, "run"), Q0, OffsetRange(0, 1), None)
+    receipt = staged(broker, SinkBatch(None), size=10)
+    os.utime(broker.path / "segments" / garbage.LOOKED, (1, 1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        assert not broker.outbox.publish(SinkBatch(None), [receipt]).replayed
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert bodies(broker, Q0) == ["s" * 10]
 
 
 def test_after_an_append_that_failed_no_segment_stays(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
