@@ -12,11 +12,13 @@ import contextlib
 import fcntl
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from orderedmq.embedded import runs
 from orderedmq.embedded.clock import Clock
+from orderedmq.embedded.liveness import is_alive
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, was_begun
@@ -41,7 +43,7 @@ def collect(store: Store, clock: Clock) -> None:
     with contextlib.suppress(StoreError, OSError):
         if _due(store):
             collect_now(store, clock)
-            runs.sweep(store.path)
+            runs.sweep(store.path, clock.instant(), partial(is_alive, store.path))
 
 
 def collect_now(store: Store, clock: Clock) -> int:

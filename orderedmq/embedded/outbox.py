@@ -41,7 +41,7 @@ class EmbeddedOutbox:
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
         self._store.require_here()
         with self._store.errors_mapped("register a source"):
-            runs.register(self._store.path, run, Registration(queue, offsets, token))
+            runs.register(self._store.path, run, Registration(queue, offsets, token), self._clock.instant())
 
     def require_delays(self, columns: Sequence[str], topic: str | None) -> None:  # noqa: ARG002
         raise OptionError(

@@ -16,6 +16,7 @@ import re
 import shutil
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,11 +26,11 @@ import xxhash
 from orderedmq.conditions import StoreCondition
 from orderedmq.errors import StoreError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
-from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.lock import Instant, LockToken
 from orderedmq.ownership.micro_batch import SourceRun
 
 FOLDER: Final = "runs"
-#: Seconds without a new batch after which a query's files are removed.
+#: Age in seconds from which a registration may be removed.
 FORGOTTEN: Final = 7 * 24 * 3600.0
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -51,7 +52,7 @@ def _plain(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def register(store: Path, run: SourceRun, what: Registration) -> None:
+def register(store: Path, run: SourceRun, what: Registration, now: Instant) -> None:
     """Write the registration ``what``. A batch's first registration removes the query's files of batches before the previous one."""
     query = store / FOLDER / _plain(run.query_id)
     folder = query / str(run.batch_id)
@@ -71,6 +72,7 @@ def register(store: Path, run: SourceRun, what: Registration) -> None:
         "begin": what.offsets.begin,
         "end": what.offsets.end,
         "query": [run.query_id, run.name],
+        "at": [now.boot_id, now.seconds],
         "token": None if token is None else [token.group, token.owner, token.client_id, token.epoch, token.tenure],
     }
     name = f"{_plain(run.run_id)}.{uuid.uuid4().hex}"
@@ -117,8 +119,7 @@ def registered(store: Path, run: SourceRun) -> list[Registration]:
 def query_names(store: Path) -> dict[str, str]:
     """Return the Spark names of queries by client id, for queries that have a name and a registration."""
     found: dict[str, str] = {}
-    queries = _entries(store / FOLDER)
-    for path in (path for query in queries for batch in _entries(query) for path in _entries(batch)):
+    for path in _files(store):
         try:
             record = _record(path)
         except FileNotFoundError:
@@ -127,6 +128,13 @@ def query_names(store: Path) -> dict[str, str]:
         if record is not None and record["token"] is not None and record["query"][1] is not None:
             found[record["token"][2]] = record["query"][1]
     return found
+
+
+def _files(store: Path) -> Iterator[Path]:
+    """Yield the files of all registrations, including incomplete ones."""
+    for query in _entries(store / FOLDER):
+        for batch in _entries(query):
+            yield from _entries(batch)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -150,11 +158,23 @@ def _forget_before(query: Path, batch_id: int) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def sweep(store: Path) -> None:
-    """Remove the files of queries that have not run for a week."""
-    folder = store / FOLDER
-    with contextlib.suppress(FileNotFoundError):
-        for query in folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - query.stat().st_mtime > FORGOTTEN:
-                    shutil.rmtree(query, ignore_errors=True)
+def sweep(store: Path, now: Instant, alive: Callable[[str], bool]) -> None:
+    """Remove the registrations of runs that have ended, when they are a week old. ``alive``: whether a client is alive."""
+    for path in _files(store):
+        # The folders are removed with their last file. An error does not keep other files from being removed.
+        with contextlib.suppress(OSError):
+            if _has_ended(path, now, alive):
+                path.unlink()
+                path.parent.rmdir()
+                path.parent.parent.rmdir()
+
+
+def _has_ended(path: Path, now: Instant, alive: Callable[[str], bool]) -> bool:
+    """Whether the run of a registration has ended. The file's age alone does not show it, because the wall clock may have been set."""
+    if time.time() - path.stat().st_mtime <= FORGOTTEN:
+        return False
+    record = _record(path)
+    if record is None:
+        return True
+    token = record["token"]
+    return now.since(Instant(*record["at"])) > FORGOTTEN and not (token is not None and alive(token[2]))

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from pathlib import Path
 
-from orderedmq.embedded import runs
+import pytest
+
+from orderedmq.broker import SinkBatch
+from orderedmq.embedded import garbage, runs
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.runs import FORGOTTEN
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
-from orderedmq.ownership.lock import LockToken
+from orderedmq.ownership.lock import Instant, LockToken
 from orderedmq.ownership.micro_batch import SourceRun
+from tests.contract.support import FakeClock, locked, refused, rows
 
 QUEUE = MessageQueue("t", EMBEDDED_BROKER, 0)
+NOW = Instant("boot", FORGOTTEN)
 
 
-def note(store: Path, query: str, batch: int) -> None:
-    token = LockToken("g", QUEUE, query, f"{query}@1", 1, 1)
-    runs.register(store, SourceRun(query, batch, "run", f"name of {query}"), runs.Registration(QUEUE, OffsetRange(0, 1), token))
+def note(store: Path, query: str, batch: int, run: str = "run", *, group: bool = True) -> None:
+    token = LockToken("g", QUEUE, query, f"{query}@1", 1, 1) if group else None
+    what = runs.Registration(QUEUE, OffsetRange(0, 1), token)
+    runs.register(store, SourceRun(query, batch, run, f"name of {query}"), what, NOW)
+
+
+def age(store: Path) -> None:
+    """Make everything that the store has noted so far look older than a week."""
+    for path in (store / runs.FOLDER).rglob("*"):
+        os.utime(path, (time.time() - FORGOTTEN - 1,) * 2)
 
 
 def test_names_are_found_while_a_query_removes_what_it_noted_before(tmp_path: Path) -> None:
@@ -38,3 +54,48 @@ def test_names_are_found_while_a_query_removes_what_it_noted_before(tmp_path: Pa
     finally:
         stopped.set()
         query.join()
+
+
+# -- removal ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("group", "now", "alive", "kept"),
+    [
+        pytest.param(True, Instant("boot", 2 * FORGOTTEN + 1), False, False, id="ended"),
+        pytest.param(True, Instant("next boot", 5.0), False, False, id="rebooted"),
+        pytest.param(False, Instant("boot", 2 * FORGOTTEN + 1), False, False, id="no group"),
+        pytest.param(True, Instant("boot", 2 * FORGOTTEN + 1), True, True, id="long batch"),
+        pytest.param(False, Instant("boot", FORGOTTEN + 1), False, True, id="wall clock set"),
+    ],
+)
+def test_what_a_run_noted_is_removed_when_the_run_has_ended(
+    tmp_path: Path, group: bool, now: Instant, alive: bool, kept: bool
+) -> None:
+    note(tmp_path, "query", 7, group=group)
+    runs.sweep(tmp_path, now, lambda _: alive)
+    assert list((tmp_path / runs.FOLDER).iterdir()) != [], "it is young"
+    age(tmp_path)
+    runs.sweep(tmp_path, now, lambda _: alive)
+    assert (list((tmp_path / runs.FOLDER).iterdir()) != []) is kept
+
+
+def test_a_query_that_repeats_a_batch_after_a_week_is_fenced_while_others_publish(path: Path) -> None:
+    clock = FakeClock()
+    with EmbeddedBroker(path, clock=clock) as broker:
+        broker.admin.create_topic("t", 1)
+        broker.log.append({QUEUE: rows("abc")})
+        first, again = (SinkBatch("q", 7, SourceRun("q", 7, run)) for run in ("first", "again"))
+        for batch in (first, again):
+            with EmbeddedBroker(path, clock=clock) as query:
+                [token] = locked(query, "g", query.groups.join("q"), [QUEUE])
+                query.outbox.register(batch.run, QUEUE, OffsetRange(0, 3), token)  # type: ignore[arg-type]
+            if batch is first:
+                age(path)
+                clock.pass_(FORGOTTEN + 1)
+        os.utime(path / "segments" / garbage.LOOKED, (1, 1))
+        broker.outbox.publish(SinkBatch("other", 0), [])
+        locked(broker, "g", broker.groups.join("other"), [QUEUE])
+        with refused("LOCK.LOST"):
+            broker.outbox.publish(again, [])
+        assert len(list((path / "runs" / "q" / "7").iterdir())) == 1, "the first run has ended"
