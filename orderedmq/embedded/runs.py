@@ -33,6 +33,7 @@ FOLDER: Final = "runs"
 #: Age in seconds from which a registration may be removed.
 FORGOTTEN: Final = 7 * 24 * 3600.0
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FILE = re.compile(rf"\.?{_PLAIN.pattern}\.[0-9a-f]{{32}}")
 
 
 @dataclass(frozen=True)
@@ -131,17 +132,17 @@ def query_names(store: Path) -> dict[str, str]:
 
 
 def _files(store: Path) -> Iterator[Path]:
-    """Yield the files of all registrations, including incomplete ones."""
+    """Yield the files of all registrations, including incomplete ones, but no files of other programs."""
     for query in _entries(store / FOLDER):
         for batch in _entries(query):
-            yield from _entries(batch)
+            yield from (path for path in _entries(batch) if batch.name.isdigit() and _FILE.fullmatch(path.name))
 
 
-def _entries(folder: Path) -> list[Path]:
-    """Return the entries of a folder, or an empty list if a later batch or `sweep` has removed the folder."""
+def _entries(path: Path) -> list[Path]:
+    """Return the entries of a folder, or an empty list if ``path`` is a file or was removed by a later batch or by `sweep`."""
     try:
-        return list(folder.iterdir())
-    except FileNotFoundError:
+        return list(path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

@@ -176,6 +176,14 @@ def test_a_store_is_made_only_where_nothing_else_is(run: Run, text: Run, store: 
     (store / "data.mdb").unlink()
     run(*create)
     (store / "data.mdb").unlink()
+    # TensorBoard writes into a folder of this name.
+    theirs = store / "runs" / "experiment"
+    theirs.mkdir(parents=True)
+    said = text(*create, code=1)
+    assert "STORE.NOT_EMPTY" in said
+    assert "runs/experiment" in said
+    assert not (store / "data.mdb").exists()
+    theirs.rmdir()
     (store / "passwd").write_text("root")
     before = sorted(store.iterdir())
     said = text(*create, code=1)

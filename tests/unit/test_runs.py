@@ -99,3 +99,17 @@ def test_a_query_that_repeats_a_batch_after_a_week_is_fenced_while_others_publis
         with refused("LOCK.LOST"):
             broker.outbox.publish(again, [])
         assert len(list((path / "runs" / "q" / "7").iterdir())) == 1, "the first run has ended"
+
+
+@pytest.mark.holds("no leftovers")
+def test_a_file_that_the_store_did_not_write_stays_in_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / runs.FOLDER
+    for name in ("exp1/events.out", "exp1/7/weights", "exp1/7/more/weights", "notes.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("mine")
+    others = sorted(folder.rglob("*"))
+    note(tmp_path, "exp1", 7)
+    assert runs.query_names(tmp_path) == {"exp1@1": "name of exp1"}
+    age(tmp_path)
+    runs.sweep(tmp_path, Instant("next boot", 5.0), lambda _: False)
+    assert sorted(folder.rglob("*")) == others

@@ -17,6 +17,8 @@ from orderedmq.options.declared import DEFAULT_DIRECTORY
 
 #: Names in the directory of a store that another process may be creating now, and the folder on every new disk (lost+found).
 _OF_STORES: Final = frozenset(("data.mdb", "lock.mdb", "owners", "runs", "segments", "lost+found"))
+#: What may be in a store's folders only if there is a store.
+_INSIDE: Final = ("owners/*", "runs/*", "segments/*.segment")
 
 
 def file_system(path: Path) -> str:
@@ -37,7 +39,7 @@ def refuse_other_files(path: Path) -> None:
     """Require an empty or missing directory for a new store. Raises StoreError NOT_EMPTY or NOT_A_STORE, or PermissionError."""
     try:
         others = sorted(set(os.listdir(path)) - _OF_STORES)
-        segments = sorted(str(file.relative_to(path)) for file in (path / "segments").glob("*.segment"))
+        inside = sorted(str(file.relative_to(path)) for pattern in _INSIDE for file in path.glob(pattern))
     except FileNotFoundError:
         return
     except NotADirectoryError as error:
@@ -51,11 +53,11 @@ def refuse_other_files(path: Path) -> None:
             f"directory for a new store, for example {path / DEFAULT_DIRECTORY}",
         )
     # Another process may have made the store since the folder was listed.
-    if segments and not (path / "data.mdb").exists():
+    if inside and not (path / "data.mdb").exists():
         raise StoreError(
             StoreCondition.NOT_EMPTY,
-            f"{path} has files of a store ({segments[0]}{', …' if segments[1:] else ''}) and no data.mdb. Put data.mdb back, restore the "
-            "store from a copy, or give another directory for a new store",
+            f"{path} has files in the folders of a store ({', '.join(inside[:3])}{', …' if inside[3:] else ''}) and no data.mdb. If they are a "
+            "store's, put data.mdb back, or restore the store from a copy. Otherwise give an empty or missing directory for a new store",
         )
 
 
