@@ -9,7 +9,7 @@ from functools import partial
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
-from orderedmq.embedded import dead_letters, garbage, groups, index, parking_lots, payloads, runs, settled
+from orderedmq.embedded import dead_letters, garbage, groups, index, outbox, parking_lots, payloads, runs, settled
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -357,7 +357,7 @@ def _require_none_parked(
 
 
 def _delete(txn: Transaction, topics: Sequence[TopicInfo]) -> None:
-    """Delete topics with their messages, their parking lots, and everything that groups have recorded about them."""
+    """Delete topics with their messages, their parking lots, and everything that groups and sinks have recorded about them."""
     going = list(topics)
     # The list grows during the loop, because a lot that another group reads may itself have lots.
     for topic in going:
@@ -375,6 +375,7 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo]) -> None:
     for database in ("groups", "locks", "dead", "parked", "settled"):
         for key in [key for key, _ in txn.scan(database) if layout.group_of(key)[1].topic in names]:
             txn.delete(database, key)
+    outbox.forget_topics(txn, names)
 
 
 def _refuse_parked(topic: str) -> None:

@@ -12,7 +12,7 @@ A publish writes index entries, not messages (except small chunks, which it stor
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from orderedmq.broker import Published, Receipt, SinkBatch
@@ -150,6 +150,22 @@ class EmbeddedOutbox:
             txn.delete("batches", known)
 
 
+def forget_topics(txn: Transaction, topics: Collection[str]) -> None:
+    """Forget which batches wrote to deleted ``topics``, so that a repeat of such a batch writes its rows again.
+
+    The record of a batch that also wrote to other topics stays, with 0 rows in each queue that is gone.
+    """
+    for key, value in list(txn.scan("batches")):
+        record = json.loads(value)
+        rows = [[topic, queue_id, 0 if topic in topics else count] for topic, queue_id, count in record["rows"]]
+        if rows == record["rows"]:
+            continue
+        if any(count for _, _, count in rows):
+            txn.put("batches", key, json.dumps(record | {"rows": rows}).encode())
+        else:
+            txn.delete("batches", key)
+
+
 def _latest(txn: Transaction, key: bytes) -> int | None:
     last = txn.last("batches", key)
     return None if last is None else layout.to_number(last[-8:])
@@ -174,8 +190,13 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
     Batches are compared by source ranges, or by rows per queue if they have no ranges. A replay may lack whole queues (another owner
     took them over) and the first messages of a range (they aged out), but each range must end where the recorded range ends. If a
-    replay ended earlier, the next batch would publish the remaining messages again.
+    replay ended earlier, the next batch would publish the remaining messages again. A replay with rows in a topic that was deleted since
+    differs: skipping it would lose these rows, and publishing it would write the others twice.
     """
+    gone = {topic for topic, _, count in old["rows"] if not count}
+    for topic, _, _ in new["rows"]:
+        if topic in gone:
+            return f"topic {topic!r} was deleted since, with rows of this batch"
     known: dict[tuple[str | None, str, int], list[tuple[int, int]]] = {}
     for group, topic, queue_id, begin, end in old["sources"]:
         # Without a group, a query may read a queue twice, so a queue may have several ranges.

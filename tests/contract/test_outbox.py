@@ -13,7 +13,7 @@ import pytest
 from orderedmq.broker import Broker, Receipt, SinkBatch
 from orderedmq.model import RESERVED_PROPERTIES, MessageQueue
 from orderedmq.ownership.micro_batch import SourceRun
-from tests.contract.support import FakeClock, Place, bodies, locked, queues_of, refused, rows, span, state
+from tests.contract.support import FakeClock, Place, bodies, locked, needs, queues_of, refused, rows, span, state
 
 WEEK = 7 * 24 * 3600.0
 
@@ -292,6 +292,44 @@ def test_the_greatest_version_of_all_is_written_and_known_again(broker: Broker):
     with refused("SINK.OUT_OF_ORDER", "another txnAppId"):
         publish(broker, version(2**63 - 3), (queue, "b"))
     assert bodies(broker, queue) == ["a"]
+
+
+@needs("offsets of topics")
+def test_a_version_whose_topic_was_deleted_is_written_again(place: Place, broker: Broker):
+    queue = queues_of(broker)[0]
+    for _ in range(2):
+        broker.admin.delete_topic("orders")
+        broker.admin.create_topic("orders", 3)
+        for number in (1, 2):
+            for replayed in (False, True):
+                assert publish(place.connect(), version(number), (queue, f"{number}")) is replayed
+    assert bodies(broker, queue) == ["1", "2"]
+
+
+@only_atomic
+@pytest.mark.parametrize("registered", [False, True], ids=["by rows", "by source"])
+def test_a_batch_that_lost_one_of_its_topics_is_refused_when_it_has_rows_there_again(broker: Broker, source, registered: bool):
+    broker.admin.create_topic("other", 1)
+    queue, [other] = queues_of(broker)[0], queues_of(broker, "other")
+
+    def write(*parts: tuple[MessageQueue, object], skip: bool = False) -> bool:
+        batch = SinkBatch("sink", 0, SourceRun("query", 0, "run"))
+        if registered:
+            broker.outbox.register(batch.run, source[0], span(0, 4), None)  # type: ignore[arg-type]
+        return publish(broker, batch, *parts, skip=skip)
+
+    assert not write((queue, "a"), (other, "b"))
+    for _ in range(2):
+        broker.admin.delete_topic("orders")
+        broker.admin.create_topic("orders", 3)
+        with refused("SINK.REPLAY_DIFFERS", "batch 0", "'orders'", "deleted"):
+            write((queue, "a"), (other, "b"))
+        assert write((queue, "a"), (other, "b"), skip=True)
+    assert (bodies(broker, queue), bodies(broker, other)) == ([], ["b"])
+    broker.admin.delete_topic("other")
+    broker.admin.create_topic("other", 1)
+    assert not write((queue, "a"), (other, "b"))
+    assert (bodies(broker, queue), bodies(broker, other)) == (["a"], ["b"])
 
 
 # -- attempts ---------------------------------------------------------------------------------------------------------------------
