@@ -26,7 +26,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.fetch import IN_FLIGHT
 from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
-from orderedmq.rocketmq.messages.topic_anchor import position_of
+from orderedmq.rocketmq.messages.topic_anchor import Anchor, is_same_topic, message_at, position_of
 from orderedmq.rocketmq.net import lane
 from orderedmq.rocketmq.net.account import NO_ACCOUNT
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
@@ -740,6 +740,32 @@ def test_a_message_of_another_queue_does_not_tell_whether_a_topic_is_the_same(br
     broker.change = FOREIGN[what]
     with pytest.raises(ProtocolError, match="at queue offset 20"):
         position_of(client, "g", QUEUE, 20)
+
+
+#: Answers to a pull of message 20, and whether they show that the topic is the same.
+STILL_THERE: dict[str, tuple[PullResult, bool | None]] = {
+    "the message": (FakeBroker(0, 30).found(20, 21), True),
+    "being deleted": (PullResult(NO_MATCHED, 30, 0, 30, 0, b""), None),
+    "later messages": (FakeBroker(0, 30).found(25, 30), None),
+    "a later minimum": (PullResult(ILLEGAL, 25, 25, 30, 0, b""), None),
+    "the end": (PullResult(NO_NEW, 20, 0, 20, 0, b""), False),
+    "beyond the end": (PullResult(ILLEGAL, 0, 0, 0, 0, b""), False),
+}
+
+
+@pytest.mark.parametrize("what", STILL_THERE)
+def test_a_deleted_message_is_no_sign_of_another_topic_even_if_the_minimum_is_old(what: str) -> None:
+    """A broker corrects a queue's minimum after it has deleted messages, and 4.9 never does so for an idle queue."""
+    answer, same = STILL_THERE[what]
+    client: Any = SimpleNamespace(names=NO_NAMESPACES, call=lambda *given, **rest: answer)
+    assert is_same_topic(client, "g", QUEUE.topic, Anchor(QUEUE.broker_name, QUEUE.queue_id, 20, 128)) is same
+    assert (message_at(client, QUEUE, 20, answer) is not None) is (same is True)
+
+
+def test_a_message_before_the_requested_one_is_an_error() -> None:
+    client: Any = SimpleNamespace(names=NO_NAMESPACES)
+    with pytest.raises(ProtocolError, match=r"a pull at offset 20 of queue .* returned message 19 first"):
+        message_at(client, QUEUE, 20, FakeBroker(0, 30).found(19, 21))
 
 
 @pytest.mark.holds("changed body")

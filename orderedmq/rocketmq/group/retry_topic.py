@@ -60,7 +60,8 @@ class RetryTopic:
         if position is None or position == BEYOND:
             bounds = self._log.bounds_of(queue)
             if position is None:
-                raise aged_out(queue, offset, bounds.min_offset)
+                # The broker may not have corrected the queue's minimum yet.
+                raise aged_out(queue, offset, max(bounds.min_offset, offset + 1))
             raise beyond_end(queue, bounds.max_offset, f"message {offset} was to be sent back", self._log.tail_loss)
         request = message_requests.send_back(
             queue, group, position, delay_level=delay_level, max_reconsume_times=max_reconsume_times

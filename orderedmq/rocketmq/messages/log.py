@@ -38,7 +38,7 @@ from orderedmq.rocketmq.messages.delayed import DelayedSender
 from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.sender import Sender, sent_in_part
-from orderedmq.rocketmq.messages.topic_anchor import find_anchor, first_message, is_same_topic, parse_anchor
+from orderedmq.rocketmq.messages.topic_anchor import find_anchor, is_same_topic, message_at, parse_anchor
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
@@ -295,7 +295,7 @@ class RocketMQLog:
                 Deadline.after(REQUEST_TIMEOUT),
             )
         )
-        first = {queue: first_message(self._client, queue, offsets[queue], result) for queue, result in zip(asked, found)}
+        first = {queue: message_at(self._client, queue, offsets[queue], result) for queue, result in zip(asked, found)}
         return {queue: message.store_timestamp * _US_PER_MS for queue, message in first.items() if message is not None}
 
     # -- messages

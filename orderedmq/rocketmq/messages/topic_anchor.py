@@ -62,19 +62,32 @@ def is_same_topic(client: Client, group: str, topic: str, anchor: Anchor) -> boo
 
 
 def position_of(client: Client, group: str, queue: MessageQueue, offset: int) -> int | None:
-    """Return a message's position in the commit log; BEYOND if the queue ends before it, None if it was deleted."""
+    """Return a message's position in the commit log; BEYOND if the queue ends before it, None if it was deleted or cannot be read.
+
+    A deleted message may be above the queue's minimum: a broker corrects the minimum only later, and before 5.0 it never does so if
+    all messages of an idle queue were deleted (ConsumeQueue.correctMinOffset).
+    """
     request = message_requests.pull(queue, group, offset, 1)
     result = client.call(request, Deadline.after(REQUEST_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
-    message = first_message(client, queue, offset, result)
+    message = message_at(client, queue, offset, result)
     if message is not None:
         return message.physical_offset
-    return None if offset < result.min_offset else BEYOND
+    return None if offset < result.max_offset else BEYOND
+
+
+def message_at(client: Client, queue: MessageQueue, offset: int, result: PullResult) -> StoredMessage | None:
+    """Return the message at ``offset`` from the answer to a pull of it; None if the answer has no messages or only later ones.
+
+    Raises ProtocolError for a message of another queue or before ``offset``.
+    """
+    message = first_message(client, queue, offset, result)
+    return message if message is not None and message.queue_offset == offset else None
 
 
 def first_message(client: Client, queue: MessageQueue, offset: int, result: PullResult) -> StoredMessage | None:
     """Return the first message in the answer to a pull at ``offset``; None if the answer has no messages.
 
-    Raises ProtocolError if that message has another queue or offset.
+    It is a later message if the broker skipped deleted ones. Raises ProtocolError for a message of another queue or before ``offset``.
     """
     if result.status is not PullStatus.FOUND:
         return None
@@ -82,7 +95,7 @@ def first_message(client: Client, queue: MessageQueue, offset: int, result: Pull
     stored_in = client.names.spelled_queue(queue)
     if (message.queue_id, message.topic) != (stored_in.queue_id, stored_in.topic.encode()):
         raise foreign(message, stored_in)
-    if message.queue_offset != offset:
+    if message.queue_offset < offset:
         raise ProtocolError(
             ProtocolCondition.PROTOCOL,
             f"a pull at offset {offset} of queue {queue} returned message {message.queue_offset} first",
