@@ -8,6 +8,7 @@ from typing import Final
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from orderedmq.broker import Log
+from orderedmq.errors import DataLossError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import admit, hold_back
@@ -76,7 +77,10 @@ class Admission:
         order = sorted(counts)
         first = order[self._turn % len(order)]
         begin = backlog[first].begin
-        head = log.pull(first, begin, 1, _NO_LIMIT, _BODY).column("body")
+        try:
+            head = log.pull(first, begin, 1, _NO_LIMIT, _BODY).column("body")
+        except DataLossError:
+            head = []
         left = size - (len(head[0].as_py()) if len(head) else 0)
         out = {first: 1}
         if left <= 0:
@@ -86,7 +90,11 @@ class Admission:
             # The size of the first queue's first message is already subtracted.
             offset = backlog[queue].begin + (1 if queue == first else 0)
             end = backlog[queue].begin + counts[queue]
-            reached = log.advance(queue, offset, end, left * counts[queue] // total)
+            try:
+                reached = log.advance(queue, offset, end, left * counts[queue] // total)
+            except DataLossError:
+                # The task that reads the lost messages reports them, or skips them if the user accepts that.
+                reached = end
             if reached > backlog[queue].begin:
                 out[queue] = reached - backlog[queue].begin
         return out

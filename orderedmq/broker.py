@@ -59,7 +59,7 @@ class Keep(Enum):
 
 @dataclass(frozen=True)
 class QueueInfo:
-    """One queue as ``topic describe`` shows it. Sizes are stored bytes. Times are µs since 1970, None for an empty queue."""
+    """One queue as ``topic describe`` shows it. Sizes are stored bytes. Times are µs since 1970, None without a stored message."""
 
     queue: MessageQueue
     bounds: QueueBounds

@@ -185,17 +185,11 @@ class RocketMQAdmin:
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
         """See `Admin.describe_topic`. ``chunks`` and ``stored_bytes`` are 0, because brokers do not report how a queue is stored."""
-        queues = self._log.queues(name)
-        bounds = self._log.bounds(queues)
-        out = []
-        for queue in queues:
-            first = last = None
-            if queue in bounds and bounds[queue].min_offset < bounds[queue].max_offset:
-                first = self._log.stored(queue, bounds[queue].min_offset)
-                last = self._log.stored(queue, bounds[queue].max_offset - 1)
-            if queue in bounds:
-                out.append(QueueInfo(queue, bounds[queue], 0, 0, first, last))
-        return out
+        bounds = self._log.bounds(self._log.queues(name))
+        filled = {queue: at for queue, at in bounds.items() if at.min_offset < at.max_offset}
+        first = self._log.stored_at({queue: at.min_offset for queue, at in filled.items()})
+        last = self._log.stored_at({queue: at.max_offset - 1 for queue, at in filled.items()})
+        return [QueueInfo(queue, at, 0, 0, first.get(queue), last.get(queue)) for queue, at in bounds.items()]
 
     def waiting_bytes(self, name: str) -> int:
         """Return 0, because brokers do not report how a queue is stored."""

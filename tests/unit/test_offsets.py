@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.errors import OffsetError
+from ordered_source.admission import Admission
+from orderedmq.broker import Log
+from orderedmq.errors import OffsetError, aged_out
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, admit, hold_back, offsets_from_json, offsets_to_json, ranges
 
 
@@ -250,3 +254,26 @@ def test_nothing_waiting_admits_nothing():
 )
 def test_a_trigger_waits_for_more_messages_but_not_for_ever(total, least, waited, held):
     assert hold_back(total, least, waited, 30.0) is held
+
+
+def test_messages_that_are_lost_do_not_keep_a_batch_with_a_limit_of_bytes_from_being_planned() -> None:
+    """A RocketMQ broker may count messages for a while after it has deleted them."""
+
+    class Half:
+        """A log whose first queue has lost its messages. Each message of the other queue has 10 bytes."""
+
+        def pull(self, queue: MessageQueue, offset: int, *_: object) -> pa.RecordBatch:
+            if queue == q(0):
+                raise aged_out(queue, offset, 100)
+            return pa.record_batch({"body": [bytes(10)]})
+
+        def advance(self, queue: MessageQueue, begin: int, end: int, size: int) -> int:
+            self.pull(queue, begin)
+            return min(end, begin + size // 10)
+
+    given = {"path": "x", "topic": "orders", "consumerGroup": "g", "maxBytesPerTrigger": "100"}
+    options = SourceOptions.parse(given, streaming=True)
+    admission = Admission(options, 0.0)
+    backlog = {q(0): OffsetRange(0, 100), q(1): OffsetRange(0, 100)}
+    taken = [admission.count_messages(cast(Log, Half()), backlog, admission.default_limit(), 0.0) for _ in range(2)]
+    assert taken == [{q(0): 100, q(1): 5}, {q(0): 100, q(1): 5}]

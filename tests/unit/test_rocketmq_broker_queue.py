@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.conditions import UnavailableCondition
-from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError
+from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError, aged_out
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.sink.bookmarks import WriterEntry
 from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
@@ -111,12 +111,16 @@ class FakeLog:
 
     def __init__(self) -> None:
         self.pulls = 0
+        #: Messages below this offset were deleted, although the broker may still count them.
+        self.least = 0
 
     def reading(self, how: PullSettings) -> FakeLog:
         return self
 
     def pull(self, queue: MessageQueue, begin: int, count: int, most: int, columns: Sequence[str]) -> pa.RecordBatch:
         self.pulls += 1
+        if begin < self.least:
+            raise aged_out(queue, begin, self.least)
         return next(iter(Queue([Stored(b"", {})] * (begin + count)).read(begin, begin + count, count)))
 
 
@@ -142,6 +146,12 @@ class Case:
 
 def unavailable(sub: str) -> RocketMQUnavailableError:
     return RocketMQUnavailableError(UnavailableCondition(sub), "away")
+
+
+def test_a_search_continues_after_deleted_messages_though_the_queues_minimum_is_old() -> None:
+    case = Case()
+    case.log.least = 6
+    assert [batch.column("queue_offset").to_pylist() for batch in case.port.read(2, 10)] == [[6, 7, 8, 9]]
 
 
 def test_a_lock_is_believed_in_and_prolonged_when_it_is_time_to() -> None:

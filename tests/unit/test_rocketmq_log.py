@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
+import orderedmq
+from orderedmq.broker import QueueBounds
 from orderedmq.errors import DataLossError, aged_out
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.messages import fetch
 from orderedmq.rocketmq.messages import log as module
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES
+from tests.unit.rocketmq_peer import Cluster, Link
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 ROWS = pa.record_batch({"queue_offset": [7]})
@@ -63,3 +69,46 @@ def test_a_hole_that_stays_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataLossError, match="AGED_OUT"):
         broker.read()
     assert broker.pulls > 1
+
+
+# -- a queue whose messages have all expired
+
+
+EXPIRED = MessageQueue("T", "a", 0)
+
+
+@pytest.fixture
+def expired(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A broker with the queue `EXPIRED`, which has the bounds 0 and 10, and whose messages were all deleted.
+
+    RocketMQ 4.9 does not correct the minimum of such a queue until it gets a new message.
+    """
+    monkeypatch.setattr(fetch, "HOLE_PATIENCE", 0.2)
+    monkeypatch.setattr(module, "HOLE_PATIENCE", 0.2)
+
+    def script(link: Link) -> None:
+        for request in link.requests():
+            bounds: dict[str, Any] = {"minOffset": "0", "maxOffset": "10", "nextBeginOffset": "10"}
+            if request.code == RequestCode.PULL_MESSAGE and request.ext["queueOffset"] == "10":
+                link.reply(request, 19, remark="OFFSET_OVERFLOW_ONE", **bounds)
+            elif request.code == RequestCode.PULL_MESSAGE:
+                link.reply(request, 20, remark="MESSAGE_WAS_REMOVING", **bounds)
+            else:
+                link.offset(request, 10 if request.code == RequestCode.GET_MAX_OFFSET else 0)
+
+    with Cluster() as cluster:
+        cluster.scripted("a", script)
+        with orderedmq.connect(namesrv_addr=cluster.nameserver().address) as broker:
+            yield broker
+
+
+def test_messages_that_expired_are_lost_and_not_late(expired: Any) -> None:
+    with pytest.raises(DataLossError, match=r"AGED_OUT.* messages 0 to 9 \(10\)"):
+        expired.log.pull(EXPIRED, 0, 5, 1000, ("body",))
+    assert expired.log.offset_at(EXPIRED, 0) == 10
+
+
+def test_a_queue_whose_messages_expired_can_be_described(expired: Any) -> None:
+    (found,) = expired.admin.describe_topic("T")
+    assert (found.bounds, found.first_timestamp, found.last_timestamp) == (QueueBounds(0, 10), None, None)
+    assert not expired.log.is_another("T", "a/0/9@80")

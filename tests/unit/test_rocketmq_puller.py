@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from orderedmq.conditions import RocketMQCondition, TopicCondition, UnavailableCondition
 from orderedmq.errors import DataLossError, OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.messages import fetch
 from orderedmq.rocketmq.messages.fetch import IN_FLIGHT
 from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
@@ -32,6 +34,7 @@ from orderedmq.rocketmq.net.account import NO_ACCOUNT
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
+from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.pull_settings import PullSettings
 from tests.stored_messages import V2, Stored, compress
@@ -60,6 +63,7 @@ class FakeLane:
         return len(self._waiting)
 
     def ask(self, template: PullTemplate, ranges: list[tuple[int, int]], deadline: float) -> None:
+        self._broker.filtering = template._matching is not None
         for begin, count in ranges:
             self._broker.asked.append((begin, count, self._replica))
             self._waiting.append((begin, count, self._broker._answer(begin, count)))
@@ -95,6 +99,10 @@ class FakeBroker:
         #: Whether the route has no master until a client doubts the route.
         self.away = False
         self.names = NO_NAMESPACES
+        #: Messages that the broker skips although they are within the queue's bounds.
+        self.gone: Collection[int] = ()
+        #: Whether the current request has a filter.
+        self.filtering = False
         #: Changes of all messages, and changes of single messages by offset.
         self.change: dict[str, Any] = {}
         self.changed: dict[int, dict[str, Any]] = {}
@@ -120,6 +128,10 @@ class FakeBroker:
     def give_back(self, found: FakeLane) -> None:
         self.given_back.append(found)
 
+    def call(self, request: Request[Any], deadline: float, *, topic: str, broker_name: str) -> Answer:
+        assert (topic, broker_name) == (QUEUE.topic, QUEUE.broker_name)
+        return self._answer(int(request.ext["queueOffset"]), int(request.ext["maxMsgNums"]))
+
     def _answer(self, begin: int, count: int) -> Answer:
         if self.instead.get(begin):
             return self.instead[begin].pop(0)
@@ -129,10 +141,18 @@ class FakeBroker:
             return self.says(ILLEGAL, self.end)
         if begin == self.end:
             return self.says(NO_NEW, begin)
+        if begin in self.gone:
+            return self._after_gone(begin, count)
         given = min(count, self.limit, self.end - begin)
         if self.random is not None:
             given = self.random.randint(1, given)
         return self.found(begin, begin + given)
+
+    def _after_gone(self, begin: int, count: int) -> PullResult:
+        """Return the messages after those that are gone, as DefaultMessageStore.getMessage does: it examines at least 800."""
+        end = min(self.end, begin + max(count, 800))
+        first = next((n for n in range(begin, end) if n not in self.gone), end)
+        return self.says(NO_MATCHED, end) if first == end else self.found(first, min(end, first + min(count, self.limit)))
 
     def says(self, status: PullStatus, next_offset: int) -> PullResult:
         return PullResult(status, next_offset, self.least, self.end, self.suggested, b"")
@@ -387,6 +407,20 @@ def test_messages_that_aged_out_are_named_and_those_before_them_are_read(broker:
     broker.least = 4000
     with pytest.raises(DataLossError, match=r"AGED_OUT.*42 to 3999"):
         puller.pull(QUEUE, 42, 1000, 1 << 30, COLUMNS)
+
+
+@pytest.mark.parametrize("gone", [range(10, 5000), range(10, 4000)], ids=["all messages", "all but the last"])
+def test_messages_that_a_broker_skips_for_long_are_lost_though_the_queue_begins_before_them(
+    broker: FakeBroker, gone: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ 4.9 never corrects the minimum of an idle queue whose messages were all deleted."""
+    monkeypatch.setattr(fetch, "HOLE_PATIENCE", 0.3)
+    broker.gone = gone
+    puller = puller_of(broker)
+    with pytest.raises(DataLossError, match=rf"AGED_OUT.*10 to {gone[-1]} \({len(gone)}\)") as caught:
+        puller.pull(QUEUE, 10, 1000, 1 << 30, COLUMNS)
+    assert [begin for begin, _, _ in broker.asked].count(10) > 1, "a broker that has just started skips messages for a moment"
+    assert everything(puller, caught.value.behind or 0) == list(range(gone[-1] + 1, 5000))
 
 
 def test_a_hole_in_a_queue_is_never_passed_over(broker: FakeBroker) -> None:

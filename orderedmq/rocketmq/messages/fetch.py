@@ -28,11 +28,13 @@ from orderedmq.errors import (
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
 from orderedmq.rocketmq.messages.pull_state import Answers, Known, PullLimits
+from orderedmq.rocketmq.messages.topic_anchor import first_message
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.behind_proxy import answered_together
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.lane import Answer, Lane
+from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.codes import MASTER_ID
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
@@ -57,6 +59,11 @@ _STEP_AGE: Final = 5.0
 _PULL_TIMEOUT: Final = 15.0
 #: Seconds for which a replica that failed is not used.
 _REPLICA_AGAIN: Final = 30.0
+#: For how many seconds a pull is repeated if a broker leaves messages out. A broker skips messages that it cannot read
+#: (DefaultMessageStore.getMessage), which also happens for a moment after its start.
+HOLE_PATIENCE: Final = 15.0
+#: Messages that a broker examines at most for one pull: the entries in a file of a consume queue (mappedFileSizeConsumeQueue).
+_MOST_EXAMINED: Final = 300_000
 #: Seconds between two checks of the time limit.
 _TICK: Final = 1.0
 #: Minimum bytes of a stored message without its body.
@@ -358,7 +365,7 @@ class Fetch:
             self._ask_again(begin, count, 0.0)
             return
         else:
-            self._not_found(result, begin, count)
+            self._not_found(result, begin, count, now)
         if now >= self._known.only_master:
             self._known.replica = result.suggested_broker_id
 
@@ -391,7 +398,7 @@ class Fetch:
         else:
             self._ask_again(end, begin + count - end, 0.0)
 
-    def _not_found(self, result: PullResult, begin: int, count: int) -> None:
+    def _not_found(self, result: PullResult, begin: int, count: int, now: float) -> None:
         """Handle an answer without messages: the queue's end, deleted messages, or a broker that cannot return them yet."""
         if begin < result.min_offset:
             self._end_at(begin, aged_out(self._queue, begin, result.min_offset))
@@ -399,6 +406,8 @@ class Fetch:
             self._end_at(begin, None)
         elif begin > result.max_offset:
             self._end_at(begin, beyond_end(self._queue, result.max_offset, f"offset {begin} was requested", TAIL_LOSS))
+        elif self._is_deleted(result, begin, now) and (after := self._after_gap(begin, result.max_offset)) > begin:
+            self._end_at(begin, aged_out(self._queue, begin, after))
         else:
             # Messages exist, but they are not visible yet or are being deleted, or this pull met an administrator's reset, which does
             # not apply to the next pull.
@@ -406,6 +415,22 @@ class Fetch:
             self._last = RocketMQUnavailableError(UnavailableCondition.BUSY, why)
             self._failures += 1
             self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
+
+    def _is_deleted(self, result: PullResult, begin: int, now: float) -> bool:
+        """Return whether the broker skips the message at ``begin`` for so long that it must have been deleted.
+
+        Usually the queue's minimum shows this after 10 s. But before 5.0, a broker keeps the minimum of an idle queue whose messages
+        were all deleted (ConsumeQueue.correctMinOffset).
+        """
+        return result.status is PullStatus.NO_MATCHED_MESSAGE and begin < self._stop and now - self._heard >= HOLE_PATIENCE
+
+    def _after_gap(self, begin: int, end: int) -> int:
+        """Return the offset after the messages from ``begin`` on that the broker skips. It examines as many messages as are requested."""
+        queue = self._queue
+        request = message_requests.pull(queue, self._group, begin, min(end - begin, _MOST_EXAMINED))
+        result = self._client.call(request, Deadline.after(_PULL_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
+        message = first_message(self._client, queue, begin, result)
+        return result.next_begin_offset if message is None else message.queue_offset
 
     def _end_at(self, begin: int, loss: DataLossError | None) -> None:
         if begin < self._stop:

@@ -35,6 +35,7 @@ from orderedmq.pulls import pulls
 from orderedmq.rocketmq.messages import filter_check
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
 from orderedmq.rocketmq.messages.delayed import DelayedSender
+from orderedmq.rocketmq.messages.fetch import HOLE_PATIENCE
 from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.sender import Sender, sent_in_part
@@ -63,9 +64,6 @@ ONLY_INCARNATION: Final = ""
 #: `RocketMQLog.advance` measures messages instead of estimating if its limit in bytes is less than this many messages of average size.
 _EXACT_MESSAGES: Final = 64
 _US_PER_MS: Final = 1000
-#: For how many seconds a pull is repeated if a broker leaves messages out. A broker skips messages that it cannot read
-#: (DefaultMessageStore.getMessage), which also happens for a moment after its start.
-HOLE_PATIENCE: Final = 15.0
 
 
 class RocketMQLog:
@@ -278,7 +276,14 @@ class RocketMQLog:
             topic=queue.topic,
             broker_name=queue.broker_name,
         )
-        return find_first(lambda offset: self.stored(queue, offset) >= timestamp, bounds.min_offset, bounds.max_offset, hint)
+        low = bounds.min_offset
+        while True:
+            try:
+                return find_first(lambda offset: self.stored(queue, offset) >= timestamp, low, bounds.max_offset, hint)
+            except DataLossError as error:
+                if error.sub != DataLossCondition.AGED_OUT or error.behind is None:
+                    raise
+                low = min(error.behind, bounds.max_offset)
 
     def stored(self, queue: MessageQueue, offset: int) -> int:
         """Return the store time of a message, in µs since the epoch. Raises DataLossError AGED_OUT or BEYOND_END."""

@@ -23,7 +23,7 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.broker import Log
-from orderedmq.conditions import DataLossCondition, LockCondition, SinkCondition, UnavailableCondition
+from orderedmq.conditions import LockCondition, SinkCondition, UnavailableCondition
 from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
@@ -295,14 +295,10 @@ class RocketMQQueue(BrokerPort):
             try:
                 batch = self._log.pull(self.queue, begin, end - begin, _READ_BYTES, COLUMNS)
             except DataLossError as error:
-                if error.sub == DataLossCondition.UNREADABLE and error.behind is not None:
-                    # Another producer sent this message, because a sink's messages are never compressed.
-                    begin = error.behind
-                    continue
-                least = self.least()
-                if error.sub != DataLossCondition.AGED_OUT or least <= begin:
+                # Messages were deleted, or another producer sent one that cannot be read: a sink's messages are never compressed.
+                if error.behind is None:
                     raise
-                begin = least
+                begin = error.behind
                 continue
             if not batch.num_rows:
                 # The master has these messages, so a replica that lags has answered. If this counted as the end, rows would be sent twice.
