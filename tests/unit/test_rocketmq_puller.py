@@ -409,12 +409,18 @@ def test_messages_that_aged_out_are_named_and_those_before_them_are_read(broker:
         puller.pull(QUEUE, 42, 1000, 1 << 30, COLUMNS)
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker may skip messages for a moment after its start, but here this moment is short."""
+    monkeypatch.setattr(fetch, "HOLE_PATIENCE", 0.1)
+
+
 @pytest.mark.parametrize("gone", [range(10, 5000), range(10, 4000)], ids=["all messages", "all but the last"])
+@pytest.mark.usefixtures("impatient")
 def test_messages_that_a_broker_skips_for_long_are_lost_though_the_queue_begins_before_them(
-    broker: FakeBroker, gone: range, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, gone: range
 ) -> None:
     """RocketMQ 4.9 never corrects the minimum of an idle queue whose messages were all deleted."""
-    monkeypatch.setattr(fetch, "HOLE_PATIENCE", 0.3)
     broker.gone = gone
     puller = puller_of(broker)
     with pytest.raises(DataLossError, match=rf"AGED_OUT.*10 to {gone[-1]} \({len(gone)}\)") as caught:
@@ -628,19 +634,19 @@ class FilteringBroker(FakeBroker):
         self.tags, self.scan = tags, scan
 
     def _answer(self, begin: int, count: int) -> Answer:
-        answer = super()._answer(begin, count)
-        if isinstance(answer, OrderedMQError) or answer.status is not FOUND:
-            return answer
+        if not self.filtering or self.instead.get(begin) or not self.least <= begin < self.end:
+            return super()._answer(begin, count)
         found: list[int] = []
-        at = begin
+        at, removing = begin, False
         # DefaultMessageStore.getMessage examines 800 messages, or as many as are requested if that is more.
         while at < min(self.end, begin + max(self.scan, count)) and len(found) < min(count, self.limit):
-            if at in self.tags:
+            removing = at in self.tags and at in self.gone
+            if at in self.tags and not removing:
                 found.append(at)
             at += 1
         body = b"".join(self.message(n).pack() for n in found)
         status = FOUND if found else NO_MATCHED
-        return PullResult(status, at, self.least, self.end, self.suggested, body, filtered=not found)
+        return PullResult(status, at, self.least, self.end, self.suggested, body, filtered=not found and not removing)
 
     def message(self, number: int) -> Stored:
         return replace(super().message(number), properties=f"TAGS\x01{self.tags.get(number, 'none')}\x02".encode())
@@ -683,7 +689,8 @@ def test_every_match_comes_once_and_nothing_else(seed, count, share, limit, scan
 def test_ranges_that_a_broker_looks_at_in_one_go_are_asked_for_side_by_side() -> None:
     broker = FilteringBroker({}, 0, 20_000)
     assert puller_of(broker).pull_matching(QUEUE, 0, 16_000, 1 << 40, COLUMNS, A)[1] == 16_000
-    assert broker.asked == [(at, 800, 0) for at in range(0, 16_000, 800)]
+    # The last request shows that no message was deleted before the broker examined it.
+    assert broker.asked == [*((at, 800, 0) for at in range(0, 16_000, 800)), (0, 1, 0)]
     assert broker.most_in_flight > 1
 
 
@@ -693,17 +700,45 @@ def test_messages_that_are_gone_are_not_taken_for_others_that_do_not_match() -> 
     # MESSAGE_WAS_REMOVING has the code of "no match", and resumes after the messages that it removes.
     broker.instead[0] = [broker.says(NO_MATCHED, 800), broker.says(NO_NEW, 900)]
     assert matching(puller, 0, 2000) == [50]
-    assert [begin for begin, _, _ in broker.asked].count(0) == 3
+    assert [begin for begin, count, _ in broker.asked if count > 1].count(0) == 3
     broker.instead[0] = [PullResult(NO_MATCHED, 800, 700, 2000, 0, b"", filtered=True)]
     with pytest.raises(DataLossError, match=r"AGED_OUT.*0 to 699"):
         puller.pull_matching(QUEUE, 0, 500, 1 << 40, COLUMNS, A)
+
+
+@pytest.mark.parametrize(
+    "tags", [range(1000), range(0, 1000, 3), range(700, 1000, 3), range(0)], ids=["all", "some", "late", "none"]
+)
+@pytest.mark.parametrize("gone", [1, 50, 690, 701, 1000])
+@pytest.mark.usefixtures("impatient")
+def test_messages_that_a_broker_skips_are_not_taken_for_others_that_do_not_match(tags: range, gone: int) -> None:
+    """A broker skips deleted messages before it corrects the queue's minimum, and then answers as if they did not match."""
+    broker = FilteringBroker(dict.fromkeys(tags, "a"), 0, 1000)
+    broker.gone = range(gone)
+    puller = puller_of(broker)
+    with pytest.raises(DataLossError, match=rf"AGED_OUT.* 0 to {gone - 1} \({gone}\)") as caught:
+        puller.pull_matching(QUEUE, 0, 1000, 1 << 40, COLUMNS, A)
+    assert matching(puller, caught.value.behind or 0, 1000) == [n for n in tags if n >= gone]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_messages_that_are_deleted_during_a_pull_end_it() -> None:
+    """The first answers have matching messages, and the next ones were examined after a deletion."""
+    broker = FilteringBroker(dict.fromkeys(range(1000), "a"), 0, 1000)
+    broker.instead[0] = [broker.found(0, 32)]
+    broker.gone = range(100)
+    puller = puller_of(broker)
+    rows, end = puller.pull_matching(QUEUE, 0, 800, 1 << 40, COLUMNS, A)
+    assert (rows.column(0).to_pylist(), end) == (list(range(32)), 32)
+    with pytest.raises(DataLossError, match=r"AGED_OUT.* 32 to 99"):
+        puller.pull_matching(QUEUE, 32, 800, 1 << 40, COLUMNS, A)
 
 
 def test_a_replica_that_finds_no_match_is_believed_when_it_says_so() -> None:
     broker = FilteringBroker({}, 0, 2000)
     broker.suggested = 1
     assert matching(puller_of(broker), 0, 2000, step=800) == []
-    assert [replica for _, _, replica in broker.asked] == [0, 1, 1]
+    assert [replica for _, count, replica in broker.asked if count > 1] == [0, 1, 1]
 
 
 # -- messages of other queues, and damaged bodies ---------------------------------------------------------------------------------

@@ -67,15 +67,18 @@ def drop_repeats(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.take(pa.array(np.unique(offsets, return_index=True)[1]))
 
 
-def cut_at_gap(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int) -> pa.RecordBatch:
-    """Return the rows before the first missing offset. Raises DataLossError AGED_OUT if ``offset`` itself is missing."""
+def before_gap(batch: pa.RecordBatch, offset: int) -> int:
+    """Return how many of the first rows have consecutive offsets from ``offset`` on. The rows are in order."""
     offsets = batch.column("queue_offset").to_numpy()
     right = offsets == np.arange(offset, offset + len(offsets))
-    if right.all() and len(offsets) == end - offset:
-        return batch
-    count = len(offsets) if right.all() else int(np.argmin(right))
-    if not count:
-        raise aged_out(queue, offset, int(offsets[0]) if len(offsets) else end)
+    return len(offsets) if right.all() else int(np.argmin(right))
+
+
+def cut_at_gap(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int) -> pa.RecordBatch:
+    """Return the rows before the first missing offset. Raises DataLossError AGED_OUT if ``offset`` itself is missing."""
+    count = before_gap(batch, offset)
+    if not count and end > offset:
+        raise aged_out(queue, offset, batch.column("queue_offset")[0].as_py() if batch.num_rows else end)
     return batch.slice(0, count)
 
 

@@ -373,7 +373,11 @@ class Fetch:
         if self._matching is not None and begin < result.min_offset:
             self._end_at(begin, aged_out(self._queue, begin, result.min_offset))
             return
-        # next_begin_offset is after the range if messages in between were deleted. Decoding shows which ones are missing.
+        # With a next offset after the range, messages were deleted. If the first one exists, decoding shows which ones are missing.
+        gap = self._matching is None and result.next_begin_offset > begin + count
+        if gap and (after := self._first_offset(begin, result)) > begin:
+            self._end_at(begin, aged_out(self._queue, begin, after))
+            return
         end = min(result.next_begin_offset, begin + count)
         if end <= begin:
             why = f"a pull at offset {begin} of queue {self._queue} found messages, but its next offset is {end}"
@@ -429,7 +433,11 @@ class Fetch:
         queue = self._queue
         request = message_requests.pull(queue, self._group, begin, min(end - begin, _MOST_EXAMINED))
         result = self._client.call(request, Deadline.after(_PULL_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
-        message = first_message(self._client, queue, begin, result)
+        return self._first_offset(begin, result)
+
+    def _first_offset(self, begin: int, result: PullResult) -> int:
+        """Return the offset of an answer's first message, or the next offset if the answer to the pull at ``begin`` has no messages."""
+        message = first_message(self._client, self._queue, begin, result)
         return result.next_begin_offset if message is None else message.queue_offset
 
     def _end_at(self, begin: int, loss: DataLossError | None) -> None:

@@ -333,7 +333,7 @@ class RocketMQLog:
         """See `Log.pull`. Checks the ``anchor`` at most every 10 s."""
         select_schema(columns)
         pull = partial(self._puller.pull, queue, offset, max_messages, max_bytes, columns, until)
-        return self._shown(self._pulled(queue, anchor, partial(self._pull_again, queue, offset, pull)))
+        return self._shown(self._pulled(queue, offset, anchor, pull))
 
     def pull_matching(
         self,
@@ -348,7 +348,7 @@ class RocketMQLog:
         """See `Log.pull_matching`. Check SQL first with `require_filter`, because brokers return all messages if the SQL is invalid."""
         select_schema(columns)
         pull = partial(self._puller.pull_matching, queue, offset, max_messages, max_bytes, columns, matching)
-        rows, following = self._pulled(queue, anchor, pull)
+        rows, following = self._pulled(queue, offset, anchor, pull)
         return self._shown(rows), following
 
     def _shown(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -358,13 +358,13 @@ class RocketMQLog:
             return rows
         return rows.set_column(index, rows.schema.field(index), self._client.names.bare_column(rows.column(index)))
 
-    def _pulled(self, queue: MessageQueue, anchor: str | None, pull: Callable[[], T]) -> T:
+    def _pulled(self, queue: MessageQueue, offset: int, anchor: str | None, pull: Callable[[], T]) -> T:
         if not self._puller.knows(queue):
             self.require(queue)
         if anchor and self.is_another(queue.topic, anchor):
             raise recreated(queue.topic)
         try:
-            return pull()
+            return self._pull_again(queue, offset, pull)
         except TopicError:
             self.forget(queue.topic)
             raise missing_topic(queue.topic) from None

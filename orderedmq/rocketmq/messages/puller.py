@@ -1,8 +1,10 @@
 """Pulls one queue and decodes the answers piece by piece, while the broker works on the next requests (see `fetch`).
 
 Rules: rows have consecutive offsets, or a DataLossError is raised, also for a message that cannot be read. A message of another queue
-raises ProtocolError. With a filter, messages that are being deleted look like messages that do not match, until the broker reports a
-higher minimum offset. After 120 s without progress, TIMEOUT is raised.
+raises ProtocolError. After 120 s without progress, TIMEOUT is raised.
+
+A broker answers a pull with a filter as if messages that it cannot read did not match. It deletes messages in order, so all of a pull's
+messages were stored if, after the last answer, the first one without a row still is. `Puller.pull_matching` pulls that message.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from orderedmq.conditions import RocketMQCondition
+from orderedmq.conditions import DataLossCondition, RocketMQCondition
 from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
 from orderedmq.pulls import bounded
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import PIECE_BYTES
-from orderedmq.rocketmq.messages.batch_trim import average_body, cut_at_gap, decode_rows, drop_repeats
+from orderedmq.rocketmq.messages.batch_trim import average_body, before_gap, cut_at_gap, decode_rows, drop_repeats
 from orderedmq.rocketmq.messages.fetch import Fetch
 from orderedmq.rocketmq.messages.pull_state import Answers, Known, PullLimits
 from orderedmq.rocketmq.net.client import Client
@@ -126,13 +128,33 @@ class Puller:
             end = piece.end
             return True
 
-        self._fetch(queue, offset, max_messages, max_bytes, matching, take)
+        known = self._fetch(queue, offset, max_messages, max_bytes, matching, take)
+        answer = known.answer
         batch, end = self._decode(queue, parts, columns, offset, end, max_bytes, tags=frozenset(matching.tags))
         batch = drop_repeats(batch)
+        if (gap := offset + before_gap(batch, offset)) < end:
+            try:
+                self._require_stored(queue, gap)
+            except DataLossError:
+                # The next pull begins at the lost message and raises the error.
+                if gap == offset:
+                    raise
+                batch, end = batch.slice(0, gap - offset), gap
+            # The next answers have more than one message.
+            known.answer = answer
         rows = bounded(batch.select(list(columns)), max_bytes)
         if rows.num_rows < batch.num_rows:
             end = batch.column("queue_offset")[rows.num_rows].as_py()
         return rows, end
+
+    def _require_stored(self, queue: MessageQueue, offset: int) -> None:
+        """Raise DataLossError unless the broker has this message, even if it cannot be decoded."""
+        row = _Rows(queue, offset, 0, ("queue_offset",), self._decode)
+        try:
+            self._fetch(queue, offset, 1, 0, None, row.add)
+        except DataLossError as error:
+            if error.sub != DataLossCondition.UNREADABLE:
+                raise
 
     def _fetch(
         self,
