@@ -226,15 +226,16 @@ class Log(Protocol):
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
         """Check that the account may read the topics as the group. Raises RocketMQError NO_PERMISSION, which lists all missing rights."""
 
-    def append(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> dict[MessageQueue, OffsetRange]:
+    def append(
+        self, rows: Mapping[MessageQueue, pa.RecordBatch], delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None
+    ) -> dict[MessageQueue, OffsetRange]:
         """Append rows (any of the PRODUCER_COLUMNS, ``body`` required) to their queues durably, and return their offsets.
 
-        Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE, or StoreFullError, all without adding a row. Where publishing is
-        not atomic (Capabilities), a server may fail after it has stored some rows. The error then says how many rows each queue got.
+        ``delayed``: rows that are delivered when they are due (`rows.delays`). They are sent before the others. Raises MessageError,
+        TopicError MISSING or NO_SUCH_QUEUE, OptionError UNSUPPORTED for delayed rows, or StoreFullError, all without adding a row.
+        Where publishing is not atomic (Capabilities), a server may fail after it has stored some rows. The error then says how many
+        of the delayed rows are stored, and how many rows each queue got.
         """
-
-    def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
-        """Check all rows, then send them to be delivered when they are due (`rows.delays`). Raises OptionError UNSUPPORTED."""
 
 
 class Groups(Protocol):

@@ -319,8 +319,12 @@ class EmbeddedLog:
         joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         return bounded(joined.slice(0, max_messages), max_bytes)
 
-    def append(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> dict[MessageQueue, OffsetRange]:
-        """See `Log.append`. One transaction adds all rows."""
+    def append(
+        self, rows: Mapping[MessageQueue, pa.RecordBatch], delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None
+    ) -> dict[MessageQueue, OffsetRange]:
+        """See `Log.append`. One transaction adds all rows. Raises OptionError UNSUPPORTED if there are delayed rows."""
+        for some in (delayed or {}).values():
+            raise delays_nothing(" and ".join(f"column {name!r}" for name in DELAY_COLUMNS if name in some.schema.names))
         staging = EmbeddedStaging(self._store, self._clock, None)
         try:
             for queue, some in rows.items():
@@ -344,11 +348,6 @@ class EmbeddedLog:
             with contextlib.suppress(StoreError), self._store.write() as txn:
                 discard(txn, [receipt])
             raise
-
-    def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
-        """Raises OptionError UNSUPPORTED if there are rows, because the embedded broker delays no message."""
-        for some in rows.values():
-            raise delays_nothing(" and ".join(f"column {name!r}" for name in DELAY_COLUMNS if name in some.schema.names))
 
 
 def _empty(columns: tuple[str, ...]) -> pa.RecordBatch:

@@ -71,7 +71,8 @@ class Producer:
         queue. All rows are checked before any is sent. Delayed rows are sent first, one by one, without order and at least once.
         Raises SchemaError; MessageError; OptionError CONFLICT for a delayed row with a key (unless ``delayed_rows`` is
         "unordered"), UNSUPPORTED if the broker cannot delay messages; and the errors of `Log.append`. After an error no row is
-        stored on the embedded broker; over RocketMQ the error says how many rows of which queues were stored.
+        stored on the embedded broker; over RocketMQ the error says how many delayed rows, and how many rows of which queues, were
+        stored.
         """
         rows = self._with_columns(rows, {LEVEL: delay_time_level, TIME: deliver_timestamp})
         if self._trace_context and rows.num_rows:
@@ -83,10 +84,9 @@ class Producer:
     def _send(self, rows: pa.RecordBatch) -> None:
         rows, late = self._split(rows)
         parts = dict(self._by_queue(rows))
-        if late is not None:
-            self._log.append_delayed(dict(self._by_queue(late)))
-        if parts:
-            self._log.append(parts)
+        delayed = dict(self._by_queue(late)) if late is not None else None
+        if parts or delayed:
+            self._log.append(parts, delayed)
 
     def _with_columns(self, rows: pa.RecordBatch, values: dict[str, object]) -> pa.RecordBatch:
         """Return the rows with an added column for each value that is not None. Raises OptionError CONFLICT or INVALID."""

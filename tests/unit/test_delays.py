@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,7 @@ from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rows.delays import DelayLimits, delays, split
 from orderedmq.tools.producer import Producer
+from tests.unit.rocketmq_peer import Cluster, Link
 
 NOW = 1_700_000_000_000
 CLUSTER = {"namesrvAddr": "host:9876", "topic": "t"}
@@ -325,6 +327,9 @@ def test_a_refused_row_is_named(cluster: FakeCluster) -> None:
 # --- the producer
 
 
+Rows = dict[MessageQueue, pa.RecordBatch]
+
+
 class FakeLog:
     """A log with two queues that records the rows it gets."""
 
@@ -335,14 +340,11 @@ class FakeLog:
     def targets(self, topic: str) -> list[MessageQueue]:
         return [MessageQueue(topic, "a", number) for number in range(2)]
 
-    def append(self, rows: dict[MessageQueue, pa.RecordBatch]) -> None:
+    def append(self, rows: Rows, delayed: Rows | None = None) -> None:
+        self.delayed += [(queue.queue_id, some.to_pylist()) for queue, some in (delayed or {}).items()]
         for queue, some in rows.items():
             assert not set(some.schema.names) & {"delay_time_level", "deliver_timestamp"}
             self.appended.append((queue.queue_id, some.column("body").to_pylist()))
-
-    def append_delayed(self, rows: dict[MessageQueue, pa.RecordBatch]) -> None:
-        assert not self.appended
-        self.delayed += [(queue.queue_id, some.to_pylist()) for queue, some in rows.items()]
 
 
 def producer(log: FakeLog, **options: Any) -> Producer:
@@ -367,6 +369,74 @@ def test_a_producer_delays_all_rows_of_a_call() -> None:
     found = [row for _, rows in log.delayed for row in rows]
     assert [row.get("delay_time_level") for row in found] == [2, 2, None, None]
     assert [row.get("deliver_timestamp") for row in found] == [None, None, at(NOW), at(NOW)]
+
+
+class Answering:
+    """A broker that stores messages, except for those whose bodies have another answer in ``refuse``, and batches if ``full``."""
+
+    def __init__(self) -> None:
+        self.refuse: dict[bytes, tuple[int, str]] = {}
+        self.full = False
+        self.stored: list[bytes] = []
+
+    def __call__(self, link: Link) -> None:
+        for request in link.requests():
+            body = bytes(request.body)
+            if request.code == RequestCode.GET_BROKER_CONFIG:
+                link.reply(request, body=b"messageDelayLevel=1s 5s\n")
+            elif request.code == RequestCode.SEND_BATCH_MESSAGE and self.full:
+                link.reply(request, 14, remark="the disk is full")
+            elif request.code == RequestCode.SEND_MESSAGE_V2 and body in self.refuse:
+                code, remark = self.refuse[body]
+                link.reply(request, code, remark=remark)
+            elif request.code == RequestCode.SEND_MESSAGE_V2:
+                self.stored.append(body)
+                link.reply(request, queueId="0", queueOffset="0")
+            else:
+                link.offset(request, 0)
+
+
+@pytest.fixture
+def answering() -> Iterator[tuple[Answering, Any]]:
+    """A broker, and a connection to it. Its topic T has one queue."""
+    broker = Answering()
+    with Cluster() as cluster:
+        cluster.scripted("a", broker)
+        with orderedmq.connect(namesrv_addr=cluster.nameserver().address) as connection:
+            yield broker, connection
+
+
+@pytest.mark.holds("all queues or none")
+def test_an_error_says_how_many_delayed_rows_are_stored(answering: tuple[Answering, Any]) -> None:
+    """Delayed rows have no order: a row before the refused one may not be stored, and a later one may be."""
+    broker, connection = answering
+    broker.refuse = {b"0": (2, "[PCBUSY_CLEAN_QUEUE]broker busy"), b"1": (13, "message illegal")}
+    with pytest.raises(RocketMQError, match=r"row 1 of the delayed rows .* is refused") as caught:
+        Producer(connection.log, "T").send(batch([1, 1, 1]))
+    assert broker.stored == [b"2"]
+    assert caught.value.message.endswith(
+        "1 of 3 rows are stored (1 of 3 delayed rows). Delayed rows are stored in any order, so send all rows again if some may be "
+        "delivered twice"
+    )
+
+
+def test_an_error_of_the_other_rows_counts_the_delayed_rows(answering: tuple[Answering, Any]) -> None:
+    broker, connection = answering
+    broker.full = True
+    connection.log.sender.timing = replace(connection.log.sender.timing, patience=0.2)
+    with pytest.raises(
+        RocketMQUnavailableError, match=r"1 of 3 rows are stored \(1 of 1 delayed rows\). Send only the others again"
+    ):
+        Producer(connection.log, "T").send(batch([1, None, None]))
+    assert broker.stored == [b"0"]
+
+
+def test_no_delayed_row_is_sent_if_another_row_is_refused(answering: tuple[Answering, Any]) -> None:
+    broker, connection = answering
+    properties = pa.array([None, [("a", "x\x01y")]], pa.map_(pa.string(), pa.string()))
+    with pytest.raises(MessageError, match="BAD_PROPERTY"):
+        Producer(connection.log, "T").send(batch([1, None]).append_column("properties", properties))
+    assert broker.stored == []
 
 
 @pytest.mark.holds("delayed by a producer")

@@ -107,6 +107,8 @@ class DelayedSender:
         #: The delays that a broker accepts, by topic and broker.
         self._limits: dict[tuple[str, str], DelayLimits] = {}
         self._keys = FreshKeys()
+        #: The number of rows that brokers have stored.
+        self.sent = 0
 
     def encoded(self, queue: MessageQueue, batches: Sequence[pa.RecordBatch]) -> list[DelayedSend]:
         """Check rows with the columns of `rows.delays` and return the requests for them.
@@ -137,7 +139,7 @@ class DelayedSender:
         return out
 
     def send(self, entries: Iterable[DelayedSend]) -> None:
-        """Send requests until each is stored. Raises the brokers' errors and RocketMQUnavailableError; some rows may be sent by then."""
+        """Send requests until each is stored. Raises the brokers' errors and RocketMQUnavailableError; `sent` rows are stored by then."""
         by_broker: dict[str, list[DelayedSend]] = {}
         for entry in entries:
             by_broker.setdefault(entry.queue.broker_name, []).append(entry)
@@ -184,6 +186,7 @@ class DelayedSender:
         for one, pending in zip(waiting, asked):
             try:
                 pending.result()
+                self.sent += 1
             except RocketMQUnavailableError as error:
                 failed.append(one)
                 last = error
@@ -206,8 +209,7 @@ class DelayedSender:
         return RocketMQError(
             error.sub,
             f"row {one.row} of {self._where(one.queue)} is refused by the broker: {error.message}. Its delay may be too long "
-            "(timerMaxDelaySec), the broker's time wheel may be off (timerWheelEnable), or the row may be too large. Rows before it have "
-            "been sent",
+            "(timerMaxDelaySec), the broker's time wheel may be off (timerWheelEnable), or the row may be too large",
         )
 
 

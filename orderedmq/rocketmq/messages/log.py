@@ -400,35 +400,36 @@ class RocketMQLog:
         wanted = rights.of_source(topics, group)
         access.require(self._client, wanted, rights.SOURCE, rights.of_source_at_proxy(topics, group))
 
-    def append(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> dict[MessageQueue, OffsetRange]:
+    def append(
+        self, rows: Mapping[MessageQueue, pa.RecordBatch], delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None
+    ) -> dict[MessageQueue, OffsetRange]:
         """See `Log.append`. Readers see the rows when this returns. Without other producers, a queue's rows have consecutive offsets.
 
         Also raises TopicError MISSING if a topic is deleted during the call, which may delete rows that were sent. The topic is not
-        created again.
+        created again. A delayed row may be delivered twice if the broker's answer was lost.
         """
-        for queue in rows:
+        delayed = delayed or {}
+        for queue in dict.fromkeys([*delayed, *rows]):
             check_topic(queue.topic, writing=True)
             self.require(queue)
             self.refuse_hidden_static(queue.topic)
         # Encode all rows before sending any, so that nothing is sent if one row is invalid.
+        sender = DelayedSender(self._client)
+        late = [entry for queue, some in delayed.items() for entry in sender.encoded(queue, [some])]
         encoded = {queue: self.sender.encoded(queue, some) for queue, some in rows.items()}
+        wanted = {queue: len(keys) for queue, (_, keys) in encoded.items()}
         stored: Counter[MessageQueue] = Counter()
         added: dict[MessageQueue, OffsetRange] = {}
-        for queue, (bodies, keys) in encoded.items():
-            try:
-                added[queue] = self.sender.append_encoded(queue, bodies, keys, stored)
-            except TopicError:
-                self.forget(queue.topic)
-                raise missing_topic(queue.topic) from None
-            except OrderedMQError as error:
-                raise sent_in_part(error, stored, {to: len(found) for to, (_, found) in encoded.items()}) from None
+        try:
+            sender.send(late)
+            for queue, (bodies, keys) in encoded.items():
+                try:
+                    added[queue] = self.sender.append_encoded(queue, bodies, keys, stored)
+                except TopicError:
+                    self.forget(queue.topic)
+                    raise missing_topic(queue.topic) from None
+        except TopicError:
+            raise
+        except OrderedMQError as error:
+            raise sent_in_part(error, stored, wanted, sender.sent, len(late)) from None
         return added
-
-    def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
-        """See `Log.append_delayed`. Also raises the errors of `append`. A row may be delivered twice if the broker's answer was lost."""
-        for queue in rows:
-            check_topic(queue.topic, writing=True)
-            self.require(queue)
-            self.refuse_hidden_static(queue.topic)
-        sender = DelayedSender(self._client)
-        sender.send([entry for queue, some in rows.items() for entry in sender.encoded(queue, [some])])
