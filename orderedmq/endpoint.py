@@ -93,7 +93,21 @@ def parse_address(address: str) -> tuple[str, int]:
             RocketMQCondition.ADDRESS,
             f"{address[:200]!r} is not the address of a RocketMQ server, because it does not have the form host:port",
         )
+    if not _is_name(host):
+        raise RocketMQError(
+            RocketMQCondition.ADDRESS,
+            f"{address[:200]!r} is not the address of a RocketMQ server, because its host is not a name: each part between dots has 1 to "
+            "63 characters",
+        )
     return host, int(port)
+
+
+def _is_name(host: str) -> bool:
+    """Return whether the system can look the host up. Otherwise `socket.getaddrinfo` raises a ValueError, not an OSError."""
+    try:
+        return b"\0" not in host.encode("idna")
+    except UnicodeError:
+        return False
 
 
 def parse_nameservers(text: str) -> tuple[str, ...]:

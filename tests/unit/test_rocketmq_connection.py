@@ -496,17 +496,29 @@ def test_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "address"), [("h:1", ("h", 1)), ("[::1]:9876", ("::1", 9876)), (" 10.0.0.1:10911 ", ("10.0.0.1", 10911))]
+    ("text", "address"),
+    [
+        ("h:1", ("h", 1)),
+        ("[::1]:9876", ("::1", 9876)),
+        ("mq.example.com.:1", ("mq.example.com.", 1)),
+        (" 10.0.0.1:10911 ", ("10.0.0.1", 10911)),
+    ],
 )
 def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert parse_address(text) == address
 
 
-@pytest.mark.parametrize("text", ["", "h", "h:", ":1", "h:x", "h:0", "h:65536", "h:-1", "h:" + "9" * 5000])
+NO_ADDRESSES = ["", "h", "h:", ":1", "h:x", "h:0", "h:65536", "h:-1", "h:" + "9" * 5000]
+#: Names for which the system's look-up raises errors that are no OSError.
+NO_NAMES = ["mq..example.com:1", ".mq:1", "a" * 64 + ".com:1", "ä" * 70 + ":1", "a\0b:1", "mq\ud800:1"]
+
+
+@pytest.mark.parametrize("text", NO_ADDRESSES + NO_NAMES)
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(RocketMQError) as caught:
-        parse_address(text)
+        Connection.open(text, soon())
     assert caught.value.sub == "ADDRESS"
+    assert ("is not a name" in caught.value.message) is (text in NO_NAMES)
 
 
 # --- fork
