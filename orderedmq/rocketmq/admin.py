@@ -198,11 +198,12 @@ class RocketMQAdmin:
 
     def message_type(self, name: str) -> str | None:
         """See `Admin.message_type`. None before RocketMQ 5.0, and for an account that may not read it."""
-        broker = self._log.queues(name)[0].broker_name
-        with contextlib.suppress(RocketMQError):
-            return self._client.call(
-                admin_requests.message_type(name), Deadline.after(REQUEST_TIMEOUT), topic=name, broker_name=broker
-            )
+        # The topic may have no queue that can be read.
+        for broker in sorted(self._log.route(name).brokers)[:1]:
+            with contextlib.suppress(RocketMQError):
+                return self._client.call(
+                    admin_requests.message_type(name), Deadline.after(REQUEST_TIMEOUT), topic=name, broker_name=broker
+                )
         return None
 
     def _require_types(self, topic: str, message_type: str, masters: Mapping[str, str]) -> None:

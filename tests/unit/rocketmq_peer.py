@@ -129,6 +129,8 @@ class Cluster:
         self.routes: dict[str, dict[str, dict[str, str]]] = {}
         #: Fields that the nameserver adds to its answers. A Proxy adds its region.
         self.fields: dict[str, Any] = {}
+        #: The permissions of the topics' queues: 4 to read, 2 to write.
+        self.perm = 6
         #: Brokers that report to the nameservers.
         self.reporting = {"a"}
         self.asked: list[tuple[int, RemotingCommand]] = []
@@ -150,7 +152,9 @@ class Cluster:
                     datas = [
                         {"brokerName": name, "cluster": "C", "brokerAddrs": addresses} for name, addresses in brokers.items()
                     ]
-                    queues = [{"brokerName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6} for name in brokers]
+                    queues = [
+                        {"brokerName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": self.perm} for name in brokers
+                    ]
                     link.reply(request, body=json.dumps({"brokerDatas": datas, "queueDatas": queues}).encode(), **self.fields)
                 elif request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
                     table = {name: {"brokerName": name, "brokerAddrs": {"0": "h:1"}} for name in self.reporting}

@@ -1,14 +1,15 @@
-"""Which topics a log lists if a nameserver cuts the connection between its requests."""
+"""Which topics a log lists if a nameserver cuts the connection between its requests. Also topics that cannot be read."""
 
 from __future__ import annotations
 
 import json
 
+import orderedmq
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
-from tests.unit.rocketmq_peer import Link, Peer
+from tests.unit.rocketmq_peer import Cluster, Link, Peer
 
 
 def route(request: RemotingCommand) -> bytes:
@@ -40,3 +41,18 @@ def test_a_static_topic_is_left_out_also_where_a_nameserver_has_to_be_asked_agai
     with Peer(nameserver) as peer, Client(peer.address) as client:
         assert [info.name for info in RocketMQLog(client).topics()] == ["usual"]
     assert cut
+
+
+def test_a_topic_that_cannot_be_read_has_a_type() -> None:
+    """An administrator has taken away the permission to read (mqadmin updateTopicPerm -p 2)."""
+
+    def script(link: Link) -> None:
+        for request in link.requests():
+            link.reply(request, body=b'{"attributes":{"message.type":"FIFO"}}')
+
+    with Cluster() as cluster:
+        cluster.perm = 2
+        cluster.scripted("a", script)
+        with orderedmq.connect(namesrv_addr=cluster.nameserver().address) as broker:
+            assert broker.admin.describe_topic("T") == []
+            assert broker.admin.message_type("T") == "FIFO"
