@@ -76,13 +76,15 @@ class Session:
         del queues
         return {}
 
-    def place(self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]) -> None:
+    def place(
+        self, start: Checkpoint, begins: Mapping[MessageQueue, int], ends: OffsetMap, recreated_topics: Collection[str]
+    ) -> None:
         """Decide where to start reading each queue that has no position yet (see `Owner.enter`), and carry out the resets due at the start.
 
-        ``begins``: where to start in each of these queues if the group has no offset for it. ``recreated_topics``: topics whose former
-        offsets are invalid.
+        ``begins``: where to start in each of these queues if the group has no offset for it. ``ends``: where each of them ends; the group's
+        offset is not moved beyond that. ``recreated_topics``: topics whose former offsets are invalid.
         """
-        del recreated_topics
+        del ends, recreated_topics
         self.owner.enter(start, {}, 0, begins)
 
     def skip(self, queue: MessageQueue, offset: int) -> None:
@@ -326,7 +328,9 @@ class GroupSession(Session):
     def _reset_number(self) -> int:
         return self._groups.reset_number(self.group)
 
-    def place(self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]) -> None:
+    def place(
+        self, start: Checkpoint, begins: Mapping[MessageQueue, int], ends: OffsetMap, recreated_topics: Collection[str]
+    ) -> None:
         known, reset = self._reset(start, begins, recreated_topics)
         commit, behind, left = self.owner.enter(start, known, reset, begins)
         for late in behind:
@@ -340,7 +344,8 @@ class GroupSession(Session):
                 queue, self.group, at, logged,
             )  # fmt: skip
         if commit is not None:
-            self._commit(commit.offsets)
+            # A queue that ends before its position has lost messages. Producers may send them again, and then the group must read them.
+            self._commit({token: at for token, at in commit.offsets.items() if at <= ends.get(token.queue, 0)})
 
     def _reset(
         self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]

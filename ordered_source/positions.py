@@ -57,7 +57,8 @@ class Positions:
             # A retry topic is read from its first message, as Java's consumers do (RebalancePushImpl.computePullFromWhere).
             chosen = [queue for queue in without_lots(queues) if not is_retry(queue)]
             begins |= plan.beginnings(self._log, starting, chosen, bounds)
-        self._session.place(start, begins, self._watch.recreated_topics(start))
+        ends = {queue: at.max_offset for queue, at in bounds.items()}
+        self._session.place(start, begins, ends, self._watch.recreated_topics(start))
 
     def _deleted_lots(
         self, at: Checkpoint, lots: Iterable[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]

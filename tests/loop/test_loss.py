@@ -137,6 +137,32 @@ def test_a_store_that_was_replaced_by_an_older_copy_fails_by_name(world: LoopWor
     world.judge()
 
 
+def restored(rig: LoopRig, source: dict[str, str]) -> str:
+    """Take a snapshot after 10 messages, and let the query process 20 more, which the snapshot lacks. Return the snapshot's path."""
+    rig.topic("in", 1, rows=10)
+    rig.start(source, None, available_now=True).process_all_available()
+    path = str(rig.folder / "snapshot")
+    orderedmq.snapshot(rig.path, path)
+    rig.fill("in", 20, first=10)
+    rig.start(source, None, available_now=True).process_all_available()
+    return path
+
+
+def send_again(path: str, count: int) -> None:
+    with orderedmq.connect(path) as broker:
+        broker.log.append({MessageQueue("in", "embedded", 0): pa.record_batch({"body": [b"again"] * count})})
+
+
+def test_messages_that_a_restored_store_lacks_are_read_when_they_are_sent_again(rig: LoopRig) -> None:
+    source = {"topic": "in", "consumerGroup": "g"}
+    source["path"] = restored(rig, source)
+    with pytest.raises(DataLossError, match="BEYOND_END"):
+        rig.start(source, None, available_now=True).process_all_available()
+    send_again(source["path"], 20)
+    query = rig.start(source, None, "new", available_now=True).process_all_available()
+    assert [batch.ranges for batch in query.batches] == [{"in/embedded/0": (10, 30)}]
+
+
 def overtaken(rig: LoopRig) -> None:
     """Copy 10 messages of topic ``in``, let retention delete them and the 20 that follow, then add 5 more."""
     rig.topic("in", 1, rows=10)
