@@ -163,6 +163,16 @@ def test_messages_that_a_restored_store_lacks_are_read_when_they_are_sent_again(
     assert [batch.ranges for batch in query.batches] == [{"in/embedded/0": (10, 30)}]
 
 
+@pytest.mark.parametrize("reads_as", [{"consumerGroup": "g"}, {"messageModel": "broadcasting"}], ids=["group", "broadcasting"])
+def test_an_accepted_lost_end_is_skipped_only_once(reads_as: dict[str, str], rig: LoopRig) -> None:
+    source = {"topic": "in", **reads_as}
+    source["path"] = restored(rig, source)
+    rig.start({**source, **ACCEPT}, None, available_now=True).process_all_available()
+    send_again(source["path"], 5)
+    query = rig.start(source, None, available_now=True).process_all_available()
+    assert [batch.ranges for batch in query.batches] == [{"in/embedded/0": (10, 15)}]
+
+
 def overtaken(rig: LoopRig) -> None:
     """Copy 10 messages of topic ``in``, let retention delete them and the 20 that follow, then add 5 more."""
     rig.topic("in", 1, rows=10)
