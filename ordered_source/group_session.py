@@ -366,6 +366,12 @@ class GroupSession(Session):
             known.update(begins)
         return known, reset
 
+    def skip(self, queue: MessageQueue, offset: int) -> None:
+        if not is_parked(queue) and self.offsets([queue]).get(queue, 0) > offset:
+            # The broker lost the queue's end. Commits never move the group back, so the next owner would skip the messages that follow.
+            self.owner.reset = self._groups.reset({self._token(queue): offset})
+        super().skip(queue, offset)
+
     def _token(self, queue: MessageQueue) -> LockToken:
         token = self.owner.owned[queue].token
         assert token is not None

@@ -197,3 +197,12 @@ def letters(offsets: Sequence[int], **columns: Any) -> pa.RecordBatch:
 def aside(broker: Broker, group: str = "g") -> list[str]:
     [queue] = queues_of(broker, DEAD_LETTER_PREFIX + group)
     return bodies(broker, queue)
+
+
+def commit_beyond_end(broker: Broker, queue: MessageQueue, group: str) -> None:
+    """Commit an offset that the queue does not have, as if the broker had lost its last messages."""
+    client = broker.groups.join("former")
+    [token] = locked(broker, group, client, [queue])
+    broker.groups.commit({token: broker.log.bounds([queue])[queue].max_offset + 20})
+    broker.groups.unlock([token])
+    broker.groups.leave(client)

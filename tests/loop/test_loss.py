@@ -173,6 +173,15 @@ def test_an_accepted_lost_end_is_skipped_only_once(reads_as: dict[str, str], rig
     assert [batch.ranges for batch in query.batches] == [{"in/embedded/0": (10, 15)}]
 
 
+def test_an_accepted_lost_end_moves_the_group_back(rig: LoopRig) -> None:
+    rig.topic("in", 1, rows=10)
+    support.commit_beyond_end(rig.broker, rig.broker.log.queues("in")[0], "g")
+    rig.copied(**ACCEPT)
+    assert rig.offsets("g") == {0: 10}
+    rig.fill("in", 5, first=10)
+    assert rig.copied("new") == [5]
+
+
 def overtaken(rig: LoopRig) -> None:
     """Copy 10 messages of topic ``in``, let retention delete them and the 20 that follow, then add 5 more."""
     rig.topic("in", 1, rows=10)

@@ -33,6 +33,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import group_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
+from tests.contract.support import commit_beyond_end
 from tests.micro_batches import MicroBatchLoop
 from tests.rocketmq.peers import Peers
 from tests.stopped_readers import stopped
@@ -466,6 +467,19 @@ def test_texts_that_are_not_utf_8_are_what_a_java_consumer_sees_and_go_where_its
     finally:
         consumer.stop()
         producer.stop()
+
+
+def test_an_accepted_lost_end_moves_the_group_back(rig: Rig) -> None:
+    rig.topic()
+    rig.fill(0, 10)
+    commit_beyond_end(rig.broker, rig.broker.log.queues(rig.source)[0], rig.group)
+    source = {"namesrvAddr": rig.cluster.address, "topic": rig.source, "consumerGroup": rig.group, "failOnDataLoss": False}
+    query = MicroBatchLoop(source, available_now=True).process_all_available()
+    assert rig.offset() == 10
+    for count in (5, 2):
+        rig.fill(0, count)
+        query = MicroBatchLoop(source, None, query.checkpoint, available_now=True).process_all_available()
+        assert query.rows == [count]
 
 
 def fill_files(broker: Broker, topic: str, count: int) -> None:
