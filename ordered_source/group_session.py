@@ -320,6 +320,11 @@ class GroupSession(Session):
             token = self._renewal.lost[0]
             raise lost(token.group, token.queue, token.epoch, "before a renewal, and another query may own it now")
 
+    def drop(self, queues: Iterable[MessageQueue]) -> None:
+        super().drop(queues)
+        # A renewal reports the lock of a deleted topic as lost.
+        self._renewal.keep(self.owner.tokens())
+
     # -- offsets -----------------------------------------------------------------------------------------------------------
 
     def offsets(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:

@@ -10,15 +10,18 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
+from ordered_source import group_session
 from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.errors import DataLossError
 from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import RENEW_INTERVAL
 from tests.contract import support
 from tests.loop.conftest import LoopRig, LoopWorld
 from tests.spark.conftest import StoreRig, numbers
 from tests.stopped_readers import stopped
+from tests.waits import until
 
 ACCEPT = {"failOnDataLoss": "false"}
 
@@ -108,11 +111,16 @@ def test_a_topic_that_was_deleted_and_created_again(running: bool, world: LoopWo
     assert world.count() == 108
 
 
-def test_a_topic_that_is_created_again_under_a_query_that_accepts_it(world: LoopWorld) -> None:
+@pytest.mark.parametrize("renewed", [False, True], ids=["before a renewal", "after a renewal"])
+def test_a_topic_that_is_created_again_under_a_query_that_accepts_it(
+    renewed: bool, world: LoopWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_session, "RENEW_INTERVAL", 0.01 if renewed else RENEW_INTERVAL)
     world.produce(30)
     world.broker.admin.create_topic("other", 1)
     query = world.start(topic="in,other", source=ACCEPT).process_all_available()
     recreate(world)
+    until(lambda: not renewed or query.reader._run.session._renewal.lost)
     query.process_all_available().stop()
     assert world.count() == 105
     assert sorted(bodies(world)) == expected(world, 30)
