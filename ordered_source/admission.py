@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -72,16 +73,15 @@ class Admission:
         """Reduce the counts in proportion, so that the bodies have at most ``size`` bytes in total.
 
         The queue whose turn it is always gets its first message. If that message is larger than ``size``, it is taken alone, because it
-        would block its queue forever otherwise.
+        would block its queue forever otherwise. Lost messages count as empty, because the tasks that read them report or skip the loss.
         """
         order = sorted(counts)
         first = order[self._turn % len(order)]
         begin = backlog[first].begin
-        try:
+        left = size
+        with contextlib.suppress(DataLossError):
             head = log.pull(first, begin, 1, _NO_LIMIT, _BODY).column("body")
-        except DataLossError:
-            head = []
-        left = size - (len(head[0].as_py()) if len(head) else 0)
+            left -= len(head[0].as_py()) if len(head) else 0
         out = {first: 1}
         if left <= 0:
             return out
@@ -92,9 +92,8 @@ class Admission:
             end = backlog[queue].begin + counts[queue]
             try:
                 reached = log.advance(queue, offset, end, left * counts[queue] // total)
-            except DataLossError:
-                # The task that reads the lost messages reports them, or skips them if the user accepts that.
-                reached = end
+            except DataLossError as error:
+                reached = min(error.behind or offset, end)
             if reached > backlog[queue].begin:
                 out[queue] = reached - backlog[queue].begin
         return out

@@ -7,15 +7,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import orderedmq
 from ordered_source import group_session
+from ordered_source.admission import Admission
 from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.errors import DataLossError
-from orderedmq.model import MessageQueue
+from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import RENEW_INTERVAL
 from tests.contract import support
 from tests.loop.conftest import LoopRig, LoopWorld
@@ -69,6 +71,18 @@ def test_messages_that_age_out_between_planning_and_reading(accept: bool, world:
     for queue in world.queues:
         assert f"100 messages of queue {queue} are lost, from 0 to 99" in world.log()
     world.judge(*sent_before(world, 150), *lost(world, 0, 100))
+
+
+def test_messages_that_age_out_while_the_bytes_of_a_batch_are_counted_are_planned(world: LoopWorld) -> None:
+    """The tasks that read these messages report the loss, or skip them."""
+    fill(world)
+    options = {"path": str(world.path), "topic": "in", "consumerGroup": "g", "maxBytesPerTrigger": "1m"}
+    trim(world, 100)
+    backlog = dict.fromkeys(world.queues, OffsetRange(0, 150))
+    counts = Admission(SourceOptions.parse(options, streaming=True), 0).count_messages(
+        world.broker.log, backlog, ReadMaxRows(500), 0
+    )
+    assert counts == dict.fromkeys(world.queues, 150)
 
 
 def recreate(world: LoopWorld) -> None:
