@@ -88,7 +88,7 @@ class BatchReader(DataSourceReader):
             if queue not in bounds:
                 self._fail_or_warn(queue_deleted(queue, "it was about to be read"))
         there = [queue for queue in queues if queue in bounds]
-        begins = plan.beginnings(source, starting, there, bounds)
+        begins = plan.beginnings(source, starting, there, bounds, there)
         ends = plan.endings(source, options.ending, there, bounds)
         return {
             queue: self._span(source, queue, bounds[queue], known.get(queue), begins[queue], ends[queue]) for queue in there

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pyspark.sql.types import StructType
 
@@ -107,11 +107,16 @@ def never_committed(options: SourceOptions) -> StartingOffsets:
 
 
 def beginnings(
-    source: Log, starting: StartingOffsets, queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
+    source: Log,
+    starting: StartingOffsets,
+    queues: Sequence[MessageQueue],
+    bounds: Mapping[MessageQueue, QueueBounds],
+    every: Iterable[MessageQueue],
 ) -> dict[MessageQueue, int]:
-    """Return the offset at which to begin in each queue according to ``starting``, whose kind is not "committed".
+    """Return the offset at which to begin in each of ``queues`` according to ``starting``, whose kind is not "committed".
 
-    Raises OffsetError INCOMPLETE or BEYOND_END, OptionError INVALID for a queue that does not exist.
+    ``every``: all queues of the topics, which include the queues that other members of the group own. Raises OffsetError INCOMPLETE or
+    BEYOND_END, OptionError INVALID for a queue that does not exist.
     """
     match starting.kind:
         case "latest":
@@ -120,7 +125,7 @@ def beginnings(
             assert starting.timestamp is not None
             return {queue: source.offset_at(queue, starting.timestamp) for queue in queues}
         case "json":
-            return _named_offsets("startingOffsets", starting.offsets or {}, queues, bounds)
+            return _named_offsets("startingOffsets", starting.offsets or {}, queues, bounds, every)
     return {queue: bounds[queue].min_offset for queue in queues}
 
 
@@ -133,12 +138,16 @@ def endings(
             assert ending.timestamp is not None
             return {queue: source.offset_at(queue, ending.timestamp) for queue in queues}
         case "json":
-            return _named_offsets("endingOffsets", ending.offsets or {}, queues, bounds)
+            return _named_offsets("endingOffsets", ending.offsets or {}, queues, bounds, queues)
     return {queue: bounds[queue].max_offset for queue in queues}
 
 
 def _named_offsets(
-    option: str, offsets: Mapping[MessageQueue, int], queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
+    option: str,
+    offsets: Mapping[MessageQueue, int],
+    queues: Sequence[MessageQueue],
+    bounds: Mapping[MessageQueue, QueueBounds],
+    every: Iterable[MessageQueue],
 ) -> dict[MessageQueue, int]:
     missing = [str(queue) for queue in queues if queue not in offsets]
     if missing:
@@ -146,7 +155,7 @@ def _named_offsets(
             OffsetCondition.INCOMPLETE,
             f"{option} must name every queue, but it lacks {', '.join(missing[:8])}. Use -2 for earliest and -1 for latest",
         )
-    unknown = sorted(set(offsets) - set(queues))
+    unknown = sorted(set(offsets).difference(every))
     if unknown:
         raise OptionError(OptionCondition.INVALID, f"{option} names queue {unknown[0]}, which does not exist")
     out: dict[MessageQueue, int] = {}

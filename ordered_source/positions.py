@@ -56,7 +56,8 @@ class Positions:
                 starting = plan.never_committed(self._options)
             # A retry topic is read from its first message, as Java's consumers do (RebalancePushImpl.computePullFromWhere).
             chosen = [queue for queue in without_lots(queues) if not is_retry(queue)]
-            begins |= plan.beginnings(self._log, starting, chosen, bounds)
+            every = plan.queues_of(self._broker, self._watch.topics())
+            begins |= plan.beginnings(self._log, starting, chosen, bounds, every)
         ends = {queue: at.max_offset for queue, at in bounds.items()}
         self._session.place(start, begins, ends, self._watch.recreated_topics(start))
 

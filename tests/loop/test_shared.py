@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from orderedmq.errors import GroupError
+from orderedmq.errors import GroupError, OptionError
 from tests.loop.conftest import LoopRig
 from tests.micro_batches import MicroBatchLoop
 from tests.spark.conftest import numbers
@@ -86,3 +87,13 @@ def test_explicit_starting_offsets_hold_only_where_the_shared_group_never_commit
     second = start(shared, "two", startingOffsets="earliest")
     divide(shared, [4, 4], first, second)
     fill(shared, 160, 240, first, second, since=80)
+
+
+def test_starting_offsets_as_json_name_every_queue_of_a_shared_group(shared: LoopRig) -> None:
+    shared.fill("in", 80)
+    every = json.dumps({"in": {"embedded": {str(queue): 3 for queue in range(QUEUES)}}})
+    own = {"allocateMessageQueueStrategy": "CONFIG", "allocateQueues": '{"in": {"embedded": [0, 1]}}'}
+    query = start(shared, "one", startingOffsets=every, **own)
+    assert query.batches[0].ranges == {f"in/embedded/{queue}": (3, 10) for queue in (0, 1)}
+    with pytest.raises(OptionError, match="startingOffsets names queue in/embedded/8, which does not exist"):
+        start(shared, "two", startingOffsets=every.replace('"7"', '"7": 3, "8"'), **own | {"consumerGroup": "other"})
