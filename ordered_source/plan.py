@@ -46,6 +46,10 @@ def check(broker: Broker, options: SourceOptions) -> None:
         if error.denied and options.topics:
             _require_rights(broker, options, sorted(options.topics))
         raise
+    if not found:
+        raise TopicError(
+            TopicCondition.MISSING, f"no topic matches topicPattern {options.topic_pattern!r} yet. Create one first"
+        )
     _require_rights(broker, options, [topic.name for topic in found])
     if options.matching is not None:
         broker.log.require_filter(options.matching, [topic.name for topic in found])
@@ -62,7 +66,7 @@ def _require_rights(broker: Broker, options: SourceOptions, names: list[str]) ->
 
 
 def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
-    """Return the topics that the options select. Raises TopicError MISSING, also for a pattern that matches no topic.
+    """Return the topics that the options select. Raises TopicError MISSING if a topic that the option topic names does not exist.
 
     The group's retry topic is included if the option retryTopic is set and the topic exists. Brokers create it with the group's first
     heartbeat.
@@ -81,15 +85,18 @@ def retry_topic(options: SourceOptions) -> str:
 def _selected(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
     if options.topic_pattern is None:
         return [broker.log.topic(name) for name in sorted(options.topics)]
+    return [topic for topic in broker.log.topics() if _names(options, topic.name)]
+
+
+def _names(options: SourceOptions, topic: str) -> bool:
+    """Whether the option topic names the topic, or topicPattern matches it."""
     # A dead-letter topic is read only if an option names it, because a pattern such as ".*" means the user's topics.
-    found = [
-        topic for topic in broker.log.topics() if not topic.name.startswith(RESERVED_PREFIXES) and options.reads(topic.name)
-    ]
-    if not found:
-        raise TopicError(
-            TopicCondition.MISSING, f"no topic matches topicPattern {options.topic_pattern!r} yet. Create one first"
-        )
-    return found
+    return options.reads(topic) and (options.topic_pattern is None or not topic.startswith(RESERVED_PREFIXES))
+
+
+def selects(options: SourceOptions, topic: str) -> bool:
+    """Return whether `topics` includes the topic called ``topic`` if it exists."""
+    return _names(options, topic) or (options.retry_topic and topic == retry_topic(options))
 
 
 def queues_of(broker: Broker, found: Sequence[TopicInfo]) -> list[MessageQueue]:

@@ -137,8 +137,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         backlog = run.session.backlog(ends)
         leaders = {queue: span for queue, span in backlog.items() if not is_parked(queue) and queue not in lots.full}
         counts = self._admission.count_messages(log, leaders, limit, now)
-        # If positions have changed although no batch ran, as after an accepted loss, log them, or the next run would repeat the change.
-        moved = any(since.next.get(queue, at) != at for queue, at in owner.following({}).items())
+        # If topics or positions have changed although no batch ran, as after an accepted loss, log them, or the next run would repeat the
+        # change.
+        moved = known.topics != since.topics or any(
+            since.next.get(queue, at) != at for queue, at in owner.following({}).items()
+        )
         if not counts and not lots.counts and not since.fresh and not moved:
             self._quiet = (change, start) if counts is not None else None
             self._quiet_until = self._next_look(change, now, lots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -16,6 +17,8 @@ from orderedmq.errors import DataLossError, TopicError, recreated, topic_deleted
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint
+
+log = logging.getLogger("orderedmq")
 
 #: Seconds between two listings of topics, for a broker that cannot report whether anything changed.
 LISTING_INTERVAL: Final = 1.0
@@ -37,7 +40,8 @@ class TopicWatch:
         self._listed: tuple[int | None, float] = (None, float("-inf"))
         #: The incarnation of each topic at the last check.
         self._incarnations: dict[str, str] = {}
-        #: Losses that the user accepts with failOnDataLoss=false, as (topic, its anchor in the checkpoint).
+        #: Topics without which the query continues, because the user accepts their loss with failOnDataLoss=false or no longer selects
+        #: them, as (topic, its anchor in the checkpoint).
         self._accepted: set[tuple[str, str]] = set()
 
     @property
@@ -86,7 +90,7 @@ class TopicWatch:
         return queues if shared else [*queues, *sorted(set(without_lots(known.next)) - set(queues))]
 
     def drop_lost_topics(self, session: Session, start: Checkpoint) -> Checkpoint:
-        """Return ``start`` without topics that were deleted or recreated, and drop their queues from the session.
+        """Return ``start`` without topics that were deleted or recreated or are no longer selected, and drop their queues from the session.
 
         Raises DataLossError unless the user accepts the loss.
         """
@@ -106,7 +110,12 @@ class TopicWatch:
                 continue
             gone.add(name)
             if (name, anchor) not in self._accepted:
-                data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
+                if plan.selects(self._options, name):
+                    data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
+                else:
+                    log.warning(
+                        "the options no longer select topic %r, which this query has read before: it continues without it", name
+                    )
                 self._accepted.add((name, anchor))
                 stale.add(name)
         if stale:

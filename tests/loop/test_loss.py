@@ -261,6 +261,32 @@ def test_a_deleted_topic_is_noticed(rig: LoopRig) -> None:
     assert sum(map(len, rig.bodies("out").values())) == 30
 
 
+@pytest.mark.parametrize("options", [{"topic": "in"}, {"topicPattern": "in"}], ids=["topic", "pattern"])
+def test_a_topic_that_the_options_no_longer_select_is_not_lost(
+    options: dict[str, str], rig: LoopRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.topic("in", 1, rows=2)
+    rig.topic("in-b", 1, rows=3)
+    both = {"topic": "in,in-b", "consumerGroup": "g"}
+    rig.start(both, None, available_now=True).process_all_available()
+    for _ in range(2):
+        rig.start({**options, "consumerGroup": "g"}, None, available_now=True).process_all_available()
+    assert caplog.text.count("the options no longer select topic 'in-b'") == 1
+    rig.fill("in-b", 4, first=3)
+    query = rig.start(both, None, available_now=True).process_all_available()
+    assert [batch.ranges for batch in query.batches] == [{"in-b/embedded/0": (3, 7)}]
+
+
+def test_an_accepted_deletion_of_the_last_topic_that_matches(rig: LoopRig) -> None:
+    rig.topic("in-a", 1, rows=2)
+    source = {"topicPattern": "in-.*", "consumerGroup": "g", **ACCEPT}
+    query = rig.start(source, None).process_all_available()
+    rig.broker.admin.delete_topic("in-a")
+    query.process_all_available()
+    rig.topic("in-b", 1, rows=3)
+    assert query.process_all_available().rows == [2, 3]
+
+
 def test_a_batch_read_of_aged_out_offsets_is_refused(rig: LoopRig) -> None:
     rig.topic("in", 1, rows=10)
     rig.fill("in", 5, first=10)
