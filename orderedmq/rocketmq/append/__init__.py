@@ -46,6 +46,9 @@ the last seconds, so a number can go back or disappear, but never increase. Even
 
 - If a group's offset, or a sink's *bookmark* (`sink.bookmarks`), is too low, the search takes longer. If it is missing, the queue's history
   is read (`sink.lookback`). If it is above the queue's end, it belongs to an earlier topic of that name and is set back.
+- If the sink's whole *group*, or its mark in a group that the user named, is missing, the last messages of each queue are searched. Only
+  queues in which the sink has none there get a new bookmark. This fails if the sink's messages are followed by more messages of other
+  producers than are searched.
 - If a sink's *committed batches* are missing, the bookmarks show which batches are committed.
 - If the *writer* recorded for a queue is missing or out of date, another run seems to be the writer. In that case, the attempt waits for
   that run's locks and makes its own run the writer again. A broker that was killed has also lost all locks. An attempt trusts its lock

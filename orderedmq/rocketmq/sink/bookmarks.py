@@ -6,13 +6,14 @@ some queues, but if it is repeated with other rows, these may go to any queue.
 
 A broker writes a new group to disk immediately, but offsets only within 5 s. So it also matters whether the group exists. If the group
 exists, the sink may have sent messages even if there is no bookmark, and the queue's history is read. If it does not exist, the sink
-is new or its group was deleted, so only the queue's last messages are searched. If none of them is the sink's, the bookmarks are set
-to the ends that the topic's queues had before any task could send. If several tasks do this at the same time, the bookmarks are at
-worst too low.
+is new or its group was deleted, so only the last messages of each of the topic's queues at the broker are searched. A queue in which
+none of them is the sink's gets a bookmark: the end that it had before any task could send. If several tasks do this at the same time,
+the bookmarks are at worst too low.
 
 A group that the user named may exist before the sink and hold another sink's bookmarks. So each broker also stores the *mark* in the
-group, a number that identifies the sink. Bookmarks that a deleted sink left are at worst too low. Two running sinks would use each
-other's bookmarks, so a commit checks the mark.
+group, a number that identifies the sink, and the mark counts instead of the group. It is an offset, so a broker that is killed may
+forget it, and then each queue's last messages are searched again. Bookmarks that a deleted sink left are at worst too low. Two running
+sinks would use each other's bookmarks, so a commit checks the mark.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from orderedmq.conditions import GroupCondition
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.micro_batch import KEPT_BATCHES
+from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues
@@ -86,6 +88,7 @@ class Bookmarks:
         self.group = bookmark_group(sink, topic, named)
         self._mark = sink_mark(sink) if named is not None else None
         self._client = client
+        self._offsets = GroupOffsets(client)
         self._topic = topic
         self._timeout = timeout
 
@@ -141,7 +144,7 @@ class Bookmarks:
         queue: MessageQueue,
         batch: int,
         known: Committed,
-        seen_before: Callable[[int], bool],
+        seen_before: Callable[[MessageQueue, int], bool],
         permitted: Callable[[], None],
     ) -> None:
         """Like `commit`, but for a broker that has none of the batch's rows. ``seen_before`` and ``permitted``: see `enter`."""
@@ -170,28 +173,30 @@ class Bookmarks:
     def write_entry(self, queue: MessageQueue, entry: WriterEntry) -> None:
         self.move(registers.writer(queue), entry.value)
 
-    def enter(self, queue: MessageQueue, seen_before: Callable[[int], bool], permitted: Callable[[], None]) -> int | None:
-        """Return the bookmark for a task that will write; None if it was lost. Create the group and its bookmarks if they are missing.
+    def enter(
+        self, queue: MessageQueue, seen_before: Callable[[MessageQueue, int], bool], permitted: Callable[[], None]
+    ) -> None:
+        """Create the group, and the bookmarks of all queues at the queue's broker, if they are missing.
 
-        ``seen_before(end)`` returns whether the last messages before an offset include messages of the sink. ``permitted()`` raises
-        an error if the account lacks a right that a sink needs. Nothing is stored in that case.
+        ``seen_before(queue, end)`` returns whether the last messages before an offset include messages of the sink. ``permitted()``
+        raises an error if the account lacks a right that a sink needs. Nothing is stored in that case.
         """
-        bookmark = self._own_bookmark(queue)
-        if bookmark:
-            return bookmark
+        if self._own_bookmark(queue):
+            return
         ends = self._ends(queue)
-        if self._was_used(queue):
-            # Another task may have set the bookmark just now.
-            return self.get(queue)
+        if self._has_group(queue) if self._mark is None else self._is_marked(queue):
+            return
         permitted()
-        if seen_before(ends[queue]):
-            return None
+        seen = {one for one, end in ends.items() if seen_before(one, end)}
+        if seen and self._mark is not None and self.get(registers.mark(queue)):
+            # Another sink, which may be running, has replaced the mark. The commit raises an error.
+            return
+        # 0 counts as no bookmark. A bookmark after the sink's messages would say that their batch is committed.
+        bookmarks = {one: 0 if one in seen else end for one, end in ends.items()}
         self._create_group(queue)
-        for one, end in ends.items():
-            self.move(one, end)
+        self._offsets.write(self.group, bookmarks, self._timeout)
         if self._mark is not None:
             self._store_mark(queue, self._mark)
-        return ends[queue]
 
     def require_own(self, queue: MessageQueue) -> None:
         """Check the mark before a commit.
@@ -217,9 +222,6 @@ class Bookmarks:
 
     def _own_bookmark(self, queue: MessageQueue) -> int | None:
         return self.get(queue) if self._mark is None or self._is_marked(queue) else None
-
-    def _was_used(self, queue: MessageQueue) -> bool:
-        return self._has_group(queue) if self._mark is None else self._is_marked(queue)
 
     def _is_marked(self, queue: MessageQueue) -> bool:
         return self.get(registers.mark(queue)) == self._mark

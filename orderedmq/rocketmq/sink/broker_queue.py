@@ -310,11 +310,16 @@ class RocketMQQueue(BrokerPort):
             yield batch
             begin = batch.column(0)[-1].as_py() + 1
 
-    def seen_before(self, end: int) -> bool:
-        """Return whether messages of the sink are among the last PROBE messages before ``end``."""
+    def seen_before(self, queue: MessageQueue, end: int) -> bool:
+        """Return whether messages of the sink are among the last PROBE messages of a queue of the topic before ``end``."""
         assert self._writer is not None
-        begin = max(self.least(), end - PROBE)
-        return any(find_messages(batch, self._writer) for batch in self.read(begin, end))
+        if not end:
+            return False
+        port = self
+        if queue != self.queue:
+            port = RocketMQQueue(self._client, self._log, queue, self._writer, self._client_id, self._lock_timing, self._stop)
+        begin = max(port.least(), end - PROBE)
+        return any(find_messages(batch, self._writer) for batch in port.read(begin, end))
 
     # --- sending
 

@@ -1,0 +1,172 @@
+"""How a sink finds its messages again after its broker was killed and has forgotten the sink's newest numbers.
+
+The broker is in memory, and has two queues. Attempts and bookmarks are real.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from orderedmq.broker import SinkBatch
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
+from orderedmq.rocketmq.sink.commit_report import QueueReport, Token, Verdict, judge
+from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group
+from orderedmq.rocketmq.sink.queue_writer import QueueWriter
+from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.frame import RemotingCommand
+from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
+from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rocketmq.wire.route import BrokerData, QueueData, Route
+from tests.unit.rocketmq_memory import FakeBroker, FakePending
+from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, rows_of, split
+
+QUEUES = [MessageQueue("t", "a", number) for number in range(2)]
+FIRST, SECOND = "0000000a", "0000000b"
+
+
+class Cluster(FakeBroker):
+    """A broker with two queues and some groups. It is also its client, connection and log."""
+
+    trace = account = None
+    routed_by_proxy = closed = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: defaultdict[int, list[Stored]] = defaultdict(list)
+        self.groups: set[str] = set()
+        self.unsettled: set[MessageQueue] = set()
+
+    def kill(self) -> None:
+        """Forget what a broker writes to disk only every 5 s, and the locks. Groups and messages stay."""
+        self.numbers.clear()
+        self.locks.clear()
+
+    def answer(self, request: Request[Any]) -> Any:
+        fields = request.ext
+        if request.code == RequestCode.QUERY_CONSUMER_OFFSET:
+            found = self.numbers.get(int(fields["queueId"]))
+            return request.parse(
+                RemotingCommand(22) if found is None else RemotingCommand(0, ext={"offset": str(found)}, version=413)
+            )
+        if request.code == RequestCode.GET_MAX_OFFSET:
+            return len(self.messages[int(fields["queueId"])])
+        if request.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
+            self.groups.add(json.loads(bytes(request.body))["groupName"])
+        if request.code == RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
+            return frozenset(self.groups)
+        if request.code in (RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2):
+            stored = self.messages[int(fields["e"])]
+            begin, data, at, count = len(stored), bytes(request.body), 0, 0
+            while at < len(data):
+                at, count = at + struct.unpack_from(">i", data, at)[0], count + 1
+            stored += split(SendBody(0, count, memoryview(data), None))
+            return SendResult(SendStatus.SEND_OK, int(fields["e"]), begin)
+        return super().answer(request)
+
+    # -- the client, its connection and the log
+
+    def route(self, topic: str, deadline: float, *, fresh: bool = False) -> Route:
+        return Route(topic, {"a": BrokerData("a", "C", {0: "h:1"})}, (QueueData("a", len(QUEUES), len(QUEUES), 6),))
+
+    def behind_proxy(self, deadline: float) -> bool:
+        return False
+
+    def address(self, topic: str, broker_name: str, deadline: float) -> str:
+        return "h:1"
+
+    def connection(self, address: str, deadline: float) -> Cluster:
+        return self
+
+    def call(self, request: Request[Any], deadline: float, **where: str) -> Any:
+        return self.answer(request)
+
+    def send_all(self, asked: Sequence[tuple[Request[Any], None]], deadline: float) -> list[FakePending]:
+        return [FakePending(self.answer(request)) for request, _ in asked]
+
+    def reading(self, how: object) -> Cluster:
+        return self
+
+    def pull(self, queue: MessageQueue, begin: int, count: int, most: int, columns: Sequence[str]) -> pa.RecordBatch:
+        stored = self.messages[queue.queue_id]
+        return next(iter(Queue(stored).read(begin, min(begin + count, len(stored)), count)))
+
+    # -- the sink
+
+    def attempt(self, writer: Writer) -> Attempt:
+        return Attempt(self, writer)
+
+    def bodies(self, number: int) -> list[str]:
+        return [message.body.decode() for message in self.messages[number]]
+
+
+class Attempt:
+    """An attempt of a task of the sink."""
+
+    def __init__(self, cluster: Cluster, writer: Writer) -> None:
+        self.writer = writer
+        self._cluster: Any = cluster
+        self._name = f"{writer.run}-{writer.batch}-{writer.partition}"
+        self._open: dict[int, tuple[QueueWriter, RocketMQQueue]] = {}
+
+    def port(self, number: int = 0) -> RocketMQQueue:
+        return self._opened(number)[1]
+
+    def write(self, names: list[str], number: int = 0, first: int = 0) -> None:
+        self._opened(number)[0].write(rows_of(names), first)
+
+    def end(self) -> Token:
+        """Give the queues back and return the report."""
+        reports = list[QueueReport]()
+        for writer, _ in self._open.values():
+            writer.let_go()
+            reports.append(writer.report())
+        return Token(SINK, self.writer.batch, self.writer.partition, tuple(reports), self.writer.run)
+
+    def _opened(self, number: int) -> tuple[QueueWriter, RocketMQQueue]:
+        if number not in self._open:
+            port = RocketMQQueue(
+                self._cluster, self._cluster, QUEUES[number], self.writer, self._name, LockTiming(), threading.Event()
+            )
+            self._open[number] = QueueWriter(port, self.writer, self.writer.partition), port
+        return self._open[number]
+
+
+@pytest.mark.holds("sink once")
+@pytest.mark.parametrize("named", ["billing-out", None])
+@pytest.mark.parametrize("filled_first", [True, False])
+def test_a_broker_that_has_forgotten_a_sink_hides_none_of_its_messages(named: str | None, filled_first: bool) -> None:
+    """The broker is killed in the sink's first seconds. Without ``named``, the sink's group is deleted as well."""
+    cluster = Cluster()
+    cluster.messages[1] = [Stored(b"old", {})]
+    cluster.attempt(Writer(SINK, 0, 0, FIRST, named)).write(["a1", "a2"], 1)
+    cluster.kill()
+    if named is None:
+        cluster.groups.clear()
+    one, other = (cluster.attempt(Writer(SINK, 0, partition, SECOND, named)) for partition in (0, 1))
+    for number in (1, 0) if filled_first else (0, 1):
+        one.write([["b1"], ["a1", "a2", "a3"]][number], number)
+    other.write(["c1"], 1)
+    tokens = [one.end(), other.end()]
+    assert [cluster.bodies(number) for number in (0, 1)] == [["b1"], ["old", "a1", "a2", "a3", "c1"]]
+    bookmarks = {queue: cluster.numbers[queue.queue_id] for queue in QUEUES}
+    verdict = judge(SinkBatch(SINK, 0, None, named, "", "t"), tokens, bookmarks, [])
+    assert verdict == Verdict(False, {QUEUES[0]: 1, QUEUES[1]: 2}, newest=0)
+
+
+def test_a_sink_without_messages_begins_at_the_ends_of_all_queues() -> None:
+    """Otherwise its tasks would read the history of each queue."""
+    cluster = Cluster()
+    cluster.messages[0], cluster.messages[1] = ([Stored(b"old", {})] * count for count in (3, 5))
+    cluster.attempt(Writer(SINK, 0, 0, FIRST)).write(["a1"])
+    assert cluster.groups == {bookmark_group(SINK, "t")}
+    assert [cluster.numbers[number] for number in (0, 1)] == [3, 5]
