@@ -16,12 +16,15 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import SinkBatch
+from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
 from orderedmq.rocketmq.sink.commit_report import QueueReport, Token, Verdict, judge
 from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter
+from orderedmq.rocketmq.wire import registers
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
@@ -45,6 +48,8 @@ class Cluster(FakeBroker):
         self.messages: defaultdict[int, list[Stored]] = defaultdict(list)
         self.groups: set[str] = set()
         self.unsettled: set[MessageQueue] = set()
+        #: How often settings of a group were written.
+        self.settings = 0
 
     def kill(self) -> None:
         """Forget what a broker writes to disk only every 5 s, and the locks. Groups and messages stay."""
@@ -62,6 +67,7 @@ class Cluster(FakeBroker):
             return len(self.messages[int(fields["queueId"])])
         if request.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
             self.groups.add(json.loads(bytes(request.body))["groupName"])
+            self.settings += 1
         if request.code == RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
             return frozenset(self.groups)
         if request.code in (RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2):
@@ -170,3 +176,29 @@ def test_a_sink_without_messages_begins_at_the_ends_of_all_queues() -> None:
     cluster.attempt(Writer(SINK, 0, 0, FIRST)).write(["a1"])
     assert cluster.groups == {bookmark_group(SINK, "t")}
     assert [cluster.numbers[number] for number in (0, 1)] == [3, 5]
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+def test_a_sink_takes_no_group_whose_consumers_read_the_topic(offset: int) -> None:
+    cluster = Cluster()
+    cluster.messages[0], cluster.messages[1] = ([Stored(b"old", {})] * 5 for _ in range(2))
+    cluster.groups = {"billing"}
+    cluster.numbers[1] = offset
+    for _ in range(2):
+        with pytest.raises(
+            GroupError, match=f"'billing' has the offsets of consumers of topic 't' .queue t/a/1 is at {offset}"
+        ) as caught:
+            cluster.attempt(Writer(SINK, 0, 0, FIRST, "billing")).write(["a1"])
+        assert caught.value.condition == "ORDEREDMQ_GROUP.IN_USE"
+    assert (cluster.numbers, len(cluster.messages[0]), cluster.settings) == ({1: offset}, 5, 0)
+
+
+def test_a_sink_takes_another_sink_s_group_and_keeps_the_settings_of_a_group_that_exists() -> None:
+    cluster = Cluster()
+    cluster.groups = {"out"}
+    cluster.numbers[registers.fence(QUEUES[0]).queue_id] = 7
+    for sink in ("former", SINK):
+        cluster.attempt(Writer(sink, 0, 0, FIRST, "out")).write(["a1"])
+    assert cluster.bodies(0) == ["a1", "a1"]
+    assert cluster.settings == 0
+    assert Bookmarks(cluster, SINK, "t", "out").read(QUEUES[0]).bookmark == 1  # type: ignore[arg-type]

@@ -13,13 +13,14 @@ the bookmarks are at worst too low.
 A group that the user named may exist before the sink and hold another sink's bookmarks. So each broker also stores the *mark* in the
 group, a number that identifies the sink, and the mark counts instead of the group. It is an offset, so a broker that is killed may
 forget it, and then each queue's last messages are searched again. Bookmarks that a deleted sink left are at worst too low. Two running
-sinks would use each other's bookmarks, so a commit checks the mark.
+sinks would use each other's bookmarks, so a commit checks the mark. The mark is stored before the bookmarks, so a group that has offsets
+in the topic but no mark is the group of consumers, and a sink refuses it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from orderedmq.conditions import GroupCondition
@@ -179,24 +180,41 @@ class Bookmarks:
         """Create the group, and the bookmarks of all queues at the queue's broker, if they are missing.
 
         ``seen_before(queue, end)`` returns whether the last messages before an offset include messages of the sink. ``permitted()``
-        raises an error if the account lacks a right that a sink needs. Nothing is stored in that case.
+        raises an error if the account lacks a right that a sink needs. Nothing is stored in that case. Raises GroupError IN_USE if the
+        group that the user named has the offsets of consumers.
         """
         if self._own_bookmark(queue):
             return
         ends = self._ends(queue)
-        if self._has_group(queue) if self._mark is None else self._is_marked(queue):
+        has_group = self._has_group(queue)
+        if has_group if self._mark is None else self._is_marked(queue):
             return
         permitted()
+        if self._mark is not None:
+            self._refuse_consumers(queue, list(ends))
         seen = {one for one, end in ends.items() if seen_before(one, end)}
         if seen and self._mark is not None and self.get(registers.mark(queue)):
             # Another sink, which may be running, has replaced the mark. The commit raises an error.
             return
         # 0 counts as no bookmark. A bookmark after the sink's messages would say that their batch is committed.
         bookmarks = {one: 0 if one in seen else end for one, end in ends.items()}
-        self._create_group(queue)
-        self._offsets.write(self.group, bookmarks, self._timeout)
+        if not has_group:
+            self._create_group(queue)
         if self._mark is not None:
             self._store_mark(queue, self._mark)
+        self._offsets.write(self.group, bookmarks, self._timeout)
+
+    def _refuse_consumers(self, queue: MessageQueue, queues: Sequence[MessageQueue]) -> None:
+        found = self._offsets.read(self.group, queues, self._timeout)
+        # Read the mark last, because another task may be storing the mark and then the bookmarks.
+        if found and not self.get(registers.mark(queue)):
+            at, offset = next(iter(found.items()))
+            raise GroupError(
+                GroupCondition.IN_USE,
+                f"sinkGroup {self.group!r} has the offsets of consumers of topic {self._topic!r} (queue {at} is at {offset}), which the "
+                "sink's bookmarks would replace, so that the consumers would skip messages. Set sinkGroup to a group that does not consume "
+                "this topic, or leave sinkGroup out",
+            )
 
     def require_own(self, queue: MessageQueue) -> None:
         """Check the mark before a commit.
