@@ -30,11 +30,21 @@ from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import BrokerData, QueueData, Route
-from tests.unit.rocketmq_memory import FakeBroker, FakePending
+from tests.unit.rocketmq_memory import FakeBroker, FakePending, FakeTime
 from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, rows_of, split
 
 QUEUES = [MessageQueue("t", "a", number) for number in range(2)]
 FIRST, SECOND = "0000000a", "0000000b"
+
+
+time = FakeTime()
+
+
+@pytest.fixture(autouse=True)
+def _time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("sink.broker_queue", "append.broker_port", "net.deadline"):
+        monkeypatch.setattr(f"orderedmq.rocketmq.{module}.time", time)
+    monkeypatch.setattr(RocketMQQueue, "_wait", lambda _, seconds: time.sleep(seconds))
 
 
 class Cluster(FakeBroker):
@@ -202,3 +212,28 @@ def test_a_sink_takes_another_sink_s_group_and_keeps_the_settings_of_a_group_tha
     assert cluster.bodies(0) == ["a1", "a1"]
     assert cluster.settings == 0
     assert Bookmarks(cluster, SINK, "t", "out").read(QUEUES[0]).bookmark == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.holds("sink once")
+def test_the_end_of_a_queue_is_not_older_than_the_entry_that_names_the_writer() -> None:
+    """A broker answers requests for offsets and for ends in different threads, so in any order."""
+    cluster = Cluster()
+    cluster.messages[0] = [Stored(b"old", {})]
+    old, sibling, new = (
+        cluster.attempt(Writer(SINK, 0, partition, run)) for run, partition in ((FIRST, 1), (SECOND, 0), (SECOND, 1))
+    )
+    old.write(["a1"])
+    send_all = cluster.send_all
+
+    def ends_first(asked: Sequence[tuple[Request[Any], None]], deadline: float) -> list[FakePending]:
+        cluster.send_all = send_all  # type: ignore[method-assign]
+        is_end = [request.code == RequestCode.GET_MAX_OFFSET for request, _ in asked]
+        ends = {at: FakePending(cluster.answer(asked[at][0])) for at in range(len(asked)) if is_end[at]}
+        old.write(["a2"], first=1)
+        old.end()
+        sibling.port().acquire()
+        return [ends.get(at) or FakePending(cluster.answer(request)) for at, (request, _) in enumerate(asked)]
+
+    cluster.send_all = ends_first  # type: ignore[method-assign]
+    new.write(["a1", "a2", "a3"])
+    assert cluster.bodies(0) == ["old", "a1", "a2", "a3"]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from orderedmq.conditions import GroupCondition
 from orderedmq.errors import GroupError, RocketMQError
@@ -107,16 +107,21 @@ class Bookmarks:
             self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
 
     def read(self, queue: MessageQueue) -> Numbers:
-        """Return the queue's numbers, all requested at the same time. Numbers of another sink in the group count as missing."""
-        asked: list[Request[Any]] = [
-            consumer_offset(self.group, one) for one in (queue, registers.committed(queue), registers.writer(queue))
-        ]
-        asked.append(message_requests.max_offset(queue))
+        """Return the queue's numbers. Numbers of another sink in the group count as missing.
+
+        A bookmark after the queue's end would hide messages, so it is reset.
+        """
+        places = [queue, registers.committed(queue), registers.writer(queue)]
         if self._mark is not None:
-            asked.append(consumer_offset(self.group, registers.mark(queue)))
-        answers: list[Any] = ask_queues(self._client, [(queue, request) for request in asked], Deadline.after(self._timeout))
-        bookmark, committed, entry, end, *mark = answers
+            places.append(registers.mark(queue))
+        asked = [(queue, consumer_offset(self.group, place)) for place in places]
+        bookmark, committed, entry, *mark = ask_queues(self._client, asked, Deadline.after(self._timeout))
+        # Request the end last: it must not be older than the entry, and a broker answers requests for ends and offsets in any order.
+        end = self._ask(queue, message_requests.max_offset(queue))
         is_own = not mark or mark[0] == self._mark
+        if is_own and bookmark is not None and bookmark > end:
+            self.forget(queue)
+            is_own = False
         return Numbers(bookmark if is_own else None, (committed or 0) - 1 if is_own else -1, WriterEntry.parse(entry or 0), end)
 
     def committed(self, queue: MessageQueue, batch: int) -> Committed:

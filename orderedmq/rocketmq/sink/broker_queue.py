@@ -272,15 +272,7 @@ class RocketMQQueue(BrokerPort):
     def start(self) -> Start:
         # Use numbers that were read under the lock, because the batch may have been committed while this attempt waited for the lock.
         numbers, self._numbers = self._numbers or self._bookmarks.read(self.queue), None
-        bookmark, committed, _, end = numbers
-        if bookmark is not None and bookmark > end:
-            # The bookmark and the end were requested at the same time, so the bookmark may be newer than the end.
-            end = self.end()
-        if bookmark is not None and bookmark > end:
-            # A bookmark after the queue's end would hide messages, so it is reset to the beginning.
-            self._bookmarks.forget(self.queue)
-            bookmark, committed = None, -1
-        return Start(end, bookmark, committed)
+        return Start(numbers.end, numbers.bookmark, numbers.committed)
 
     def require_rights(self) -> None:
         """Check the account's rights. Raises RocketMQError NO_PERMISSION if it lacks one that a sink needs."""
