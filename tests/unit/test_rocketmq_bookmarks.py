@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import SinkBatch
-from orderedmq.errors import GroupError
+from orderedmq.errors import GroupError, LockError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
@@ -34,7 +34,7 @@ from tests.unit.rocketmq_memory import FakeBroker, FakePending, FakeTime
 from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, rows_of, split
 
 QUEUES = [MessageQueue("t", "a", number) for number in range(2)]
-FIRST, SECOND = "0000000a", "0000000b"
+FIRST, SECOND, THIRD = "0000000a", "0000000b", "0000000c"
 
 
 time = FakeTime()
@@ -237,3 +237,31 @@ def test_the_end_of_a_queue_is_not_older_than_the_entry_that_names_the_writer() 
     cluster.send_all = ends_first  # type: ignore[method-assign]
     new.write(["a1", "a2", "a3"])
     assert cluster.bodies(0) == ["old", "a1", "a2", "a3"]
+
+
+@pytest.mark.holds("sink once")
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_late_attempt_of_a_committed_batch_leaves_the_entry_of_the_next_batch(paused: bool) -> None:
+    """Otherwise a third run would not wait for the second one, and rows would be sent twice. ``paused``: after it has read the entry."""
+    cluster = Cluster()
+    late, second, third = (cluster.attempt(Writer(SINK, *one)) for one in ((7, 0, FIRST), (8, 0, SECOND), (8, 0, THIRD)))
+    answer = cluster.answer
+
+    def begin_next_batch() -> None:
+        cluster.answer = answer  # type: ignore[method-assign]
+        cluster.numbers[registers.committed(QUEUES[0]).queue_id] = 8
+        second.write(["a1"])
+
+    def paused_at_the_gate(request: Request[Any]) -> Any:
+        if request.code == RequestCode.LOCK_BATCH_MQ and b"gate" in bytes(request.body):
+            begin_next_batch()
+        return answer(request)
+
+    if paused:
+        cluster.answer = paused_at_the_gate  # type: ignore[method-assign]
+    else:
+        begin_next_batch()
+    late.write(["z"])
+    with pytest.raises(LockError, match="HELD_BY_OTHER"):
+        third.write(["a1", "a2"])
+    assert cluster.bodies(0) == ["a1"]

@@ -124,8 +124,9 @@ class RocketMQQueue(BrokerPort):
             numbers = self._bookmarks.read(self.queue)
         self._entered = True
         for _ in range(_TAKE_OVERS):
-            # A run that starts now waits for the lock that this attempt holds.
-            if numbers.entry.covers(self._entry) or self._take_over(numbers.entry):
+            # A run that starts now waits for the lock that this attempt holds. If the batch is committed, this attempt sends nothing, and
+            # the entry may name the run of a later batch.
+            if numbers.committed >= self._writer.batch or numbers.entry.covers(self._entry) or self._take_over(numbers.entry):
                 self._numbers = numbers
                 return
             numbers = self._bookmarks.read(self.queue)
@@ -158,7 +159,8 @@ class RocketMQQueue(BrokerPort):
             return False
         try:
             there = self._bookmarks.entry(self.queue)
-            if there.covers(self._entry):
+            if there[1:] != known[1:]:
+                # Another run or batch is the writer now, so this batch may be committed.
                 return False
             rival = there.batch == self._entry.batch and there.run != self._entry.run
             if rival:
