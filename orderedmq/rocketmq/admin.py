@@ -353,7 +353,7 @@ class RocketMQAdmin:
         with self._locks.held(group, list(offsets), force):
             if parked is None:
                 self._lots.require_none(group, lots, seek_with_parked)
-            self._offsets.raise_fences(group, dict.fromkeys(offsets, time.time_ns() // 1000))
+            self._offsets.fence_all(group, list(offsets))
             self._offsets.write(group, {**offsets, **(self._lots.ends(lots) if parked == "drop" else {})})
             return self._offsets.raise_reset_number(group, list(offsets))
 
@@ -398,7 +398,7 @@ class RocketMQAdmin:
             # Any member may hold these locks.
             raise in_use(group, self._locks.user(group, self._directory.ids_everywhere(group), held))
         with self._locks.held(group, held, force=True) as taken:
-            self._offsets.raise_fences(group, dict.fromkeys(taken, time.time_ns() // 1000))
+            self._offsets.fence_all(group, taken)
         left = [queue for queue in held if queue not in taken]
         if left:
             raise LockError(

@@ -133,6 +133,8 @@ class Cluster:
         self.perm = 6
         #: Brokers that report to the nameservers.
         self.reporting = {"a"}
+        #: The addresses of these brokers; without an entry, one that does not exist.
+        self.reported: dict[str, dict[str, str]] = {}
         self.asked: list[tuple[int, RemotingCommand]] = []
         self.peers: list[Peer] = []
 
@@ -157,7 +159,10 @@ class Cluster:
                     ]
                     link.reply(request, body=json.dumps({"brokerDatas": datas, "queueDatas": queues}).encode(), **self.fields)
                 elif request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-                    table = {name: {"brokerName": name, "brokerAddrs": {"0": "h:1"}} for name in self.reporting}
+                    table = {
+                        name: {"brokerName": name, "brokerAddrs": self.reported.get(name, {"0": "h:1"})}
+                        for name in self.reporting
+                    }
                     link.reply(request, body=json.dumps({"brokerAddrTable": table, "clusterAddrTable": {}}).encode())
                 else:
                     link.reply(request, body=b'{"topicList":["T"]}')

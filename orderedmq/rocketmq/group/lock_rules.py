@@ -5,11 +5,11 @@ owners, and a renewal also grants a queue that is free. So these additional rule
 
 - *Trust*: a lock is trusted for HOLDER_TRUST (30 s, half of its life) from when its last successful request was sent. After
   that, another client may have held the queue, so ``lock`` treats a success as a new grant, with a new epoch, and ``renew`` reports a loss.
-- *Epoch*: the time of the grant in microseconds since 1970, raised above the queue's *fence* and all earlier epochs of this
-  process.
+- *Epoch*: the time of the grant in microseconds since 1970, raised above all earlier epochs of this process and of the queue. Clocks
+  differ and are corrected, so the queue's *fence* counts and not the time: the epoch of its newest grant is at most the fence plus 1.
 - *Fence*: a number stored next to the group's offset in the queue (offsets.py). A token whose epoch is not above the fence is stale.
-  Grants, unlocks, seeks and forced releases raise the fence. Java consumers do not raise it, and a killed broker forgets changes of its
-  last 5 s, so a token above the fence may still be stale.
+  Grants set the fence to their epoch minus 1. Unlocks, seeks and forced releases raise it to at least that epoch. Java consumers do not
+  raise it, and a killed broker forgets changes of its last 5 s, so a token above the fence may still be stale.
 - *Restart of a broker*: roster.py prevents members from taking each other's queues while the broker does not know all members.
 - *Tenure*: always begins at the token's epoch, because the broker does not store earlier owners. So a restarted query of a shared group
   resumes each queue at the group's offset. An exclusive query follows its checkpoint unless the group's offset is higher (Owner.unbroken).
@@ -102,9 +102,9 @@ class Epochs:
         self._last = 0
 
     def next(self, fence: int) -> int:
-        """Return an epoch greater than ``fence`` and every earlier epoch."""
+        """Return an epoch greater than every earlier epoch, also than that of the newest grant that set ``fence``."""
         with self._lock:
-            self._last = max(self._last, fence, time.time_ns() // 1000) + 1
+            self._last = max(self._last, fence + 1, time.time_ns() // 1000) + 1
             return self._last
 
 

@@ -160,6 +160,11 @@ class GroupOffsets:
         known = self.fences(group, list(epochs), seconds)
         self.fence(group, {queue: epoch for queue, epoch in epochs.items() if epoch > known[queue]}, seconds)
 
+    def fence_all(self, group: str, queues: Sequence[MessageQueue]) -> None:
+        """Make the tokens of all grants so far stale. A broker may have forgotten the fence of the newest grant, so the time counts too."""
+        now = time.time_ns() // 1000
+        self.fence(group, {queue: max(known + 1, now) for queue, known in self.fences(group, queues).items()})
+
     # -- the reset number
 
     def reset_number(self, group: str) -> int:

@@ -1,0 +1,158 @@
+"""Members, locks and offsets of a group while brokers move, topics are deleted and clocks differ.
+
+The brokers are on loopback and keep members, locks and offsets as real ones do. A member's connection is its membership.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orderedmq.conditions import LockCondition
+from orderedmq.errors import LockError
+from orderedmq.model import MessageQueue
+from orderedmq.ownership.lock import ClientIdentity, LockToken
+from orderedmq.ownership.membership import Subscription
+from orderedmq.rocketmq.admin import RocketMQAdmin
+from orderedmq.rocketmq.group import lock_rules
+from orderedmq.rocketmq.group.groups import RocketMQGroups
+from orderedmq.rocketmq.messages.log import RocketMQLog
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
+from orderedmq.rocketmq.wire.frame import RemotingCommand
+from tests.unit.rocketmq_peer import Cluster, Link, Peer
+
+QUEUE = MessageQueue("T", "a", 0)
+
+
+class Broker:
+    """A broker's members, locks and numbers. ``deleted``: topics for which it takes no offset, as from 5.3 on."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Link] = {}
+        self.locks: dict[str, str] = {}
+        self.numbers: dict[tuple[str, str], str] = {}
+        self.deleted: set[str] = set()
+
+    def script(self, link: Link) -> None:
+        try:
+            for request in link.requests():
+                self.answer(link, request)
+        finally:
+            self.members = {name: one for name, one in self.members.items() if one is not link}
+
+    def answer(self, link: Link, request: RemotingCommand) -> None:
+        place = request.ext.get("topic", ""), request.ext.get("queueId", "")
+        match request.code:
+            case RequestCode.HEART_BEAT:
+                self.members[json.loads(bytes(request.body))["clientID"]] = link
+                link.reply(request)
+            case RequestCode.GET_CONSUMER_LIST_BY_GROUP:
+                link.reply(request, body=json.dumps({"consumerIdList": sorted(self.members)}).encode())
+            case RequestCode.LOCK_BATCH_MQ | RequestCode.UNLOCK_BATCH_MQ:
+                asked = json.loads(bytes(request.body))
+                keys = {json.dumps(queue, sort_keys=True): queue for queue in asked["mqSet"]}
+                if request.code == RequestCode.UNLOCK_BATCH_MQ:
+                    self.locks = {key: name for key, name in self.locks.items() if key not in keys or name != asked["clientId"]}
+                granted = [queue for key, queue in keys.items() if self.locks.get(key, asked["clientId"]) == asked["clientId"]]
+                if request.code == RequestCode.LOCK_BATCH_MQ:
+                    self.locks.update({key: asked["clientId"] for key, queue in keys.items() if queue in granted})
+                link.reply(request, body=json.dumps({"lockOKMQSet": granted}).encode())
+            case RequestCode.QUERY_CONSUMER_OFFSET if place not in self.numbers:
+                link.reply(request, ResponseCode.QUERY_NOT_FOUND)
+            case RequestCode.QUERY_CONSUMER_OFFSET:
+                link.reply(request, offset=self.numbers[place])
+            case RequestCode.UPDATE_CONSUMER_OFFSET if place[0] in self.deleted:
+                link.reply(request, ResponseCode.TOPIC_NOT_EXIST, remark="topic not exist")
+            case RequestCode.UPDATE_CONSUMER_OFFSET:
+                self.numbers[place] = request.ext["commitOffset"]
+                link.reply(request)
+            case RequestCode.GET_CONSUMER_RUNNING_INFO:
+                link.reply(request, ResponseCode.CONSUMER_NOT_ONLINE)
+            case RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
+                link.reply(request, body=b'{"subscriptionGroupTable":{"g":{}}}')
+            case RequestCode.GET_ALL_CONSUMER_OFFSET:
+                link.reply(request, body=b'{"offsetTable":{}}')
+            case RequestCode.GET_MAX_OFFSET:
+                link.reply(request, offset="100")
+            case _:
+                link.reply(request, offset="0")
+
+
+class Query:
+    """A query of group g with its own client."""
+
+    def __init__(self, nameserver: Peer, name: str, topics: str = "T", assignment: str = "shared") -> None:
+        self.client = Client(nameserver.address)
+        self.log = RocketMQLog(self.client)
+        self.groups = RocketMQGroups(self.client, self.log)
+        self.subscription = Subscription(assignment, topics, "AVG" if assignment == "shared" else None)
+        self.me: ClientIdentity = self.groups.join(name)
+        self.beat()
+
+    def beat(self) -> list[str]:
+        return [member.client_id for member in self.groups.heartbeat("g", self.me, self.subscription)]
+
+    def lock(self, *queues: MessageQueue) -> list[LockToken]:
+        answers = self.groups.lock("g", self.me, queues)
+        return [answer for answer in answers.values() if isinstance(answer, LockToken)]
+
+    def member_client(self) -> Any:
+        return self.groups._member_clients[self.me.client_id]
+
+    def close(self) -> None:
+        for member in self.groups._member_clients.values():
+            member._client.close()
+        self.client.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as made:
+        made.reported = made.routes["T"] = {}
+        yield made
+
+
+@pytest.fixture
+def clock_ahead(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Seconds by which this machine's clock is ahead when it grants locks."""
+    ahead, real = SimpleNamespace(seconds=0), time.time_ns
+    monkeypatch.setattr(lock_rules, "time", SimpleNamespace(time_ns=lambda: real() + ahead.seconds * 10**9))
+    return ahead
+
+
+@pytest.mark.parametrize("how", ["seek", "release", "new grant"])
+def test_a_lock_that_was_granted_by_a_clock_that_was_ahead_can_be_taken(
+    cluster: Cluster, clock_ahead: SimpleNamespace, how: str
+) -> None:
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(names := cluster.nameserver(), "q", assignment="exclusive")) as query:
+        clock_ahead.seconds = 600
+        [token] = query.lock(QUEUE)
+        query.groups.commit({token: 50})
+        clock_ahead.seconds = 0
+        if how == "new grant":
+            # A restarted run of the query gets the lock of the killed one.
+            with contextlib.closing(Query(names, "q", assignment="exclusive")) as again:
+                broker.locks.clear()
+                assert again.lock(QUEUE)[0].epoch > token.epoch
+        else:
+            admin = RocketMQAdmin(query.client, query.log)
+            if how == "seek":
+                admin.seek("g", {QUEUE: 10}, force=True)
+            else:
+                assert admin.release("g", [QUEUE], force=True) == [QUEUE]
+        query.groups.fence_age = 0.0
+        assert query.groups.stale([token]) == [token]
+        with pytest.raises(LockError) as caught:
+            query.groups.commit({token: 60})
+        assert caught.value.sub == LockCondition.LOST
+        assert query.groups.offsets("g", [QUEUE]) == {QUEUE: 10 if how == "seek" else 50}
+        assert query.groups.renew([token]) == [token]
