@@ -156,3 +156,24 @@ def test_a_lock_that_was_granted_by_a_clock_that_was_ahead_can_be_taken(
         assert caught.value.sub == LockCondition.LOST
         assert query.groups.offsets("g", [QUEUE]) == {QUEUE: 10 if how == "seek" else 50}
         assert query.groups.renew([token]) == [token]
+
+
+def test_a_deleted_topic_does_not_stop_the_renewal_of_locks_at_other_brokers(cluster: Cluster) -> None:
+    """A 5.3 broker deletes the offsets of a topic with it, and takes no new ones."""
+    brokers = {name: Broker() for name in "ab"}
+    for name, topic in (("a", "gone"), ("a", "T"), ("b", "there")):
+        cluster.scripted(name, brokers[name].script, topic=topic)
+    queues = [MessageQueue("gone", "a", 0), QUEUE, MessageQueue("there", "b", 0)]
+    with contextlib.closing(Query(cluster.nameserver(), "q", "T,gone,there", "exclusive")) as query:
+        tokens = query.lock(*queues)
+        query.groups.commit(dict.fromkeys(tokens, 5))
+        brokers["a"].deleted = {"gone"}
+        # The broker has also forgotten the last offset of the other topic.
+        brokers["a"].numbers = {place: at for place, at in brokers["a"].numbers.items() if int(place[1])}
+        for held in query.groups._held_locks.of_client(query.me.client_id):
+            held.confirmed = before = held.confirmed - 5
+        for _ in range(2):
+            assert query.groups.renew(tokens) == []
+        assert all(held.confirmed > before + 4 for held in query.groups._held_locks.of_client(query.me.client_id))
+        assert brokers["a"].numbers["T", "0"] == "5"
+        assert ("gone", "0") not in brokers["a"].numbers

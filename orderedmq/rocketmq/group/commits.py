@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 
-from orderedmq.errors import LockError
+from orderedmq.errors import LockError, TopicError
 from orderedmq.model import MessageQueue, is_parked
 from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.rules import guarding
@@ -90,7 +91,13 @@ class Commits:
                 behind = {queue: at for queue, (at, _) in done.items() if at > known.get(queue, -1)}
                 # A lot without an offset may be a new lot of the same name, in which the committed offset would hide parked messages.
                 behind = {queue: at for queue, at in behind.items() if known.get(queue) or not is_parked(queue)}
-                self._write(group, behind, held_locks, seconds)
+                # Skip deleted topics, because locks at other brokers must be renewed. The next boundary finds out which messages are lost.
+                # Parking lots come first, as in `_write`.
+                for topic in dict.fromkeys(queue.topic for queue in sorted(behind, key=is_parked, reverse=True)):
+                    with contextlib.suppress(TopicError):
+                        self._write(
+                            group, {queue: at for queue, at in behind.items() if queue.topic == topic}, held_locks, seconds
+                        )
         except LockError:
             return list(dict.fromkeys(done[queue][1] for queue in behind))
         finally:
