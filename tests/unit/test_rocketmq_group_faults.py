@@ -177,3 +177,25 @@ def test_a_deleted_topic_does_not_stop_the_renewal_of_locks_at_other_brokers(clu
         assert all(held.confirmed > before + 4 for held in query.groups._held_locks.of_client(query.me.client_id))
         assert brokers["a"].numbers["T", "0"] == "5"
         assert ("gone", "0") not in brokers["a"].numbers
+
+
+@pytest.mark.holds("one owner")
+@pytest.mark.parametrize("moves", [False, True], ids=["same address", "another address"])
+def test_a_broker_that_restarts_does_not_grant_a_queue_that_its_owner_trusts(cluster: Cluster, moves: bool) -> None:
+    """The first query has found the broker again. The second one has not yet, and still trusts its lock."""
+    peer, names = cluster.scripted("a", Broker().script), cluster.nameserver()
+    queues = [QUEUE, QUEUE._replace(queue_id=1)]
+    with contextlib.closing(Query(names, "first")) as first, contextlib.closing(Query(names, "second")) as second:
+        [[mine], [others]] = [query.lock(queue) for query, queue in zip((first, second), queues)]
+        members = first.beat()
+        assert len(members) == 2
+        peer.close()
+        cluster.scripted("a", Broker().script, port=0 if moves else peer.port)
+        for client in (first.client, first.member_client()._client):
+            client.doubt("T")
+        assert first.groups.renew([mine]) == []
+        assert first.beat() == members
+        assert first.lock(queues[1]) == []
+        held = second.groups._held_locks.own(others)
+        assert held is not None
+        assert held.trusted(time.monotonic())

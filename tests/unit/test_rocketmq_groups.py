@@ -430,7 +430,7 @@ class Answers:
         monkeypatch.setattr("orderedmq.rocketmq.group.groups._MEMBER_POLL", 0.0)
         made = object.__new__(RocketMQGroups)
         made._directory = cast(membership.Directory, self)
-        monkeypatch.setattr(made, "_brokers_of", lambda _: [] if self.left and self.left[0] == "no address" else ["h:1"])
+        monkeypatch.setattr(made, "_brokers_of", lambda _: {} if self.left and self.left[0] == "no address" else {"a": "h:1"})
         monkeypatch.setattr(made, "_fenced", lambda _: [])
         return made
 

@@ -171,9 +171,10 @@ class RocketMQGroups:
         self, group: str, client: ClientIdentity, queues: Sequence[MessageQueue]
     ) -> dict[MessageQueue, LockToken | Refusal]:
         asked = time.monotonic()
-        brokers = self._brokers_of(queues)
+        by_name = self._brokers_of(queues)
+        brokers = list(by_name.values())
         if (member_client := self._member_clients.get(client.client_id)) is not None:
-            member_client.send_heartbeat_to_new(group, brokers)
+            member_client.send_heartbeat_to_new(group, by_name)
         ids = self._roster.ids(group, brokers, self.trust)
         only_run = lock_rules.is_only_run(client.client_id, [*ids, *self._held_locks.clients(group)])
         known = {queue: self._held_locks.get(group, queue, client.client_id) for queue in queues}
@@ -315,7 +316,7 @@ class RocketMQGroups:
         Raises RocketMQUnavailableError if the broker stays away, because then it is unknown whether the client is a member.
         """
         while True:
-            brokers = self._brokers_of([token.queue])
+            brokers = list(self._brokers_of([token.queue]).values())
             away: RocketMQUnavailableError | None = None
             try:
                 if token.client_id in self._directory.ids(token.group, brokers):
@@ -430,14 +431,14 @@ class RocketMQGroups:
         for token in self._stale(list(offsets)):
             raise lock_rules.lost_lock(token, f"its offset {offsets[token]} was {doing}", self.trust)
 
-    def _brokers_of(self, queues: Sequence[MessageQueue]) -> list[str]:
-        """Return the addresses of the queues' brokers, by broker name, without those that cannot be found."""
+    def _brokers_of(self, queues: Sequence[MessageQueue]) -> dict[str, str]:
+        """Return the addresses of the queues' brokers by broker name, without those that cannot be found."""
         deadline = Deadline.after(_LOCK_TIMEOUT)
         found = {}
         for topic, name in sorted({(queue.topic, queue.broker_name) for queue in queues}, key=lambda pair: pair[1]):
             with contextlib.suppress(RocketMQError):
                 found[name] = self._client.address(topic, name, deadline)
-        return list(found.values())
+        return found
 
     def _in_child(self) -> None:
         """Start without clients and locks in the child of a fork, because they belong to the parent."""

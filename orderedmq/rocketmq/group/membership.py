@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -57,7 +57,8 @@ Held = Callable[[str, str], Sequence[tuple[LockToken, float]]]
 class _Membership:
     member: Member
     topics: list[TopicSubscription]
-    brokers: list[str]
+    #: The addresses of the brokers that get heartbeats, by broker name.
+    brokers: dict[str, str]
 
 
 class MemberClient:
@@ -70,7 +71,7 @@ class MemberClient:
         #: At the broker, a subscription with a higher version replaces another member's subscription to the same topic.
         self._version = int(time.time() * 1000)
         self._groups: dict[str, _Membership] = {}
-        #: The connection that carried the last heartbeat to each broker.
+        #: The connection that carried the last heartbeat to each broker, by broker name, because a broker may come back at another address.
         self._heartbeat_connections: dict[str, Connection] = {}
         #: When a heartbeat was last sent over a new connection because the previous one had ended (monotonic seconds).
         self._rejoined = float("-inf")
@@ -95,7 +96,7 @@ class MemberClient:
             raise RocketMQUnavailableError(UnavailableCondition.NO_BROKER, why)
         before = self._groups.get(group)
         if before is None or before.member.subscription != subscription:
-            directory.refuse_other_consumers(group, subscription, names, brokers)
+            directory.refuse_other_consumers(group, subscription, names, list(brokers.values()))
         now = running_info.now()
         joined = before.member.joined if before is not None else int(time.time() * 1_000_000)
         member = Member(
@@ -110,10 +111,10 @@ class MemberClient:
         # Set this before the heartbeat is sent, because other members may ask for it immediately afterwards.
         self._groups[group] = _Membership(member, topics, brokers)
         reached, failed, began = list[str](), None, time.monotonic()
-        for address in brokers:
+        for broker, address in brokers.items():
             try:
                 # Unreachable brokers share one time limit, because the same thread renews locks.
-                self._send_heartbeat(address, said, max(began + _BEAT_TIMEOUT, Deadline.after(LEAST_TIMEOUT)))
+                self._send_heartbeat(broker, address, said, max(began + _BEAT_TIMEOUT, Deadline.after(LEAST_TIMEOUT)))
                 reached.append(address)
             except RocketMQUnavailableError as error:
                 failed = error
@@ -131,24 +132,26 @@ class MemberClient:
         """Return the existing topics. A Proxy cannot list topics, so with a Proxy ``topics`` is always a list of names."""
         return topics.split(",") if self._client.behind_proxy(deadline) else self._client.topics(deadline)
 
-    def send_heartbeat_to_new(self, group: str, brokers: Sequence[str]) -> None:
+    def send_heartbeat_to_new(self, group: str, brokers: Mapping[str, str]) -> None:
         """Send a heartbeat to brokers that are new since the last one, because tasks check this client's membership there."""
         known = self._groups.get(group)
-        new = [address for address in brokers if address not in known.brokers] if known is not None else []
-        if known is None or not new:
+        if known is None:
+            return
+        new = {name: address for name, address in brokers.items() if address not in known.brokers.values()}
+        if not new:
             return
         said = group_requests.heartbeat(self.identity.client_id, group, known.topics, version=self._version)
-        for address in new:
-            self._send_heartbeat(address, said, Deadline.after(_BEAT_TIMEOUT))
-        self._groups[group] = replace(known, brokers=[*known.brokers, *new])
+        for name, address in new.items():
+            self._send_heartbeat(name, address, said, Deadline.after(_BEAT_TIMEOUT))
+        self._groups[group] = replace(known, brokers=known.brokers | new)
 
-    def _send_heartbeat(self, address: str, said: Request[None], deadline: float) -> None:
+    def _send_heartbeat(self, name: str, address: str, said: Request[None], deadline: float) -> None:
         # If this connection ends before the answer, the request is sent again on another one. In that case `cut_off` is true, and one
         # extra heartbeat follows.
         connection = self._client.connection(address, deadline)
-        if self._heartbeat_connections.get(address, connection) is not connection:
+        if self._heartbeat_connections.get(name, connection) is not connection:
             self._rejoined = time.monotonic()
-        self._heartbeat_connections[address] = connection
+        self._heartbeat_connections[name] = connection
         self._client.call_address(address, said, deadline)
 
     def rejoined_within(self, seconds: float) -> bool:
@@ -157,13 +160,13 @@ class MemberClient:
 
     def cut_off(self) -> bool:
         """Return whether a connection to a broker has ended, and with it this client's membership at that broker."""
-        brokers = {address for known in list(self._groups.values()) for address in known.brokers}
-        return any(connection.closed for address, connection in list(self._heartbeat_connections.items()) if address in brokers)
+        brokers = {name for known in list(self._groups.values()) for name in known.brokers}
+        return any(connection.closed for name, connection in list(self._heartbeat_connections.items()) if name in brokers)
 
     def brokers(self, group: str) -> list[str]:
         """Return the brokers to which this client sends heartbeats for the group."""
         known = self._groups.get(group)
-        return known.brokers if known is not None else []
+        return list(known.brokers.values()) if known is not None else []
 
     def topics(self, group: str) -> list[str]:
         """Return the names of the topics in this client's heartbeats, also if its subscription is a pattern."""
@@ -174,7 +177,7 @@ class MemberClient:
         """Leave all groups and close the connections. A broker that cannot be reached notices the end of its connection."""
         groups, self._groups = self._groups, {}
         for group, known in groups.items():
-            for address in known.brokers:
+            for address in known.brokers.values():
                 with contextlib.suppress(OrderedMQError):
                     leaving = group_requests.unregister(self.identity.client_id, group)
                     self._client.call_address(address, leaving, Deadline.after(3.0))
@@ -212,7 +215,7 @@ class Directory:
         self._known: dict[tuple[str, str], tuple[float, Info | None]] = {}
 
     def masters(self) -> list[str]:
-        return _masters(self._client, (), Deadline.after(_TIMEOUT))
+        return list(_masters(self._client, (), Deadline.after(_TIMEOUT)).values())
 
     def ids(self, group: str, brokers: Sequence[str], seconds: float = 0.0) -> list[str]:
         """Return the sorted client ids of a group's members, as listed by the first of the brokers that can be reached.
@@ -368,8 +371,8 @@ class Directory:
             )
 
 
-def _masters(client: Client, topics: Sequence[str], deadline: float) -> list[str]:
-    """Return the addresses of the topics' masters, by broker name, or of all masters of the cluster if the topics have none."""
+def _masters(client: Client, topics: Sequence[str], deadline: float) -> dict[str, str]:
+    """Return the addresses of the topics' masters by broker name, or of all masters of the cluster if the topics have none."""
     found: dict[str, str] = {}
     for topic in topics:
         with contextlib.suppress(TopicError):
@@ -378,5 +381,6 @@ def _masters(client: Client, topics: Sequence[str], deadline: float) -> list[str
             )
     if not found:
         found = {name: broker.master for name, broker in client.cluster(deadline).brokers.items() if broker.master}
-    # Through a Proxy, all brokers have the same address.
-    return list(dict.fromkeys(found[name] for name in sorted(found)))
+    # Through a Proxy, all brokers have the same address. The first name stands for all of them.
+    first = {found[name]: name for name in sorted(found, reverse=True)}
+    return {name: found[name] for name in sorted(first.values())}

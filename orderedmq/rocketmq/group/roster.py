@@ -1,9 +1,9 @@
 """The members of groups as this process counts them, also while a restarted broker does not know all of them.
 
-A broker that was restarted has forgotten members and locks. It knows a member again after the member's next heartbeat. Until then it
-would grant the member's queues to others, although the member trusts its locks for ``trust`` seconds. So for ``trust`` seconds after a
-client of this process had to rejoin, the members that were listed before still count, and locks that one of them may hold are not
-requested.
+A broker that was restarted has forgotten members and locks, and may have another address. It knows a member again after the member's
+next heartbeat, which goes to the old address for as long as the member does not know the new one. Until then the broker would grant
+the member's queues to others, although the member trusts its locks for ``trust`` seconds. So for ``trust`` seconds after a client of
+this process had to rejoin, the members that were listed before still count, and locks that one of them may hold are not requested.
 """
 
 from __future__ import annotations
