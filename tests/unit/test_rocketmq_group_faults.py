@@ -9,24 +9,26 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orderedmq.conditions import LockCondition
-from orderedmq.errors import LockError
+from orderedmq.errors import LockError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.ownership.membership import Subscription
 from orderedmq.rocketmq.admin import RocketMQAdmin
-from orderedmq.rocketmq.group import lock_rules
+from orderedmq.rocketmq.group import groups, lock_rules, membership
 from orderedmq.rocketmq.group.groups import RocketMQGroups
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from tests.unit.rocketmq_peer import Cluster, Link, Peer
+from tests.waits import until
 
 QUEUE = MessageQueue("T", "a", 0)
 
@@ -199,3 +201,27 @@ def test_a_broker_that_restarts_does_not_grant_a_queue_that_its_owner_trusts(clu
         held = second.groups._held_locks.own(others)
         assert held is not None
         assert held.trusted(time.monotonic())
+
+
+def test_a_query_finds_a_broker_that_came_back_at_another_address(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heartbeat finds the new address, also for a boundary that already waits for the broker."""
+    monkeypatch.setattr(membership, "LIST_TIMEOUT", 0.05)
+    monkeypatch.setattr(membership, "_BEAT_TIMEOUT", 0.05)
+    monkeypatch.setattr(groups, "GROUP_TIMEOUT", 20.0)
+    peer = cluster.scripted("a", Broker().script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query, ThreadPoolExecutor(1) as threads:
+        peer.close()
+        boundary = threads.submit(query.groups.members, "g")
+        cluster.scripted("a", Broker().script)
+
+        def beats() -> bool:
+            with contextlib.suppress(RocketMQUnavailableError):
+                query.beat()
+                return True
+            return False
+
+        began = time.monotonic()
+        assert not beats()
+        until(beats, "a heartbeat reaches the broker")
+        assert [member.client_id for member in boundary.result()] == [query.me.client_id]
+        assert time.monotonic() - began < 10

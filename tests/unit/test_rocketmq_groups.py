@@ -526,6 +526,9 @@ class TwoBrokers:
         # By now the first broker answers, but it does not know the member.
         return ["me"] if brokers[0] in self.heard else []
 
+    def doubt(self, topic: str) -> None:
+        """Its routes never change."""
+
 
 def test_a_broker_that_got_no_heartbeat_is_not_asked_whether_it_made_the_group() -> None:
     cluster = TwoBrokers()

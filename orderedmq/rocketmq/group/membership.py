@@ -118,6 +118,9 @@ class MemberClient:
                 reached.append(address)
             except RocketMQUnavailableError as error:
                 failed = error
+                # The broker may have another address by the next heartbeat.
+                for topic in names:
+                    self._client.doubt(topic)
         if failed is not None and not reached:
             if before is None:
                 del self._groups[group]
@@ -217,27 +220,21 @@ class Directory:
     def masters(self) -> list[str]:
         return list(_masters(self._client, (), Deadline.after(_TIMEOUT)).values())
 
-    def ids(self, group: str, brokers: Sequence[str], seconds: float = 0.0) -> list[str]:
+    def ids(self, group: str, brokers: Sequence[str]) -> list[str]:
         """Return the sorted client ids of a group's members, as listed by the first of the brokers that can be reached.
 
-        Waits for each broker for up to LIST_TIMEOUT, and tries all brokers again until ``seconds`` have passed. Raises
-        RocketMQUnavailableError if none can be reached.
+        Waits for each broker for up to LIST_TIMEOUT. Raises RocketMQUnavailableError if none can be reached.
         """
-        deadline = Deadline.after(seconds)
-        while True:
-            failed = None
-            for address in brokers:
-                try:
-                    found = self._client.call_address(
-                        address, group_requests.consumer_list(group), Deadline.after(LIST_TIMEOUT)
-                    )
-                    return sorted(set(found))
-                except RocketMQUnavailableError as error:
-                    failed = error
-            if failed is None:
-                return []
-            if time.monotonic() >= deadline:
-                raise failed
+        failed = None
+        for address in brokers:
+            try:
+                found = self._client.call_address(address, group_requests.consumer_list(group), Deadline.after(LIST_TIMEOUT))
+                return sorted(set(found))
+            except RocketMQUnavailableError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        return []
 
     def ids_everywhere(self, group: str) -> list[str]:
         """Like `ids`, but return the members at all brokers, for callers that do not know the group's topics."""

@@ -45,30 +45,36 @@ class Roster:
 
     def members(self, group: str, trust: float, patience: float) -> list[Member]:
         """Return the group's members, sorted by client id. Waits up to ``patience`` seconds for brokers that are away."""
-        own: dict[str, Member] = {}
-        brokers: list[str] = []
-        topics: list[str] = []
-        for client_id, client in list(self.clients.items()):
-            member = client.in_group(group)
-            if member is not None:
-                own[client_id] = member
-                brokers, topics = client.brokers(group), client.topics(group)
-        if brokers:
-            ids = self.ids(group, brokers, trust, patience)
-        else:
-            ids, brokers = self._directory.ids_everywhere(group), self._directory.masters()
+        deadline = time.monotonic() + patience
+        while True:
+            own: dict[str, Member] = {}
+            brokers: list[str] = []
+            topics: list[str] = []
+            for client_id, client in list(self.clients.items()):
+                member = client.in_group(group)
+                if member is not None:
+                    own[client_id] = member
+                    brokers, topics = client.brokers(group), client.topics(group)
+            try:
+                ids = self.ids(group, brokers, trust) if brokers else self._directory.ids_everywhere(group)
+                break
+            except RocketMQUnavailableError:
+                # Take the brokers from the clients again, because the thread that sends heartbeats may find one at another address.
+                if time.monotonic() >= deadline:
+                    raise
+        brokers = brokers or self._directory.masters()
         like = next(iter(own.values())).subscription if own else None
         others = self._directory.members(group, [one for one in ids if one not in own], brokers, like, topics)
         found = {member.client_id: member for member in others} | {one: own[one] for one in ids if one in own}
         return [found[client_id] for client_id in sorted(found)]
 
-    def ids(self, group: str, brokers: Sequence[str], trust: float, patience: float = 0.0) -> list[str]:
+    def ids(self, group: str, brokers: Sequence[str], trust: float) -> list[str]:
         """Return the client ids of a group's members, including members that a broker may have forgotten.
 
         A member that is no longer listed counts for ``trust`` more seconds, unless another run of its query is listed. Raises the errors
         of `Directory.ids`.
         """
-        ids = self._directory.ids(group, brokers, patience)
+        ids = self._directory.ids(group, brokers)
         now = time.monotonic()
         listed = dict.fromkeys(ids, float("inf"))
         if self._rejoins(group, ids, trust):
