@@ -95,7 +95,7 @@ def _delete(store: Store, clock: Clock, found: SegmentName) -> bool:
             return False
         if _used(txn, found) or not _is_garbage(txn, store, clock, found, head, age):
             return False
-        path.unlink(missing_ok=True)
+        store.segments.remove(found.name)
         return True
 
 

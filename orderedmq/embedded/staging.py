@@ -7,6 +7,7 @@ rows through an in-memory queue with two places, so that reading, routing and wr
 
 from __future__ import annotations
 
+import contextlib
 import queue as queues
 import threading
 import uuid
@@ -26,7 +27,7 @@ from orderedmq.embedded.store.layout import Chunk
 from orderedmq.embedded.store.segment_file import Header, SegmentWriter
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.embedded.topics import topic_of
-from orderedmq.errors import SinkError, rows_gone
+from orderedmq.errors import SinkError, StoreError, rows_gone
 from orderedmq.model import MessageQueue, OffsetRange, check_topic
 from orderedmq.rows.message_rows import normalise
 
@@ -118,7 +119,9 @@ class EmbeddedStaging:
             self._thread.join()
         if self._writer is not None:
             self._writer.abandon()
-            self._store.segments.delete(self._writer.segment)
+            # The caller has an error to raise, which an error here must not replace.
+            with contextlib.suppress(StoreError):
+                self._store.segments.delete(self._writer.segment)
 
     def close(self) -> None:
         """Release the segment's lock after the segment was published. Only for rows that this process itself publishes."""

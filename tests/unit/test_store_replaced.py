@@ -11,16 +11,22 @@ from typing import Any
 
 import pytest
 
-from orderedmq import connect
+from orderedmq import connect, snapshot
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.connections import kept, reach
+from orderedmq.embedded import index
+from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.log import append_rows
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.store_file import file_at
+from orderedmq.embedded.store.transaction import Transaction
+from orderedmq.embedded.topics import topic_of
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import StoreError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.membership import Subscription
-from tests.contract.support import bodies, locked, refused, rows
+from orderedmq.rows.message_rows import normalise
+from tests.contract.support import BIG, bodies, locked, refused, rows
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 
@@ -288,3 +294,34 @@ def test_rows_that_went_into_a_store_that_was_gone_by_then_are_not_acknowledged(
         txn.take_number("test")
         copied(path)
     opened.close()
+
+
+def retires(txn: Transaction) -> None:
+    """Delete all messages, and therefore their segment."""
+    index.retire(txn, topic_of(txn, "orders"), QUEUE, before=BIG + 2)
+
+
+def merges(txn: Transaction) -> None:
+    """Append a message that is merged with the last chunk into a new segment."""
+    append_rows(txn, topic_of(txn, "orders"), QUEUE, normalise(rows([os.urandom(70_000)]), ""), 0)
+
+
+@pytest.mark.parametrize("first", ["work", "restore"])
+@pytest.mark.parametrize("work", [retires, merges])
+def test_a_restore_during_a_write_leaves_the_restored_store_and_the_former_one_sound(
+    work: Callable[[Transaction], None], first: str, path: Path, broker: Broker
+) -> None:
+    broker.log.append({QUEUE: rows([os.urandom(10) for _ in range(BIG)])})
+    if work is merges:
+        broker.log.append({QUEUE: rows("c")})
+    snapshot(path, path.with_name("copy"))
+    opened = Store.open(path)
+    with refused("STORE.REPLACED", path), opened.write() as txn:
+        if first == "work":
+            work(txn)
+        former = away(path)
+        path.with_name("copy").rename(path)
+        if first == "restore":
+            work(txn)
+    opened.close()
+    assert check(path) == check(former) == []

@@ -93,7 +93,7 @@ class Store:
         self._env: Any = None
         self._handles: dict[str, Any] = {}
         #: The store's segment files, usable once the store is open.
-        self.segments = Segments(lambda: self.path, "")
+        self.segments = Segments(lambda: self.path, "", self.require_here)
         self._opening = threading.Lock()
         self._dropping = threading.Lock()
         self._resize_lock = ResizeLock()
@@ -461,6 +461,9 @@ class Store:
         except PermissionError as error:
             raise _no_permission(self.path, error) from error
         except OSError as error:
+            if error.errno == errno.ENOENT:
+                # The file may be missing because another store has taken this one's place.
+                self.require_here()
             if error.errno in _NO_ROOM:
                 raise self._no_room(error) from error
             if error.errno == errno.EROFS:

@@ -62,7 +62,8 @@ def refuse_other_files(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
+def opened(folder: Path) -> Iterator[int]:
+    """Open a folder for the block, and yield its descriptor."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -72,7 +73,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 def sync_folder(path: Path) -> None:
     """Sync a folder, so that the names of new, renamed and deleted files in it survive a loss of power."""
-    with _opened(path) as descriptor:
+    with opened(path) as descriptor:
         os.fsync(descriptor)
 
 
@@ -82,7 +83,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises FileNotFoundError if the folder was removed before this process had the lock.
     """
-    with _opened(folder) as descriptor:
+    with opened(folder) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         try:
             if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):

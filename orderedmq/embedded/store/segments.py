@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from orderedmq.embedded.store.filesystem import opened
 from orderedmq.embedded.store.segment_file import COMPLETE, HEADER_BYTES, UNFINISHED, Header, SegmentWriter
 
 FOLDER: Final = "segments"
@@ -38,11 +39,14 @@ class Segments:
 
     A file is opened for each read. That costs a few µs per chunk, keeps no descriptor open, and shows immediately that a file is
     gone. Files are read by a system call, not through a map, so that a truncated file or a bad sector raises an error, not a signal.
+
+    ``store`` returns the store's path. ``require_here`` raises StoreError REPLACED or MISSING if that path leads to another store.
     """
 
-    def __init__(self, store: Callable[[], Path], store_id: str) -> None:
+    def __init__(self, store: Callable[[], Path], store_id: str, require_here: Callable[[], None] = lambda: None) -> None:
         self._store = store
         self.store_id = store_id
+        self.require_here = require_here
 
     @property
     def folder(self) -> Path:
@@ -79,9 +83,19 @@ class Segments:
             return Header.unpack(file.read(HEADER_BYTES))
 
     def delete(self, segment: bytes) -> None:
-        """Delete a complete segment, if it exists. A file that cannot be deleted is left to the garbage collection."""
+        """Delete a complete segment, if it exists. A file that cannot be deleted is left to the garbage collection.
+
+        Raises StoreError REPLACED or MISSING.
+        """
         with contextlib.suppress(OSError):
-            (self.folder / name_of(segment)).unlink()
+            self.remove(name_of(segment))
+
+    def remove(self, name: str) -> None:
+        """Delete a file of the folder, if it exists. Raises StoreError REPLACED or MISSING, or OSError."""
+        with opened(self.folder) as folder, contextlib.suppress(FileNotFoundError):
+            # The folder is open, so a store that takes this one's place after the check keeps its file, which may have the same name.
+            self.require_here()
+            os.unlink(name, dir_fd=folder)
 
     def names(self) -> list[str]:
         """Return the names of all files in the folder, including files that are not segments."""

@@ -177,11 +177,17 @@ class Transaction:
     # -- the end -------------------------------------------------------------------------------------------------------------
 
     def sign(self, *, always: bool = False) -> None:
-        """Store the number of this transaction if it has written anything, and sync its segment. Call this before the commit."""
+        """Store the number of this transaction if it has written anything, and sync its segment. Call this before the commit.
+
+        Raises StoreError REPLACED or MISSING.
+        """
         if self._wrote or always:
             self.put("meta", WRITTEN, written(self._txn.id()))
         if self._writer is not None:
             self._writer.finish()
+            # If another store has taken this one's place, the segment may be in that store's folder. Then its index entries must not be
+            # committed here. This does not notice if the former store was put back in the meantime.
+            self.segments.require_here()
         self._signed = True
 
     def end(self, *, committed: bool) -> None:
@@ -189,6 +195,8 @@ class Transaction:
 
         If the files were deleted before the commit, a loss of power could lose messages. After a failed commit, it is unknown whether
         the changes are on the disk, so this transaction's segment is left to the garbage collection.
+
+        Raises StoreError REPLACED or MISSING.
         """
         if self._writer is not None and not self._signed:
             self._writer.abandon()
