@@ -97,7 +97,7 @@ class EmbeddedAdmin:
         _check_retention(name, retention_seconds, retention_bytes)
         topic = TopicInfo(name, queues, new_incarnation(), retention_seconds, retention_bytes, compression)
         with self._open(True).write() as txn:
-            if txn.get("topics", name.encode()) is not None:
+            if txn.get("topics", layout.topic_key(name)) is not None:
                 raise topic_exists(name, topic_of(txn, name).queues)
             put_queues(txn, topic)
         return topic
@@ -184,7 +184,7 @@ class EmbeddedAdmin:
 
     def kept_for(self, topics: Iterable[str]) -> dict[str, float]:
         with self._read() as txn:
-            there = {name: topic_of(txn, name) for name in topics if txn.get("topics", name.encode()) is not None}
+            there = {name: topic_of(txn, name) for name in topics if txn.get("topics", layout.topic_key(name)) is not None}
         return {name: topic.retention_seconds for name, topic in there.items() if topic.retention_seconds is not None}
 
     def waiting_bytes(self, name: str) -> int:
@@ -370,7 +370,7 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo]) -> None:
             index.retire(txn, topic, queue, before=index.state(txn, queue).max_offset)
             txn.delete("queues", layout.queue_key(queue))
         payloads.forget_space(txn, topic)
-        txn.delete("topics", topic.name.encode())
+        txn.delete("topics", layout.topic_key(topic.name))
     names = {topic.name for topic in going}
     for database in ("groups", "locks", "dead", "parked", "settled"):
         for key in [key for key, _ in txn.scan(database) if layout.group_of(key)[1].topic in names]:

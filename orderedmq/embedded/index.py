@@ -38,7 +38,7 @@ def state(txn: Transaction, queue: MessageQueue) -> QueueState:
     """Return the state of a queue. Raises TopicError MISSING or NO_SUCH_QUEUE."""
     value = txn.get("queues", layout.queue_key(queue))
     if value is None:
-        topic = txn.get("topics", queue.topic.encode())
+        topic = txn.get("topics", layout.topic_key(queue.topic))
         if topic is None:
             raise missing_topic(queue.topic)
         raise no_such_queue(queue.topic, queue.queue_id)

@@ -15,7 +15,7 @@ from orderedmq.model import DEFAULT_COMPRESSION, missing_topic
 
 def topic_of(txn: Transaction, name: str) -> TopicInfo:
     """Return a topic's record. Raises TopicError MISSING."""
-    value = txn.get("topics", name.encode())
+    value = txn.get("topics", layout.topic_key(name))
     if value is None:
         raise missing_topic(name)
     return TopicInfo(**json.loads(value))
@@ -26,7 +26,7 @@ def every(txn: Transaction) -> list[TopicInfo]:
 
 
 def put_topic(txn: Transaction, topic: TopicInfo) -> None:
-    txn.put("topics", topic.name.encode(), json.dumps(asdict(topic)).encode())
+    txn.put("topics", layout.topic_key(topic.name), json.dumps(asdict(topic)).encode())
 
 
 def new_incarnation() -> str:
@@ -45,6 +45,6 @@ def put_queues(txn: Transaction, topic: TopicInfo, begin: int = 0) -> None:
 
 def made(txn: Transaction, name: str, queues: int) -> TopicInfo:
     """Return a topic that the broker keeps for a group. It is created without retention if it is missing."""
-    if txn.get("topics", name.encode()) is None:
+    if txn.get("topics", layout.topic_key(name)) is None:
         put_queues(txn, TopicInfo(name, queues, new_incarnation(), None, None, DEFAULT_COMPRESSION))
     return topic_of(txn, name)

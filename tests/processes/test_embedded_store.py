@@ -29,6 +29,7 @@ from orderedmq.embedded.store import environment as store
 from orderedmq.embedded.store import filesystem, formats, layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.filesystem import file_system
+from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MessageQueue
 from tests.contract.support import bodies, queues_of, refused, rows
 from tests.waits import until
 
@@ -98,6 +99,38 @@ def test_a_bad_topic_makes_no_store(path: Path):
     with connect(path) as broker, refused("TOPIC.BAD_NAME"):
         broker.admin.create_topic("a/b", 1)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["", "\udcff", "a\0b", "x" * 600])
+def test_a_name_that_no_topic_can_have_is_refused_wherever_it_is_used(broker: Broker, name: str):
+    queue = MessageQueue(name, "embedded", 0)
+    uses: list[Callable[[], object]] = [
+        lambda: broker.log.topic(name),
+        lambda: broker.log.bounds([queue]),
+        lambda: broker.log.pull(queue, 0, 1, 1, ("body",)),
+        lambda: broker.admin.describe_topic(name),
+        lambda: broker.admin.alter_topic(name, retention_seconds=1),
+        lambda: broker.admin.add_queues(name, 2),
+        lambda: broker.admin.trim(name),
+        lambda: broker.admin.kept_for([name]),
+        lambda: broker.admin.delete_topic(name),
+    ]
+    for use in uses:
+        with refused("TOPIC.BAD_NAME", repr(name)):
+            use()
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 32])
+def test_a_number_that_no_queue_can_have_is_refused_by_name(broker: Broker, number: int):
+    queue = MessageQueue("orders", "embedded", number)
+    for use in (lambda: broker.log.bounds([queue]), lambda: broker.log.pull(queue, 0, 1, 1, ("body",))):
+        with refused("TOPIC.NO_SUCH_QUEUE", "'orders'", number):
+            use()
+
+
+def test_a_group_with_the_longest_name_has_no_dead_letters(broker: Broker):
+    with refused("TOPIC.MISSING", "first dead letter"):
+        broker.log.queues(DEAD_LETTER_PREFIX + "g" * MAX_NAME_LENGTH)
 
 
 def test_a_relative_path_is_made_absolute_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

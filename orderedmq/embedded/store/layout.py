@@ -32,7 +32,8 @@ import struct
 from dataclasses import asdict, dataclass
 from typing import Final, NamedTuple
 
-from orderedmq.model import EMBEDDED_BROKER, MessageQueue
+from orderedmq.errors import no_such_queue
+from orderedmq.model import DEAD_LETTER_PREFIX, EMBEDDED_BROKER, MAX_QUEUES, MessageQueue, check_topic
 from orderedmq.ownership.lock import Instant, QueueLock
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.rows.retention import Clocks
@@ -134,8 +135,19 @@ class QueueState(NamedTuple):
         return cls(*_QUEUE.unpack(value))
 
 
+@functools.lru_cache(maxsize=_KEPT)
+def topic_key(topic: str) -> bytes:
+    """Return the key of a topic. Raises TopicError BAD_NAME if no topic can have that name."""
+    # A group whose name is too long for a dead-letter topic has no dead letters. To ask for them is no error.
+    check_topic(topic.removeprefix(DEAD_LETTER_PREFIX) or topic, writing=False)
+    return topic.encode()
+
+
 def queue_key(queue: MessageQueue) -> bytes:
-    return queue.topic.encode() + b"\0" + _U32.pack(queue.queue_id)
+    """Return a queue's key. Raises TopicError BAD_NAME or NO_SUCH_QUEUE if no queue can have that topic or number."""
+    if not 0 <= queue.queue_id < MAX_QUEUES:
+        raise no_such_queue(queue.topic, queue.queue_id)
+    return topic_key(queue.topic) + b"\0" + _U32.pack(queue.queue_id)
 
 
 def queue_of(key: bytes) -> MessageQueue:
