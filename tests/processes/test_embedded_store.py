@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import re
 import signal
 import subprocess
 import sys
@@ -218,6 +219,16 @@ def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(tmp_path: Path):
     assert file_system(tmp_path / "not" / "there") == file_system(tmp_path) not in ("", "proc")
 
 
+@pytest.mark.parametrize("name", [b"donn\xc3\xa9es", b"usb-\xe9t\xe9", b"a b\tc\nd\\e", b"x\x0by\xc2\x85z\r"])
+def test_a_mount_of_any_name_is_recognised_and_makes_no_other_unknown(tmp_path: Path, name: bytes):
+    mount, mounts = os.fsencode(tmp_path) + b"/" + name, tmp_path / "mountinfo"
+    escaped = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % found[0][0], mount)
+    lines = [b"1 1 0:1 / / rw - ext4 /dev/a rw", b"2 1 0:2 / %b rw shared:1 - nfs4 server:/a rw" % escaped]
+    mounts.write_bytes(b"".join(line + b"\n" for line in lines))
+    assert file_system(Path(os.fsdecode(mount)) / "store", mounts) == "nfs4"
+    assert file_system(tmp_path, mounts) == "ext4"
+
+
 def test_another_store_than_the_expected_one_is_refused(path: Path, broker: Broker):
     identity = broker.identity
     with connect(path, identity=identity) as same:
@@ -238,7 +249,7 @@ AS_NOBODY = """
     import os, sys
     from orderedmq import connect
     from orderedmq.errors import OrderedMQError
-    import orderedmq.embedded.broker, pyarrow, encodings.unicode_escape
+    import orderedmq.embedded.broker, pyarrow
     if os.getuid() == 0:
         os.setgroups([]); os.setgid(65534); os.setuid(65534)
     for path in sys.argv[1:]:
@@ -288,7 +299,7 @@ WITH_RIGHTS_TAKEN = """
     from orderedmq import connect
     from orderedmq.errors import OrderedMQError
     from tests.contract.support import bodies, locked, queues_of, rows
-    import orderedmq.embedded.broker, pyarrow, encodings.unicode_escape
+    import orderedmq.embedded.broker, pyarrow
 
     path, how = Path(sys.argv[1]), sys.argv[2]
     if how == "mode" and os.getuid() == 0:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import pwd
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -19,16 +20,18 @@ from orderedmq.options.declared import DEFAULT_DIRECTORY
 _OF_STORES: Final = frozenset(("data.mdb", "lock.mdb", "owners", "runs", "segments", "lost+found"))
 #: What may be in a store's folders only if there is a store.
 _INSIDE: Final = ("owners/*", "runs/*", "segments/*.segment")
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
-def file_system(path: Path) -> str:
-    """Return the type of the file system that holds ``path``, or "" if it is unknown."""
+def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the type of the file system that holds ``path``, or "" if it is unknown. ``mounts``: the kernel's list of mounts."""
     with contextlib.suppress(OSError):
         best, kind = "", ""
         real = os.path.realpath(path)
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        # A mount may have any name. The kernel writes only blanks, tabs, newlines and backslashes in octal, and all else as it is.
+        for line in os.fsdecode(mounts.read_bytes()).split("\n")[:-1]:
             left, _, right = line.partition(" - ")
-            mount = left.split(" ")[4].encode().decode("unicode_escape")
+            mount = _OCTAL.sub(lambda found: chr(int(found[1], 8)), left.split(" ")[4])
             if (real == mount or real.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
                 best, kind = mount, right.split(" ")[0]
         return kind
