@@ -68,7 +68,7 @@ def parked_topic(group: str, topic: str) -> str:
             f"consumer group {group!r} cannot have parking lots, whose names separate group and topic by '%'. Choose a group name "
             "without '%', or OrderPerQueue",
         )
-    name = f"{PARKED_PREFIX}{group}%{topic}"
+    name = lot_name(group, topic)
     if len(name) > MAX_NAME_LENGTH:
         raise GroupError(
             GroupCondition.BAD_NAME,
@@ -76,6 +76,11 @@ def parked_topic(group: str, topic: str) -> str:
             f"but a topic's name may have {MAX_NAME_LENGTH}. Choose a shorter group name, or OrderPerQueue",
         )
     return name
+
+
+def lot_name(group: str, topic: str) -> str:
+    """Return what `parked_topic` returns, but do not check the name."""
+    return f"{PARKED_PREFIX}{group}%{topic}"
 
 
 def origin(name: str) -> tuple[str, str] | None:

@@ -31,8 +31,8 @@ from orderedmq.embedded.store.pages import Meta, Read, Snapshot, TreeEntry
 from orderedmq.embedded.store.segments import FOLDER, Segments, parse_name
 from orderedmq.embedded.store.transaction import WRITTEN
 from orderedmq.errors import StoreError
-from orderedmq.model import DEAD_LETTER_PREFIX, PARKED_PREFIX, MessageQueue
-from orderedmq.parking.rules import leader_of, origin
+from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
+from orderedmq.parking.rules import leader_of, lot_name, origin
 
 
 class Place(NamedTuple):
@@ -466,7 +466,7 @@ def _parked(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str
     for key, value in contents.scan("parked"):
         (group, source), at, place = layout.group_of(key), layout.index_offset(key), layout.to_number(value)
         name = f"message {at} of queue {source} of group {group!r}"
-        lot = source if leader_of(group, source) != source else source._replace(topic=f"{PARKED_PREFIX}{group}%{source.topic}")
+        lot = source if leader_of(group, source) != source else source._replace(topic=lot_name(group, source.topic))
         lots, sources = queues.get(layout.queue_key(lot)), queues.get(layout.queue_key(source))
         if sources is None or at >= sources.max_offset:
             yield f"{name} was parked, but does not exist"
