@@ -96,8 +96,9 @@ def add(
             break
         if tail[1].rows >= MERGE_BELOW or tail[1].rows > 2 * size or tail[1].rows + size > codec.CHUNK_ROWS:
             break
-        stored = sum(part.stored_bytes for _, part in parts)
-        if tail[1].stored_bytes >= MERGE_BELOW_BYTES or tail[1].stored_bytes + stored > codec.CHUNK_BYTES:
+        # The limit also holds for uncompressed bodies, because each merge and each pull decompresses the whole chunk.
+        total = sum(max(part.stored_bytes, part.body_bytes) for _, part in (tail, *parts))
+        if tail[1].stored_bytes >= MERGE_BELOW_BYTES or total > codec.CHUNK_BYTES:
             break
         try:
             read.insert(0, (payloads.load(txn, queue, *tail), tail[1]))

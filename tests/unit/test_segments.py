@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import garbage, index, payloads
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.garbage import FORGOTTEN, can_be_published
@@ -308,6 +309,14 @@ def test_a_tail_that_cannot_be_read_keeps_no_new_message_out_and_the_check_names
         with refused("STORE.IO", "Input/output error"):
             bodies(broker, Q0)
         assert any("cannot be read" in finding for finding in check(broker.path))
+
+
+def test_bodies_that_compress_well_are_not_merged_beyond_the_size_of_a_chunk(broker: EmbeddedBroker) -> None:
+    broker.admin.create_topic("zeros", 1, compression="lz4")
+    queue = MessageQueue("zeros", "embedded", 0)
+    for _ in range(5):
+        broker.log.append({queue: rows([bytes(codec.CHUNK_BYTES // 2)])})
+    assert [found.chunks for found in broker.admin.describe_topic("zeros")] == [3]
 
 
 # -- readers during deletion --------------------------------------------------------------------------------------------------------
