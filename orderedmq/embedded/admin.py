@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
@@ -50,6 +51,9 @@ from orderedmq.parking.rules import (
     origin,
     seek_with_parked,
 )
+
+#: No retention may be so long or so large. In µs it is still a finite number.
+_FOREVER: Final = 1e300
 
 
 class EmbeddedAdmin:
@@ -392,7 +396,7 @@ def _clear(txn: Transaction, database: str, group: str) -> None:
 
 def _check_retention(name: str, seconds: float | Keep | None, size: int | Keep | None) -> None:
     for value, what in ((seconds, "retention_seconds"), (size, "retention_bytes")):
-        if isinstance(value, int | float) and value <= 0:
+        if isinstance(value, int | float) and not 0 < value < _FOREVER:
             raise OptionError(
                 OptionCondition.INVALID,
                 f"{what} of topic {name!r} is {value}. Give a positive number, or none to keep messages forever",

@@ -59,6 +59,8 @@ def test_a_count_of_queues_out_of_range_is_refused(broker: Broker, count: int):
         ({"compression": "zip"}, "zip"),
         ({"retention_seconds": 0}, "retention_seconds"),
         ({"retention_bytes": -1}, "retention_bytes"),
+        ({"retention_seconds": float("inf")}, "retention_seconds"),
+        ({"retention_seconds": float("nan")}, "retention_seconds"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(broker: Broker, settings_, word):

@@ -199,6 +199,16 @@ def test_a_path_that_is_a_file_is_refused_by_name(path: Path):
             broker.admin.create_topic("t", 1)
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "loop"])
+def test_a_path_that_no_directory_can_have_is_refused_by_name(tmp_path: Path, name: str):
+    (tmp_path / "loop").symlink_to("loop")
+    path = tmp_path / name
+    with connect(path) as broker:
+        for use in (lambda: broker.log, lambda: broker.admin.create_topic("t", 1), lambda: check(path)):
+            with refused("STORE.NOT_A_STORE", repr(str(path)), "another path"):
+                use()
+
+
 def test_windows_is_refused_by_name(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "platform", "win32")
     with connect(path) as broker, refused("STORE.PLATFORM", "Windows"):

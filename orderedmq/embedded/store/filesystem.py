@@ -25,7 +25,7 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
     """Return the type of the file system that holds ``path``, or "" if it is unknown. ``mounts``: the kernel's list of mounts."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         best, kind = "", ""
         real = os.path.realpath(path)
         # A mount may have any name. The kernel writes only blanks, tabs, newlines and backslashes in octal, and all else as it is.

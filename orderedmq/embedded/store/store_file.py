@@ -5,6 +5,7 @@ The store's directory may be replaced, moved or deleted while the store is open.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -19,12 +20,18 @@ File = tuple[int, int]
 def file_at(path: str | Path) -> File | None:
     """Return the store's file in a directory, or None if the directory has none.
 
-    Raises PermissionError if a directory cannot be entered.
+    Raises PermissionError if a directory cannot be entered, StoreError NOT_A_STORE if no directory can have that path.
     """
     try:
         status = os.stat(f"{path}/data.mdb")
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except (OSError, ValueError) as error:
+        # A NUL in a path is a ValueError.
+        if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+        name, why = str(path), getattr(error, "strerror", error)
+        raise StoreError(StoreCondition.NOT_A_STORE, f"{name!r} cannot be a directory ({why}). Give another path") from error
     return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
