@@ -80,7 +80,7 @@ class _Copy:
                     wanted = _wanted(txn)
                 if not self._take(wanted, needed=False):
                     break
-            self._store.copy_entries(unfinished, lambda txn: self._finish(_wanted(txn)))
+            self._store.copy_entries(unfinished, lambda txn: self._finish(_wanted(txn)), self._target)
             sync_folder(self._segments)
             os.rename(unfinished / "data.mdb", self._target / "data.mdb")
         except BaseException:

@@ -230,6 +230,18 @@ def test_a_copy_that_finds_no_room_says_so(
     assert not (tmp_path / "copy" / "data.mdb").exists()
 
 
+def test_a_copy_whose_entries_find_no_room_says_so_of_the_copy(path: Path, broker: EmbeddedBroker, tmp_path: Path) -> None:
+    broker.log.append({QUEUE: rows(["a"])})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16 * 1024, before[1]))
+    try:
+        with refused("STORE.FULL", tmp_path / "copy", "File too large"):
+            orderedmq.snapshot(path, tmp_path / "copy")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((tmp_path / "copy").iterdir()) == []
+
+
 # -- many segments, few descriptors -------------------------------------------------------------------------------------------------
 
 

@@ -382,13 +382,13 @@ class Store:
             self.write_even_if_full(lambda txn: txn.take_number("freed"))
         return out
 
-    def copy_entries(self, folder: Path, look: Callable[[Transaction], object]) -> None:
-        """Copy all entries into a new ``data.mdb`` in the empty ``folder``. The copy is on the disk when this returns.
+    def copy_entries(self, folder: Path, look: Callable[[Transaction], object], target: Path) -> None:
+        """Copy all entries into a new ``data.mdb`` in the empty ``folder`` in ``target``. The copy is on the disk when this returns.
 
         ``look`` is called with a transaction that sees exactly these entries, while no other write runs.
         """
         env, handles = self._environment()
-        with self.errors_mapped("copy"), contextlib.ExitStack() as stack:
+        with self.errors_mapped("copy", target), contextlib.ExitStack() as stack:
             with self._transaction(env, write=True) as txn:
                 # The resize lock is taken only now, because beginning the transaction may have to resize the map.
                 stack.enter_context(self._resize_lock.shared())
@@ -436,8 +436,12 @@ class Store:
             return int(txn.id())
 
     @contextlib.contextmanager
-    def errors_mapped(self, what: str) -> Iterator[None]:
-        """Raise errors of LMDB and the system as StoreErrors. ``what``: the attempted action, for the message."""
+    def errors_mapped(self, what: str, target: Path | None = None) -> Iterator[None]:
+        """Raise errors of LMDB and the system as StoreErrors. ``what``: the attempted action, for the message.
+
+        ``target``: the folder that is written to, if it is not the store's. It is the one that may be full or lack rights.
+        """
+        written = target or self.path
         try:
             yield
         except lmdb.MapFullError as error:
@@ -450,43 +454,46 @@ class Store:
         except _DAMAGED as error:
             raise damaged(self.path, str(error)) from error
         except lmdb.ReadonlyError as error:
-            raise _no_permission(self.path, error) from error
+            raise _no_permission(written, error) from error
         except lmdb.Error as error:
             text = str(error)
-            if any(reason in text for reason in _FULL) or (_SHORT in text and self._little_room()):
-                raise self._no_room(error) from error
+            if any(reason in text for reason in _FULL) or (_SHORT in text and _little_room(written)):
+                raise _no_room(written, error) from error
             if any(reason in text for reason in _DENIED):
-                raise _no_permission(self.path, error) from error
+                raise _no_permission(written, error) from error
             raise self._failed(what, text) from error
         except PermissionError as error:
-            raise _no_permission(self.path, error) from error
+            raise _no_permission(written, error) from error
         except OSError as error:
             if error.errno == errno.ENOENT:
                 # The file may be missing because another store has taken this one's place.
                 self.require_here()
             if error.errno in _NO_ROOM:
-                raise self._no_room(error) from error
+                raise _no_room(written, error) from error
             if error.errno == errno.EROFS:
-                raise _no_permission(self.path, error) from error
+                raise _no_permission(written, error) from error
             if error.errno in _NO_DESCRIPTOR:
                 raise self._failed(what, f"{error}. Allow more open files (ulimit -n)") from error
             raise self._failed(what, str(error)) from error
 
-    def _little_room(self) -> bool:
-        """Whether less than 64 MiB are left on the disk or below this process's limit on file sizes."""
-        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        disk = os.statvfs(self.path)
-        free = disk.f_bavail * disk.f_frsize
-        if limit != resource.RLIM_INFINITY:
-            free = min(free, limit - os.stat(self.path / "data.mdb").st_size)
-        return free < _LITTLE
-
     def _failed(self, what: str, why: str) -> StoreError:
         return StoreError(StoreCondition.IO, f"the store at {self.path} failed to {what}: {why}")
 
-    def _no_room(self, error: Exception) -> StoreFullError:
-        why = f"there is no room on the disk of the store at {self.path} ({error}), and nothing was changed. Make room and try again"
-        return StoreFullError(StoreFullCondition.FULL, why)
+
+def _little_room(path: Path) -> bool:
+    """Whether less than 64 MiB are left on the disk of ``path`` or below this process's limit on file sizes."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    disk = os.statvfs(path)
+    free = disk.f_bavail * disk.f_frsize
+    file = path / "data.mdb"
+    if limit != resource.RLIM_INFINITY:
+        free = min(free, limit - (file.stat().st_size if file.exists() else 0))
+    return free < _LITTLE
+
+
+def _no_room(path: Path, error: Exception) -> StoreFullError:
+    why = f"there is no room on the disk of the store at {path} ({error}), and nothing was changed. Make room and try again"
+    return StoreFullError(StoreFullCondition.FULL, why)
 
 
 def _no_permission(path: Path, error: Exception) -> StoreError:
