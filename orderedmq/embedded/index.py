@@ -23,6 +23,7 @@ from orderedmq.embedded.store.layout import INLINE, Chunk, QueueState
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import StoreError, no_such_queue
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, missing_topic
+from orderedmq.ownership.lock import Instant
 from orderedmq.rows.retention import Clocks
 
 #: A tail chunk of this many rows or more is not merged. It is at least half full, and reading it costs about as much per row as reading
@@ -167,10 +168,16 @@ def queues_of(topic: TopicInfo) -> list[MessageQueue]:
 
 
 def retain(txn: Transaction, topic: TopicInfo, clock: Clock, *, most: int | None = RETIRE_AT_ONCE) -> dict[MessageQueue, int]:
-    """Apply a topic's retention, and return the messages deleted per queue. ``most``: maximum number of chunks per queue."""
+    """Apply a topic's retention, and return the messages deleted per queue. ``most``: maximum number of chunks per queue.
+
+    Call this after each write to the topic, even if it has no retention: it also records whether the wall clock was set, which a later
+    retention must know.
+    """
     out: dict[MessageQueue, int] = {}
+    now, wall = clock.instant(), clock.wall()
+    clocks = _recorded(txn, now, wall)
     if topic.retention_seconds is not None:
-        older = _stored_before(txn, clock, topic.retention_seconds)
+        older = wall - clocks.ahead(now, topic.retention_seconds) - int(topic.retention_seconds * 1e6)
         for queue in queues_of(topic):
             out[queue] = retire(txn, topic, queue, older=older, most=most)
     if topic.retention_bytes is not None:
@@ -222,12 +229,11 @@ def _oldest(txn: Transaction, topic: TopicInfo, limit: int, most: int | None) ->
     return out
 
 
-def _stored_before(txn: Transaction, clock: Clock, seconds: float) -> int:
-    """Return the store time, in µs since the epoch, before which a message is older than ``seconds``."""
-    at, wall = clock.instant(), clock.wall()
+def _recorded(txn: Transaction, now: Instant, wall: int) -> Clocks:
+    """Return the store's record of the clocks. It is updated if the wall clock was set or the machine restarted."""
     value = txn.get("meta", layout.CLOCKS)
     known = None if value is None else layout.clocks_from_json(value)
-    clocks = Clocks(at, wall) if known is None else known.read(at, wall)
+    clocks = Clocks(now, wall) if known is None else known.read(now, wall)
     if clocks is not known:
         txn.put("meta", layout.CLOCKS, layout.clocks_to_json(clocks))
-    return wall - clocks.ahead(at, seconds) - int(seconds * 1e6)
+    return clocks

@@ -220,6 +220,19 @@ def test_retention_by_age_deletes_no_sooner_where_the_wall_clock_is_set(broker: 
     assert times == sorted(times)
 
 
+@pytest.mark.holds("wall clock")
+@needs("topic settings")
+def test_a_retention_that_is_added_knows_that_the_wall_clock_was_set_before(broker: Broker, clock: FakeClock):
+    queue = queues_of(broker)[0]
+    broker.log.append({queue: rows("abc")})
+    clock.pass_(10)
+    clock.micros += 24 * 3600 * 1_000_000
+    broker.admin.alter_topic("orders", retention_seconds=1800.0)
+    assert broker.admin.trim("orders") == {}
+    clock.pass_(1801)
+    assert broker.admin.trim("orders") == {queue: 3}
+
+
 @needs("topic settings")
 def test_a_retention_that_is_changed_counts_from_the_next_write(place: Place, broker: Broker, clock: FakeClock):
     made = broker.admin.create_topic("t", 1, retention_bytes=1 << 30)

@@ -226,6 +226,7 @@ def clocks_to_json(clocks: Clocks) -> bytes:
     return json.dumps(asdict(clocks)).encode()
 
 
+@functools.lru_cache(maxsize=1)
 def clocks_from_json(value: bytes) -> Clocks:
     fields = json.loads(value.decode())
     return Clocks(Instant(**fields["at"]), fields["wall"], tuple((when, step) for when, step in fields["steps"]))
