@@ -42,8 +42,10 @@ def values(objects: pa.Array, path: str) -> pa.Array:
     names = (path,) if path in first else tuple(path.split("."))
     value = _find(first, names)
     kinds = _TYPES.values() if value is None else [kind for known, kind in _TYPES.items() if type(value) is known]
-    # If every text begins with a brace, Arrow cannot split or merge texts without a change in the number of rows, which `_parsed` checks.
-    if kinds and pc.all(pc.starts_with(texts, b"{")).as_py():
+    # If every text begins and ends with a brace, Arrow cannot merge texts, because it refuses a newline in a string and a brace that
+    # opens directly after one that closes within an object. So a text with several objects increases the number of rows, which
+    # `_parsed` checks.
+    if kinds and pc.all(pc.and_(pc.starts_with(texts, b"{"), pc.ends_with(texts, b"}"))).as_py():
         for kind in kinds:
             with contextlib.suppress(pa.ArrowInvalid, _NotAligned):
                 return _parsed(texts, names, kind)
