@@ -18,11 +18,12 @@ import xxhash
 from orderedmq.broker import Log, QueueBounds
 from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.errors import OptionError, Remedy, TopicError
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.pulls import pulls
 from orderedmq.routing.key_hash import HashedKeys
 from orderedmq.text import text_of, valid
 from orderedmq.tools import json_field
-from orderedmq.tools.audit import NO_KEY, ROW, Location, Rows, Words
+from orderedmq.tools.audit import NO_KEY, ROW, Int64s, Location, Rows, Words
 from orderedmq.tools.json_field import BadJson
 
 #: Maximum messages and bytes of a pull.
@@ -59,11 +60,11 @@ class TopicSide:
 
     def rows(self) -> Iterator[Rows]:
         """Yield all rows. Raises OptionError INVALID for a body without the field, DataLossError if messages were deleted."""
-        for (queue, at), number in zip(self._bounds, self._begins[:-1], strict=True):
+        for lane, ((queue, at), number) in enumerate(zip(self._bounds, self._begins[:-1], strict=True)):
             offset = at.min_offset
             for batch in pulls(self._log, queue, offset, at.max_offset, PULL_ROWS, PULL_BYTES, _COMPARED):
                 ids = _field(batch["body"], self._field, f"queue {queue}", "offset", offset)
-                yield _rows(batch["sharding_key"], ids, number + offset - at.min_offset, lane=queue.queue_id)
+                yield _rows(batch["sharding_key"], ids, number + offset - at.min_offset, lane)
                 offset += batch.num_rows
 
     def locate(self, rows: Sequence[int]) -> list[Location]:
@@ -76,7 +77,7 @@ class TopicSide:
             ids = _field(batch["body"], self._field, f"queue {queue}", "offset", offset)
             out.append(
                 Location(
-                    f"queue {queue.queue_id} offset {offset}",
+                    f"queue {_short_name(queue)} offset {offset}",
                     batch["sharding_key"][0].as_py(),
                     shown(ids.cast(pa.binary())[0].as_py()),
                 )
@@ -118,8 +119,12 @@ class TableSide:
                         "Give --key-column, --id-column and --order-column",
                     ),
                 )
+        #: The columns that identify a row's queue, and the number of each queue.
+        self._queue: list[str] = []
         if "queue_id" in names and pa.types.is_integer(self._data.schema.field("queue_id").type):
-            self._columns.append("queue_id")
+            self._queue = [name for name in ("broker_name", "queue_id") if name in names]
+        self._lanes: dict[bytes, int] = {}
+        self._columns += [name for name in self._queue if name not in self._columns]
         self.messages = int(self._data.count_rows())
 
     def rows(self) -> Iterator[Rows]:
@@ -133,11 +138,9 @@ class TableSide:
                 continue
             key = self._text(batch, self._key)
             ids = _field(self._text(batch, self._id), self._field, self.name, "row", at)
-            rows = _rows(key, ids, at, lane=0)
+            rows = _rows(key, ids, at, self._lanes_of(batch))
             if self._order is not None:
                 rows["order"] = self._numbers(batch[self._order])
-            if "queue_id" in self._columns:
-                rows["lane"] = pc.fill_null(batch["queue_id"], -1).to_numpy(zero_copy_only=False)
             yield rows
             at += batch.num_rows
 
@@ -161,6 +164,15 @@ class TableSide:
                 OptionCondition.INVALID, f"column {name!r} of {self.name} is {column.type}, which cannot be compared"
             ) from error
 
+    def _lanes_of(self, batch: pa.RecordBatch) -> int | Int64s:
+        if not self._queue:
+            return 0
+        parts = [self._text(batch, name).cast(pa.binary()) for name in self._queue]
+        names = pc.binary_join_element_wise(*parts, b"/", null_handling="replace").dictionary_encode()
+        lanes = [self._lanes.setdefault(name, len(self._lanes)) for name in names.dictionary.to_pylist()]
+        numbers: Int64s = np.array(lanes, np.int64)[names.indices.to_numpy(zero_copy_only=False)]
+        return numbers
+
     def _numbers(self, column: pa.Array) -> Any:
         kind = column.type
         if column.null_count:
@@ -174,6 +186,9 @@ class TableSide:
                 OptionCondition.INVALID,
                 f"column {self._order!r} of {self.name} is {kind}, which cannot order rows. Give a column of whole numbers or times",
             )
+        if pa.types.is_uint64(kind):
+            # Move the numbers into the range of int64, where they have the same order.
+            return (column.to_numpy(zero_copy_only=False) ^ np.uint64(1 << 63)).view(np.int64)
         return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
 
 
@@ -243,7 +258,12 @@ def identities(values: pa.Array) -> Words:
     return out
 
 
-def _rows(keys: pa.Array, ids: pa.Array, at: int, lane: int) -> Rows:
+def _short_name(queue: MessageQueue) -> str:
+    """Return the name of a queue of a known topic, without the name of the embedded broker, because it is always the same."""
+    return str(queue.queue_id) if queue.broker_name == EMBEDDED_BROKER else f"{queue.broker_name}/{queue.queue_id}"
+
+
+def _rows(keys: pa.Array, ids: pa.Array, at: int, lane: int | Int64s) -> Rows:
     rows = np.zeros(len(ids), ROW)
     # Replace malformed UTF-8 by U+FFFD before hashing, because the other side may store U+FFFD there.
     hashes = HashedKeys(valid(_texts(keys))[0]).hash64

@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import orderedmq
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, QueueBounds
 from orderedmq.errors import OptionError, TopicError
+from orderedmq.model import MessageQueue
 from orderedmq.tools.audit import NO_KEY, ROW, Audit, Location, Rows, audit
 from orderedmq.tools.audit_sides import TableSide, TopicSide, identities
 
@@ -293,6 +294,51 @@ def test_a_field_of_json_tells_messages_whose_bodies_differ(broker: Broker) -> N
     fill(broker, "text", [("k", b'{"id":1}'), ("k", b"two")])
     with pytest.raises(OptionError, match="queue text/embedded/0 offset 1: the text is not JSON"):
         audit(TopicSide(broker.log, "one", "id"), TopicSide(broker.log, "text", "id"))
+
+
+class Cluster:
+    """The log of several brokers, as far as an audit reads it."""
+
+    tail_loss = ""
+
+    def __init__(self, rows: dict[MessageQueue, list[tuple[str, bytes]]]) -> None:
+        self._rows = rows
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        return sorted(queue for queue in self._rows if queue.topic == topic)
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
+        return {queue: QueueBounds(0, len(self._rows[queue])) for queue in queues}
+
+    def pull(self, queue: MessageQueue, offset: int, most: int, *_: Any) -> pa.RecordBatch:
+        keys, bodies = zip(*self._rows[queue][offset : offset + most], strict=True)
+        return pa.record_batch({"sharding_key": pa.array(keys), "body": pa.array(bodies)})
+
+
+def test_brokers_have_separate_queues_with_the_same_number(tmp_path: Path) -> None:
+    """A key is at another broker while its own is away, but in a queue with the same number."""
+    one, a, b = (MessageQueue("in", "broker-a", 0), MessageQueue("out", "broker-a", 0), MessageQueue("out", "broker-b", 0))
+    log: Any = Cluster(
+        {one: [("k", b"1"), ("k", b"2"), ("k", b"3")], a: [("k", b"1"), ("k", b"2")], b: [("k", b"3"), ("k", b"4")]}
+    )
+    found = audit(TopicSide(log, "in"), TopicSide(log, "out"))
+    assert (found.expected.split_keys, found.actual.split_keys, found.ok) == (0, 1, False)
+    assert [example.where for example in found.examples] == ["queue broker-b/0 offset 1"]
+    rows = {"sharding_key": ["k", "k"], "body": ["1", "2"], "queue_id": pa.array([0, 0], pa.uint32())}
+    for brokers, split in ((["broker-a", "broker-b"], 1), (["broker-a", "broker-a"], 0), ([None, None], 0)):
+        pq.write_table(pa.table(rows | {"broker_name": pa.array(brokers, pa.string())}), tmp_path / "t.parquet")
+        side = TableSide(tmp_path / "t.parquet")
+        assert audit(side, side).actual.split_keys == split
+
+
+def test_large_unsigned_numbers_order_rows(tmp_path: Path) -> None:
+    for name, order in (("one", [1, 2**63, 2**64 - 1]), ("two", [2**64 - 1, 2**63, 1])):
+        pq.write_table(
+            pa.table({"sharding_key": ["k"] * 3, "body": ["a", "b", "c"], "at": pa.array(order, pa.uint64())}), tmp_path / name
+        )
+    one, two = (TableSide(tmp_path / name, order_column="at") for name in ("one", "two"))
+    assert audit(one, one).ok
+    assert findings(audit(one, two)) == {"out_of_order": 2, "keys_affected": 1}
 
 
 def test_long_bodies_and_empty_ones_are_told_apart(broker: Broker) -> None:
