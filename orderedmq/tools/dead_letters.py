@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from orderedmq.broker import Broker, Log
+from orderedmq.broker import Broker, Log, QueueBounds
 from orderedmq.conditions import LockCondition, OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, RocketMQError, TopicError, no_such_offset
 from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, OffsetRange, check_group, check_topic
@@ -261,8 +261,18 @@ def _number(text: str | None) -> int | None:
 
 def replayed_to(broker: Broker, queue: MessageQueue) -> int:
     """Return the offset at which the next replay of all letters begins."""
-    first = broker.log.bounds([queue])[queue].min_offset
-    return max(broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, first), first)
+    offset, at = _offset_and_bounds(broker, queue)
+    return at.min_offset if offset > at.max_offset else max(offset, at.min_offset)
+
+
+def _offset_and_bounds(broker: Broker, queue: MessageQueue) -> tuple[int, QueueBounds]:
+    """Return the offset of `REPLAY_GROUP` and the queue's bounds.
+
+    An offset beyond the end belongs to a former topic of this name, because RocketMQ before 5.0 keeps the offsets in a deleted topic.
+    """
+    # Read the end last, so that a replay that is running cannot move the offset beyond it.
+    offset = broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, 0)
+    return offset, broker.log.bounds([queue])[queue]
 
 
 def replayed(broker: Broker, queue: MessageQueue, letters: Sequence[DeadLetter], chosen: LetterFilter, upto: int) -> set[int]:
@@ -276,7 +286,7 @@ def replayed(broker: Broker, queue: MessageQueue, letters: Sequence[DeadLetter],
 def waiting(broker: Broker, queue: MessageQueue, upto: int, end: int) -> int:
     """Return the number of letters that no replay has sent or skipped. ``upto``: see `replayed_to`."""
     parts = [OffsetRange(begin, min(begin + _COUNTED, end)) for begin in range(upto, end, _COUNTED)]
-    return end - upto - sum(len(broker.groups.settled(REPLAY_GROUP, queue, part)) for part in parts)
+    return max(end - upto, 0) - sum(len(broker.groups.settled(REPLAY_GROUP, queue, part)) for part in parts)
 
 
 def count(broker: Broker, group: str) -> LetterCount | None:
@@ -412,9 +422,14 @@ class _Replay:
 
     def _part(self, token: LockToken, in_turn: bool) -> _Part:
         broker, queue = self.broker, token.queue
-        at, upto = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
+        offset, at = _offset_and_bounds(broker, queue)
+        if offset > at.max_offset:
+            # Otherwise new letters up to this offset would count as replayed. The reset also forgets letters that were settled individually.
+            broker.groups.reset({token: 0})
+            offset = 0
+        upto = max(offset, at.min_offset)
         if in_turn:
-            self.done.deleted += waiting(broker, queue, broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, 0), upto)
+            self.done.deleted += waiting(broker, queue, offset, upto)
         # Letters in quarantine may also be before the offset, because replays of all letters have skipped them.
         begin = at.min_offset if self.chosen.offsets or self.chosen.quarantined is not False else upto
         return _Part(token, self.chosen.spans(broker.log, queue, begin, at.max_offset), upto)

@@ -206,6 +206,24 @@ def test_a_replay_of_chosen_letters_that_was_killed_repeats_its_last_step_only(
     assert sorted(map(int, sent(broker))) == sorted([*range(6), *range(3, 10)])
 
 
+def test_new_letters_are_replayed_although_the_group_has_the_offset_of_a_former_topic(run: Run, broker: Broker) -> None:
+    """RocketMQ before 5.0 keeps the offsets in a deleted topic."""
+    give_up(broker, ORDERS[:3])
+    client = broker.groups.join(dead_letters.REPLAY_GROUP)
+    [token] = locked(broker, dead_letters.REPLAY_GROUP, client, broker.log.queues("%DLQ%g"))
+    broker.groups.commit({token: 4})
+    broker.groups.settle(token, [1])
+    broker.groups.unlock([token])
+    assert [row["offset"] for row in run("dlq", "list", "g") if row["offset"] != 1 and not row["replayed"]] == [0, 2]
+    assert dead_letters.replayed_to(broker, token.queue) == 0
+    assert run("dlq", "replay", "g", "--key", "y")[0]["replayed"] == 1
+    assert run("dlq", "replay", "g", "--all")[0] == {"group": "g", "replayed": 2, "topics": {"a": 2}, "quarantined": 0, "deleted": 0}
+    give_up(broker, ORDERS[3:])
+    assert dead_letters.count(broker, "g") == dead_letters.LetterCount(stored=5, waiting=2, written=5)
+    assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 2
+    assert sorted(sent(broker)) == ["1", "2", "3", "4", "5"]
+
+
 def test_progress_counts_what_is_sent_of_what_is_to_be_sent(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "PIECE", 2)
     give_up(broker, ORDERS)
