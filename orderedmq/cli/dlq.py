@@ -8,13 +8,14 @@ import typer
 
 from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import Group
-from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
+from orderedmq.cli.keys import KeyTypeOption, SelectorOption
 from orderedmq.cli.parked import Keys
 from orderedmq.cli.shell import WHOLE, Column, Full, Shell, command, commands
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import OffsetError, OptionError, no_such_offset
 from orderedmq.model import check_group
 from orderedmq.options.values import parse_timestamp
+from orderedmq.routing.selector import keying_of
 from orderedmq.tools.dead_letters import (
     MAX_REPLAYS,
     DeadLetter,
@@ -255,7 +256,7 @@ def replay_letters(
         )
     # With --offset and --quarantined, send the letters whether or not they are in quarantine.
     chosen = _filter(key, error, since, offset, None if offset and quarantined else quarantined, max_replays, at_broker)
-    keying = chosen_keying(selector, key_type)
+    keying = keying_of(selector, key_type)
     done = Replayed()
     with shell.broker() as broker:
         queues = letter_queues(broker, group, chosen)

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orderedmq.conditions import OptionCondition
-from orderedmq.errors import OptionError
-from orderedmq.routing.selector import KeyedSelectorName, Keying
+from orderedmq.routing.selector import KeyedSelectorName
 from orderedmq.routing.sharding_key import KeyType
 
 KeyTypeOption = Annotated[
@@ -26,15 +24,3 @@ SelectorOption = Annotated[
         show_default=False,
     ),
 ]
-
-
-def chosen_keying(selector: KeyedSelectorName | None, key_type: KeyType | None) -> Keying | None:
-    """Return the keying that the two options define, None if both are missing. Raises OptionError CONFLICT if they are contradictory."""
-    if selector is None and key_type is None:
-        return None
-    if selector == "mod" and key_type == "text":
-        raise OptionError(
-            OptionCondition.CONFLICT,
-            "option --selector mod needs keys that are whole numbers, so it excludes --sharding-key-type text",
-        )
-    return Keying(selector or "hash", key_type or ("long" if selector == "mod" else "text"))

@@ -15,7 +15,7 @@ import typer
 
 from orderedmq.broker import Broker
 from orderedmq.cli import interrupts
-from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
+from orderedmq.cli.keys import KeyTypeOption, SelectorOption
 from orderedmq.cli.lines import LineForm, messages, read_lines
 from orderedmq.cli.shell import Shell, command
 from orderedmq.cli.topics import Name
@@ -23,7 +23,7 @@ from orderedmq.conditions import OptionCondition, StoreCondition, TopicCondition
 from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
 from orderedmq.model import MAX_QUEUES, is_reserved, missing_topic
 from orderedmq.options.values import parse_timestamp
-from orderedmq.routing.selector import Keying
+from orderedmq.routing.selector import Keying, keying_of
 from orderedmq.rows.delays import LEVEL, TIME, delays_nothing
 from orderedmq.rows.message_rows import several_tags
 from orderedmq.text import is_text
@@ -138,7 +138,7 @@ def produce(
     if key_separator == "":
         raise OptionError(OptionCondition.INVALID, "option --key-separator is empty. Give for example --key-separator ':'")
     delayed_until = _delayed_until(delay_level, deliver_at, unordered, keyed=key is not None or key_separator is not None)
-    keying = chosen_keying(selector, key_type) or Keying()
+    keying = keying_of(selector, key_type) or Keying()
     form = LineForm(
         json,
         key,

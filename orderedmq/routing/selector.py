@@ -139,6 +139,19 @@ def _hashed(keys: Keys) -> HashedKeys:
     return keys if isinstance(keys, HashedKeys) else hashed_keys(keys, "auto", "a batch")
 
 
+def keying_of(selector: KeyedSelectorName | None, key_type: KeyType | None) -> Keying | None:
+    """Return the keying that a user's two settings define, None if both are missing. Raises OptionError CONFLICT."""
+    if selector is None and key_type is None:
+        return None
+    if selector == "mod" and key_type == "text":
+        raise OptionError(
+            OptionCondition.CONFLICT,
+            "the selector mod needs keys that are whole numbers, not text",
+            Remedy('Drop selector="mod" or sharding_key_type="text"', "Drop --selector mod or --sharding-key-type text"),
+        )
+    return Keying(selector or "hash", key_type or ("long" if selector == "mod" else "text"))
+
+
 class ContentSelector:
     """Chooses by a row's content, including its key. Rows with the same content go to the same queue."""
 

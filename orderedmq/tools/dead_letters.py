@@ -29,13 +29,22 @@ import pyarrow as pa
 
 from orderedmq.broker import Broker, Log, QueueBounds
 from orderedmq.conditions import LockCondition, OffsetCondition, OptionCondition, TopicCondition
-from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, RocketMQError, TopicError, no_such_offset
+from orderedmq.errors import (
+    LockError,
+    MessageError,
+    OffsetError,
+    OptionError,
+    Remedy,
+    RocketMQError,
+    TopicError,
+    no_such_offset,
+)
 from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, OffsetRange, check_group, check_topic
 from orderedmq.options.values import whole_number
 from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.pulls import pulls
-from orderedmq.routing.selector import Keying
-from orderedmq.routing.sharding_key import is_number
+from orderedmq.routing.selector import KeyedSelectorName, Keying, keying_of
+from orderedmq.routing.sharding_key import KeyType, is_number
 from orderedmq.rows import dead_letters as noted
 
 #: The consumer group of replays. Its offset in a dead-letter queue is where the next replay of all letters begins.
@@ -60,6 +69,7 @@ NOTED: Final = frozenset(
     )
 )
 
+_OTHER_TOPIC: Final = Remedy("Pass to_topic", "Give --to-topic")
 _COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "properties", "store_timestamp")
 
 
@@ -206,8 +216,8 @@ def require_one_broker(queues: Sequence[MessageQueue]) -> None:
         names = ", ".join(queue.broker_name for queue in queues)
         raise OptionError(
             OptionCondition.MISSING,
-            f"each broker numbers its dead letters from 0, and {len(queues)} brokers have letters of {queues[0].topic}. Give "
-            f"--at-broker with one of {names}",
+            f"each broker numbers its dead letters from 0, and {len(queues)} brokers have letters of {queues[0].topic}",
+            Remedy(f"Name one of {names} with at_broker", f"Give --at-broker with one of {names}"),
         )
 
 
@@ -354,17 +364,26 @@ def replay_dead_letters(
     *,
     limit: int | None = None,
     to_topic: str | None = None,
+    sharding_key_type: KeyType | None = None,
+    selector: KeyedSelectorName | None = None,
     progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> Replayed:
     """Send dead letters of ``group`` again, as ``orderedmq dlq replay`` does; return how many were sent, and to which topics.
 
     ``chosen`` selects the letters; by default all that were not replayed yet and are not in quarantine. ``limit`` is the maximum
-    number of letters to send. ``to_topic`` is the topic to send them to (default: the topic that each came from). ``progress``
-    gets the number of letters sent so far and the number to send. Raises the errors of `letter_queues` and `replay`.
+    number of letters to send. ``to_topic`` is the topic to send them to (default: the topic that each came from).
+    ``sharding_key_type`` ("text", "int" or "long") and ``selector`` ("hash" or "mod") are those of the producer whose messages
+    became dead letters; they are needed if keys are numbers. ``progress`` gets the number of letters sent so far and the number to
+    send. Raises OptionError INVALID for a limit below 1, CONFLICT; and the errors of `letter_queues` and `replay`.
     """
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise OptionError(
+            OptionCondition.INVALID, f"limit is {limit!r}, but must be a whole number from 1. Leave it out for all letters"
+        )
+    keying = keying_of(selector, sharding_key_type)
     queues, done = letter_queues(broker, group, chosen), Replayed()
     if queues:
-        replay(broker, queues, chosen, done, limit=limit, to_topic=to_topic, progress=progress)
+        replay(broker, queues, chosen, done, limit=limit, to_topic=to_topic, keying=keying, progress=progress)
     return done
 
 
@@ -458,7 +477,11 @@ class _Replay:
             raise OptionError(
                 OptionCondition.MISSING,
                 f"dead letter {letter.offset} is in quarantine: its message was replayed {letter.replays} times, and became a dead letter "
-                "again each time. Give --quarantined to send it nevertheless, or raise --max-replays",
+                "again each time",
+                Remedy(
+                    "Set quarantined=None in the LetterFilter to send it nevertheless, or raise max_replays",
+                    "Give --quarantined to send it nevertheless, or raise --max-replays",
+                ),
             )
         if self.to_topic is None:
             _find_targets(self.broker.log, piece.letters, targets)
@@ -502,14 +525,15 @@ def _find_targets(log: Log, letters: Sequence[DeadLetter], targets: dict[str, li
         except TopicError as error:
             raise TopicError(
                 error.sub,
-                f"dead letter {letter.offset} came from topic {topic!r}, which no longer exists. Give --to-topic",
+                f"dead letter {letter.offset} came from topic {topic!r}, which no longer exists",
+                _OTHER_TOPIC,
             ) from error
 
 
 def _origin(letter: DeadLetter) -> MessageQueue:
     if letter.origin is None:
         raise TopicError(
-            TopicCondition.MISSING, f"dead letter {letter.offset} does not say from which topic it came. Give --to-topic"
+            TopicCondition.MISSING, f"dead letter {letter.offset} does not say from which topic it came", _OTHER_TOPIC
         )
     return letter.origin
 
@@ -555,14 +579,22 @@ def _check_text(placed: Sequence[tuple[MessageQueue, DeadLetter]], targets: Mapp
             if (number := _queue_of(key, keying, len(queues))) is not None and _same(queues[number], origin)
         ]
         if fitting:
-            how = " or ".join(
+            options = [
+                'selector="mod"' if keying.selector == "mod" else f'sharding_key_type="{keying.key_type}"' for keying in fitting
+            ]
+            typed = [
                 "--selector mod" if keying.selector == "mod" else f"--sharding-key-type {keying.key_type}" for keying in fitting
-            )
+            ]
             raise OptionError(
                 OptionCondition.MISSING,
                 f"dead letter {letter.offset} came from queue {origin}, which its key {key!r} chooses as a number, but as text the key chooses "
-                f"{queue}. Say with {how} how the producer's keys choose their queues, or give --sharding-key-type text if the topic had "
-                "another number of queues then",
+                f"{queue}",
+                Remedy(
+                    f"Say with {' or '.join(options)} how the producer's keys choose their queues, or pass "
+                    'sharding_key_type="text" if the topic had another number of queues then',
+                    f"Say with {' or '.join(typed)} how the producer's keys choose their queues, or give --sharding-key-type text if "
+                    "the topic had another number of queues then",
+                ),
             )
 
 

@@ -21,11 +21,13 @@ from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.cli.shell import Bar
 from orderedmq.embedded.groups import EmbeddedGroups
+from orderedmq.errors import OptionError, TopicError
 from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Put, Ticket
+from orderedmq.routing.selector import Keying
 from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
 from orderedmq.tools import dead_letters
 from orderedmq.tools.readable import number
@@ -217,7 +219,13 @@ def test_new_letters_are_replayed_although_the_group_has_the_offset_of_a_former_
     assert [row["offset"] for row in run("dlq", "list", "g") if row["offset"] != 1 and not row["replayed"]] == [0, 2]
     assert dead_letters.replayed_to(broker, token.queue) == 0
     assert run("dlq", "replay", "g", "--key", "y")[0]["replayed"] == 1
-    assert run("dlq", "replay", "g", "--all")[0] == {"group": "g", "replayed": 2, "topics": {"a": 2}, "quarantined": 0, "deleted": 0}
+    assert run("dlq", "replay", "g", "--all")[0] == {
+        "group": "g",
+        "replayed": 2,
+        "topics": {"a": 2},
+        "quarantined": 0,
+        "deleted": 0,
+    }
     give_up(broker, ORDERS[3:])
     assert dead_letters.count(broker, "g") == dead_letters.LetterCount(stored=5, waiting=2, written=5)
     assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 2
@@ -452,3 +460,27 @@ def test_in_python_the_same_letters_are_chosen_and_sent_once(broker: Broker) -> 
     assert orderedmq.replay_dead_letters(broker, "g").letters == 3
     assert sorted(sent(broker)) == ["1", "2", "3", "4", "5"]
     assert orderedmq.replay_dead_letters(broker, "g").letters == 0
+    for limit in (0, -1, 1.5):
+        with pytest.raises(OptionError, match=f"limit is {limit}, but must be a whole number from 1"):
+            orderedmq.replay_dead_letters(broker, "g", limit=limit)  # type: ignore[arg-type]
+
+
+def test_a_remedy_names_what_its_reader_can_set(broker: Broker) -> None:
+    # "4294967299" goes to the second of two queues as a String, and to the first one as a Long.
+    give_up(broker, [("1", "4294967299", "no")], "g=3")
+    every = orderedmq.LetterFilter(offsets=frozenset([0]), quarantined=False)
+    with pytest.raises(OptionError, match="Set quarantined=None in the LetterFilter .*, or raise max_replays") as held:
+        orderedmq.replay_dead_letters(broker, "g", every)
+    assert "Give --quarantined to send it nevertheless, or raise --max-replays" in held.value.typed
+    every = orderedmq.LetterFilter(quarantined=None)
+    with pytest.raises(OptionError, match='Say with sharding_key_type="long" .*, or pass sharding_key_type="text"') as number:
+        orderedmq.replay_dead_letters(broker, "g", every)
+    assert "Say with --sharding-key-type long how" in number.value.typed
+    with pytest.raises(OptionError, match='whole numbers, not text. Drop selector="mod" or'):
+        orderedmq.replay_dead_letters(broker, "g", every, selector="mod", sharding_key_type="text")
+    assert orderedmq.replay_dead_letters(broker, "g", every, sharding_key_type="long").letters == 1
+    assert [body for _, body in bodies(broker, "a")[0]] == [b"?", b"1"]
+    broker.admin.delete_topic("a")
+    with pytest.raises(TopicError, match="which no longer exists. Pass to_topic") as gone:
+        orderedmq.replay_dead_letters(broker, "g", orderedmq.LetterFilter(offsets=frozenset([0])))
+    assert gone.value.typed.endswith("which no longer exists. Give --to-topic")
