@@ -557,9 +557,19 @@ def _choose_queues(
         queue = chosen.get(letter.offset)
         if queue is None:
             queues = targets[to_topic or _origin(letter).topic]
-            queue = queues[(letter.origin.queue_id if letter.origin else letter.offset) % len(queues)]
+            queue = _old_queue(letter, queues)
         placed.append((queue, letter))
     return placed
+
+
+def _old_queue(letter: DeadLetter, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """Return the queue that a letter came from; if it is not among ``queues``, the one at the position of its number."""
+    if letter.origin is None:
+        return queues[letter.offset % len(queues)]
+    # A letter from RocketMQ's client does not name its broker, but is stored at the broker of its message.
+    broker_name = letter.origin.broker_name or letter.queue.broker_name
+    old = letter.origin._replace(topic=queues[0].topic, broker_name=broker_name)
+    return old if old in queues else queues[old.queue_id % len(queues)]
 
 
 #: The ways to choose a queue by a number. For an Integer that is not negative, mod and hash choose the same queue.

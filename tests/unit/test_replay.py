@@ -484,3 +484,19 @@ def test_a_remedy_names_what_its_reader_can_set(broker: Broker) -> None:
     with pytest.raises(TopicError, match="which no longer exists. Pass to_topic") as gone:
         orderedmq.replay_dead_letters(broker, "g", orderedmq.LetterFilter(offsets=frozenset([0])))
     assert gone.value.typed.endswith("which no longer exists. Give --to-topic")
+
+
+def test_a_letter_without_a_key_goes_to_its_old_queue_at_its_broker() -> None:
+    queues = [MessageQueue("t", name, number) for name in ("broker-a", "broker-b") for number in range(2)]
+
+    def goes_to(origin: MessageQueue | None) -> MessageQueue:
+        letter = dead_letters.DeadLetter(
+            MessageQueue("%DLQ%g", "broker-b", 0), 3, origin, 9, b"", None, None, None, None, None, None, 0, {}
+        )
+        [(queue, _)] = dead_letters._choose_queues([letter], {"t": queues}, "t", Keying())
+        return queue
+
+    assert [goes_to(queue) for queue in queues] == queues
+    assert goes_to(MessageQueue("other", "", 1)) == queues[3]
+    assert goes_to(MessageQueue("t", "broker-c", 5)) == queues[1]
+    assert goes_to(None) == queues[3]
