@@ -55,7 +55,8 @@ MaxReplays = Annotated[
     typer.Option(
         "--max-replays",
         min=1,
-        help="A letter is in quarantine if its message was already replayed this many times for the group.",
+        help="A letter is in quarantine if its message was already replayed this many times for the group. Give the same number in all "
+        "commands for a group. Otherwise a letter may be sent twice, or count as replayed although it was left out.",
         metavar="N",
     ),
 ]
