@@ -30,12 +30,13 @@ class Target:
     """A parsed ``--to``.
 
     ``timestamp`` (µs since 1970) belongs to the kind ``timestamp``. ``offsets`` belongs to ``json`` and may contain EARLIEST or
-    LATEST.
+    LATEST. ``copied_from``: the group whose offsets these are, None if a user gave them.
     """
 
     kind: Literal["earliest", "latest", "timestamp", "json"]
     timestamp: int = 0
     offsets: Mapping[MessageQueue, int] | None = None
+    copied_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,16 @@ def copy_offsets(
     offsets = {queue: at for queue, at in known.items() if not topics or queue.topic in topics}
     if not leave_parked:
         require_none_parked(broker, source, list(offsets), copy_with_parked)
-    return seek(broker, group, Target("json", offsets=offsets), (), force=force, parked=parked, dry_run=dry_run, new=True)
+    return seek(
+        broker,
+        group,
+        Target("json", offsets=offsets, copied_from=source),
+        (),
+        force=force,
+        parked=parked,
+        dry_run=dry_run,
+        new=True,
+    )
 
 
 def parse_target(text: str, option: str) -> Target:
@@ -198,6 +208,12 @@ def resolve(log: Log, target: Target, queues: Sequence[MessageQueue]) -> dict[Me
             offset = at.min_offset
         elif offset == LATEST:
             offset = at.max_offset
+        if target.copied_from is not None and not at.min_offset <= offset <= at.max_offset:
+            raise OffsetError(
+                OffsetCondition.INVALID,
+                f"group {target.copied_from!r} is at {offset} in queue {queue}, which now begins at {at.min_offset} and ends at "
+                f"{at.max_offset}. Seek this group first, or run orderedmq group seek for the other one instead of a copy",
+            )
         if offset > at.max_offset:
             raise no_such_offset(queue, at.max_offset, f"offset {offset}. Use {LATEST} for its end")
         if offset < at.min_offset:

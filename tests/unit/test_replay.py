@@ -447,8 +447,11 @@ def test_what_cannot_be_copied_is_refused_before_anything_changes(run: Run, two:
     two.work("idle", two.queues)
     assert "has no offsets that could be copied" in run("group", "copy", "idle", "canary", code=2)
     assert two.broker.admin.trim("a", {two.queues[0]: 10})
-    assert "the message at 3 was deleted by retention" in run("group", "copy", "live", "canary", code=1)
+    error = run("group", "copy", "live", "canary", code=1)
+    assert "group 'live' is at 3 in queue a/embedded/0, which now begins at 10 and ends at 10. Seek this group first" in error
     assert two.at("canary") == [None] * 3
+    to = '{"a": {"embedded": {"0": 3}}}'
+    assert "the message at 3 was deleted by retention. Use -2" in run("group", "seek", "idle", "--to", to, "--force", code=1)
 
 
 def test_in_python_the_same_letters_are_chosen_and_sent_once(broker: Broker) -> None:
