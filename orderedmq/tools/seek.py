@@ -203,7 +203,8 @@ def resolve(log: Log, target: Target, queues: Sequence[MessageQueue]) -> dict[Me
     for queue, at in log.bounds(queues).items():
         offset = (target.offsets or {}).get(queue, EARLIEST if target.kind == "earliest" else LATEST)
         if target.kind == "timestamp":
-            offset = log.offset_at(queue, target.timestamp)
+            # Messages that arrived after the bounds were read may have moved the end.
+            offset = min(log.offset_at(queue, target.timestamp), at.max_offset)
         elif offset == EARLIEST:
             offset = at.min_offset
         elif offset == LATEST:

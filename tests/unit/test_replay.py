@@ -31,6 +31,7 @@ from orderedmq.routing.selector import Keying
 from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
 from orderedmq.tools import dead_letters
 from orderedmq.tools.readable import number
+from orderedmq.tools.seek import parse_target, resolve
 from tests.command import Run, bodies
 from tests.contract.support import locked
 from tests.unit.test_listener_shell import LATER, LETTERS, SUSPEND, Rig
@@ -452,6 +453,18 @@ def test_what_cannot_be_copied_is_refused_before_anything_changes(run: Run, two:
     assert two.at("canary") == [None] * 3
     to = '{"a": {"embedded": {"0": 3}}}'
     assert "the message at 3 was deleted by retention. Use -2" in run("group", "seek", "idle", "--to", to, "--force", code=1)
+
+
+def test_a_seek_to_a_time_ends_at_the_end_that_was_seen(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process writes between the request for the ends and the search for the time."""
+    log, real = two.broker.log, two.broker.log.offset_at
+
+    def written_to(queue: MessageQueue, timestamp: int) -> int:
+        log.append({queue: pa.record_batch({"body": [b"m"] * 2})})
+        return real(queue, timestamp)
+
+    monkeypatch.setattr(log, "offset_at", written_to)
+    assert resolve(log, parse_target("2999-01-01T00:00:00Z", "--to"), two.queues) == dict.fromkeys(two.queues, 10)
 
 
 def test_in_python_the_same_letters_are_chosen_and_sent_once(broker: Broker) -> None:
