@@ -21,6 +21,7 @@ from orderedmq.errors import OptionError, no_such_offset
 from orderedmq.model import MessageQueue
 from orderedmq.pulls import pulls
 from orderedmq.text import text_of
+from orderedmq.tools.browse import by_arrival
 from orderedmq.tools.readable import body_fields, body_text, moment, short_moment
 
 _COLUMNS = (
@@ -209,15 +210,8 @@ def _begin(queue: MessageQueue, at: QueueBounds, offset: int) -> int:
 
 
 def _rows(parts: list[pa.RecordBatch]) -> list[dict[str, Any]]:
-    """Return messages in the order of arrival. Messages of one queue stay in order, because their store times never go back."""
-    if not parts:
-        return []
-    table = pa.Table.from_batches(parts)
-    if all(pc.count_distinct(table[name]).as_py() <= 1 for name in ("broker_name", "queue_id")):
-        return [_readable(row) for row in table.to_pylist()]
-    names = ("store_timestamp", "broker_name", "queue_id", "queue_offset")
-    order = pc.sort_indices(table, [(name, "ascending") for name in names])
-    return [_readable(row) for row in table.take(order).to_pylist()]
+    """Return messages in the order of arrival."""
+    return [_readable(row) for row in by_arrival(row for part in parts for row in part.to_pylist())]
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ which may miss messages.)
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -70,13 +70,23 @@ def message_at(log: Log, queue: MessageQueue, offset: int) -> Row:
 
 def last_of(log: Log, bounds: dict[MessageQueue, QueueBounds], most: int) -> list[Row]:
     """Return the last ``most`` messages of all these queues together, in the order of their arrival."""
+    rows = (
+        row
+        for queue, at in bounds.items()
+        for row in rows_of(log, queue, max(at.min_offset, at.max_offset - most), at.max_offset)
+    )
+    return by_arrival(rows)[-most:]
+
+
+def by_arrival(rows: Iterable[Row]) -> list[Row]:
+    """Return messages of several queues in the order of their arrival. Those of one queue are given in order, and stay in order."""
+    latest: dict[MessageQueue, int] = {}
     found: list[tuple[Arrival, Row]] = []
-    for queue, at in bounds.items():
-        latest = 0
-        for row in rows_of(log, queue, max(at.min_offset, at.max_offset - most), at.max_offset):
-            latest = max(latest, row["store_timestamp"])
-            found.append((Arrival(latest, queue, row["queue_offset"]), row))
-    return [row for _, row in sorted(found, key=itemgetter(0))[-most:]]
+    for row in rows:
+        queue = MessageQueue(row["topic"], row["broker_name"], row["queue_id"])
+        latest[queue] = max(latest.get(queue, 0), row["store_timestamp"])
+        found.append((Arrival(latest[queue], queue, row["queue_offset"]), row))
+    return [row for _, row in sorted(found, key=itemgetter(0))]
 
 
 def search(

@@ -30,8 +30,9 @@ from orderedmq import cli
 from orderedmq.broker import Broker
 from orderedmq.cli import app, completion
 from orderedmq.cli.topics import parse_retention
+from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import OptionError, RocketMQUnavailableError
-from orderedmq.model import MAX_BODY_BYTES, PRODUCER_SCHEMA
+from orderedmq.model import MAX_BODY_BYTES, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.options.declared import SINK_OPTIONS, SOURCE_OPTIONS
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.tools import readable
@@ -615,6 +616,21 @@ def test_what_was_written_before_an_error_stays_and_is_counted(store: Path, brok
     assert 0 < len(written) < 20_000
     assert f"{len(written):,} messages were written before" in result.stderr
     assert [body for _, body in written] == [line.encode() for line in lines[: len(written)]]
+
+
+def test_peek_keeps_queues_in_order_where_a_brokers_clock_went_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("produce", "a", "--queues", "2", "--key-separator", ":", input=b"x:0\nx:1\nx:2\ny:3")
+    read = EmbeddedLog.pull
+
+    def stepping_back(log: EmbeddedLog, queue: MessageQueue, *args: Any) -> pa.RecordBatch:
+        batch = read(log, queue, *args)
+        place = batch.schema.get_field_index("store_timestamp")
+        times = pa.array([10, 20, 5] if queue.queue_id == 0 else [15], batch.schema.field(place).type)
+        return batch.set_column(place, batch.schema.field(place), times)
+
+    monkeypatch.setattr(EmbeddedLog, "pull", stepping_back)
+    assert [row["body"] for row in run("peek", "a")] == ["0", "3", "1", "2"]
+    assert [row["body"] for row in run("peek", "a", "--last", "3")] == ["3", "1", "2"]
 
 
 def test_peek(run: Run, text: Run) -> None:
