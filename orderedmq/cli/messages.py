@@ -89,6 +89,8 @@ def peek(
     """
     if offset is not None and (queue is None or last is not None):
         raise OptionError(OptionCondition.CONFLICT, "option --offset needs --queue and excludes --last")
+    if last is not None and count is not None and not follow:
+        raise OptionError(OptionCondition.CONFLICT, "option --last already says how many messages to show. Drop --count")
     if key is not None:
         # Convert the key as the column sharding_key is converted, so that a key that is not UTF-8 is found.
         key = text_of(os.fsencode(key))
