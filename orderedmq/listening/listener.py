@@ -176,11 +176,11 @@ class Caller:
         if isinstance(returned, self.statuses):
             status = returned
         elif raised is not None:
-            error = f"{type(raised).__name__}: {raised}"
+            error = _text_of(raised)
         elif isawaitable(returned):
             raise self._not_awaited(returned)
         else:
-            error = f"the listener returned {returned!r}, not a {self.statuses.__name__}"
+            error = f"the listener returned {_shown(repr, returned)}, not a {self.statuses.__name__}"
         if error is not None:
             # A Python text may contain lone surrogates, but an Arrow column must not.
             error = error.encode("utf-8", "replace").decode()
@@ -202,7 +202,19 @@ class Caller:
         try:
             hook(messages, context, *what)
         except Exception as raised:
-            self.warn(f"a hook of the listener of queue {context.message_queue} raised {type(raised).__name__}: {raised}")
+            self.warn(f"a hook of the listener of queue {context.message_queue} raised {_text_of(raised)}")
+
+
+def _text_of(raised: Exception) -> str:
+    return f"{type(raised).__name__}: {_shown(str, raised)}"
+
+
+def _shown(text: Callable[[object], str], what: object) -> str:
+    """Return ``text(what)``, which runs the user's code, or another text if that code fails."""
+    try:
+        return text(what)
+    except Exception as error:
+        return f"<{type(what).__name__}, whose text raises {type(error).__name__}>"
 
 
 def check_bounds(settings: object, bounds: Mapping[str, tuple[int, int]]) -> None:

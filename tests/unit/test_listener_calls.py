@@ -70,6 +70,21 @@ def test_what_a_listener_raises_or_returns_by_mistake_is_its_error() -> None:
     assert call(lambda m, c: "SUCCESS") == ((None, "the listener returned 'SUCCESS', not a ConsumeOrderlyStatus"), [])
 
 
+def test_a_listener_whose_objects_have_no_text_has_an_error_too() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            return str(self.args[3])
+
+        __repr__ = __str__
+
+    def raises(messages: Any, context: Any) -> None:
+        raise Silent("id")
+
+    assert call(raises) == ((None, "Silent: <Silent, whose text raises IndexError>"), [])
+    said = "the listener returned <Silent, whose text raises IndexError>, not a ConsumeOrderlyStatus"
+    assert call(lambda m, c: Silent()) == ((None, said), [])
+
+
 def test_a_coroutine_is_no_answer_and_is_closed() -> None:
     async def book(messages: Any, context: Any) -> ConsumeOrderlyStatus:
         return SUCCESS
