@@ -119,16 +119,19 @@ class ConcurrentEngine(Engine):
     def consumed(self, batch: Batch, answer: Answer, now: float) -> list[Outcome]:
         self._returned(batch, now)
         status, error, context = answer
-        ack_index: int = context.ack_index
         messages = batch.messages
-        done = 0
+        done, ack_index = 0, -1
         if status is ConsumeConcurrentlyStatus.CONSUME_SUCCESS:
+            # Without a number it is unknown what succeeded, so the listener gets all messages again.
+            ack_index = self._whole(context, "ack_index", -1)
             done = min(max(ack_index, -1) + 1, len(messages))
         if done < len(messages):
-            text = error or ("the listener answered RECONSUME_LATER" if not done else f"ack_index was {ack_index}")
-            text = clip(text, MAX_ERROR_BYTES)
+            succeeded = status is ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+            why = f"ack_index was {ack_index}" if succeeded else "the listener answered RECONSUME_LATER"
+            text = clip(error or why, MAX_ERROR_BYTES)
+            delay_level = self._whole(context, "delay_level_when_next_consume", 0)
             for message in messages[done:]:
-                self._failed(batch, message, text, context.delay_level_when_next_consume, now)
+                self._failed(batch, message, text, delay_level, now)
         self._held -= done
         return outcomes(messages[:done], "SUCCESS", batch.seconds)
 

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import index
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from orderedmq.errors import LockError, lost_by_listener
@@ -437,6 +438,18 @@ class Engine(ABC):
     def _tried_again(self, now: float) -> None:
         """Record that a message goes to the listener again. Request a check of the lock unless the last check was just before."""
         self._ask |= now - self._last_lock > RETRY_TRUST
+
+    def _whole(self, context: object, name: str, default: int) -> int:
+        """Return the number ``name`` of a context, or ``default`` if the listener has set it to something else."""
+        value = getattr(context, name)
+        try:
+            return index(value)
+        except TypeError:
+            self._warn(
+                f"the listener of queue {self.queue} set {name} to an object of type {type(value).__name__}, not to a whole number, so it "
+                f"counts as {default}"
+            )
+            return default
 
     def _warn(self, text: str) -> None:
         if text not in self.warnings:

@@ -185,7 +185,8 @@ class KeyEngine(Engine):
             message._attempts += 1
             message._error = text
         lane.failures += 1
-        pause = suspend_seconds(context.suspend_current_queue_time_millis, self.settings.suspend_current_queue_time_millis)
+        millis = self._whole(context, "suspend_current_queue_time_millis", -1)
+        pause = suspend_seconds(millis, self.settings.suspend_current_queue_time_millis)
         head = batch.messages[0]
         exhausted = 0 <= self.settings.max_reconsume_times < head._attempts
         if exhausted:

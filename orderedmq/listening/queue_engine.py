@@ -162,7 +162,8 @@ class QueueEngine(Engine):
             return []
         elif status is ConsumeOrderlyStatus.COMMIT:
             return self._commit(batch, "COMMIT")
-        pause = suspend_seconds(context.suspend_current_queue_time_millis, self.settings.suspend_current_queue_time_millis)
+        millis = self._whole(context, "suspend_current_queue_time_millis", -1)
+        pause = suspend_seconds(millis, self.settings.suspend_current_queue_time_millis)
         if status is ConsumeOrderlyStatus.ROLLBACK:
             self._held += sum(len(one.messages) for one in self._taken)
             self._again.extendleft([batch, *reversed(self._taken)])

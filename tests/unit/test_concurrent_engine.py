@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -115,6 +116,21 @@ def test_of_a_batch_the_beginning_up_to_ack_index_is_done_if_the_answer_is_succe
     outcomes = told(made.run(4))
     assert outcomes == [(at, "SUCCESS" if at < done else "PARKED", 1) for at in range(4)]
     assert made.calls == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(("name", "answer", "counts_as"), [
+    ("ack_index", (SUCCESS, None, 0), -1), ("ack_index", (SUCCESS, "3", 0), -1),
+    ("delay_level_when_next_consume", (LATER, ALL, None), 0), ("delay_level_when_next_consume", (LATER, ALL, 2.0), 0),
+])  # fmt: skip
+def test_what_is_no_number_in_a_context_is_a_warning_and_the_messages_come_again(
+    name: str, answer: Any, counts_as: int
+) -> None:
+    made = task(lambda batch: answer)
+    assert told(made.run(2)) == [(0, "PARKED", 1), (1, "PARKED", 1)]
+    assert [one._level for one in made.parked] == [3, 3]
+    [warning] = made.engine.warnings
+    assert f"set {name} to an object of type" in warning
+    assert f"so it counts as {counts_as}" in warning
 
 
 @pytest.mark.parametrize(

@@ -352,8 +352,10 @@ def test_the_listener_chooses_the_suspension() -> None:
     task.answer(SUSPEND)
     task.answer(SUSPEND, suspend=3000)
     task.answer(SUSPEND, suspend=99_999)
+    task.answer(SUSPEND, suspend=None)
     task.answer()
-    assert [line for line in task.log if "suspend" in line] == ["suspend 0.02", "suspend 3", "suspend 30"]
+    assert [line for line in task.log if "suspend" in line] == ["suspend 0.02", "suspend 3", "suspend 30", "suspend 0.02"]
+    assert "set suspend_current_queue_time_millis to an object of type NoneType" in task.engine.warnings[0]
 
 
 # -- retries and dead letters ------------------------------------------------------------------------------------------------
