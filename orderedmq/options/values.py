@@ -134,7 +134,7 @@ def parse_timestamp(text: str, option: str) -> int:
             pass
         else:
             value = ((when if when.tzinfo else when.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
-            if value >= 0:
+            if 0 <= value // 1000 <= LAST_MS:
                 return value
     raise invalid(option, f"{shown(text)} is not a time since 1970. Write ISO-8601, {_ISO_EXAMPLE}, or ms since 1970")
 

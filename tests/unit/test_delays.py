@@ -499,6 +499,7 @@ def test_the_embedded_broker_refuses_a_producers_delay_by_name(tmp_path: pathlib
         (["--deliver-at", "2026-01-01T00:00:00Z", "--key-separator", ":"], "OPTION.CONFLICT.*--deliver-at delays.*--unordered"),
         (["--unordered"], "OPTION.CONFLICT.*Give --delay-level or --deliver-at"),
         (["--deliver-at", "tomorrow"], "OPTION.INVALID.*--deliver-at.*tomorrow"),
+        (["--deliver-at", "9999-12-31T23:59:59-01:00"], "OPTION.INVALID.*--deliver-at.*is not a time since 1970"),
         (["--delay-level", "1", "--queues", "1"], "OPTION.UNSUPPORTED.*--delay-level.*embedded broker"),
         (["--deliver-at", "2026-01-01T00:00:00Z", "--queues", "1"], "OPTION.UNSUPPORTED.*--deliver-at.*embedded broker"),
     ],
