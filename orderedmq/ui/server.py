@@ -30,10 +30,12 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError:
             listening.close()
             raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        # A name with an empty or too long part is no OSError but a UnicodeError of the codec for names.
+        why = getattr(error, "strerror", None) or error
         raise OptionError(
             OptionCondition.INVALID,
-            f"the server cannot listen at {host} port {port} ({error.strerror or error}). Give another --port, or another --host",
+            f"the server cannot listen at {host} port {port} ({why}). Give another --port, or another --host",
         ) from error
     return listening
 
