@@ -84,13 +84,20 @@ class Demo:
     def __post_init__(self) -> None:
         """Check all requirements before the first step. Raises DemoError FOLDER_IN_USE, OptionError MISSING, JavaError."""
         self.folder = self.folder.absolute()
-        if self.folder.exists() and any(self.folder.iterdir()):
+        flights.data_folder()
+        ensure_java()
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            used = any(self.folder.iterdir())
+        except OSError as error:
+            raise DemoError(
+                DemoCondition.FOLDER_IN_USE,
+                f"{self.folder} cannot be the folder of the demo: {error.strerror}. Give the demo another --path",
+            ) from error
+        if used:
             raise DemoError(
                 DemoCondition.FOLDER_IN_USE, f"{self.folder} is not empty. Remove it, or give the demo another --path"
             )
-        flights.data_folder()
-        ensure_java()
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @property
     def endpoint(self) -> Endpoint:
