@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 import orderedmq
 from orderedmq.cli.shared_options import ConnectionOption, JsonOption, NamespaceOption, NamesrvOption, PathOption, ProfileOption
-from orderedmq.cli.shell import EXIT_CODES, Shell, commands
+from orderedmq.cli.shell import EXIT_CODES, Shell, commands, open_closed_streams
 
 #: The groups of commands, each with its module and help text.
 GROUPS: Final = {
@@ -111,4 +111,5 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
+    open_closed_streams()
     context.obj = Shell(path, as_json, namesrv, namespace, profile, option)

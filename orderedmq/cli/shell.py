@@ -7,6 +7,7 @@ standard error. A command is a function of a Shell and the command's own paramet
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import inspect
 import json
@@ -58,6 +59,8 @@ EXIT_CODES: Final = (
     "does not exist; 130 interrupted."
 )
 
+#: The errors of a write to a full file system, or beyond a limit of disk space or of a file's size.
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CODES: Final[Mapping[Kind, int]] = {"usage": USAGE, "missing": MISSING, "refused": REFUSED}
 
 _SECRETS: Final = ("secretKey", "securityToken", "tlsKeyPassword")
@@ -429,9 +432,25 @@ def exit_codes() -> Iterator[None]:
     except KeyboardInterrupt:
         _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # The reader has closed the pipe. Python flushes standard output again when it exits, and that must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         raise typer.Exit(PIPE_CLOSED) from None
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _give_up_output()
+        _fail(f"the output or a temporary file cannot be written: {error.strerror}", REFUSED)
+
+
+def _give_up_output() -> None:
+    # Python flushes standard output again when it exits, and that must not fail.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def open_closed_streams() -> None:
+    """Open standard streams that the caller has closed (``<&-``), because they are None in Python. They are empty and discard output."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def code_of(error: OrderedMQError) -> int:

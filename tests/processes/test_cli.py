@@ -885,6 +885,36 @@ def test_a_reader_of_the_output_may_stop(store: Path, broker: Broker, form: str)
     peek.stderr.close()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "redirected", "code", "says"),
+    [
+        (["produce", "a"], "<&-", 0, '"messages": 0'),
+        (["topic", "delete", "a"], "<&-", 2, "nobody can answer. Give --yes"),
+        (["topic", "list"], ">&-", 0, ""),
+        (
+            ["topic", "list"],
+            ">/dev/full",
+            1,
+            "orderedmq: the output or a temporary file cannot be written: No space left on device",
+        ),
+    ],
+)
+def test_closed_streams_and_a_full_disk(
+    store: Path, broker: Broker, arguments: list[str], redirected: str, code: int, says: str
+) -> None:
+    broker.admin.create_topic("a", 1)
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirected}', "sh", *COMMAND, *arguments, "--path", str(store)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if redirected == "<&-" else subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    said = done.stdout + (done.stderr or "")
+    assert (done.returncode, says in said, len(said.splitlines())) == (code, True, 1 if says else 0), said
+
+
 def test_slow_lines_are_written_immediately_and_ctrl_c_ends_with_two_lines(store: Path, broker: Broker) -> None:
     broker.admin.create_topic("a", 1)
     produce = spawn("produce", "a", "--path", str(store), stdin=subprocess.PIPE)

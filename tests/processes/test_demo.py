@@ -124,7 +124,9 @@ def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(DemoError, match=r"FOLDER_IN_USE.* is not empty"):
         Demo(tmp_path)
     for file in (tmp_path / "mine", tmp_path / "mine" / "below"):
-        with pytest.raises(DemoError, match=r"FOLDER_IN_USE.* cannot be the folder of the demo: .*Give the demo another --path"):
+        with pytest.raises(
+            DemoError, match=r"FOLDER_IN_USE.* cannot be the folder of the demo: .*Give the demo another --path"
+        ):
             Demo(file)
     assert Demo(tmp_path / "new").endpoint.path == str(tmp_path / "new" / "store")
 
