@@ -47,7 +47,8 @@ def values(objects: pa.Array, path: str) -> pa.Array:
     # `_parsed` checks.
     if kinds and pc.all(pc.and_(pc.starts_with(texts, b"{"), pc.ends_with(texts, b"}"))).as_py():
         for kind in kinds:
-            with contextlib.suppress(pa.ArrowInvalid, _NotAligned):
+            # A name that is not UTF-8 (UnicodeEncodeError) can be a field only with an escape such as "\\udcff".
+            with contextlib.suppress(pa.ArrowInvalid, _NotAligned, UnicodeEncodeError):
                 return _parsed(texts, names, kind)
     found = [_text(row, _find(_object(row, text), names)) for row, text in enumerate(texts.to_pylist())]
     return pa.array(found, pa.string())
