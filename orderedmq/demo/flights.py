@@ -20,7 +20,6 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 
 Times = npt.NDArray[np.datetime64]
-Minutes = npt.NDArray[np.int64]
 
 _DAY: Final = 24 * 60
 #: Offsets from UTC in hours, the same all year, of four airports in Puerto Rico and the Virgin Islands that the data lacks.
