@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from operator import index
 from typing import Literal
 
 import numpy as np
@@ -106,7 +107,11 @@ class Producer:
                     )
                 scalar = pa.scalar(value, pa.timestamp("us", "UTC"))
             else:
-                scalar = pa.scalar(value, pa.int64())
+                try:
+                    scalar = pa.scalar(index(value), pa.int64())  # type: ignore[arg-type]
+                except (TypeError, OverflowError) as error:
+                    what = "a delay level such as 3" if name == LEVEL else "a datetime with a time zone"
+                    raise OptionError(OptionCondition.INVALID, f"{name} is {value!r}. Give {what}") from error
             rows = rows.append_column(name, pa.repeat(scalar, rows.num_rows))
         return rows
 
