@@ -21,6 +21,13 @@ _TYPES: Final = {
     "properties": pa.map_(pa.string(), pa.string()),
 }
 
+_GIVEN: Final = {
+    "sharding_key": "either texts or whole numbers of 64 bits as keys",
+    "tags": "texts",
+    "keys": "texts",
+    "properties": "a dict of texts",
+}
+
 
 def batches(rows: Sequence[Row], where: str) -> list[pa.RecordBatch]:
     """Return rows as record batches, in their order. ``where``: the target, for errors. Raises SchemaError."""
@@ -28,12 +35,12 @@ def batches(rows: Sequence[Row], where: str) -> list[pa.RecordBatch]:
     single: list[Mapping[str, Any]] = []
     for number, row in enumerate(rows):
         if isinstance(row, pa.RecordBatch | pa.Table):
-            found += _columns(single)
+            found += _columns(single, where)
             single = []
             found += row.to_batches() if isinstance(row, pa.Table) else [row]
         else:
             single.append(_named(row, f"row {number} for {where}"))
-    return found + _columns(single)
+    return found + _columns(single, where)
 
 
 def _named(row: Any, where: str) -> Mapping[str, Any]:
@@ -56,10 +63,16 @@ def _named(row: Any, where: str) -> Mapping[str, Any]:
 
 
 def _body(body: Any, where: str) -> bytes:
-    if isinstance(body, dict | list):
-        body = json.dumps(body, ensure_ascii=False)
-    if isinstance(body, str):
-        return body.encode()
+    try:
+        if isinstance(body, dict | list):
+            body = json.dumps(body, ensure_ascii=False)
+        if isinstance(body, str):
+            return body.encode()
+    except (TypeError, ValueError) as error:
+        raise SchemaError(
+            SchemaCondition.WRONG_TYPE,
+            f"{where} has a body that cannot be written as JSON or UTF-8: {error}. Convert it before",
+        ) from error
     if isinstance(body, bytes):
         return body
     raise SchemaError(
@@ -68,10 +81,21 @@ def _body(body: Any, where: str) -> bytes:
     )
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[pa.RecordBatch]:
+def _columns(rows: Sequence[Mapping[str, Any]], where: str) -> list[pa.RecordBatch]:
     if not rows:
         return []
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: pa.array([row.get(name) for row in rows], _TYPES.get(name)) for name in names}
+    columns = {name: _column(name, [row.get(name) for row in rows], where) for name in names}
     # Drop columns that have only nulls, such as the keys if no row has a key, because they have no type.
     return [pa.record_batch({name: column for name, column in columns.items() if column.type != pa.null()})]
+
+
+def _column(name: str, values: list[Any], where: str) -> pa.Array:
+    """Return the values of a column as an array. Raises SchemaError WRONG_TYPE."""
+    try:
+        return pa.array(values, _TYPES.get(name))
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
+        raise SchemaError(
+            SchemaCondition.WRONG_TYPE,
+            f"column {name} of the rows for {where}: {str(error).splitlines()[0]}. Give {_GIVEN.get(name, 'values of one type')}",
+        ) from error

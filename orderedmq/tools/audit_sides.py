@@ -136,8 +136,8 @@ class TableSide:
         for batch in self._data.scanner(columns=self._columns, batch_size=PULL_ROWS).to_batches():
             if not batch.num_rows:
                 continue
-            key = self._text(batch, self._key)
-            ids = _field(self._text(batch, self._id), self._field, self.name, "row", at)
+            key = _text(batch, self._key, self.name)
+            ids = _field(_text(batch, self._id, self.name), self._field, self.name, "row", at)
             rows = _rows(key, ids, at, self._lanes_of(batch))
             if self._order is not None:
                 rows["order"] = self._numbers(batch[self._order])
@@ -147,27 +147,14 @@ class TableSide:
     def locate(self, rows: Sequence[int]) -> list[Location]:
         table = self._data.take(pa.array(rows), columns=list(dict.fromkeys((self._key, self._id))))
         batch = table.combine_chunks().to_batches()[0]
-        keys = valid(_texts(self._text(batch, self._key)))[0].to_pylist()
-        ids = _field(self._text(batch, self._id), self._field, self.name, "row", 0).cast(pa.binary()).to_pylist()
+        keys = valid(_texts(_text(batch, self._key, self.name)))[0].to_pylist()
+        ids = _field(_text(batch, self._id, self.name), self._field, self.name, "row", 0).cast(pa.binary()).to_pylist()
         return [Location(f"row {number}", key, shown(found)) for number, key, found in zip(rows, keys, ids, strict=True)]
-
-    def _text(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        column = batch[name]
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-            return column
-        try:
-            return column.cast(pa.binary() if pa.types.is_large_binary(column.type) else pa.string())
-        except pa.ArrowException as error:
-            raise OptionError(
-                OptionCondition.INVALID, f"column {name!r} of {self.name} is {column.type}, which cannot be compared"
-            ) from error
 
     def _lanes_of(self, batch: pa.RecordBatch) -> int | Int64s:
         if not self._queue:
             return 0
-        parts = [self._text(batch, name).cast(pa.binary()) for name in self._queue]
+        parts = [_text(batch, name, self.name).cast(pa.binary()) for name in self._queue]
         names = pc.binary_join_element_wise(*parts, b"/", null_handling="replace").dictionary_encode()
         lanes = [self._lanes.setdefault(name, len(self._lanes)) for name in names.dictionary.to_pylist()]
         numbers: Int64s = np.array(lanes, np.int64)[names.indices.to_numpy(zero_copy_only=False)]
@@ -210,7 +197,7 @@ class RowsSide:
         return int(self._begins[-1])
 
     def rows(self) -> Iterator[Rows]:
-        """Yield all rows. Raises OptionError INVALID for a body without the field."""
+        """Yield all rows. Raises OptionError INVALID for a body without the field, or a column that is missing or cannot be compared."""
         for batch, begin in zip(self._batches, self._begins[:-1], strict=True):
             yield _rows(self._keys(batch), self._ids(batch, begin), begin, lane=0)
 
@@ -220,16 +207,36 @@ class RowsSide:
             index = bisect_right(self._begins, number) - 1
             batch = self._batches[index].slice(number - self._begins[index], 1)
             found = self._ids(batch, number).cast(pa.binary())[0].as_py()
-            out.append(Location(f"row {number}", self._keys(batch)[0].as_py(), shown(found)))
+            out.append(Location(f"row {number}", valid(_texts(self._keys(batch)))[0][0].as_py(), shown(found)))
         return out
 
     def _keys(self, batch: pa.RecordBatch) -> pa.Array:
         if "sharding_key" not in batch.schema.names:
             return pa.nulls(batch.num_rows, pa.string())
-        return batch["sharding_key"].cast(pa.string())
+        return _text(batch, "sharding_key", self.name)
 
     def _ids(self, batch: pa.RecordBatch, first: int) -> pa.Array:
-        return _field(batch["body"], self._field, self.name, "row", first)
+        if "body" not in batch.schema.names:
+            names = ", ".join(batch.schema.names)
+            raise OptionError(
+                OptionCondition.INVALID, f"{self.name} has no column 'body', only {names}. Rename the column of the bodies"
+            )
+        return _field(_text(batch, "body", self.name), self._field, self.name, "row", first)
+
+
+def _text(batch: pa.RecordBatch, name: str, where: str) -> pa.Array:
+    """Return a column as strings or binary values. Raises OptionError INVALID."""
+    column = batch[name]
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+        return column
+    try:
+        return column.cast(pa.binary() if pa.types.is_large_binary(column.type) else pa.string())
+    except pa.ArrowException as error:
+        raise OptionError(
+            OptionCondition.INVALID, f"column {name!r} of {where} is {column.type}, which cannot be compared"
+        ) from error
 
 
 def _texts(keys: pa.Array) -> pa.Array:

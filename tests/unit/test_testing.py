@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -76,6 +77,15 @@ def test_a_wrong_name_is_not_an_empty_topic(store: TemporaryStore) -> None:
         (("a", "b", "c"), "Give (key, body)"),
         (("a", 7), "row 1 for topic 'orders' has a body of type int. Give text, bytes, or a dict or list, which becomes JSON"),
         ({"sharding_key": "a"}, "row 1 for topic 'orders' has no column body, only sharding_key"),
+        ((2, "created"), "column sharding_key of the rows for topic 'orders'"),
+        ({"body": "a", "tags": 5}, "column tags of the rows for topic 'orders'"),
+        ({"body": "a", "properties": {"n": 1}}, "Give a dict of texts"),
+        ({"body": "a", "sharding_key": "\udcff"}, "Give either texts or whole numbers of 64 bits as keys"),
+        (
+            ("a", {"at": datetime(2026, 1, 1)}),
+            "row 1 for topic 'orders' has a body that cannot be written as JSON or UTF-8: Object of",
+        ),
+        (("a", "\udcff"), "surrogates not allowed. Convert it before"),
     ],
 )
 def test_a_row_that_is_no_message_is_refused_before_any_is_written(store: TemporaryStore, row: Any, says: str) -> None:
@@ -116,6 +126,18 @@ def test_a_side_that_cannot_be_compared_says_what_to_pass(store: TemporaryStore,
         store.assert_same("one", str(tmp_path / "t.parquet"))
     with pytest.raises(OptionError, match="Name its columns with key_column, id_column and order_column"):
         store.assert_same("one", tmp_path / "t.parquet")
+    with pytest.raises(OptionError, match="actual has no column 'body', only sharding_key"):
+        store.assert_same("one", pa.table({"sharding_key": ["a"]}))
+    for nested in ("sharding_key", "body"):
+        with pytest.raises(OptionError, match=f"column '{nested}' of actual is list<.*, which cannot be compared"):
+            store.assert_same("one", pa.table({"sharding_key": ["a"], "body": ["1"]} | {nested: [["1"]]}))
+    store.assert_same("one", pa.table({"sharding_key": ["a"], "body": [1]}))
+    store.assert_same("one", pa.table({"sharding_key": pa.array(["a"]).dictionary_encode(), "body": ["1"]}))
+
+
+def test_a_key_of_more_than_64_bits_is_refused(store: TemporaryStore) -> None:
+    with pytest.raises(SchemaError, match="Give either texts or whole numbers of 64 bits as keys"):
+        store.produce("orders", (2**63, "1"), (2**64, "2"))
 
 
 def test_bodies_may_differ_where_a_field_identifies_the_message(store: TemporaryStore) -> None:
