@@ -34,6 +34,7 @@ from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import OptionError, RocketMQUnavailableError
 from orderedmq.model import MAX_BODY_BYTES, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.options.declared import SINK_OPTIONS, SOURCE_OPTIONS
+from orderedmq.options.profiles import FILE_VARIABLE
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.tools import readable
 from orderedmq.tools.producer import Producer
@@ -151,6 +152,19 @@ def test_completion_knows_commands_topics_and_groups(store: Path, broker: Broker
     for words in (["group", "describe"], ["lock", "release"], ["lock", "list", "--group"], ["top"], ["dlq", "list"]):
         assert completed(store, *words, "b") == ["billing"]
     assert completed(store, "topic", "describe", "--path", "/no/such/store", "ord") == []
+
+
+def test_completion_asks_the_broker_of_a_profile_or_of_options(
+    store: Path, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.admin.create_topic("orders", 1)
+    profiles = tmp_path / "config.toml"
+    profiles.write_text(f'[prod]\npath = "{store}"\n')
+    profiles.chmod(0o600)
+    monkeypatch.setenv(FILE_VARIABLE, str(profiles))
+    for given in (["--profile", "prod"], ["-o", f"path={store}"]):
+        assert completed(None, *given, "peek", "ord") == completed(None, "peek", *given, "ord") == ["orders"]
+    assert completed(None, "--profile", "none", "peek", "ord") == []
 
 
 def test_completion_is_silent_and_makes_nothing_where_there_is_no_store(store: Path) -> None:
