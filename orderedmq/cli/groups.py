@@ -13,6 +13,7 @@ from orderedmq.cli import completion, queue_names
 from orderedmq.cli.owners import owner_columns
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
+from orderedmq.errors import GroupError
 from orderedmq.model import check_group, check_topic
 from orderedmq.ownership.offsets import offsets_to_json
 from orderedmq.parking.lot import Lot
@@ -121,7 +122,11 @@ def list_groups(
     rows = []
     with shell.broker() as broker:
         for group in broker.admin.groups(of_sinks=sinks):
-            queues = group_queues(broker, group)
+            try:
+                queues = group_queues(broker, group)
+            except GroupError:
+                # The group was deleted after it was listed.
+                continue
             rows.append(
                 {
                     "group": group,

@@ -118,7 +118,11 @@ def list_topics(shell: Shell) -> None:
     rows = []
     with shell.broker() as broker:
         for topic in broker.log.topics():
-            bounds = broker.log.bounds(broker.log.queues(topic.name)).values()
+            try:
+                bounds = broker.log.bounds(broker.log.queues(topic.name)).values()
+            except TopicError:
+                # The topic was deleted after it was listed.
+                continue
             rows.append({**topic_row(topic), "messages": sum(at.max_offset - at.min_offset for at in bounds)})
     columns = (
         Column("topic", "topic"),

@@ -30,11 +30,13 @@ from orderedmq import cli
 from orderedmq.broker import Broker
 from orderedmq.cli import app, completion
 from orderedmq.cli.topics import parse_retention
+from orderedmq.embedded.admin import EmbeddedAdmin
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import OptionError, RocketMQUnavailableError
 from orderedmq.model import MAX_BODY_BYTES, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.options.declared import SINK_OPTIONS, SOURCE_OPTIONS
 from orderedmq.options.profiles import FILE_VARIABLE
+from orderedmq.ownership.lock import LockToken
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.tools import readable
 from orderedmq.tools.producer import Producer
@@ -180,6 +182,28 @@ def test_completion_does_not_wait_for_a_cluster_that_is_away(monkeypatch: pytest
         assert completed(None, "peek", "--namesrv", address, "o") == []
         # Without this limit, a request to a nameserver that does not answer is given up only after 30 s.
         assert time.monotonic() - began < 15
+
+
+def test_lists_leave_out_what_another_process_deletes_meanwhile(
+    run: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        broker.admin.create_topic(name, 1)
+        client = broker.groups.join("q")
+        [token] = broker.groups.lock(name, client, broker.log.queues(name)).values()
+        assert isinstance(token, LockToken)
+        broker.groups.commit({token: 0})
+        broker.groups.unlock([token])
+        broker.groups.leave(client)
+
+    def listed(kind: type, method: str, then: Callable[[], object]) -> None:
+        real = getattr(kind, method)
+        monkeypatch.setattr(kind, method, lambda *args, **named: (real(*args, **named), then())[0])
+
+    listed(EmbeddedAdmin, "groups", lambda: broker.admin.delete_group("a"))
+    assert [row["group"] for row in run("group", "list")] == ["b"]
+    listed(EmbeddedLog, "topics", lambda: broker.admin.delete_topic("a"))
+    assert [row["topic"] for row in run("topic", "list")] == ["b"]
 
 
 def test_a_store_is_made_only_where_nothing_else_is(run: Run, text: Run, store: Path) -> None:
