@@ -1,13 +1,21 @@
-"""The options of several commands for how a sharding key chooses its queue."""
+"""The options of several commands for sharding keys, and for how a key chooses its queue."""
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
 from orderedmq.routing.selector import KeyedSelectorName
 from orderedmq.routing.sharding_key import KeyType
+from orderedmq.text import text_of
+
+
+def stored_key(typed: str) -> str:
+    """Return a key from the command line as the column sharding_key has it, so that a key that is not UTF-8 is found."""
+    return text_of(os.fsencode(typed))
+
 
 KeyTypeOption = Annotated[
     KeyType | None,

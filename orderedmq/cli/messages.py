@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -14,13 +13,13 @@ import typer
 from orderedmq.broker import Log, QueueBounds
 from orderedmq.cli import queue_names
 from orderedmq.cli.follow import Lines, arrivals
+from orderedmq.cli.keys import stored_key
 from orderedmq.cli.shell import Column, Full, Shell, command
 from orderedmq.cli.topics import Name
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError, no_such_offset
 from orderedmq.model import MessageQueue
 from orderedmq.pulls import pulls
-from orderedmq.text import text_of
 from orderedmq.tools.browse import by_arrival
 from orderedmq.tools.readable import body_fields, body_text, moment, short_moment
 
@@ -71,7 +70,10 @@ def peek(
             show_default=False,
         ),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Only messages with this sharding key.", show_default=False)] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(parser=stored_key, help="Only messages with this sharding key.", metavar="TEXT", show_default=False),
+    ] = None,
     follow: Annotated[
         bool,
         typer.Option(
@@ -91,9 +93,6 @@ def peek(
         raise OptionError(OptionCondition.CONFLICT, "option --offset needs --queue and excludes --last")
     if last is not None and count is not None and not follow:
         raise OptionError(OptionCondition.CONFLICT, "option --last already says how many messages to show. Drop --count")
-    if key is not None:
-        # Convert the key as the column sharding_key is converted, so that a key that is not UTF-8 is found.
-        key = text_of(os.fsencode(key))
     with shell.broker() as broker:
         queues = broker.log.queues(topic)
         if queue is not None:

@@ -11,6 +11,7 @@ import typer
 from orderedmq.broker import Broker
 from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import Group
+from orderedmq.cli.keys import stored_key
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import WHOLE, Column, Full, Shell, command, commands
 from orderedmq.cli.topics import Yes
@@ -35,7 +36,8 @@ Where = Annotated[
     ),
 ]
 Keys = Annotated[
-    list[str] | None, typer.Option("--key", help="This sharding key. May be repeated.", metavar="KEY", show_default=False)
+    list[str] | None,
+    typer.Option("--key", parser=stored_key, help="This sharding key. May be repeated.", metavar="KEY", show_default=False),
 ]
 Offsets = Annotated[
     list[int] | None,

@@ -129,6 +129,13 @@ def test_a_replay_sends_the_letters_that_the_list_shows_with_the_same_conditions
     assert [row["body"] for row in run("dlq", "list", "g") if row["replayed"]] == chosen
 
 
+def test_a_key_that_is_not_utf_8_is_found_as_it_is_stored(run: Run, broker: Broker) -> None:
+    give_up(broker, [("1", "\ufffd", "no"), ("2", "x", "no")])
+    for command in (["dlq", "list", "g"], ["peek", "%DLQ%g"]):
+        assert [row["body"] for row in run(*command, "--key", "\udcff")] == ["1"]
+    assert "key '\ufffd'" in run("parked", "retry", "g", "--key", "\udcff", code=1)
+
+
 def test_letters_are_chosen_by_the_time_at_which_they_were_put_aside(run: Run, broker: Broker) -> None:
     give_up(broker, ORDERS[:2])
     time.sleep(0.002)
