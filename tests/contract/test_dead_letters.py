@@ -253,6 +253,21 @@ def test_after_a_seek_messages_have_no_letters_and_may_get_others(broker: Broker
     assert aside(broker) == ["body 3"] * 3
 
 
+@pytest.mark.holds("replay once")
+def test_letters_of_a_topic_that_was_deleted_and_created_again_are_replayed(broker: Broker, token: LockToken):
+    """RocketMQ before 5.0 keeps the offsets in the deleted topic."""
+    chosen = (LetterFilter(quarantined=False), LetterFilter(offsets=frozenset([1])), LetterFilter(quarantined=False))
+    for offsets, counts in (([3, 4, 5], [3, 1, 0]), ([6, 7], [2, 1, 0])):
+        broker.groups.dead_letter(token, told(token.queue, offsets), offsets)
+        sent = []
+        for one in chosen:
+            done = Replayed()
+            replay(broker, queues_of(broker, "%DLQ%g"), one, done)
+            sent.append(done.letters)
+        assert sent == counts
+        broker.admin.delete_topic("%DLQ%g")
+
+
 @pytest.mark.holds("quarantine")
 def test_a_message_takes_the_count_of_its_replays_through_the_letters_of_listeners(broker: Broker):
     """The count is kept even if the listener does not read properties, because the count is then read from the queue."""
