@@ -2,6 +2,7 @@
 
 A cluster is identified by the addresses of its brokers, as its nameserver reports them. These are the same on every machine, whatever
 ``localhost:9876`` means there. They differ even between two clusters that were installed from one template and have the same names.
+Masters and replicas count alike, so a cluster is still recognised after a master has failed or a replica has become the master.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from orderedmq.rocketmq.group.groups import RocketMQGroups
     from orderedmq.rocketmq.sink.outbox import RocketMQOutbox
 
-_MOST_BROKERS: Final = 4
+_MOST_ADDRESSES: Final = 4
 
 
 class RocketMQBroker:
@@ -64,7 +65,7 @@ class RocketMQBroker:
 
     @cached_property
     def identity(self) -> str:
-        """Up to four brokers as 8 hex digits each. It is short because every row may contain it.
+        """Up to four masters and replicas as 8 hex digits each. It is short because every row may contain it.
 
         The value is determined only once, because brokers may come and go. Raises RocketMQUnavailableError, and RocketMQError
         OTHER_CLUSTER if the nameserver knows no broker.
@@ -75,13 +76,13 @@ class RocketMQBroker:
                 RocketMQCondition.OTHER_CLUSTER,
                 f"{self!r}: the nameserver knows no broker. Start a broker, or name another nameserver",
             )
-        return ",".join(found[:_MOST_BROKERS])
+        return ",".join(found[:_MOST_ADDRESSES])
 
     @cached_property
     def _checked(self) -> Client:
-        """The client, after the check that it leads to at least one broker of the expected cluster.
+        """The client, after the check that it leads to at least one master or replica of the expected cluster.
 
-        One is enough, because the other brokers may come, go, and be down while a query runs.
+        One is enough, because the others may come, go, and be down while a query runs.
         """
         if self._expected is not None:
             here = _brokers(self._client.known_cluster(Deadline.after(REQUEST_TIMEOUT)))
@@ -182,13 +183,13 @@ class _Traced(RocketMQBroker):
 
 
 def _brokers(cluster: ClusterInfo) -> dict[str, str]:
-    """Return ``cluster/name@address`` of each broker, by its hash of 8 hex digits. The address is the master's or else a replica's.
+    """Return ``cluster/name@address`` of each master and replica, by its hash of 8 hex digits.
 
     A Proxy does not report the addresses of brokers, so only their names identify the brokers behind it.
     """
-    names = (
-        f"{broker.cluster}/{broker.name}@{'proxy' if cluster.behind_proxy else broker.addresses[min(broker.addresses)]}"
+    names = {
+        f"{broker.cluster}/{broker.name}@{'proxy' if cluster.behind_proxy else address}"
         for broker in cluster.brokers.values()
-        if broker.addresses
-    )
+        for address in broker.addresses.values()
+    }
     return {blake2b(name.encode(), digest_size=4).hexdigest(): name for name in sorted(names)}

@@ -129,9 +129,12 @@ def test_what_a_killed_master_acknowledged_is_read_from_its_replica_and_there_wh
         # A new replica connects to its master some seconds after its start. Until then, the master does not wait for the replica.
         end = max_offset(topic.queue)
         until(lambda: client.call_address(replica.address, end, soon()) == ROWS, "the replica has all messages")
+        identity = broker.identity
         servers.broker.kill()
         before = pulls(network)[1]
         assert topic.read() == topic.bodies
         assert pulls(network)[1] > before
+        with orderedmq.connect(namesrv_addr=network.address, identity=identity) as worker:
+            assert worker.log.queues("t") == [topic.queue]
         servers.broker.start()
         assert topic.read() == topic.bodies

@@ -133,8 +133,6 @@ class Cluster:
         self.perm = 6
         #: Brokers that report to the nameservers.
         self.reporting = {"a"}
-        #: The addresses of these brokers; without an entry, one that does not exist.
-        self.reported: dict[str, dict[str, str]] = {}
         self.asked: list[tuple[int, RemotingCommand]] = []
         self.peers: list[Peer] = []
 
@@ -159,15 +157,16 @@ class Cluster:
                     ]
                     link.reply(request, body=json.dumps({"brokerDatas": datas, "queueDatas": queues}).encode(), **self.fields)
                 elif request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-                    table = {
-                        name: {"brokerName": name, "brokerAddrs": self.reported.get(name, {"0": "h:1"})}
-                        for name in self.reporting
-                    }
+                    table = {name: {"brokerName": name, "brokerAddrs": self.addresses(name)} for name in self.reporting}
                     link.reply(request, body=json.dumps({"brokerAddrTable": table, "clusterAddrTable": {}}).encode())
                 else:
                     link.reply(request, body=b'{"topicList":["T"]}')
 
         return self.serve(script, port)
+
+    def addresses(self, name: str) -> dict[str, str]:
+        """The addresses of a broker in the first route that has it; without one, an address that does not exist."""
+        return next((brokers[name] for brokers in self.routes.values() if name in brokers), {"0": "h:1"})
 
     def broker(self, name: str, *, value: int = 0, topic: str = "T", port: int = 0, broker_id: int = 0) -> Peer:
         """A broker that answers ``value`` to every request, and is in the route of ``topic``."""

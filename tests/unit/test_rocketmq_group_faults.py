@@ -117,7 +117,7 @@ class Query:
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     with Cluster() as made:
-        made.reported = made.routes["T"] = {}
+        made.routes["T"] = {}
         yield made
 
 
