@@ -163,8 +163,8 @@ class RocketMQAdmin:
         Also deletes the groups in which sinks keep their bookmarks in the topic, except a ``sinkGroup`` that a user named.
         """
         self._log.forget(name)
-        self._log.route(name)
-        masters, found = every_master(self._client), origin(name)
+        # The route has also brokers of which a restarted nameserver has not heard again. They would report the topic again.
+        masters, found = every_master(self._client, self._log.route(name).brokers), origin(name)
         if found is not None:
             messages = sum(self._lots.count(found[0], self._lots.queues_of([name])).values())
             # These messages cannot be processed without the topic of the parking lot.
@@ -288,12 +288,9 @@ class RocketMQAdmin:
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         self._require(group)
         found: dict[MessageQueue, int] = {}
-        for name, broker in self._client.cluster(Deadline.after(GROUP_TIMEOUT)).brokers.items():
-            if broker.master is not None:
-                offsets = self._client.call_address(
-                    broker.master, group_requests.all_consumer_offsets(), Deadline.after(GROUP_TIMEOUT)
-                )
-                found.update((queue._replace(broker_name=name), at) for queue, at in offsets.get(group, {}).items())
+        for name, master in self._offsets.masters().items():
+            offsets = self._client.call_address(master, group_requests.all_consumer_offsets(), Deadline.after(GROUP_TIMEOUT))
+            found.update((queue._replace(broker_name=name), at) for queue, at in offsets.get(group, {}).items())
         # Before 5.0, offsets outlive their topic. Fences and other numbers are also stored as offsets (offsets.py). Leave both out.
         there: set[MessageQueue] = set()
         for topic in {queue.topic for queue in found if not queue.topic.startswith(RETRY_PREFIX)}:

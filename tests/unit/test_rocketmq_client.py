@@ -171,9 +171,11 @@ def test_brokers_that_a_restarted_nameserver_does_not_know_yet_are_asked_of_anot
     cluster: Cluster, to: Callable[..., Client], turn: int
 ) -> None:
     anew = Cluster()
-    anew.reporting.clear()
+    anew.reporting = {"b"}
     client = to(anew.nameserver(), cluster.nameserver())
     client._turn = turn
+    assert sorted(client.known_cluster(soon()).brokers) == ["a", "b"]
+    anew.peers[0].close()
     assert list(client.known_cluster(soon()).brokers) == ["a"]
 
 

@@ -16,7 +16,7 @@ from orderedmq.errors import ProtocolError, RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import topic_route
-from orderedmq.rocketmq.wire.route import BrokerData, Route, parse_cluster, parse_route, parse_topics, user_topics
+from orderedmq.rocketmq.wire.route import BrokerData, ClusterInfo, Route, parse_cluster, parse_route, parse_topics, user_topics
 
 
 def queue_data(broker: str, read: int = 2, write: int = 2, perm: int = 6) -> dict[str, Any]:
@@ -127,6 +127,15 @@ def test_trap_2_a_cluster_and_an_old_route_have_bare_integers_as_keys() -> None:
         assert cluster.clusters == {"C": ("a",)}
     old = b'{"brokerDatas":[{"brokerAddrs":{0:"h:1"},"brokerName":"a","cluster":"C"}],"queueDatas":[]}'
     assert parse_route("T", old).brokers["a"].master == "h:1"
+
+
+def test_two_nameservers_together_know_each_brokers_servers() -> None:
+    def known(**brokers: dict[str, str]) -> ClusterInfo:
+        table = {name: {"brokerName": name, "brokerAddrs": addresses} for name, addresses in brokers.items()}
+        return parse_cluster(json.dumps({"brokerAddrTable": table, "clusterAddrTable": {"C": [*brokers]}}).encode())
+
+    found = known(a={"0": "a:1"}).united(known(a={"0": "former:1", "1": "a:2"}, b={"0": "b:1"}))
+    assert found == known(a={"0": "a:1", "1": "a:2"}, b={"0": "b:1"})
 
 
 def test_trap_20_a_list_of_topics_has_names_that_are_no_users_topics() -> None:

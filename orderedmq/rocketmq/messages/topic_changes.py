@@ -50,16 +50,21 @@ def _raise_unregistered(topic: str) -> NoReturn:
     )
 
 
-def every_master(client: Client) -> dict[str, str]:
-    """Return the address of each broker's master, by broker name. Raises RocketMQUnavailableError NO_BROKER."""
-    cluster = client.cluster(Deadline.after(REQUEST_TIMEOUT))
-    away = sorted(name for name, broker in cluster.brokers.items() if broker.master is None)
-    if away or not cluster.brokers:
+def every_master(client: Client, required: Iterable[str] = ()) -> dict[str, str]:
+    """Return the address of each broker's master, by broker name.
+
+    Raises RocketMQUnavailableError NO_BROKER if a broker has no master, or the nameservers do not know one that is ``required``.
+    """
+    cluster = client.known_cluster(Deadline.after(REQUEST_TIMEOUT))
+    masters = {name: broker.master for name, broker in cluster.brokers.items() if broker.master is not None}
+    away = sorted({*cluster.brokers, *required} - masters.keys())
+    if away or not masters:
         raise RocketMQUnavailableError(
             UnavailableCondition.NO_BROKER,
-            f"topics can be changed only while every broker has a master, but these brokers have none: {', '.join(away) or 'all'}",
+            "topics can be changed only while the nameservers know the master of every broker, but they do not know the master of "
+            f"{', '.join(away) or 'any broker'}: it is down or starting. Try again when it runs",
         )
-    return {name: str(cluster.brokers[name].master) for name in sorted(cluster.brokers)}
+    return {name: masters[name] for name in sorted(masters)}
 
 
 def delete_topic(client: Client, log: RocketMQLog, name: str, masters: Iterable[str]) -> None:

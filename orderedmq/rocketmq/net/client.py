@@ -226,25 +226,27 @@ class Client:
             known.stale = True
 
     def cluster(self, deadline: float) -> ClusterInfo:
-        """Return every broker. Raises RocketMQUnavailableError; for a Proxy in local mode, RocketMQError NOT_SUPPORTED."""
+        """Return every broker that one nameserver knows.
+
+        Raises RocketMQUnavailableError; for a Proxy in local mode, RocketMQError NOT_SUPPORTED.
+        """
         found = behind_proxy.find_cluster(partial(self.call_nameserver, deadline=deadline), self._proxied)
         self._proxied = found.behind_proxy
         return found
 
     def known_cluster(self, deadline: float) -> ClusterInfo:
-        """Return every broker from the first nameserver that knows any, and wait while none does. Raises the errors of `cluster`.
+        """Return every broker that any nameserver knows, and wait while they know none. Raises the errors of `cluster`.
 
-        A restarted nameserver knows only the brokers that have reported after its start. The result may be empty at the deadline.
+        A restarted nameserver knows only the brokers that have reported after its start. Nameservers that do not answer are left out. The
+        result may be empty at the deadline.
         """
         failures = 0
         while True:
             found = self.cluster(deadline)
-            for address in self.nameservers if len(self.nameservers) > 1 and not found.brokers else ():
+            for address in self.nameservers if len(self.nameservers) > 1 and not found.behind_proxy else ():
                 limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
                 with contextlib.suppress(RocketMQUnavailableError):
-                    found = self.connection(address, limit, wait=False).call(cluster_info(), limit)
-                if found.brokers:
-                    break
+                    found = found.united(self.connection(address, limit, wait=False).call(cluster_info(), limit))
             failures += 1
             delay = RETRY.delay(failures, random.random())
             if found.brokers or time.monotonic() + delay >= deadline:

@@ -141,6 +141,17 @@ class ClusterInfo:
     clusters: Mapping[str, tuple[str, ...]]
     behind_proxy: bool = False
 
+    def united(self, other: ClusterInfo) -> ClusterInfo:
+        """Return the brokers and replicas that either of two nameservers knows. If their addresses differ, this one's count."""
+        brokers = {**other.brokers, **self.brokers}
+        for name in self.brokers.keys() & other.brokers.keys():
+            brokers[name] = replace(brokers[name], addresses={**other.brokers[name].addresses, **brokers[name].addresses})
+        clusters = {
+            name: tuple(dict.fromkeys((*self.clusters.get(name, ()), *other.clusters.get(name, ()))))
+            for name in (*self.clusters, *other.clusters)
+        }
+        return ClusterInfo(brokers, clusters, self.behind_proxy)
+
 
 def parse_route(topic: str, body: Bytes, *, by_proxy: bool = False) -> Route:
     """Return the route of ``topic`` (TopicRouteData). ``by_proxy``: the answer comes from a Proxy.
