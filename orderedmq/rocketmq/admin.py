@@ -295,7 +295,7 @@ class RocketMQAdmin:
         there: set[MessageQueue] = set()
         for topic in {queue.topic for queue in found if not queue.topic.startswith(RETRY_PREFIX)}:
             with contextlib.suppress(TopicError):
-                there.update(self._client.route(topic, Deadline.after(GROUP_TIMEOUT)).subscribe_set())
+                there.update(self._log.queues(topic))
         return {queue: found[queue] for queue in sorted(found) if queue in there}
 
     def _owned(self, group: str) -> list[MessageQueue]:

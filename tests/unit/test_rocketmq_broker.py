@@ -1,4 +1,4 @@
-"""A connection to a cluster whose servers fail and restart: how it is recognised, and what administrators change there."""
+"""A connection to a cluster whose servers fail and restart: how it is recognised, and what administrators change and see there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 
 import orderedmq
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
+from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.unit.rocketmq_peer import Cluster, Link
+
+QUEUE = MessageQueue("T", "a", 0)
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def test_a_cluster_is_recognised_while_one_server_is_where_it_was(
 
 
 class Stored:
-    """Brokers with the topic ``T``."""
+    """Brokers with the topic ``T``, in which the group ``g`` has the offset 7."""
 
     def __init__(self, cluster: Cluster, *names: str) -> None:
         self.names = set(names)
@@ -93,3 +96,13 @@ def test_a_topic_is_not_deleted_while_the_only_nameserver_does_not_know_one_of_i
         with pytest.raises(RocketMQUnavailableError, match=r"NO_BROKER.*master of b:"):
             broker.admin.delete_topic("T")
     assert stored.names == {"a", "b"}
+
+
+def test_offsets_in_a_deleted_topic_are_left_out_also_by_a_process_that_knew_the_topic(cluster: Cluster) -> None:
+    """A broker before 5.0 keeps the offsets."""
+    stored = Stored(cluster, "a")
+    with orderedmq.connect(namesrv_addr=cluster.nameserver().address) as broker:
+        assert broker.admin.group_offsets("g") == {QUEUE: 7}
+        stored.names.clear()
+        cluster.routes["other"] = cluster.routes.pop("T")
+        assert broker.admin.group_offsets("g") == {}
