@@ -6,6 +6,7 @@ outlive the process that started it, however that process ends. Signals are sent
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -157,7 +158,9 @@ class Server:
     def configure(self) -> list[str]:
         """Write the configuration, and return the arguments that name it."""
         file = self.home / f"{self.kind}.properties"
-        file.write_text("".join(f"{name}={value}\n" for name, value in self.properties().items()))
+        # Java's Properties.load reads Latin-1 and knows the escapes of JSON. The name of a folder may need them.
+        lines = (f"{name}={json.dumps(str(value))[1:-1]}\n" for name, value in self.properties().items())
+        file.write_text("".join(lines), "ascii")
         return ["-c", str(file)]
 
     def ready(self) -> bool:
