@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from orderedmq.errors import GroupError
+from orderedmq.errors import GroupError, ProtocolError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
 from orderedmq.rocketmq.wire.frame import RemotingCommand
@@ -105,6 +105,28 @@ def test_answers_have_the_users_names_and_no_other_namespaces() -> None:
     assert _answered(group_requests.all_consumer_offsets(), {"offsetTable": offsets}) == {
         "billing": {QUEUE._replace(broker_name=""): 7}
     }
+
+
+@pytest.mark.parametrize(
+    ("request_", "body"),
+    [
+        (group_requests.lock("billing", "me", [QUEUE]), {"lockOKMQSet": [1]}),
+        (group_requests.lock("billing", "me", [QUEUE]), {"lockOKMQSet": [{"topic": 1}]}),
+        (group_requests.lock("billing", "me", [QUEUE]), {"lockOKMQSet": 1}),
+        (message_requests.topic_list(), {"topicList": [1]}),
+        (message_requests.topic_list(), {"topicList": "ab"}),
+        (admin_requests.groups(), {"subscriptionGroupTable": [1]}),
+        (group_requests.consumer_connections("billing"), {"subscriptionTable": [1]}),
+        (group_requests.all_consumer_offsets(), {"offsetTable": [1]}),
+    ],
+)
+def test_a_malformed_answer_is_a_named_error(request_: Request[Any], body: object) -> None:
+    with pytest.raises(ProtocolError, match=r"PROTOCOL\] the answer of server to the .* cannot be read"):
+        _answered(request_, body)
+
+
+def test_a_server_may_send_half_a_character() -> None:
+    assert _answered(message_requests.topic_list(), {"topicList": ["acme%\ud800"]}) == ("\ud800",)
 
 
 def test_a_namespace_of_version_2_is_in_each_header_and_changes_no_name() -> None:

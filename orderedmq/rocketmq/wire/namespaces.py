@@ -25,10 +25,10 @@ from orderedmq.conditions import GroupCondition
 from orderedmq.errors import GroupError
 from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
-from orderedmq.rocketmq.wire.fastjson import loads_object
+from orderedmq.rocketmq.wire.fastjson import field, loads_object
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.request import Request
-from orderedmq.rocketmq.wire.route import SYSTEM_PREFIXES, SYSTEM_TOPICS
+from orderedmq.rocketmq.wire.route import SYSTEM_PREFIXES, SYSTEM_TOPICS, string_tuple
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ class Namespaces:
 
 NO_NAMESPACES: Final = Namespaces()
 
-#: Changes the fields of a JSON body in place.
+#: Changes the fields of a JSON body in place. A change of an answer raises ProtocolError for a value of another type.
 _Change = Callable[[Namespaces, dict[str, Any]], None]
 
 
@@ -146,7 +146,7 @@ def _split(name: str) -> tuple[str, str]:
 def _changed(body: Any, change: _Change, names: Namespaces) -> bytes:
     fields = loads_object(body)
     change(names, fields)
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def _heartbeat(names: Namespaces, fields: dict[str, Any]) -> None:
@@ -172,23 +172,24 @@ def _group(names: Namespaces, fields: dict[str, Any]) -> None:
 
 
 def _locked(names: Namespaces, fields: dict[str, Any]) -> None:
-    for queue in fields.get("lockOKMQSet") or ():
-        queue["topic"] = names.bare(queue["topic"])
+    for queue in field(fields, "lockOKMQSet", list, []):
+        if isinstance(queue, dict):
+            queue["topic"] = names.bare(field(queue, "topic", str))
 
 
-def _table(field: str) -> _Change:
+def _table(table: str) -> _Change:
     """Return a change that removes the prefix from a map's keys and drops keys of other namespaces."""
 
     def change(names: Namespaces, fields: dict[str, Any]) -> None:
-        table: Mapping[str, Any] = fields.get(field) or {}
-        fields[field] = {names.bare(name): value for name, value in table.items() if names.has(name)}
+        found = field(fields, table, dict, {})
+        fields[table] = {names.bare(name): value for name, value in found.items() if names.has(name)}
 
     return change
 
 
 def _offsets(names: Namespaces, fields: dict[str, Any]) -> None:
     out = {}
-    for key, value in (fields.get("offsetTable") or {}).items():
+    for key, value in field(fields, "offsetTable", dict, {}).items():
         topic, _, group = key.partition("@")
         if names.has(topic) and names.has(group):
             out[f"{names.bare(topic)}@{names.bare(group)}"] = value
@@ -196,7 +197,7 @@ def _offsets(names: Namespaces, fields: dict[str, Any]) -> None:
 
 
 def _topics(names: Namespaces, fields: dict[str, Any]) -> None:
-    fields["topicList"] = [names.bare(name) for name in fields.get("topicList") or () if names.has(name)]
+    fields["topicList"] = [names.bare(name) for name in string_tuple(fields.get("topicList")) if names.has(name)]
 
 
 _BODIES: Final[Mapping[RequestCode, _Change]] = {
