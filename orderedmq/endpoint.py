@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from orderedmq.capabilities import EMBEDDED, ROCKETMQ, Capabilities
-from orderedmq.conditions import RocketMQCondition
-from orderedmq.errors import RocketMQError
+from orderedmq.conditions import OptionCondition, RocketMQCondition
+from orderedmq.errors import ACCOUNT, OptionError, RocketMQError
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,17 @@ class Credentials:
     access_key: str
     secret_key: str = field(repr=False)
     security_token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises OptionError INVALID for a value that cannot be sent. Its message does not show the value."""
+        for name, value in zip(ACCOUNT, (self.access_key, self.secret_key, self.security_token)):
+            try:
+                (value or "").encode()
+            except UnicodeEncodeError:
+                raise OptionError(
+                    OptionCondition.INVALID,
+                    f"an account's {name} contains half a character (a lone surrogate), as if its bytes were not UTF-8. Set it to UTF-8 text",
+                ) from None
 
 
 @dataclass(frozen=True)

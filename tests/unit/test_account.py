@@ -205,6 +205,20 @@ def test_a_file_of_another_form_is_refused_without_showing_it(tmp_path: Path, te
     assert "hidden" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "account"),
+    [
+        ("accessKey", ("hidden\udcff", "s")),
+        ("secretKey", ("me", "hidden\ud800")),
+        ("securityToken", ("me", "s", "hidden\udcff")),
+    ],
+)
+def test_an_account_that_cannot_be_sent_is_refused_without_showing_it(name: str, account: tuple[str, ...]) -> None:
+    with pytest.raises(OptionError, match=rf"INVALID.*{name} contains half a character") as caught:
+        Credentials(*account)
+    assert "hidden" not in str(caught.value)
+
+
 @pytest.mark.parametrize("mode", [0o604, 0o602, 0o644])
 def test_a_file_that_others_may_use_is_refused(file: File, mode: int) -> None:
     assert read_credentials(str(file.path)) == OLD
