@@ -70,16 +70,16 @@ from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from orderedmq.rocketmq.wire.admin_requests import NORMAL
 from orderedmq.rocketmq.wire.message_requests import broker_config, version_of
+from orderedmq.rocketmq.wire.route import SYSTEM_GROUP_PREFIX
 from orderedmq.rows.pull_settings import PullSettings
 
-#: The servers' own groups (MixAll.PREDEFINE_GROUP_SET, isSysConsumerGroup).
+#: The servers' own groups without `SYSTEM_GROUP_PREFIX`. They are not listed (MixAll.isSysConsumerGroupPullMessage).
 _SYSTEM_GROUPS: Final = frozenset(
     (
         "DEFAULT_CONSUMER", "TOOLS_CONSUMER", "SCHEDULE_CONSUMER", "FILTERSRV_CONSUMER", "__MONITOR_CONSUMER", "SELF_TEST_C_GROUP",
         "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_ONSAPI_PULL", "CID_SYS_RMQ_TRANS",
     )
 )  # fmt: skip
-_SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
 #: V5_0_0 (MQVersion): the first version of a broker whose topics have attributes.
 _HAS_TYPES: Final = 413
 #: Seconds for which the brokers' answers about their settings are reused.
@@ -278,7 +278,7 @@ class RocketMQAdmin:
                     address, group_requests.all_consumer_offsets(), Deadline.after(GROUP_TIMEOUT)
                 )
                 found.update(offsets)
-        return sorted(name for name in found if name not in _SYSTEM_GROUPS and not name.startswith(_SYSTEM_PREFIX))
+        return sorted(name for name in found if name not in _SYSTEM_GROUPS and not name.startswith(SYSTEM_GROUP_PREFIX))
 
     def _require(self, group: str) -> None:
         lock_rules.check_name(group)

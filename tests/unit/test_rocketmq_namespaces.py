@@ -30,6 +30,7 @@ QUEUE = MessageQueue("orders", "a", 1)
         ("CID_billing", "acme%CID_billing"),
         ("CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_TRANS"),
         ("TOOLS_CONSUMER", "TOOLS_CONSUMER"),
+        ("SELF_TEST_C_GROUP", "acme%SELF_TEST_C_GROUP"),
         ("SELF_TEST_TOPIC", "SELF_TEST_TOPIC"),
         ("", ""),
     ],

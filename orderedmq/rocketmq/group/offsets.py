@@ -14,7 +14,7 @@ from typing import Final
 
 from orderedmq.conditions import GroupCondition, LockCondition, OffsetCondition
 from orderedmq.errors import GroupError, LockError, OffsetError, OrderedMQError, RocketMQError, TopicError, not_an_offset
-from orderedmq.model import MAX_QUEUES, RETRY_PREFIX, MessageQueue, OffsetRange
+from orderedmq.model import RETRY_PREFIX, MessageQueue, OffsetRange
 from orderedmq.rocketmq.group.lock_rules import not_created
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -221,12 +221,11 @@ class GroupOffsets:
         """Create the group and its retry topic at a broker that lacks at least one of them."""
         if self._client.behind_proxy(deadline):
             # A Proxy does not pass on heartbeats. A message makes the broker create the topic, and a pull makes it create the group.
-            # The queue does not exist, so the message is not stored.
-            nowhere = queue._replace(queue_id=MAX_QUEUES)
             with contextlib.suppress(RocketMQError, TopicError):
-                self._client.call_address(address, message_requests.send(nowhere, b"?", "", group=group, born=0), deadline)
+                self._client.call_address(address, message_requests.send_nowhere(queue, group=group), deadline)
             with contextlib.suppress(RocketMQError, TopicError):
-                self._client.call_address(address, message_requests.pull(nowhere, group, 0, 1), deadline)
+                asked = message_requests.pull(message_requests.nowhere(queue), group, 0, 1)
+                self._client.call_address(address, asked, deadline)
             return
         # The group's first heartbeat creates both. This broker has had no heartbeat, so no member's subscription is replaced.
         with self._client.another() as member:

@@ -10,11 +10,9 @@ accounts, the Proxy also refuses the route of a topic that does not exist, and t
 
 from __future__ import annotations
 
-import time
 import uuid
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from orderedmq.conditions import RocketMQCondition
@@ -28,9 +26,7 @@ from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.rights import MissingRight, Right
 
-#: A queue id that no topic has (MAX_QUEUES).
-_NO_QUEUE: Final = 2**31 - 1
-#: A name that is neither a message's key nor a producer group.
+#: A key that no message has.
 _NO_KEY: Final = "orderedmq-rights"
 
 
@@ -185,7 +181,7 @@ class _Broker:
     def refusals(self, actions: Iterable[str]) -> list[MissingRight]:
         out = []
         if "Pub" in actions:
-            out.append(self._refused(_send(self._queue)))
+            out.append(self._refused(message_requests.send_nowhere(self._queue)))
         group = None
         if self._group is not None:
             group = self._refused(group_requests.consumer_list(self._group))
@@ -211,7 +207,7 @@ class _Broker:
             refused = self._refused(message_requests.pull(self._queue, self._group, 0, 1))
             return refused if refused is not None and refused.right is not None and refused.right.kind == "Topic" else None
         # Name a real broker, because a Proxy does not answer a request for a broker that does not exist.
-        name, unused = _probe(), self._queue._replace(queue_id=_NO_QUEUE)
+        name, unused = _probe(), message_requests.nowhere(self._queue)
         refused = self._refused(group_requests.lock(self._group, name, [unused]))
         if refused is None:
             self._refused(group_requests.unlock(self._group, name, [unused]))
@@ -229,14 +225,6 @@ class _Broker:
             # The topic or group does not exist. A broker reports that only to an account that has the right.
             pass
         return None
-
-
-def _send(queue: MessageQueue) -> Request[Any]:
-    """Return a send that every broker refuses because of its queue, but only after checking the account's rights."""
-    nowhere = queue._replace(queue_id=_NO_QUEUE)
-    request = message_requests.send(nowhere, b"?", "", group=_NO_KEY, born=time.time_ns() // 1_000_000)
-    # Nothing is stored, so the request may be repeated.
-    return replace(request, repeatable=True)
 
 
 def _probe() -> str:

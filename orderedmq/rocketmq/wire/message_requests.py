@@ -180,19 +180,31 @@ def send(
     )
 
 
-def refused_type(queue: MessageQueue, properties: str) -> Request[str | None]:
-    """Ask a Proxy whether it passes messages with ``properties`` on to the topic.
+def nowhere(queue: MessageQueue) -> MessageQueue:
+    """Return a queue of the same topic and broker that does not exist."""
+    return queue._replace(queue_id=_NO_QUEUE)
 
-    The answer is None if it does, and otherwise the type that the topic's messages must have. Nothing is stored: if the Proxy passes
-    the message on, the broker refuses it because its queue does not exist (AbstractSendMessageProcessor.msgCheck). A broker before
-    5.3.2 has no response code for this refusal.
+
+def send_nowhere(queue: MessageQueue, properties: str = "", *, group: str = PRODUCER_GROUP) -> Request[SendResult]:
+    """Send a message that is not stored, because its queue does not exist.
+
+    The broker checks the account's rights first, and creates a retry topic (AbstractSendMessageProcessor.msgCheck).
+    """
+    return replace(send(nowhere(queue), b"\0", properties, group=group, born=0), repeatable=True)
+
+
+def refused_type(queue: MessageQueue, properties: str) -> Request[str | None]:
+    """Ask a Proxy whether it passes messages with ``properties`` on to the topic. Nothing is stored.
+
+    The answer is None if it does, and otherwise the type that the topic's messages must have. A broker before 5.3.2 has no response
+    code for the refusal of a queue that does not exist.
     """
 
     def parse(response: RemotingCommand) -> str | None:
         types = types_in(response.remark or "")
         return types[0] if types is not None else None
 
-    asked = send(queue._replace(queue_id=_NO_QUEUE), b"\0", properties, group=PRODUCER_GROUP, born=0)
+    asked = send_nowhere(queue, properties)
     return Request(
         asked.code,
         f"request for the type of the messages of topic {queue.topic}",

@@ -27,17 +27,19 @@ from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
 from orderedmq.rocketmq.wire.frame import RemotingCommand
+from orderedmq.rocketmq.wire.message_requests import PRODUCER_GROUP
 from orderedmq.rocketmq.wire.request import Request
-from orderedmq.rocketmq.wire.route import SYSTEM_PREFIXES, SYSTEM_TOPICS, string_tuple
+from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
+from orderedmq.rocketmq.wire.route import SYSTEM_GROUP_PREFIX, SYSTEM_PREFIXES, SYSTEM_TOPICS, string_tuple
 
 T = TypeVar("T")
 
 _SEPARATOR: Final = "%"
 #: The prefixes of topics that belong to a group. The namespace follows them.
 _OF_GROUPS: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
-#: The servers' own groups for tools and clients, and the prefix of further ones (MixAll.isPredefinedGroup).
-_SYSTEM_GROUPS: Final = frozenset(("TOOLS_CONSUMER", "CLIENT_INNER_PRODUCER", "SELF_TEST_C_GROUP"))
-_SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+#: The servers' own groups in whose names this client pulls and sends. Unlike those of `SYSTEM_GROUP_PREFIX`, Java's client puts the prefix
+#: before them if a user names them.
+_OWN_GROUPS: Final = frozenset((TOOLS_GROUP, PRODUCER_GROUP))
 #: The header fields that contain a topic or a group. In a send, ``a`` is the producer's group, and ``b`` and ``c`` are topics.
 _FIELDS: Final = frozenset(("topic", "consumerGroup", "groupName"))
 _SEND_FIELDS: Final = frozenset(("a", "b", "c"))
@@ -134,7 +136,7 @@ _Change = Callable[[Namespaces, dict[str, Any]], None]
 
 
 def _is_systems(name: str) -> bool:
-    return name in SYSTEM_TOPICS or name in _SYSTEM_GROUPS or name.startswith((*SYSTEM_PREFIXES, _SYSTEM_GROUP_PREFIX))
+    return name in SYSTEM_TOPICS or name in _OWN_GROUPS or name.startswith((*SYSTEM_PREFIXES, SYSTEM_GROUP_PREFIX))
 
 
 def _split(name: str) -> tuple[str, str]:

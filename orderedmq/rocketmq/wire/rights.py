@@ -52,8 +52,6 @@ _ACTIONS: Final[Mapping[RequestCode, Mapping[Kind, Action]]] = {
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: {"Topic": "Get"},
     RequestCode.GET_MAX_OFFSET: {"Topic": "Get"},
     RequestCode.GET_MIN_OFFSET: {"Topic": "Get"},
-    RequestCode.GET_EARLIEST_MSG_STORETIME: {"Topic": "Get"},
-    RequestCode.VIEW_MESSAGE_BY_ID: {"Topic": "Get"},
     RequestCode.GET_TOPIC_STATS_INFO: {"Topic": "Get"},
     RequestCode.GET_TOPIC_CONFIG: {"Topic": "Get"},
     RequestCode.GET_CONSUMER_CONNECTION_LIST: {"Group": "Get"},

@@ -37,6 +37,8 @@ SYSTEM_TOPICS: Final = frozenset(
 )
 #: Prefixes of other system topics. Newer releases use the second prefix, as in RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC of 5.4.
 SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
+#: The prefix of the servers' own groups (MixAll.isSysConsumerGroup).
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
 
 
