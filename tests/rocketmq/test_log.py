@@ -36,6 +36,7 @@ from orderedmq.tools.producer import Producer
 from tests.contract.support import rows
 from tests.rocketmq.group_world import World
 from tests.rocketmq.proxy import Connection, Network, Path, Way
+from tests.unit.rocketmq_peer import feed
 from tests.waits import soon, until
 
 MS = 1000
@@ -268,7 +269,7 @@ def test_an_answer_may_have_another_kind_of_header_than_its_request(everywhere: 
         connection.sendall(struct.pack(">II", 4 + len(header), 1 << 24 | len(header)) + header)
         decoder, commands = FrameDecoder(), list[RemotingCommand]()
         while not commands:
-            commands += decoder.feed(connection.recv(4096))
+            commands += feed(decoder, connection.recv(4096))
     assert (commands[0].code, commands[0].opaque, commands[0].ext["offset"]) == (0, 77, "3")
 
 

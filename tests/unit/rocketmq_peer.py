@@ -14,6 +14,20 @@ from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE, RequestCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
 
 
+def feed(decoder: FrameDecoder, data: bytes | bytearray) -> list[RemotingCommand]:
+    """Return the commands that ``data`` completes. Raises ProtocolError at the first malformed frame."""
+    commands: list[RemotingCommand] = []
+    rest = memoryview(data)
+    while len(rest):
+        space = decoder.buffer()
+        count = min(len(space), len(rest))
+        space[:count] = rest[:count]
+        rest = rest[count:]
+        decoder.received(count)
+        decoder.take(commands)
+    return commands
+
+
 class Link:
     """One accepted connection."""
 
@@ -29,7 +43,7 @@ class Link:
             data = self.socket.recv(1 << 20)
             if not data:
                 raise EOFError
-            self._read += self._decoder.feed(data)
+            self._read += feed(self._decoder, data)
         return self._read.pop(0)
 
     def read_all(self) -> list[RemotingCommand]:

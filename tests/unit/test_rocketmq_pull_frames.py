@@ -21,6 +21,7 @@ from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult
 from orderedmq.rocketmq.wire.pull_frames import Found, PullDecoder, PullTemplate
 from orderedmq.rows.filters import Filter
+from tests.unit.rocketmq_peer import feed
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 REQUEST = message_requests.pull(QUEUE, "g", 0, 32)
@@ -64,8 +65,8 @@ def test_a_rendered_request_is_the_general_one(topic, group, queue_id, sql, acco
         request = message_requests.pull(queue, group, offset, count, matching=matching)
         ext = request.ext if credentials is None else signed(request.ext, b"", credentials)
         general = encode(RemotingCommand(RequestCode.PULL_MESSAGE, opaque, 0, None, ext))
-        [rendered] = FrameDecoder().feed(template.render(opaque, offset, count))
-        assert [rendered] == FrameDecoder().feed(general)
+        [rendered] = feed(FrameDecoder(), template.render(opaque, offset, count))
+        assert [rendered] == feed(FrameDecoder(), general)
         assert rendered.ext == ext
 
 
@@ -88,7 +89,7 @@ def exact(stream: bytes) -> list[Any]:
     try:
         # Small pieces, so that few complete commands precede a broken frame in its piece.
         for at in range(0, len(stream), 64):
-            events += [outcome(command) for command in decoder.feed(stream[at : at + 64])]
+            events += [outcome(command) for command in feed(decoder, stream[at : at + 64])]
     except ProtocolError as error:
         # `feed` loses the commands before the error in the same piece, so decode the stream again, one command at a time.
         events = one_by_one(stream)

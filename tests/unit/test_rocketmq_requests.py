@@ -33,6 +33,7 @@ from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 from orderedmq.rocketmq.wire.message_requests import PullStatus, SendResult, SendStatus
 from orderedmq.rocketmq.wire.request import Request
+from tests.unit.rocketmq_peer import feed
 
 QUEUE = MessageQueue("T", "a", 3)
 #: Each request, with the fields that its header class in RocketMQ marks CFNotNull.
@@ -78,7 +79,7 @@ def test_trap_3_required_fields_are_there_and_every_field_is_a_text_as_java_writ
     assert set(required.split()) <= request_.ext.keys()
     assert all(type(value) is str for value in request_.ext.values())
     assert not {"True", "False", "None"} & set(request_.ext.values())
-    (sent,) = FrameDecoder().feed(encode(RemotingCommand(request_.code, ext=request_.ext, body=request_.body)))
+    (sent,) = feed(FrameDecoder(), encode(RemotingCommand(request_.code, ext=request_.ext, body=request_.body)))
     assert sent.code == request_.code
     # Without a body, a lock request or a heartbeat causes a NullPointerException in the server.
     if not request_.ext and "request for" not in request_.what:

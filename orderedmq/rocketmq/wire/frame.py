@@ -132,11 +132,6 @@ class FrameDecoder:
         """Whether no part of a frame is in the buffer."""
         return self._start == self._end
 
-    @property
-    def capacity(self) -> int:
-        """The size of the buffer in bytes."""
-        return len(self._view)
-
     def buffer(self) -> memoryview:
         """Return the free part of the buffer, into which to write the next bytes. It is never empty."""
         capacity = len(self._view)
@@ -161,19 +156,6 @@ class FrameDecoder:
         if not 0 <= count <= len(self._view) - self._end:
             raise ValueError(f"{count} bytes do not fit in the {len(self._view) - self._end} free bytes of the buffer")
         self._end += count
-
-    def feed(self, data: Bytes) -> list[RemotingCommand]:
-        """Return the commands that ``data`` completes. Raises ProtocolError at the first malformed frame."""
-        commands: list[RemotingCommand] = []
-        rest = memoryview(data)
-        while len(rest):
-            space = self.buffer()
-            count = min(len(space), len(rest))
-            space[:count] = rest[:count]
-            rest = rest[count:]
-            self.received(count)
-            self.take(commands)
-        return commands
 
     def take(self, events: list[Any]) -> None:
         """Append all complete commands to ``events``. Raises ProtocolError at a malformed frame and in every later call."""
