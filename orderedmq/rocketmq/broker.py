@@ -70,7 +70,7 @@ class RocketMQBroker:
         The value is determined only once, because brokers may come and go. Raises RocketMQUnavailableError, and RocketMQError
         OTHER_CLUSTER if the nameserver knows no broker.
         """
-        found = sorted(_brokers(self._client.known_cluster(Deadline.after(REQUEST_TIMEOUT))))
+        found = sorted(_brokers(self._client.known_cluster(Deadline.after(REQUEST_TIMEOUT), lambda known: bool(known.brokers))))
         if not found:
             raise RocketMQError(
                 RocketMQCondition.OTHER_CLUSTER,
@@ -85,8 +85,13 @@ class RocketMQBroker:
         One is enough, because the others may come, go, and be down while a query runs.
         """
         if self._expected is not None:
-            here = _brokers(self._client.known_cluster(Deadline.after(REQUEST_TIMEOUT)))
-            if here.keys().isdisjoint(self._expected.split(",")):
+            expected = frozenset(self._expected.split(","))
+            here = _brokers(
+                self._client.known_cluster(
+                    Deadline.after(REQUEST_TIMEOUT), lambda known: not expected.isdisjoint(_brokers(known))
+                )
+            )
+            if expected.isdisjoint(here):
                 raise RocketMQError(
                     RocketMQCondition.OTHER_CLUSTER,
                     f"on this machine, the nameserver {';'.join(self._client.nameservers)} leads to "

@@ -175,6 +175,7 @@ def test_brokers_that_a_restarted_nameserver_does_not_know_yet_are_asked_of_anot
     client = to(anew.nameserver(), cluster.nameserver())
     client._turn = turn
     assert sorted(client.known_cluster(soon()).brokers) == ["a", "b"]
+    assert len(client.known_cluster(soon(), lambda found: True).brokers) == 1
     anew.peers[0].close()
     assert list(client.known_cluster(soon()).brokers) == ["a"]
 
