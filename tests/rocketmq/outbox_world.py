@@ -61,7 +61,7 @@ class World:
             return []
 
     def masters(self) -> list[str]:
-        return [str(broker.master) for broker in self.client.known_cluster(soon()).brokers.values()]
+        return [str(broker.master) for broker in self.client.whole_cluster(soon()).brokers.values()]
 
     def outbox(self, address: str | None = None, timing: LockTiming | None = None) -> RocketMQOutbox:
         """Return an outbox with a separate client, as in a separate process."""

@@ -174,19 +174,19 @@ def test_brokers_that_a_restarted_nameserver_does_not_know_yet_are_asked_of_anot
     anew.reporting = {"b"}
     client = to(anew.nameserver(), cluster.nameserver())
     client._turn = turn
-    assert sorted(client.known_cluster(soon()).brokers) == ["a", "b"]
-    assert len(client.known_cluster(soon(), lambda found: True).brokers) == 1
+    assert sorted(client.whole_cluster(soon()).brokers) == ["a", "b"]
+    assert len(client.whole_cluster(soon(), lambda found: True).brokers) == 1
     anew.peers[0].close()
-    assert list(client.known_cluster(soon()).brokers) == ["a"]
+    assert list(client.whole_cluster(soon()).brokers) == ["a"]
 
 
 def test_brokers_are_waited_for_while_no_nameserver_knows_any(cluster: Cluster, to: Callable[..., Client]) -> None:
     cluster.reporting.clear()
     client = to(cluster.nameserver())
-    assert not client.known_cluster(soon(0.5)).brokers
+    assert not client.known_cluster(soon(0.5), bool).brokers
     timer = threading.Timer(0.3, lambda: cluster.reporting.add("a"))
     timer.start()
-    assert list(client.known_cluster(soon()).brokers) == ["a"]
+    assert list(client.known_cluster(soon(), bool).brokers) == ["a"]
     timer.join()
 
 

@@ -377,7 +377,7 @@ def _masters(client: Client, topics: Sequence[str], deadline: float) -> dict[str
                 (name, broker.master) for name, broker in client.route(topic, deadline).brokers.items() if broker.master
             )
     if not found:
-        found = {name: broker.master for name, broker in client.known_cluster(deadline).brokers.items() if broker.master}
+        found = {name: broker.master for name, broker in client.whole_cluster(deadline).brokers.items() if broker.master}
     # Through a Proxy, all brokers have the same address. The first name stands for all of them.
     first = {found[name]: name for name in sorted(found, reverse=True)}
     return {name: found[name] for name in sorted(first.values())}

@@ -281,7 +281,7 @@ class GroupOffsets:
 
     def masters(self) -> dict[str, str]:
         """Return the addresses of all masters by broker name. Masters are the brokers that accept writes."""
-        brokers = self._client.known_cluster(Deadline.after(GROUP_TIMEOUT)).brokers
+        brokers = self._client.whole_cluster(Deadline.after(GROUP_TIMEOUT)).brokers
         return {name: broker.master for name, broker in sorted(brokers.items()) if broker.master is not None}
 
 

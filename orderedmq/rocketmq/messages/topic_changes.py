@@ -55,7 +55,7 @@ def every_master(client: Client, required: Iterable[str] = ()) -> dict[str, str]
 
     Raises RocketMQUnavailableError NO_BROKER if a broker has no master, or the nameservers do not know one that is ``required``.
     """
-    cluster = client.known_cluster(Deadline.after(REQUEST_TIMEOUT))
+    cluster = client.whole_cluster(Deadline.after(REQUEST_TIMEOUT))
     masters = {name: broker.master for name, broker in cluster.brokers.items() if broker.master is not None}
     away = sorted({*cluster.brokers, *required} - masters.keys())
     if away or not masters:

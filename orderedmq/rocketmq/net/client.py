@@ -234,22 +234,27 @@ class Client:
         self._proxied = found.behind_proxy
         return found
 
-    def known_cluster(self, deadline: float, enough: Callable[[ClusterInfo], bool] | None = None) -> ClusterInfo:
-        """Return every broker that any nameserver knows, and wait while they know none. Raises the errors of `cluster`.
+    def whole_cluster(self, deadline: float, enough: Callable[[ClusterInfo], bool] | None = None) -> ClusterInfo:
+        """Return every broker that any nameserver knows. Raises the errors of `cluster`.
 
-        A restarted nameserver knows only the brokers that have reported after its start. Nameservers that do not answer are left out. The
-        result may be empty at the deadline. ``enough``: once this returns true for the brokers found so far, no further nameserver is
-        asked, because one that is silent takes seconds.
+        A restarted nameserver knows only the brokers that have reported after its start. Nameservers that do not answer are left out.
+        ``enough``: once this returns true for the brokers found so far, no further nameserver is asked, because one that is silent takes
+        seconds.
         """
+        found = self.cluster(deadline)
+        for address in self.nameservers if len(self.nameservers) > 1 and not found.behind_proxy else ():
+            if enough is not None and enough(found):
+                break
+            limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
+            with contextlib.suppress(RocketMQUnavailableError):
+                found = found.united(self.connection(address, limit, wait=False).call(cluster_info(), limit))
+        return found
+
+    def known_cluster(self, deadline: float, enough: Callable[[ClusterInfo], bool]) -> ClusterInfo:
+        """Do what `whole_cluster` does, and wait while the nameservers know no broker. The result may be empty at the deadline."""
         failures = 0
         while True:
-            found = self.cluster(deadline)
-            for address in self.nameservers if len(self.nameservers) > 1 and not found.behind_proxy else ():
-                if enough is not None and enough(found):
-                    break
-                limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
-                with contextlib.suppress(RocketMQUnavailableError):
-                    found = found.united(self.connection(address, limit, wait=False).call(cluster_info(), limit))
+            found = self.whole_cluster(deadline, enough)
             failures += 1
             delay = RETRY.delay(failures, random.random())
             if found.brokers or time.monotonic() + delay >= deadline:
