@@ -155,7 +155,6 @@ def describe(shell: Shell, name: Name) -> None:
         }
         for queue in found
     ]
-    of_type = [] if message_type is None else [f"messages of type {message_type}"]
     kept = [f"{column.title} {column.text(value)}" for column in _KEPT if (value := topic_row(topic)[column.field]) is not None]
     columns = (
         *queue_names.columns(rows, topic=False),
@@ -167,8 +166,10 @@ def describe(shell: Shell, name: Name) -> None:
         Column("first_stored", "oldest (UTC)", short_moment),
         Column("last_stored", "newest (UTC)", short_moment),
     )
-    total = f"{number(sum(row['messages'] for row in rows))} messages"
-    shell.show(rows, columns, title=f"{name}: {', '.join([f'{topic.queues} queues', total, *of_type, *kept])}")
+    total = (
+        f"{number(sum(row['messages'] for row in rows))} messages{'' if message_type is None else f' of type {message_type}'}"
+    )
+    shell.show(rows, columns, title=f"{name}: {', '.join([f'{topic.queues} queues', total, *kept])}")
     if waiting:
         shell.done(
             {"topic": name, "waiting_bytes": waiting},

@@ -365,7 +365,8 @@ def test_a_number_that_is_too_large_ends_no_command_with_a_traceback(store: Path
         "peek --queue": 3,
         "topic create --queues": 2,
         "topic create --retention-time": 2,
-        "parked list --topic": 3,
+        # A name may have 127 characters.
+        "parked list --topic": 2 if len(text) > 127 else 3,
         "group seek --to": 2,
     }
     assert {name: codes[name] for name in refused} == refused, codes

@@ -233,7 +233,7 @@ def test_the_command_makes_and_describes_a_topic_of_type_fifo_which_keeps_it_whe
     assert made.exit_code == 0, made.output
     assert run.invoke(app, [*at, "topic", "add-queues", "ordered", "--queues", "3", "--yes"]).exit_code == 0
     told = run.invoke(app, [*at, "topic", "describe", "ordered"])
-    assert "ordered: 3 queues, messages of type FIFO" in told.output, told.output
+    assert "ordered: 3 queues, 0 messages of type FIFO" in told.output, told.output
     again = run.invoke(app, [*at, "topic", "create", "ordered", "--queues", "3", "--if-not-exists", "--message-type", "NORMAL"])
     assert "keeps its settings" in again.output, again.output
     with orderedmq.connect(namesrv_addr=cluster.address) as broker:
