@@ -278,7 +278,8 @@ def replayed_to(broker: Broker, queue: MessageQueue) -> int:
 def _offset_and_bounds(broker: Broker, queue: MessageQueue) -> tuple[int, QueueBounds]:
     """Return the offset of `REPLAY_GROUP` and the queue's bounds.
 
-    An offset beyond the end belongs to a former topic of this name, because RocketMQ before 5.0 keeps the offsets in a deleted topic.
+    An offset beyond the end belongs to a former topic of this name, because RocketMQ before 5.0 keeps the offsets in a deleted topic, or
+    the broker has lost letters. Until a user decides, letters count as not replayed, and a replay is refused.
     """
     # Read the end last, so that a replay that is running cannot move the offset beyond it.
     offset = broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, 0)
@@ -443,9 +444,12 @@ class _Replay:
         broker, queue = self.broker, token.queue
         offset, at = _offset_and_bounds(broker, queue)
         if offset > at.max_offset:
-            # Otherwise new letters up to this offset would count as replayed. The reset also forgets letters that were settled individually.
-            broker.groups.reset({token: 0})
-            offset = 0
+            where = f"--topic {queue.topic} --to earliest to replay all letters, or --to latest for those that come from now on"
+            raise OffsetError(
+                OffsetCondition.BEYOND_END,
+                f"group {REPLAY_GROUP!r} is at {offset} in queue {queue}, which ends at {at.max_offset}: the topic was deleted and created "
+                f"again, or its broker has lost letters. Run orderedmq group seek {REPLAY_GROUP} {where}",
+            )
         upto = max(offset, at.min_offset)
         if in_turn:
             self.done.deleted += waiting(broker, queue, offset, upto)

@@ -216,8 +216,8 @@ def test_a_replay_of_chosen_letters_that_was_killed_repeats_its_last_step_only(
     assert sorted(map(int, sent(broker))) == sorted([*range(6), *range(3, 10)])
 
 
-def test_new_letters_are_replayed_although_the_group_has_the_offset_of_a_former_topic(run: Run, broker: Broker) -> None:
-    """RocketMQ before 5.0 keeps the offsets in a deleted topic."""
+def test_a_replay_is_refused_if_the_group_is_beyond_the_end_of_the_letters(run: Run, broker: Broker) -> None:
+    """RocketMQ before 5.0 keeps the offsets in a deleted topic, and a broker may lose its last letters."""
     give_up(broker, ORDERS[:3])
     client = broker.groups.join(dead_letters.REPLAY_GROUP)
     [token] = locked(broker, dead_letters.REPLAY_GROUP, client, broker.log.queues("%DLQ%g"))
@@ -226,6 +226,9 @@ def test_new_letters_are_replayed_although_the_group_has_the_offset_of_a_former_
     broker.groups.unlock([token])
     assert [row["offset"] for row in run("dlq", "list", "g") if row["offset"] != 1 and not row["replayed"]] == [0, 2]
     assert dead_letters.replayed_to(broker, token.queue) == 0
+    for which in (["--key", "y"], ["--all"]):
+        assert "group seek dlq-replay --topic %DLQ%g --to earliest" in run("dlq", "replay", "g", *which, code=1)
+    run("group", "seek", "dlq-replay", "--topic", "%DLQ%g", "--to", "earliest")
     assert run("dlq", "replay", "g", "--key", "y")[0]["replayed"] == 1
     assert run("dlq", "replay", "g", "--all")[0] == {
         "group": "g",
