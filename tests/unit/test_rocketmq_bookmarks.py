@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import SinkBatch
-from orderedmq.errors import GroupError, LockError
+from orderedmq.errors import LockError, OptionError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
@@ -196,10 +196,10 @@ def test_a_sink_takes_no_group_whose_consumers_read_the_topic(offset: int) -> No
     cluster.numbers[1] = offset
     for _ in range(2):
         with pytest.raises(
-            GroupError, match=f"'billing' has the offsets of consumers of topic 't' .queue t/a/1 is at {offset}"
+            OptionError, match=f"'billing' has the offsets of consumers of topic 't' .queue t/a/1 is at {offset}"
         ) as caught:
             cluster.attempt(Writer(SINK, 0, 0, FIRST, "billing")).write(["a1"])
-        assert caught.value.condition == "ORDEREDMQ_GROUP.IN_USE"
+        assert caught.value.condition == "ORDEREDMQ_OPTION.CONFLICT"
     assert (cluster.numbers, len(cluster.messages[0]), cluster.settings) == ({1: offset}, 5, 0)
 
 

@@ -23,8 +23,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from orderedmq.conditions import GroupCondition
-from orderedmq.errors import GroupError, RocketMQError
+from orderedmq.conditions import GroupCondition, OptionCondition
+from orderedmq.errors import GroupError, OptionError, RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.micro_batch import KEPT_BATCHES
 from orderedmq.rocketmq.group.offsets import GroupOffsets
@@ -185,7 +185,7 @@ class Bookmarks:
         """Create the group, and the bookmarks of all queues at the queue's broker, if they are missing.
 
         ``seen_before(queue, end)`` returns whether the last messages before an offset include messages of the sink. ``permitted()``
-        raises an error if the account lacks a right that a sink needs. Nothing is stored in that case. Raises GroupError IN_USE if the
+        raises an error if the account lacks a right that a sink needs. Nothing is stored in that case. Raises OptionError CONFLICT if the
         group that the user named has the offsets of consumers.
         """
         if self._own_bookmark(queue):
@@ -214,11 +214,11 @@ class Bookmarks:
         # Read the mark last, because another task may be storing the mark and then the bookmarks.
         if found and not self.get(registers.mark(queue)):
             at, offset = next(iter(found.items()))
-            raise GroupError(
-                GroupCondition.IN_USE,
-                f"sinkGroup {self.group!r} has the offsets of consumers of topic {self._topic!r} (queue {at} is at {offset}), which the "
-                "sink's bookmarks would replace, so that the consumers would skip messages. Set sinkGroup to a group that does not consume "
-                "this topic, or leave sinkGroup out",
+            raise OptionError(
+                OptionCondition.CONFLICT,
+                f"option sinkGroup: group {self.group!r} has the offsets of consumers of topic {self._topic!r} (queue {at} is at {offset}), "
+                "which the sink's bookmarks would replace, so that the consumers would skip messages. Name a group that does not consume this "
+                "topic, or drop the option",
             )
 
     def require_own(self, queue: MessageQueue) -> None:
