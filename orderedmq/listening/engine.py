@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
+from math import isfinite
 from operator import index
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
@@ -443,7 +444,8 @@ class Engine(ABC):
         """Return the number ``name`` of a context, or ``default`` if the listener has set it to something else."""
         value = getattr(context, name)
         try:
-            return index(value)
+            # Numbers of ms are often computed as floats.
+            return int(value) if isinstance(value, float) and isfinite(value) else index(value)
         except TypeError:
             self._warn(
                 f"the listener of queue {self.queue} set {name} to an object of type {type(value).__name__}, not to a whole number, so it "

@@ -120,7 +120,7 @@ def test_of_a_batch_the_beginning_up_to_ack_index_is_done_if_the_answer_is_succe
 
 @pytest.mark.parametrize(("name", "answer", "counts_as"), [
     ("ack_index", (SUCCESS, None, 0), -1), ("ack_index", (SUCCESS, "3", 0), -1),
-    ("delay_level_when_next_consume", (LATER, ALL, None), 0), ("delay_level_when_next_consume", (LATER, ALL, 2.0), 0),
+    ("delay_level_when_next_consume", (LATER, ALL, None), 0), ("delay_level_when_next_consume", (LATER, ALL, float("nan")), 0),
 ])  # fmt: skip
 def test_what_is_no_number_in_a_context_is_a_warning_and_the_messages_come_again(
     name: str, answer: Any, counts_as: int
