@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -14,7 +13,7 @@ from orderedmq.text import text_of
 
 def stored_key(typed: str) -> str:
     """Return a key from the command line as the column sharding_key has it, so that a key that is not UTF-8 is found."""
-    return text_of(os.fsencode(typed))
+    return text_of(typed.encode("utf-8", "surrogateescape"))
 
 
 KeyTypeOption = Annotated[

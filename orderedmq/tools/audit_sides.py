@@ -119,11 +119,12 @@ class TableSide:
                         "Give --key-column, --id-column and --order-column",
                     ),
                 )
-        #: The columns that identify a row's queue, and the number of each queue.
+        #: The columns that identify a row's queue, and the numbers of brokers and queues.
         self._queue: list[str] = []
         if "queue_id" in names and pa.types.is_integer(self._data.schema.field("queue_id").type):
             self._queue = [name for name in ("broker_name", "queue_id") if name in names]
-        self._lanes: dict[bytes, int] = {}
+        self._brokers: dict[str | bytes, int] = {}
+        self._lanes: dict[int, int] = {}
         self._columns += [name for name in self._queue if name not in self._columns]
         self.messages = int(self._data.count_rows())
 
@@ -154,11 +155,18 @@ class TableSide:
     def _lanes_of(self, batch: pa.RecordBatch) -> int | Int64s:
         if not self._queue:
             return 0
-        parts = [_text(batch, name, self.name).cast(pa.binary()) for name in self._queue]
-        names = pc.binary_join_element_wise(*parts, b"/", null_handling="replace").dictionary_encode()
-        lanes = [self._lanes.setdefault(name, len(self._lanes)) for name in names.dictionary.to_pylist()]
-        numbers: Int64s = np.array(lanes, np.int64)[names.indices.to_numpy(zero_copy_only=False)]
-        return numbers
+        numbers: Int64s = batch["queue_id"].cast(pa.int64(), safe=False).fill_null(-1).to_numpy(zero_copy_only=False)
+        if "broker_name" in self._queue:
+            names = _text(batch, "broker_name", self.name).fill_null("").dictionary_encode()
+            brokers = [self._brokers.setdefault(name, len(self._brokers)) for name in names.dictionary.to_pylist()]
+            # The number of a queue has 31 bits.
+            numbers = numbers ^ np.array(brokers, np.int64)[names.indices.to_numpy(zero_copy_only=False)] << 32
+        queues = pa.array(numbers).dictionary_encode()
+        lanes: Int64s = np.array(
+            [self._lanes.setdefault(one, len(self._lanes)) for one in queues.dictionary.to_pylist()], np.int64
+        )
+        rows: Int64s = lanes[queues.indices.to_numpy()]
+        return rows
 
     def _numbers(self, column: pa.Array) -> Any:
         kind = column.type

@@ -45,13 +45,18 @@ def values(objects: pa.Array, path: str) -> pa.Array:
     # If every text begins and ends with a brace, Arrow cannot merge texts, because it refuses a newline in a string and a brace that
     # opens directly after one that closes within an object. So a text with several objects increases the number of rows, which
     # `_parsed` checks.
-    if kinds and pc.all(pc.and_(pc.starts_with(texts, b"{"), pc.ends_with(texts, b"}"))).as_py():
+    if kinds and pc.all(pc.starts_with(texts, b"{")).as_py() and _all_closed(texts):
         for kind in kinds:
             # A name that is not UTF-8 (UnicodeEncodeError) can be a field only with an escape such as "\\udcff".
             with contextlib.suppress(pa.ArrowInvalid, _NotAligned, UnicodeEncodeError):
                 return _parsed(texts, names, kind)
     found = [_text(row, _find(_object(row, text), names)) for row, text in enumerate(texts.to_pylist())]
     return pa.array(found, pa.string())
+
+
+def _all_closed(texts: pa.Array) -> bool:
+    """Whether each text ends with a closing brace, with or without white space after it."""
+    return bool(pc.all(pc.ends_with(texts, b"}")).as_py() or pc.all(pc.match_substring_regex(texts, rb"\}[ \t\r\n]*$")).as_py())
 
 
 class _NotAligned(Exception):
