@@ -429,6 +429,16 @@ def test_messages_that_a_broker_skips_for_long_are_lost_though_the_queue_begins_
     assert everything(puller, caught.value.behind or 0) == list(range(gone[-1] + 1, 5000))
 
 
+@pytest.mark.usefixtures("impatient")
+def test_messages_that_a_broker_skips_after_it_was_away_are_not_lost(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "call", lambda *given, **named: broker.says(NO_MATCHED, 800))
+    cuts = [RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, f"cut {number}") for number in range(5)]
+    broker.instead[10] = [*cuts, broker.says(NO_MATCHED, 800)]
+    assert puller_of(broker).pull(QUEUE, 10, 10, 1 << 30, COLUMNS).column(0).to_pylist() == list(range(10, 20))
+
+
 def test_a_hole_in_a_queue_is_never_passed_over(broker: FakeBroker) -> None:
     puller = puller_of(broker)
     broker.instead[10] = [broker.found(10, 42, without=20)] * 2

@@ -125,6 +125,8 @@ class Fetch:
         #: Messages and bytes in this pull's pieces, which the caller holds, and when messages were last received.
         self._held_count = self._held_size = 0
         self._heard = time.monotonic()
+        #: Since when the broker has skipped the next message without a failure in between; None if it does not.
+        self._skipped_since: float | None = None
         self._answer = known.answer
         self._loss: DataLossError | None = None
         self._failures = 0
@@ -321,7 +323,7 @@ class Fetch:
                         self._answer = size
                     known = self._known
                     known.end, known.replica, known.answer = last, suggested, size
-                    self._heard, self._failures = now, 0
+                    self._heard, self._failures, self._skipped_since = now, 0, None
                 else:
                     self._take(result, begin, count, now)
             elif self._replica == MASTER_ID and not isinstance(result, RocketMQUnavailableError):
@@ -335,6 +337,8 @@ class Fetch:
 
     def _failed(self, error: OrderedMQError, begin: int, count: int, replica: int) -> None:
         """Request an unanswered range again later, from the master. Use a new route unless the broker was only busy."""
+        # A broker that was away may have been restarted.
+        self._skipped_since = None
         # When a lane ends, all its requests fail with the same error object. They count as one failure.
         if error is not self._last:
             self._failures += 1
@@ -384,6 +388,7 @@ class Fetch:
             raise ProtocolError(ProtocolCondition.PROTOCOL, why)
         self._heard = now
         self._failures = 0
+        self._skipped_since = None
         size = self._known.answer = len(result.body)
         self._answer = max(self._answer, size)
         given, step = end - begin, self._known.step
@@ -424,9 +429,13 @@ class Fetch:
         """Return whether the broker skips the message at ``begin`` for so long that it must have been deleted.
 
         Usually the queue's minimum shows this after 10 s. But before 5.0, a broker keeps the minimum of an idle queue whose messages
-        were all deleted (ConsumeQueue.correctMinOffset).
+        were all deleted (ConsumeQueue.correctMinOffset). A broker that has just started may skip messages for a moment.
         """
-        return result.status is PullStatus.NO_MATCHED_MESSAGE and begin < self._stop and now - self._heard >= HOLE_PATIENCE
+        if result.status is not PullStatus.NO_MATCHED_MESSAGE or begin >= self._stop:
+            return False
+        if self._skipped_since is None:
+            self._skipped_since = now
+        return now - self._skipped_since >= HOLE_PATIENCE
 
     def _after_gap(self, begin: int, end: int) -> int:
         """Return the offset after the messages from ``begin`` on that the broker skips. It examines as many messages as are requested."""

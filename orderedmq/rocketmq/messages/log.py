@@ -377,11 +377,14 @@ class RocketMQLog:
 
     def _pull_again(self, queue: MessageQueue, offset: int, pull: Callable[[], T]) -> T:
         """Pull, and retry while the broker skips messages that its own minimum offset says it still has."""
-        deadline, failures = Deadline.after(HOLE_PATIENCE), 0
+        deadline, failures = 0.0, 0
         while True:
             try:
                 return pull()
             except DataLossError as error:
+                if not failures:
+                    # The pull itself may have waited for a broker that was away.
+                    deadline = Deadline.after(HOLE_PATIENCE)
                 failures += 1
                 delay = RETRY.delay(failures, random.random())
                 if error.sub != DataLossCondition.AGED_OUT or time.monotonic() + delay >= deadline:
