@@ -61,6 +61,8 @@ def attempt_deadline(request: Request[Any], deadline: float) -> float:
 SendTrace = Callable[[MessageQueue, SendBody, str, int, SendResult, Mapping[str, str]], None]
 
 _NO_BROKERS: Final[Mapping[str, float]] = {}
+#: For how many seconds a nameserver that did not answer is left out when all are asked.
+_SILENCE: Final = 60.0
 
 
 class _Known:
@@ -96,6 +98,8 @@ class Client:
         self._turn = random.randrange(len(self.nameservers))
         self._routes: dict[str, _Known] = {}
         self._proxied: bool | None = None  # See behind_proxy.
+        #: Nameservers that have not answered, each with the time until which `whole_cluster` does not ask it again (monotonic seconds).
+        self._silent: dict[str, float] = {}
         #: Whether the last route came from a Proxy. Unlike `behind_proxy`, this needs no request.
         self.routed_by_proxy = False
         #: Called after each answered send; None if sends are not traced.
@@ -238,16 +242,20 @@ class Client:
         """Return every broker that any nameserver knows. Raises the errors of `cluster`.
 
         A restarted nameserver knows only the brokers that have reported after its start. Nameservers that do not answer are left out.
-        ``enough``: once this returns true for the brokers found so far, no further nameserver is asked, because one that is silent takes
-        seconds.
+        One that is silent takes seconds, so it is asked again only after a minute, and ``enough`` ends the search: it returns whether the
+        brokers found so far are enough.
         """
         found = self.cluster(deadline)
         for address in self.nameservers if len(self.nameservers) > 1 and not found.behind_proxy else ():
             if enough is not None and enough(found):
                 break
+            if time.monotonic() < self._silent.get(address, 0):
+                continue
             limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
-            with contextlib.suppress(RocketMQUnavailableError):
+            try:
                 found = found.united(self.connection(address, limit, wait=False).call(cluster_info(), limit))
+            except RocketMQUnavailableError:
+                self._silent[address] = Deadline.after(_SILENCE)
         return found
 
     def known_cluster(self, deadline: float, enough: Callable[[ClusterInfo], bool]) -> ClusterInfo:
