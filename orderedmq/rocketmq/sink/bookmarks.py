@@ -20,11 +20,13 @@ in the topic but no mark is the group of consumers, and a sink refuses it.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from orderedmq.conditions import GroupCondition, OptionCondition
 from orderedmq.errors import GroupError, OptionError, RocketMQError
+from orderedmq.forks import call_in_child
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.micro_batch import KEPT_BATCHES
 from orderedmq.rocketmq.group.offsets import GroupOffsets
@@ -40,6 +42,7 @@ from orderedmq.rocketmq.wire.request import Request
 
 T = TypeVar("T")
 
+_entering = threading.Lock()
 
 #: Seconds for a request with all its retries, because a broker may be restarting.
 TIMEOUT: Final = 60.0
@@ -190,6 +193,13 @@ class Bookmarks:
         """
         if self._own_bookmark(queue):
             return
+        # A task enters many queues of a broker, and the first one searches them all.
+        with _entering:
+            self._enter(queue, seen_before, permitted)
+
+    def _enter(
+        self, queue: MessageQueue, seen_before: Callable[[MessageQueue, int], bool], permitted: Callable[[], None]
+    ) -> None:
         ends = self._ends(queue)
         has_group = self._has_group(queue)
         if has_group if self._mark is None else self._is_marked(queue):
@@ -276,3 +286,11 @@ class Bookmarks:
 
     def _ask(self, queue: MessageQueue, request: Request[T]) -> T:
         return self._client.call(request, Deadline.after(self._timeout), topic=queue.topic, broker_name=queue.broker_name)
+
+
+def _in_child() -> None:
+    global _entering
+    _entering = threading.Lock()
+
+
+call_in_child(_in_child)
