@@ -153,17 +153,19 @@ class EmbeddedOutbox:
 def forget_topics(txn: Transaction, topics: Collection[str]) -> None:
     """Forget which batches wrote to deleted ``topics``, so that a repeat of such a batch writes its rows again.
 
-    The record of a batch that also wrote to other topics stays, with 0 rows in each queue that is gone.
+    The record of a batch that also wrote to other topics stays, with 0 rows in each queue that is gone, and so does a record before one
+    that stays, because a sink's batches are written in order.
     """
-    for key, value in list(txn.scan("batches")):
-        record = json.loads(value)
+    kept: set[bytes] = set()
+    for key, value in reversed(list(txn.scan("batches"))):
+        record, sink = json.loads(value), key[:-8]
         rows = [[topic, queue_id, 0 if topic in topics else count] for topic, queue_id, count in record["rows"]]
-        if rows == record["rows"]:
-            continue
-        if any(count for _, _, count in rows):
-            txn.put("batches", key, json.dumps(record | {"rows": rows}).encode())
-        else:
+        if rows and sink not in kept and not any(count for _, _, count in rows):
             txn.delete("batches", key)
+            continue
+        kept.add(sink)
+        if rows != record["rows"]:
+            txn.put("batches", key, json.dumps(record | {"rows": rows}).encode())
 
 
 def _latest(txn: Transaction, key: bytes) -> int | None:

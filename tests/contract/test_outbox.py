@@ -332,6 +332,21 @@ def test_a_batch_that_lost_one_of_its_topics_is_refused_when_it_has_rows_there_a
     assert (bodies(broker, queue), bodies(broker, other)) == (["a"], ["b"])
 
 
+@only_atomic
+def test_a_batch_of_a_deleted_topic_is_no_gap_before_a_later_batch(broker: Broker):
+    broker.admin.create_topic("other", 1)
+    queue, [other] = queues_of(broker)[0], queues_of(broker, "other")
+    assert not publish(broker, version(1), (queue, "a"))
+    assert not publish(broker, version(2), (other, "b"))
+    broker.admin.delete_topic("orders")
+    broker.admin.create_topic("orders", 3)
+    with refused("SINK.REPLAY_DIFFERS", "'orders'", "deleted"):
+        publish(broker, version(1), (queue, "a"))
+    assert publish(broker, version(1), (queue, "a"), skip=True)
+    broker.admin.delete_topic("other")
+    assert not publish(broker, version(1), (queue, "a"))
+
+
 # -- attempts ---------------------------------------------------------------------------------------------------------------------
 
 
