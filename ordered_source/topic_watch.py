@@ -12,8 +12,8 @@ from ordered_source import data_loss, plan
 from ordered_source.group_session import Session
 from ordered_source.lot_planner import without_lots
 from orderedmq.broker import Broker, TopicInfo
-from orderedmq.conditions import DataLossCondition, TopicCondition
-from orderedmq.errors import DataLossError, TopicError, recreated, topic_deleted
+from orderedmq.conditions import DataLossCondition, OptionCondition, TopicCondition
+from orderedmq.errors import DataLossError, OptionError, TopicError, recreated, topic_deleted
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint
@@ -112,6 +112,12 @@ class TopicWatch:
             if (name, anchor) not in self._accepted:
                 if plan.selects(self._options, name):
                     data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
+                elif self._options.consumer_group is None and self._options.fail_on_data_loss:
+                    raise OptionError(
+                        OptionCondition.CONFLICT,
+                        f"the options no longer select topic {name!r}, which this query has read before. Without a consumer group, only the "
+                        "checkpoint knows its position. Select the topic again, or set failOnDataLoss=false to forget its position",
+                    )
                 else:
                     log.warning(
                         "the options no longer select topic %r, which this query has read before: it continues without it", name

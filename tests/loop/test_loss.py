@@ -15,7 +15,7 @@ from ordered_source.admission import Admission
 from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
-from orderedmq.errors import DataLossError
+from orderedmq.errors import DataLossError, OptionError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import RENEW_INTERVAL
@@ -272,6 +272,18 @@ def test_a_topic_that_the_options_no_longer_select_is_not_lost(
     for _ in range(2):
         rig.start({**options, "consumerGroup": "g"}, None, available_now=True).process_all_available()
     assert caplog.text.count("the options no longer select topic 'in-b'") == 1
+    rig.fill("in-b", 4, first=3)
+    query = rig.start(both, None, available_now=True).process_all_available()
+    assert [batch.ranges for batch in query.batches] == [{"in-b/embedded/0": (3, 7)}]
+
+
+def test_a_query_without_a_group_does_not_forget_where_it_was_in_a_topic(rig: LoopRig) -> None:
+    rig.topic("in", 1, rows=2)
+    rig.topic("in-b", 1, rows=3)
+    both = {"topic": "in,in-b", "messageModel": "broadcasting"}
+    rig.start(both, None, available_now=True).process_all_available()
+    with pytest.raises(OptionError, match=r"CONFLICT.*no longer select topic 'in-b'.*Select the topic again"):
+        rig.start({**both, "topic": "in"}, None, available_now=True).process_all_available()
     rig.fill("in-b", 4, first=3)
     query = rig.start(both, None, available_now=True).process_all_available()
     assert [batch.ranges for batch in query.batches] == [{"in-b/embedded/0": (3, 7)}]
