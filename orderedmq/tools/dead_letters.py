@@ -15,6 +15,8 @@ message has a property that counts its replays (`rows.dead_letters.REPLAYS`). If
 
 Letters have their keys as text. If a letter came from the queue that its key chooses as a number, and not from the queue that it
 chooses as text, the producer hashed numbers. A replay of such a letter is refused until the user says how keys choose queues.
+
+This module is long because reading, counting and replaying letters use the same rules of which letters were replayed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The Outbox protocol: a batch's rows become visible once and in order.
 
 Where the broker publishes atomically, the rows are also invisible until the publish, which also checks the locks of the sources.
+The module is long because each rule of repeats, versions and attempts is tested with every kind of broker.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from typing import Any, Self
 
 from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE, RequestCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
+from orderedmq.rocketmq.wire.pull_frames import PullDecoder
 
 
-def feed(decoder: FrameDecoder, data: bytes | bytearray) -> list[RemotingCommand]:
-    """Return the commands that ``data`` completes. Raises ProtocolError at the first malformed frame."""
-    commands: list[RemotingCommand] = []
+def pieces_into(decoder: FrameDecoder | PullDecoder, data: bytes | bytearray) -> Iterator[None]:
+    """Give ``data`` to a decoder in pieces of the size of its buffer, and yield after each piece."""
     rest = memoryview(data)
     while len(rest):
         space = decoder.buffer()
@@ -24,6 +24,13 @@ def feed(decoder: FrameDecoder, data: bytes | bytearray) -> list[RemotingCommand
         space[:count] = rest[:count]
         rest = rest[count:]
         decoder.received(count)
+        yield
+
+
+def feed(decoder: FrameDecoder, data: bytes | bytearray) -> list[RemotingCommand]:
+    """Return the commands that ``data`` completes. Raises ProtocolError at the first malformed frame."""
+    commands: list[RemotingCommand] = []
+    for _ in pieces_into(decoder, data):
         decoder.take(commands)
     return commands
 

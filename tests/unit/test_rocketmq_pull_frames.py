@@ -21,7 +21,7 @@ from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult
 from orderedmq.rocketmq.wire.pull_frames import Found, PullDecoder, PullTemplate
 from orderedmq.rows.filters import Filter
-from tests.unit.rocketmq_peer import feed
+from tests.unit.rocketmq_peer import feed, pieces_into
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 REQUEST = message_requests.pull(QUEUE, "g", 0, 32)
@@ -231,13 +231,8 @@ def test_a_body_is_a_view_that_later_answers_do_not_change() -> None:
     kept: list[memoryview] = []
     for number in range(100):
         frame = found(number, 32, bytes([number]) * 300)
-        rest = memoryview(frame)
-        while len(rest):
-            space = decoder.buffer()
-            count = min(len(space), len(rest))
-            space[:count] = rest[:count]
-            rest = rest[count:]
-            decoder.received(count)
+        for _ in pieces_into(decoder, frame):
+            pass
         events: list[Found | RemotingCommand] = []
         decoder.take(events)
         for event in events:
