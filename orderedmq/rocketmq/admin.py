@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueInfo, TopicInfo
-from orderedmq.conditions import LockCondition, OptionCondition, UnavailableCondition
+from orderedmq.conditions import LockCondition, OptionCondition, TopicCondition, UnavailableCondition
 from orderedmq.errors import (
     LockError,
     OptionError,
@@ -142,7 +142,10 @@ class RocketMQAdmin:
         return self._log.topic(name)
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
-        """See `Admin.add_queues`. The brokers with the fewest queues get the new ones."""
+        """See `Admin.add_queues`. The brokers with the fewest queues get the new ones.
+
+        A broker at which the topic may not be both written and read gets none, because this request would also change its permission.
+        """
         check_queue_count(name, queues)
         _refuse_parking_lot(name)
         there = queue_counts(self._log, name)
@@ -151,7 +154,14 @@ class RocketMQAdmin:
         total = sum(there.values())
         if queues < total:
             raise cannot_shrink(name, total, queues)
-        counts = {broker: there.get(broker, 0) for broker in every_master(self._client)}
+        limited = {data.broker_name for data in self._log.route(name).queues if not (data.readable and data.writable)}
+        counts = {broker: there.get(broker, 0) for broker in every_master(self._client) if broker not in limited}
+        if queues > total and not counts:
+            raise TopicError(
+                TopicCondition.QUEUE_COUNT,
+                f"topic {name!r} cannot get more queues, because its permission forbids writing or reading at each broker. Allow both first "
+                "(mqadmin updateTopicPerm -p 6)",
+            )
         # Brokers that do not have the topic yet create it, so pass its message type.
         message_type = self.message_type(name)
         self._resize(name, counts, queues, already=total, message_type=None if message_type == NORMAL else message_type)

@@ -28,7 +28,7 @@ from orderedmq.rocketmq.messages.sender import _NewRows
 from orderedmq.rocketmq.messages.topic_anchor import parse_anchor
 from orderedmq.rocketmq.messages.topic_changes import delete_at_broker
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rocketmq.wire import admin_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand
 from orderedmq.rows.pull_settings import PullSettings
@@ -430,6 +430,23 @@ def test_topics_are_divided_among_brokers(two_brokers: Cluster) -> None:
         broker.admin.delete_topic(name)
         with pytest.raises(TopicError, match="MISSING"):
             broker.log.queues(name)
+
+
+def test_new_queues_do_not_change_the_permission_of_a_topic(two_brokers: Cluster) -> None:
+    """An operator who empties a broker takes the permission to write from its topics. New queues must not give it back."""
+    with RocketMQBroker(two_brokers.address) as broker, Client(two_brokers.address) as client:
+        name = f"t-{uuid.uuid4().hex[:8]}"
+        broker.admin.create_topic(name, 2)
+        for number, server in enumerate(two_brokers.brokers, 1):
+            client.call_address(server.address, admin_requests.create_topic(name, 1, perm=4), soon())
+            until(lambda many=2 - number: len(broker.log.targets(name)) == many, "the route has the change")
+            if number == 1:
+                assert broker.admin.add_queues(name, 4).queues == 4
+                until(lambda: len(broker.log.targets(name)) == 3, "the route has the new queues")
+                assert {queue.broker_name for queue in broker.log.targets(name)} == {"broker-b"}
+        with pytest.raises(TopicError, match="QUEUE_COUNT.* forbids writing or reading at each broker"):
+            broker.admin.add_queues(name, 6)
+        broker.admin.delete_topic(name)
 
 
 def test_a_topic_that_one_broker_lost_is_still_a_topic(two_brokers: Cluster) -> None:
