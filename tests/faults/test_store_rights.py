@@ -113,7 +113,8 @@ def test_a_store_that_loses_its_rights_six_times_fails_queries_by_name_and_loses
         driver.close()
     for text in [*failures, *said("refused")]:
         assert "[ORDEREDMQ_STORE.PERMISSION] this process has no permission to use the store at" in text
-        assert "chmod -R u+rwX" in text or "chown -R" in text
+        # An attempt may fail while the rights are being given back, and then no file lacks them any more.
+        assert any(remedy in text for remedy in ("chmod -R u+rwX", "chown -R", "Try again if rights were just changed")), text
     sent = sum(int(line.split()[3]) - int(line.split()[2]) for line in said("ok"))
     print(f"\n{len(failures)} times without rights, {sent} messages acknowledged, {world.count()} written")
     assert world.count() >= sent > 0

@@ -357,6 +357,14 @@ WITH_RIGHTS_TAKEN = """
             call("create", lambda: broker.admin.create_topic("orders", 1))
     if how == "mode":
         run("chmod", "-R", "u+rwX", path)
+        with connect(path) as broker:
+            broker.admin.create_topic("large", 1)
+            [other] = queues_of(broker, "large")
+            broker.log.append({other: rows([os.urandom(100_000).hex()])})
+            [segment] = (path / "segments").glob("*.segment")
+            segment.chmod(0)
+            call("segment", lambda: bodies(broker, other))
+            segment.chmod(0o600)
     else:
         run("mount", "-o", "remount,rw", path.parent)
     with connect(path) as broker:
@@ -370,15 +378,16 @@ WITH_RIGHTS_TAKEN = """
 def test_a_store_whose_rights_are_taken_away_says_which_and_goes_on_when_they_are_back():
     with tempfile.TemporaryDirectory() as above:
         path = Path(above) / "store"
-        said = script(WITH_RIGHTS_TAKEN, path, "mode").splitlines()
+        said = re.sub("[0-9a-f]{32}", "TOKEN", script(WITH_RIGHTS_TAKEN, path, "mode")).splitlines()
     user = pwd.getpwuid(os.getuid() or 65534).pw_name
     refused_ = "ORDEREDMQ_STORE.PERMISSION"
     owners = f"{path}/owners belongs to user {user} and has mode 0000. Allow its owner to use it: chmod -R u+rwX {path}"
     data = f"{path}/data.mdb belongs to user {user} and has mode 0400. Allow its owner to use it: chmod -R u+rwX {path}"
+    segment = f"{path}/segments/TOKEN.segment belongs to user {user} and has mode 0000. Allow its owner to use it: chmod -R u+rwX {path}"
     assert said == [
         "append ok", f"large {refused_} {owners}", f"join {refused_} {owners}",
         f"locks {refused_} {owners}", "leave ok", f"read {refused_} {data}",
-        "append ok", "read ['a', 'b', 'c']", "[False]",
+        f"segment {refused_} {segment}", "append ok", "read ['a', 'b', 'c']", "[False]",
     ]  # fmt: skip
 
 

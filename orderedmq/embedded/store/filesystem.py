@@ -42,7 +42,7 @@ def refuse_other_files(path: Path) -> None:
     """Require an empty or missing directory for a new store. Raises StoreError NOT_EMPTY or NOT_A_STORE, or PermissionError."""
     try:
         others = sorted(set(os.listdir(path)) - _OF_STORES)
-        inside = sorted(str(file.relative_to(path)) for pattern in _INSIDE for file in path.glob(pattern))
+        inside = sorted(str(file.relative_to(path)) for file in _contents(path))
     except FileNotFoundError:
         return
     except NotADirectoryError as error:
@@ -119,23 +119,33 @@ def make_folder(path: Path) -> None:
 
 def missing_rights(path: Path) -> str:
     """Return the end of an error message: which file of the store at ``path`` this process may not use, and what to do about it."""
-    me, names = os.geteuid(), sorted(_OF_STORES - {"lost+found"})
+    me = os.geteuid()
     try:
         there = next(above for above in (path, *path.parents) if above.exists())
-        for file in (there, *(path / name for name in names)):
-            if not file.exists() or _usable(file):
-                continue
-            status = file.stat()
-            said = f"{file} belongs to user {_user(status.st_uid)} and has mode {status.st_mode & 0o7777:04o}"
-            if status.st_uid == me:
-                return f"{said}. Allow its owner to use it: chmod -R u+rwX {there}"
-            return (
-                f"{said}, but this process runs as user {_user(me)}. Run as user {_user(status.st_uid)}, or give the files to user "
-                f"{_user(me)}: chown -R {_user(me)} {there}"
-            )
+        for file in (there, *(path / name for name in sorted(_OF_STORES - {"lost+found"})), *_contents(path)):
+            # Other processes may remove files meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                status = file.stat()
+                if _usable(file):
+                    continue
+                said = f"{file} belongs to user {_user(status.st_uid)} and has mode {status.st_mode & 0o7777:04o}"
+                if status.st_uid == me:
+                    return f"{said}. Allow its owner to use it: chmod -R u+rwX {there}"
+                return (
+                    f"{said}, but this process runs as user {_user(me)}. Run as user {_user(status.st_uid)}, or give the files to user "
+                    f"{_user(me)}: chown -R {_user(me)} {there}"
+                )
     except PermissionError as error:
         return f"user {_user(me)} may not enter the directory of {error.filename}. Allow it, or run as the user who owns the directory"
-    return f"this process runs as user {_user(me)}. Run as the user who owns the store, or choose another path"
+    return (
+        f"this process runs as user {_user(me)}. Try again if rights were just changed. Otherwise run as the user who owns the store, or "
+        "choose another path"
+    )
+
+
+def _contents(path: Path) -> list[Path]:
+    """Return the files in the folders of a store, except of those that this process may not enter."""
+    return [file for pattern in _INSIDE for file in path.glob(pattern)]
 
 
 def _usable(file: Path) -> bool:
