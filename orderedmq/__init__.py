@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from orderedmq.model import MessageQueue
     from orderedmq.parking.rules import Order
     from orderedmq.startup.tuning import tuned
-    from orderedmq.tools.dead_letters import LetterFilter, replay_dead_letters
+    from orderedmq.tools.dead_letters import LetterFilter
     from orderedmq.tools.producer import Producer
+    from orderedmq.tools.replay import replay_dead_letters
     from orderedmq.tools.seek import copy_offsets
 
 __version__ = "0.1.0"
@@ -47,7 +48,7 @@ _HOMES = {
     "tuned": "orderedmq.startup.tuning",
     "LetterFilter": "orderedmq.tools.dead_letters",
     "copy_offsets": "orderedmq.tools.seek",
-    "replay_dead_letters": "orderedmq.tools.dead_letters",
+    "replay_dead_letters": "orderedmq.tools.replay",
     "Credentials": "orderedmq.endpoint",
     "CredentialsFile": "orderedmq.endpoint",
     "TlsOptions": "orderedmq.endpoint",

@@ -20,15 +20,14 @@ from orderedmq.tools.dead_letters import (
     MAX_REPLAYS,
     DeadLetter,
     LetterFilter,
-    Replayed,
     find,
     letter_queues,
-    replay,
     replayed,
     replayed_to,
     require_one_broker,
 )
 from orderedmq.tools.readable import body_fields, body_text, moment, one_line, short_moment, shortened
+from orderedmq.tools.replay import Replayed, replay
 
 app = commands("List and replay dead letters: messages whose retries all failed.")
 

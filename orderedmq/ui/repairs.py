@@ -25,8 +25,9 @@ from orderedmq.ownership.offsets import offsets_to_json
 from orderedmq.parking.rules import AtSeek, OrderAction
 from orderedmq.routing.selector import Keying
 from orderedmq.tools import dead_letters
-from orderedmq.tools.dead_letters import MAX_REPLAYS, DeadLetter, LetterFilter, Replayed
+from orderedmq.tools.dead_letters import MAX_REPLAYS, DeadLetter, LetterFilter
 from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
+from orderedmq.tools.replay import Replayed, replay
 from orderedmq.tools.seek import Sought, copy_offsets, parse_target, seek
 from orderedmq.ui.guard import FormFields, read_change
 from orderedmq.ui.pages import ROWS, identity, number_of
@@ -119,9 +120,7 @@ class Repairs:
         queues = dead_letters.letter_queues(broker, group, chosen)
         if queues:
             try:
-                dead_letters.replay(
-                    broker, queues, chosen, done, limit=_AT_ONCE, to_topic=form.one("to") or None, keying=KEYINGS[how][1]
-                )
+                replay(broker, queues, chosen, done, limit=_AT_ONCE, to_topic=form.one("to") or None, keying=KEYINGS[how][1])
             finally:
                 if done.letters:
                     self._site.tell(f"replayed {done.letters:,} dead letters of group {group}")

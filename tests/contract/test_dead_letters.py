@@ -14,7 +14,8 @@ from orderedmq.listening.engine import Message
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MAX_OFFSET, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
-from orderedmq.tools.dead_letters import REPLAY_GROUP, LetterFilter, Replayed, replay
+from orderedmq.tools.dead_letters import REPLAY_GROUP, LetterFilter
+from orderedmq.tools.replay import Replayed, replay
 from tests.contract.support import (
     BIG,
     FakeClock,

@@ -44,6 +44,7 @@ from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import Order, companion, parked_queue
 from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.tools import dead_letters, parked
+from orderedmq.tools.replay import Replayed, replay
 from tests.contract.support import locked, rows
 from tests.waits import until
 
@@ -247,7 +248,7 @@ def test_a_replayed_dead_letter_of_a_key_that_is_parked_comes_behind_what_is_par
     rig.run(rig.by_key(lambda message: SUSPEND if message.queue_offset == 0 else SUCCESS, max_reconsume_times=0))
     rig.send("a")
     assert rig.run(rig.by_key(bad("a"))) == [(2, "PARKED", 1, 10)]
-    dead_letters.replay(rig.broker, [LETTERS], dead_letters.ALL, dead_letters.Replayed())
+    replay(rig.broker, [LETTERS], dead_letters.ALL, Replayed())
     rig.heard.clear()
     assert rig.run(kind) == [(3, "PARKED", 0, None)]
     rig.now += 10

@@ -20,6 +20,7 @@ from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import OffsetRange
 from orderedmq.parking.rules import Order
 from orderedmq.tools import dead_letters
+from orderedmq.tools.replay import Replayed, replay
 from tests.contract.support import letters, locked
 from tests.unit.test_listener_shell import DONE, LATER, LETTERS, QUEUE, SUCCESS, SUSPEND, Rig
 
@@ -297,8 +298,8 @@ def test_letters_that_were_sent_again_before_the_range_is_repeated_are_processed
     first, again = rig.listener(dies(1, bad=[0])), rig.listener(lambda message: SUCCESS)
     with pytest.raises(Killed):
         queue(rig, first) if order == "queue" else rig.run(rig.by_key(dies(1, bad=[0]), max_reconsume_times=0))
-    done = dead_letters.Replayed()
-    dead_letters.replay(rig.broker, [LETTERS], dead_letters.ALL, done)
+    done = Replayed()
+    replay(rig.broker, [LETTERS], dead_letters.ALL, done)
     assert done.letters == 1
     rig.heard.clear()
     if order == "queue":

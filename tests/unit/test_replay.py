@@ -31,6 +31,7 @@ from orderedmq.routing.selector import Keying
 from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
 from orderedmq.tools import dead_letters
 from orderedmq.tools.readable import number
+from orderedmq.tools.replay import Replayed, _choose_queues, replay
 from orderedmq.tools.seek import parse_target, resolve
 from tests.command import Run, bodies
 from tests.contract.support import locked
@@ -211,7 +212,7 @@ def test_a_replay_of_chosen_letters_that_was_killed_repeats_its_last_step_only(
     with monkeypatch.context() as patch:
         patch.setattr(EmbeddedGroups, "settle", dies)
         with pytest.raises(Killed):
-            dead_letters.replay(broker, [LETTERS], chosen, dead_letters.Replayed())
+            replay(broker, [LETTERS], chosen, Replayed())
     assert run("dlq", "replay", "g", "--key", "x")[0]["replayed"] == 7
     assert sorted(map(int, sent(broker))) == sorted([*range(6), *range(3, 10)])
 
@@ -248,7 +249,7 @@ def test_progress_counts_what_is_sent_of_what_is_to_be_sent(broker: Broker, monk
     give_up(broker, ORDERS)
     seen = list[tuple[int, int]]()
     chosen = dead_letters.LetterFilter(frozenset("x"), quarantined=False)
-    dead_letters.replay(broker, [LETTERS], chosen, dead_letters.Replayed(), progress=lambda *at: seen.append(at))
+    replay(broker, [LETTERS], chosen, Replayed(), progress=lambda *at: seen.append(at))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -519,7 +520,7 @@ def test_a_letter_without_a_key_goes_to_its_old_queue_at_its_broker() -> None:
         letter = dead_letters.DeadLetter(
             MessageQueue("%DLQ%g", "broker-b", 0), 3, origin, 9, b"", None, None, None, None, None, None, 0, {}
         )
-        [(queue, _)] = dead_letters._choose_queues([letter], {"t": queues}, "t", Keying())
+        [(queue, _)] = _choose_queues([letter], {"t": queues}, "t", Keying())
         return queue
 
     assert [goes_to(queue) for queue in queues] == queues
