@@ -23,7 +23,7 @@ from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.codec.stored_message import BODY_AT
-from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster, Server
 from orderedmq.rocketmq.messages.sender import _NewRows
 from orderedmq.rocketmq.messages.topic_anchor import parse_anchor
 from orderedmq.rocketmq.messages.topic_changes import delete_at_broker
@@ -436,14 +436,17 @@ def test_new_queues_do_not_change_the_permission_of_a_topic(two_brokers: Cluster
     """An operator who empties a broker takes the permission to write from its topics. New queues must not give it back."""
     with RocketMQBroker(two_brokers.address) as broker, Client(two_brokers.address) as client:
         name = f"t-{uuid.uuid4().hex[:8]}"
-        broker.admin.create_topic(name, 2)
-        for number, server in enumerate(two_brokers.brokers, 1):
+
+        def forbid_writing(server: Server, left: int) -> None:
             client.call_address(server.address, admin_requests.create_topic(name, 1, perm=4), soon())
-            until(lambda many=2 - number: len(broker.log.targets(name)) == many, "the route has the change")
-            if number == 1:
-                assert broker.admin.add_queues(name, 4).queues == 4
-                until(lambda: len(broker.log.targets(name)) == 3, "the route has the new queues")
-                assert {queue.broker_name for queue in broker.log.targets(name)} == {"broker-b"}
+            until(lambda: len(broker.log.targets(name)) == left, "the route has the change")
+
+        broker.admin.create_topic(name, 2)
+        forbid_writing(two_brokers.brokers[0], 1)
+        assert broker.admin.add_queues(name, 4).queues == 4
+        until(lambda: len(broker.log.targets(name)) == 3, "the route has the new queues")
+        assert {queue.broker_name for queue in broker.log.targets(name)} == {"broker-b"}
+        forbid_writing(two_brokers.brokers[1], 0)
         with pytest.raises(TopicError, match="QUEUE_COUNT.* forbids writing or reading at each broker"):
             broker.admin.add_queues(name, 6)
         broker.admin.delete_topic(name)
