@@ -60,9 +60,10 @@ def holding(txn: Transaction, queue: MessageQueue, offset: int) -> tuple[int, Ch
 
 def chunks(txn: Transaction, queue: MessageQueue, at: QueueState, offset: int) -> Iterator[tuple[int, Chunk]]:
     """Yield the chunks from the one that holds ``offset`` to the last, as (first offset, chunk). Raises StoreError CORRUPT at a gap."""
+    offset = max(offset, at.min_offset)
     if offset >= at.max_offset:
         return
-    following, _ = holding(txn, queue, max(offset, at.min_offset))
+    following, _ = holding(txn, queue, offset)
     key = layout.queue_key(queue)
     for found, value in txn.following("index", layout.index_key(key, following)):
         first, chunk = layout.index_offset(found), Chunk.unpack(value)
