@@ -35,7 +35,7 @@ class Clocks:
             # Whether the wall clock was set between the two boots is unknown, so begin without steps.
             return Clocks(at, wall)
         step = wall - self.wall - round(at.since(self.at) * 1e6)
-        return self if abs(step) < STEP else Clocks(at, wall, (*self.steps, (at.seconds, step))[-MOST:])
+        return self if abs(step) < STEP else Clocks(at, wall, _fitting((*self.steps, (at.seconds, step))))
 
     def ahead(self, now: Instant, seconds: float) -> int:
         """Return the number of µs by which a message from the last ``seconds`` may look older than it is."""
@@ -46,3 +46,12 @@ class Clocks:
             total += step
             most = max(most, total)
         return most
+
+
+def _fitting(steps: tuple[tuple[float, int], ...]) -> tuple[tuple[float, int], ...]:
+    """Return at most `MOST` steps: the smallest step is joined with the next one, so that no message looks older than before."""
+    if len(steps) <= MOST:
+        return steps
+    smallest = min(range(MOST), key=lambda number: abs(steps[number][1]))
+    (_, step), (when, following) = steps[smallest : smallest + 2]
+    return (*steps[:smallest], (when, max(following, step + following)), *steps[smallest + 2 :])
