@@ -7,6 +7,7 @@ no segment is deleted in between. The copy's ``data.mdb`` gets its name last, be
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -71,10 +72,10 @@ class _Copy:
         self._taken: dict[bytes, bool] = {}
 
     def make(self) -> StoreCopy:
-        unfinished = self._target / _UNFINISHED
-        for folder in (self._target, self._segments, unfinished):
-            make_folder(folder)
+        unfinished, data = self._target / _UNFINISHED, self._target / "data.mdb"
         try:
+            for folder in (self._target, self._segments, unfinished):
+                make_folder(folder)
             for _ in range(_PASSES):
                 with self._store.read() as txn:
                     wanted = _wanted(txn)
@@ -82,14 +83,16 @@ class _Copy:
                     break
             self._store.copy_entries(unfinished, lambda txn: self._finish(_wanted(txn)), self._target)
             sync_folder(self._segments)
-            os.rename(unfinished / "data.mdb", self._target / "data.mdb")
+            os.rename(unfinished / "data.mdb", data)
+            sync_folder(self._target)
         except BaseException:
+            with contextlib.suppress(OSError):
+                data.unlink()
             shutil.rmtree(self._segments, ignore_errors=True)
             raise
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        sync_folder(self._target)
-        files = [self._target / "data.mdb", *self._segments.iterdir()]
+        files = [data, *self._segments.iterdir()]
         return StoreCopy(len(self._taken), sum(self._taken.values()), sum(file.stat().st_size for file in files))
 
     def _take(self, wanted: set[bytes], *, needed: bool) -> int:

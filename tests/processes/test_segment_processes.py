@@ -217,17 +217,24 @@ def test_what_cannot_be_copied_is_refused_and_leaves_no_store(path: Path, broker
     orderedmq.snapshot(path, tmp_path / "copy")
 
 
-def test_a_copy_that_finds_no_room_says_so(
-    path: Path, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("step", "of"), [("make_folder", "unfinished"), ("_link", ""), ("sync_folder", "copy")])
+def test_a_copy_that_finds_no_room_says_so_and_leaves_nothing(
+    path: Path, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, of: str
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    done = getattr(snapshot, step)
+
+    def refuse(*paths: Path) -> None:
+        if paths[-1].name == of or not of:
+            raise OSError(28, "No space left on device")
+        done(*paths)
 
     broker.log.append({QUEUE: rows(["a" * LARGE])})
-    monkeypatch.setattr(snapshot, "_link", refuse)
-    with refused("STORE.FULL", tmp_path / "copy"):
-        orderedmq.snapshot(path, tmp_path / "copy")
-    assert not (tmp_path / "copy" / "data.mdb").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, step, refuse)
+        with refused("STORE.FULL", tmp_path / "copy"):
+            orderedmq.snapshot(path, tmp_path / "copy")
+    assert list((tmp_path / "copy").iterdir()) == []
+    orderedmq.snapshot(path, tmp_path / "copy")
 
 
 def test_a_copy_whose_entries_find_no_room_says_so_of_the_copy(path: Path, broker: EmbeddedBroker, tmp_path: Path) -> None:
