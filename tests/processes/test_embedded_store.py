@@ -215,7 +215,7 @@ def test_windows_is_refused_by_name(path: Path, monkeypatch: pytest.MonkeyPatch)
         broker.log.topics()
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "fuse.glusterfs", "9p"])
 def test_a_network_file_system_is_refused_before_anything_is_made(path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     monkeypatch.setattr(store, "file_system", lambda where: kind)
     with connect(path) as broker, refused("STORE.NETWORK_FILE_SYSTEM", kind, path):

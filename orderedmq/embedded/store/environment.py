@@ -39,8 +39,8 @@ SPARE: Final = 4 * 1024 * 1024
 CLEAR_READERS: Final = 256
 _NETWORK: Final = frozenset(
     (
-        "nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs", "fuse.sshfs", "fuse.s3fs",
-        "fuse.rclone",
+        "nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "fuse.sshfs", "fuse.s3fs", "fuse.rclone",
+        "fuse.glusterfs", "fuse.ceph-fuse", "fuse.gcsfuse", "fuse.juicefs",
     )
 )  # fmt: skip
 _FULL: Final = ("No space left on device", "File too large", "Disk quota exceeded")
