@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from orderedmq.capabilities import EMBEDDED, Capabilities
 from orderedmq.conditions import OptionCondition, StoreCondition
@@ -19,6 +20,7 @@ from orderedmq.embedded.outbox import EmbeddedOutbox
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.store_file import not_the_same
 from orderedmq.errors import OptionError, StoreError
+from orderedmq.forks import BeginAnew
 
 
 class EmbeddedBroker:
@@ -40,24 +42,32 @@ class EmbeddedBroker:
         self._map_size = map_size
         self._clock: Clock = clock or SystemClock()
         self._opened: Store | None = None
+        self._groups: EmbeddedGroups | None = None
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
+        # Several threads may be the first to use a connection. Each `Store.open` needs one `close`, and members belong to one object.
+        self._opening = threading.RLock()
 
     def __repr__(self) -> str:
         return f"<EmbeddedBroker {str(self.path)!r} {'open' if self._opened else 'not open'}>"
 
     def _open(self, create: bool) -> Store:
-        if self._opened is None:
-            try:
-                store = Store.open(self.path, map_size=self._map_size, create=create)
-            except StoreError as error:
-                if self._expected is None or error.sub != StoreCondition.MISSING:
-                    raise
-                raise self._unexpected("there is no store") from error
-            if self._expected is not None and store.identity != self._expected:
-                store.close()
-                raise self._unexpected("there is another store")
-            self._opened = store
-            garbage.collect(store, self._clock)
-        return self._opened
+        with self._opening:
+            if self._opened is None:
+                try:
+                    store = Store.open(self.path, map_size=self._map_size, create=create)
+                except StoreError as error:
+                    if self._expected is None or error.sub != StoreCondition.MISSING:
+                        raise
+                    raise self._unexpected("there is no store") from error
+                if self._expected is not None and store.identity != self._expected:
+                    store.close()
+                    raise self._unexpected("there is another store")
+                self._opened = store
+                garbage.collect(store, self._clock)
+            return self._opened
 
     def _unexpected(self, what: str) -> StoreError:
         if self._seen_here:
@@ -81,9 +91,12 @@ class EmbeddedBroker:
     def log(self) -> EmbeddedLog:
         return EmbeddedLog(self._open(False), self._clock)
 
-    @cached_property
+    @property
     def groups(self) -> EmbeddedGroups:
-        return EmbeddedGroups(self._open(False), self._clock)
+        with self._opening:
+            if self._groups is None:
+                self._groups = EmbeddedGroups(self._open(False), self._clock)
+            return self._groups
 
     @cached_property
     def outbox(self) -> EmbeddedOutbox:
@@ -106,11 +119,12 @@ class EmbeddedBroker:
 
     def close(self) -> None:
         if self._opened is not None:
-            if "groups" in self.__dict__:
-                self.groups.close()
+            if self._groups is not None:
+                self._groups.close()
+                self._groups = None
             self._opened.close()
             self._opened = None
-        for name in ("log", "groups", "outbox", "admin"):
+        for name in ("log", "outbox", "admin"):
             self.__dict__.pop(name, None)
 
     def __enter__(self) -> Self:
@@ -118,3 +132,6 @@ class EmbeddedBroker:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+_all: Final = BeginAnew(EmbeddedBroker._begin)

@@ -16,6 +16,7 @@ import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -488,6 +489,21 @@ def test_threads_share_a_connection(broker: Broker):
     for number in range(4):
         assert [body for body in got if body.startswith(f"{number}.")] == [f"{number}.{turn}" for turn in range(20)]
     assert len(bodies(broker, other)) == 80
+
+
+def test_a_connection_that_threads_use_first_at_once_is_closed_once(path: Path, broker: Broker):
+    broker.close()
+
+    def use(shared: Broker, part: str, start: threading.Barrier) -> object:
+        start.wait()
+        return getattr(shared, part)
+
+    for _ in range(20):
+        shared, start = connect(path), threading.Barrier(3)
+        with ThreadPoolExecutor(3) as pool:
+            assert all(pool.map(use, [shared] * 3, ("log", "groups", "outbox"), [start] * 3))
+        shared.close()
+        assert path not in [store.path for store in Store._shared.values()]
 
 
 def test_a_store_made_by_many_processes_at_once_is_one_store(path: Path, start):
