@@ -37,10 +37,10 @@ def test_the_quick_start_runs(spark: SparkSession, tmp_path: Path) -> None:
     assert "".join(in_readme).splitlines()[1:] == commands[:5], "README and docs/index.md must have the same commands"
     said = ""
     for command in commands:
-        if command == "omq/bin/python invoices.py":
+        if command == "python invoices.py":
             run([Snippet(ROOT / "docs" / "index.md", 1, program, "")], spark, tmp_path)
             continue
-        before, _, after = command.rpartition("omq/bin/orderedmq ")
+        before, _, after = command.rpartition("orderedmq ")
         typed = before.removeprefix("printf '").removesuffix("' | ").replace("\\n", "\n")
         done = CliRunner().invoke(app, shlex.split(after.replace("data/", f"{tmp_path}/data/")), input=typed)
         assert done.exit_code == 0, f"{command}\n{done.output}"

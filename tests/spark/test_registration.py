@@ -113,7 +113,7 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as it is after the documented `python3 -m venv omq && omq/bin/pip install '.[java]'`, without the extra dev."""
+    """A folder as it is after the documented `python3 -m venv omq && . omq/bin/activate && pip install '.[java]'`, without the extra dev."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder / "omq", symlinks=True, with_pip=False)
     (packages,) = (folder / "omq").glob("lib/python*/site-packages")
