@@ -36,4 +36,4 @@ def fail_or_warn(error: DataLossError, *, fail: bool) -> None:
     """Raise the error, or log it as a warning if the user accepts losses (``fail`` is failOnDataLoss)."""
     if fail:
         raise error
-    log.warning("%s", error)
+    log.warning("failOnDataLoss=false accepts a loss: %s", error)
