@@ -28,7 +28,7 @@ from orderedmq.errors import NEWEST_CHECKPOINT, OptionError, SinkError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import KEPT_BATCHES, SourceRun
-from orderedmq.ownership.sink_batches import is_repeat, replay_differs
+from orderedmq.ownership.sink_batches import is_repeat, require_same
 
 
 class EmbeddedOutbox:
@@ -100,16 +100,18 @@ class EmbeddedOutbox:
     def _was_published(self, txn: Transaction, batch: SinkBatch, record: Mapping[str, Any], skip: bool) -> bool:
         """Whether the batch was published before.
 
-        Raises SinkError OUT_OF_ORDER. Unless ``skip``, also raises REPLAY_DIFFERS or BATCH_TOO_OLD.
+        Raises SinkError OUT_OF_ORDER. Unless ``skip`` applies, also raises REPLAY_DIFFERS or BATCH_TOO_OLD.
         """
         assert batch.sink_id is not None
         key = layout.sink_key(batch.sink_id)
         value, latest = txn.get("batches", key + layout.number(batch.batch_id)), _latest(txn, key)
-        if not is_repeat(batch.sink_id, batch.batch_id, latest, value is not None, skip=skip):
+        ranges = bool(record["sources"])
+        if not is_repeat(batch.sink_id, batch.batch_id, latest, value is not None, skip=skip, ranges=ranges):
             return False
-        why = _difference(json.loads(value), record) if value is not None else None
-        if why and not skip:
-            raise replay_differs(batch.sink_id, batch.batch_id, latest, why)
+        if value is not None:
+            old = json.loads(value)
+            require_same(batch.sink_id, batch.batch_id, latest, _other_ranges(old, record), skip=skip, ranges=True)
+            require_same(batch.sink_id, batch.batch_id, latest, _other_rows(old, record), skip=skip)
         return True
 
     def _require_new(self, txn: Transaction, batch: SinkBatch, sources: Sequence[Registration]) -> None:
@@ -187,28 +189,16 @@ def _record(sources: Iterable[Registration], receipts: Iterable[Receipt]) -> dic
     }
 
 
-def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Return how a repeated batch differs from the recorded batch, or None if both are the same.
+def _other_ranges(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """Return how the source ranges of a repeated batch differ from the recorded ones, or None if it is the same batch.
 
-    Batches are compared by source ranges, or by rows per queue if they have no ranges. A replay may lack whole queues (another owner
-    took them over) and the first messages of a range (they aged out), but each range must end where the recorded range ends. If a
-    replay ended earlier, the next batch would publish the remaining messages again. A replay with rows in a topic that was deleted since
-    differs: skipping it would lose these rows, and publishing it would write the others twice.
+    A replay may lack whole queues (another owner took them over) and the first messages of a range (they aged out), but each range must
+    end where the recorded range ends, because the next batch begins there.
     """
-    gone = {topic for topic, _, count in old["rows"] if not count}
-    for topic, _, _ in new["rows"]:
-        if topic in gone:
-            return f"topic {topic!r} was deleted since, with rows of this batch"
     known: dict[tuple[str | None, str, int], list[tuple[int, int]]] = {}
     for group, topic, queue_id, begin, end in old["sources"]:
         # Without a group, a query may read a queue twice, so a queue may have several ranges.
         known.setdefault((group, topic, queue_id), []).append((begin, end))
-    if not known and not new["sources"]:
-        if old["rows"] == new["rows"]:
-            return None
-        return f"it had {sum(row[2] for row in old['rows'])} rows then and has {sum(row[2] for row in new['rows'])} now, or in other queues"
-    if not new["sources"] and new["rows"]:
-        return "it had source ranges then and has none now"
     for group, topic, queue_id, begin, end in new["sources"]:
         queue = MessageQueue(topic, EMBEDDED_BROKER, queue_id)
         then = known.get((group, topic, queue_id))
@@ -217,3 +207,22 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
         if not any(first <= begin <= end == last for first, last in then):
             return f"queue {queue} was read from {then[0][0]} to {then[0][1]} then, and from {begin} to {end} now"
     return None
+
+
+def _other_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """Return how the rows of a repeated batch differ from the recorded ones, or None if no difference counts.
+
+    The numbers of rows per queue are compared only if neither has source ranges. A replay with rows in a topic that was deleted since
+    differs: skipping it would lose these rows, and publishing it would write the others twice.
+    """
+    gone = {topic for topic, _, count in old["rows"] if not count}
+    for topic, _, _ in new["rows"]:
+        if topic in gone:
+            return f"topic {topic!r} was deleted since, with rows of this batch"
+    if new["sources"]:
+        return None
+    if old["sources"]:
+        return "it had source ranges then and has none now" if new["rows"] else None
+    if old["rows"] == new["rows"]:
+        return None
+    return f"it had {sum(row[2] for row in old['rows'])} rows then and has {sum(row[2] for row in new['rows'])} now, or in other queues"

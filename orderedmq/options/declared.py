@@ -241,7 +241,12 @@ SINK_OPTIONS: Final = (
         "what to do if two tasks of a batch have rows of one key, whose order is then undefined: error|warn|ignore",
         "error, warn with namesrvAddr",
     ),
-    Option("onReplayDiffers", "error", "what to do if a repeated batch differs from the committed batch: error|skip"),
+    Option(
+        "onReplayDiffers",
+        "error",
+        "what to do if a repeated batch has other rows than the committed batch, but the same input: error|skip. Never skipped: other "
+        "messages of a source on the same store",
+    ),
     Option(
         "delayedRows",
         "error",

@@ -1,6 +1,10 @@
 """Decides whether a sink's batch is new, repeated, too old or out of order. All brokers use this rule and its errors. Pure.
 
 A sink is a query, whose batches are numbered by Spark, or a ``txnAppId``, whose batches are numbered by ``txnVersion``.
+
+The option ``onReplayDiffers=skip`` is for a query that computes other rows from the same input. Where the broker knows the batch's source
+ranges and they differ, or are no longer recorded, the option does not apply. The source resumes where the repeat ends: if that is after
+the recorded end, the messages between the two ends would be lost, and if it is before, they would be written twice.
 """
 
 from __future__ import annotations
@@ -21,26 +25,27 @@ def sink_of(app_id: str) -> str:
     return _TRANSACTIONS + app_id
 
 
-def is_repeat(sink: str, batch: int, latest: int | None, published: bool, *, skip: bool, sent: str = "") -> bool:
+def is_repeat(
+    sink: str, batch: int, latest: int | None, published: bool, *, skip: bool, ranges: bool = False, sent: str = ""
+) -> bool:
     """Return whether the batch was published before.
 
     ``latest``: the sink's newest published batch, None if it has none. ``published``: whether the broker remembers that this batch was
-    published, which it does for the last `KEPT_BATCHES` numbers. ``skip``: assume that a batch too old to be remembered was published.
-    ``sent``: what the error says about messages of an unpublished batch that readers already see.
+    published, which it does for the last `KEPT_BATCHES` numbers. ``skip``: assume that a batch too old to be remembered was published,
+    unless it has source ``ranges``. ``sent``: what the error says about messages of an unpublished batch that readers already see.
 
     Raises SinkError OUT_OF_ORDER for a batch that was never published although a later one was, even with ``skip``, because treating it
-    as published would lose its rows. Raises SinkError BATCH_TOO_OLD unless ``skip``.
+    as published would lose its rows. Raises SinkError BATCH_TOO_OLD unless ``skip`` applies.
     """
     if latest is None or batch > latest:
         return False
     if latest - batch >= KEPT_BATCHES:
-        if skip:
+        if skip and not ranges:
             return True
         raise SinkError(
             SinkCondition.BATCH_TOO_OLD,
             f"{_named(sink, batch)} is too old: the latest is {latest}, and there is no record of {latest - KEPT_BATCHES} and below, so the "
-            f"broker cannot tell whether this one was published. {_remedy(sink, latest)}. Or set onReplayDiffers=skip to treat it as "
-            "published",
+            f"broker cannot tell whether this one was published. {_remedy(sink, latest)}. {_skip(ranges, 'treat it as published')}",
         )
     if not published and batch < latest:
         raise SinkError(
@@ -50,12 +55,19 @@ def is_repeat(sink: str, batch: int, latest: int | None, published: bool, *, ski
     return published
 
 
-def replay_differs(sink: str, batch: int, latest: int | None, what: str) -> SinkError:
-    """Return the error for a batch that was published and is repeated with other rows. ``what``: the difference, as text."""
-    return SinkError(
+def require_same(
+    sink: str, batch: int, latest: int | None, difference: str | None, *, skip: bool, ranges: bool = False
+) -> None:
+    """Refuse a repeat of a published batch if it has a ``difference``, a text. Raises SinkError REPLAY_DIFFERS unless ``skip`` applies.
+
+    ``ranges``: whether the source ranges differ, and not only the rows.
+    """
+    if difference is None or (skip and not ranges):
+        return
+    raise SinkError(
         SinkCondition.REPLAY_DIFFERS,
-        f"{_named(sink, batch)} was published already, with other content ({what}): the checkpoint is an old copy, or the query is not "
-        f"deterministic. {_remedy(sink, latest)}. Or set onReplayDiffers=skip to keep what was published",
+        f"{_named(sink, batch)} was published already, with other content ({difference}): the checkpoint is an old copy"
+        f"{'' if ranges else ', or the query is not deterministic'}. {_remedy(sink, latest)}. {_skip(ranges, 'keep what was published')}",
     )
 
 
@@ -77,6 +89,12 @@ def _remedy(sink: str, latest: int | None) -> str:
     if latest is not None and latest >= LARGEST_BATCH:
         return "If it is a new write, give it another txnAppId, because there is no greater txnVersion"
     return f"If it is a new write, give it a txnVersion above {latest}"
+
+
+def _skip(ranges: bool, purpose: str) -> str:
+    if ranges:
+        return "Here onReplayDiffers=skip does not apply, because messages would be lost or written twice"
+    return f"Or, if the batch has the same input as then, set onReplayDiffers=skip to {purpose}"
 
 
 def _app_of(sink: str) -> str | None:

@@ -591,6 +591,16 @@ def test_a_replay_that_read_anything_else_differs(broker: Broker, source, other)
 
 
 @only_atomic
+def test_a_batch_with_source_ranges_that_is_too_old_to_be_compared_cannot_be_skipped(broker: Broker, source):
+    for number in (0, 100):
+        broker.outbox.publish(numbered(number), [staged(broker, numbered(number), 0, (queues_of(broker)[0], "a"))])
+    old = numbered(0, "again")
+    broker.outbox.register(old.run, source[0], span(0, 9), None)  # type: ignore[arg-type]
+    with refused("SINK.BATCH_TOO_OLD", "batch 0", "skip does not apply"):
+        broker.outbox.publish(old, [staged(broker, old, 0)], skip_differing_replay=True)
+
+
+@only_atomic
 def test_a_replay_without_its_sources_differs(broker: Broker, source):
     assert not replayed(broker, "1", {source[0]: (0, 5)}, "abc")
     with refused("SINK.REPLAY_DIFFERS"):

@@ -190,20 +190,21 @@ def test_a_batch_that_comes_again_with_the_same_content_does_nothing(rig: Rig) -
     assert rig.broker.groups.offsets("g", rig.source) == dict.fromkeys(rig.source, 20)
 
 
+@pytest.mark.parametrize("end", [15, 5])
 @pytest.mark.parametrize("source", ["with locks", "without a group"])
-def test_a_batch_that_comes_again_with_other_content_is_refused_and_nothing_changes(source: str, rig: Rig) -> None:
+def test_a_batch_that_comes_again_with_other_messages_is_refused_and_cannot_be_skipped(source: str, end: int, rig: Rig) -> None:
+    """The next batch begins at the repeat's end: after a later end, messages would be lost; after an earlier end, written twice."""
     tokens = rig.own() if source == "with locks" else dict.fromkeys(rig.source)
 
     def batch(run_id: str, end: int) -> list[Any]:
         return [rig.attempt(run(0, run_id), queue.queue_id, 0, end, token) for queue, token in tokens.items()]
 
     rig.sink().commit(batch("r1", 10), 0)
-    other = batch("r2", 15)
-    with pytest.raises(SinkError, match="REPLAY_DIFFERS"):
-        rig.sink().commit(other, 0)
-    assert rig.count() == 20
-    rig.sink(onReplayDiffers="skip").commit(other, 0)
-    assert rig.count() == 20
+    other = batch("r2", end)
+    for on_replay_differs in ("error", "skip"):
+        with pytest.raises(SinkError, match="REPLAY_DIFFERS.*skip does not apply"):
+            rig.sink(onReplayDiffers=on_replay_differs).commit(other, 0)
+        assert rig.count() == 20
     rig.judge(drained=False)
 
 

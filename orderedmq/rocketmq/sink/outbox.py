@@ -25,7 +25,7 @@ from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, TopicErro
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import SourceRun
-from orderedmq.ownership.sink_batches import replay_differs
+from orderedmq.ownership.sink_batches import require_same
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
@@ -134,8 +134,7 @@ class RocketMQOutbox:
             settled,
             skip=skip_differing_replay,
         )
-        if verdict.differs is not None and not skip_differing_replay:
-            raise replay_differs(batch.sink_id, batch.batch_id, verdict.newest, verdict.differs)
+        require_same(batch.sink_id, batch.batch_id, verdict.newest, verdict.differs, skip=skip_differing_replay)
         self._for_each(verdict.bookmarks, lambda queue: bookmarks[queue].move(queue, verdict.bookmarks[queue]))
         self._for_each(known, lambda one: self._record_commit(batch, one, known[one]))
         _warn(batch, tokens, settled)
