@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import orderedmq
 from orderedmq.embedded.store.environment import Store
+from tests.contract.support import bodies
 from tests.faults.conftest import GROUP
 from tests.faults.points import ToldToFail
-from tests.loop.conftest import LoopWorld
+from tests.loop.conftest import LoopRig, LoopWorld
+from tests.micro_batches import Checkpoint, Point
+from tests.spark.conftest import numbers
 
 START = {"startingOffsets": "latest"}
 
@@ -69,6 +73,35 @@ def test_a_new_checkpoint_goes_on_at_the_groups_offset(world: LoopWorld) -> None
     world.produce(20)
     world.run()
     world.judge()
+
+
+@pytest.mark.parametrize(
+    ("way", "at"), [("new checkpoint", "published"), ("stopped", "logged"), ("stopped, without a group", "published")]
+)
+def test_a_backup_is_restored_with_a_new_checkpoint_or_with_one_that_was_copied_while_the_query_was_stopped(
+    way: str, at: Point, rig: LoopRig
+) -> None:
+    reads_as = {"messageModel": "broadcasting"} if way.endswith("without a group") else {"consumerGroup": "g"}
+    source, sink = {"topic": "in", "maxOffsetsPerTrigger": 14, **reads_as}, {"topic": "out", "topicQueueNums": 2}
+    rig.topic("in", 2)
+    query = rig.start(source, sink).process_all_available()
+    rig.fill("in", 20)
+    query.process_all_available()
+    rig.fill("in", 20, first=20)
+    query.advance(at)
+    if way != "new checkpoint":
+        query.stop()
+    rig.fill("in", 10, first=40)
+    copy = {"path": str(rig.folder / "copy")}
+    orderedmq.snapshot(rig.path, copy["path"])
+    rig.checkpoints["restored"] = Checkpoint() if way == "new checkpoint" else rig.checkpoints["ck"].copy()
+    query.stop()
+    # The query continues in the original store, which is then lost.
+    rig.start(source, sink, available_now=True).process_all_available()
+    rig.start({**source, **copy}, {**sink, **copy}, "restored", available_now=True).process_all_available()
+    with orderedmq.connect(copy["path"]) as broker:
+        written = {queue.queue_id: bodies(broker, queue) for queue in broker.log.queues("out")}
+    assert numbers(written) == list(range(50))
 
 
 @pytest.mark.parametrize("source", [{}, START], ids=["committed", "latest"])
