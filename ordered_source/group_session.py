@@ -69,6 +69,22 @@ class Session:
         del patient
         self.owner.assume(action.queues)
 
+    def take_former(self, queues: Iterable[MessageQueue]) -> None:
+        """Lock queues that this query no longer reads, so that `place` commits what it has processed. Queues of other queries are left out.
+
+        Raises LockError HELD_BY_OTHER for a queue that a former run of this query holds.
+        """
+        missing = tuple(sorted(set(queues) - self.owner.owned.keys()))
+        if missing:
+            self._take(Lock(missing, all_or_none=False, repeating=True), patient=False)
+
+    def give_up(self, topics: Collection[str]) -> None:
+        """Give back the queues of topics that this query no longer reads. Nothing of them is in flight."""
+        self._unlock(self.owner.give_up({queue for queue in self.owner.owned if queue.topic not in topics}))
+
+    def _unlock(self, tokens: Sequence[LockToken]) -> None:
+        """Unlock queues that the Owner has given up."""
+
     # -- positions
 
     def offsets(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
@@ -230,13 +246,17 @@ class GroupSession(Session):
                 case Commit(offsets):
                     self._commit(offsets)
                 case Unlock():
-                    self._renewal.keep(self.owner.tokens())
-                    self._groups.unlock(action.idle)
+                    self._unlock(action.idle)
                 case Lock():
                     self._take(action, patient=patient)
         if patient and self.shared:
             # Queues that others give up later are left to the next run, like messages that are written later.
             self.owner.taking = False
+
+    def _unlock(self, tokens: Sequence[LockToken]) -> None:
+        if tokens:
+            self._renewal.keep(self.owner.tokens())
+            self._groups.unlock(tokens)
 
     def _take(self, action: Lock, *, patient: bool) -> None:
         """Lock the queues of ``action``. Wait up to lockTimeout for the queues that the query needs, or for all of them if ``patient``.

@@ -122,7 +122,9 @@ class Positions:
     def replay(self, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> None:
         """Plan again the ranges of a batch that was logged before a restart.
 
-        ``known`` is ``end`` without the topics that were deleted or recreated. Raises LockError HELD_BY_OTHER.
+        ``known`` is ``end`` without the topics that were deleted or recreated. Topics that the options no longer select are repeated:
+        Spark commits the whole batch, so a run that selects them again would resume after it. Raises LockError HELD_BY_OTHER, GroupError
+        PARKED.
         """
         session, owner, group = self._session, self._owner, self._options.consumer_group
         logged = [queue for queue, span in ranges(start, end).items() if span.messages] if session.shared else list(end.next)
@@ -130,6 +132,7 @@ class Positions:
             # A parking lot is locked with its queue.
             logged = [leader_of(group, queue) for queue in logged]
         missing = sorted({queue for queue in logged if queue in known.next and queue not in owner.owned})
+        require_none(self._broker, self._options, missing)
         session.repeat(start, end, missing)
         for queue in missing:
             if queue not in owner.owned:

@@ -130,7 +130,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = watch.drop_lost_topics(run.session, since)
         queues = watch.queues(known, self._target, shared=run.session.shared)
         run.session.boundary(since, queues, patient=self._admission.available_now)
+        former = watch.former_topics(known)
+        run.session.take_former([queue for queue in without_lots(known.next) if queue.topic in former])
         run.positions.place(known)
+        run.session.give_up(former)
         log, now = broker.log.reading(self.options.pull_settings), time.monotonic()
         ends = run.positions.ends(self._target)
         lots = NO_LOTS if run.lots is None else run.lots.plan(owner, ends, self._due_by or int(time.time() * 1000))
@@ -139,8 +142,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         counts = self._admission.count_messages(log, leaders, limit, now)
         # If topics or positions have changed although no batch ran, as after an accepted loss, log them, or the next run would repeat the
         # change.
-        moved = known.topics != since.topics or any(
-            since.next.get(queue, at) != at for queue, at in owner.following({}).items()
+        moved = (
+            bool(former)
+            or known.topics != since.topics
+            or any(since.next.get(queue, at) != at for queue, at in owner.following({}).items())
         )
         if not counts and not lots.counts and not since.fresh and not moved:
             self._quiet = (change, start) if counts is not None else None

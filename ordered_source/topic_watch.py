@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping
@@ -80,19 +81,28 @@ class TopicWatch:
     def queues(self, known: Checkpoint, target: Collection[MessageQueue] | None, *, shared: bool) -> list[MessageQueue]:
         """Return the queues to read. With a ``target``, return only the queues in it.
 
-        A query that does not share its group also reads every queue of its checkpoint ``known``, because without an entry in the next
-        offset, the query would forget how far it has read that queue.
+        A query that does not share its group also reads every queue of its checkpoint ``known`` whose topic is selected, because without
+        an entry in the next offset, the query would forget how far it has read that queue.
         """
         queues = plan.queues_of(self._broker, self._topics)
         if target is not None:
             # With availableNow, queues that appear later are left to the next run.
             queues = [queue for queue in queues if queue in target]
-        return queues if shared else [*queues, *sorted(set(without_lots(known.next)) - set(queues))]
+        if shared:
+            return queues
+        former = self.former_topics(known)
+        read = {queue for queue in without_lots(known.next) if queue.topic not in former}
+        return [*queues, *sorted(read - set(queues))]
+
+    def former_topics(self, known: Checkpoint) -> set[str]:
+        """Return the topics of ``known`` that the options no longer select."""
+        return {name for name in known.topics if not plan.selects(self._options, name)}
 
     def drop_lost_topics(self, session: Session, start: Checkpoint) -> Checkpoint:
-        """Return ``start`` without topics that were deleted or recreated or are no longer selected, and drop their queues from the session.
+        """Return ``start`` without topics that were deleted or recreated, and drop their queues from the session.
 
-        Raises DataLossError unless the user accepts the loss.
+        Topics that the options no longer select stay in it while they exist, with a warning. Raises DataLossError unless the user accepts
+        the loss, OptionError CONFLICT if a query without a group would forget its position in a topic.
         """
         try:
             listed = {topic.name: topic.incarnation for topic in self.topics()}
@@ -102,15 +112,20 @@ class TopicWatch:
             raise DataLossError(
                 DataLossCondition.TOPIC_DELETED, f"a topic that this query has read was deleted: {error.message}"
             ) from error
+        former = self.former_topics(start)
+        for name in former:
+            with contextlib.suppress(TopicError):
+                listed[name] = self._broker.log.topic(name).incarnation
         stale = {name for name, incarnation in self._incarnations.items() if listed.get(name) != incarnation}
         gone: set[str] = set()
         for name, anchor in sorted(start.topics.items()):
             loss = self._loss(name, anchor, listed)
-            if loss is None:
+            if loss is not None:
+                gone.add(name)
+            elif name not in former:
                 continue
-            gone.add(name)
             if (name, anchor) not in self._accepted:
-                if plan.selects(self._options, name):
+                if loss is not None and name not in former:
                     data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
                 elif self._options.consumer_group is None and self._options.fail_on_data_loss:
                     raise OptionError(
@@ -123,7 +138,8 @@ class TopicWatch:
                         "the options no longer select topic %r, which this query has read before: it continues without it", name
                     )
                 self._accepted.add((name, anchor))
-                stale.add(name)
+                if loss is not None:
+                    stale.add(name)
         if stale:
             session.drop([queue for queue in session.owner.owned if queue.topic in stale])
         self._incarnations = listed

@@ -57,7 +57,7 @@ class Policy(Enum):
 class Lock:
     """Ask for the locks of these queues. ``all_or_none``: if one lock is refused, give the granted locks back.
 
-    ``repeating``: the queues belong to a logged batch, which Spark commits once its tasks have run.
+    ``repeating``: the queues belong to a logged batch, which Spark has committed, or commits once its tasks have run.
     """
 
     queues: tuple[MessageQueue, ...]
@@ -142,7 +142,7 @@ class Owner:
             actions.append(commit)
         wanted = set(self.strategy(queues, members))
         if self.policy is Policy.HAND_OVER:
-            given_up = self._give_up(wanted)
+            given_up = self.give_up(wanted)
             if given_up:
                 actions.append(Unlock(given_up, ()))
         missing = tuple(sorted(wanted - self.owned.keys()))
@@ -150,7 +150,8 @@ class Owner:
             actions.append(Lock(missing, all_or_none=self.policy is Policy.REFUSE))
         return actions
 
-    def _give_up(self, wanted: set[MessageQueue]) -> tuple[LockToken, ...]:
+    def give_up(self, wanted: set[MessageQueue]) -> tuple[LockToken, ...]:
+        """Forget all queues that are not ``wanted``, with their companions, and return the tokens to unlock. Nothing may be in flight."""
         leaving = [owned for queue, owned in sorted(self.owned.items()) if (owned.leader or queue) not in wanted]
         self._forget([owned.queue for owned in leaving], Step.GIVEN_UP)
         return tuple(owned.token for owned in leaving if owned.token is not None and owned.leader is None)

@@ -21,6 +21,7 @@ from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import RENEW_INTERVAL
 from tests.contract import support
 from tests.loop.conftest import LoopRig, LoopWorld
+from tests.micro_batches import Point
 from tests.spark.conftest import StoreRig, numbers
 from tests.stopped_readers import stopped
 from tests.waits import until
@@ -275,6 +276,52 @@ def test_a_topic_that_the_options_no_longer_select_is_not_lost(
     rig.fill("in-b", 4, first=3)
     query = rig.start(both, None, available_now=True).process_all_available()
     assert [batch.ranges for batch in query.batches] == [{"in-b/embedded/0": (3, 7)}]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "killed", "goes_on"),
+    [
+        ("exclusive", "logged", False),
+        ("exclusive", "logged", True),
+        ("exclusive", "committed", True),
+        ("shared", "logged", False),
+        ("shared", "committed", False),
+    ],
+)
+def test_a_topic_that_is_selected_again_goes_on_where_the_query_left_it(
+    assignment: str, killed: Point, goes_on: bool, rig: LoopRig
+) -> None:
+    """Spark commits a logged batch as a whole, so the run without the topic must repeat it, and commit it for the group."""
+    rig.topic("in", 1, rows=2)
+    rig.topic("in-b", 1, rows=3)
+    both = {"topic": "in,in-b", "consumerGroup": "g", "assignment": assignment}
+    query = rig.start(both, None)
+    query.advance(killed)
+    query.kill()
+    query = rig.start({**both, "topic": "in"}, None)
+    query.advance("committed")
+    repeated = {"in/embedded/0": (0, 2), "in-b/embedded/0": (0, 3)}
+    assert query.batches[0].ranges == (repeated if killed == "logged" else {})
+    if goes_on:
+        query.process_all_available()
+        assert [owned.topic for owned in query.reader._run.owner.owned] == ["in"]
+    query.kill()
+    rig.fill("in-b", 1, first=3)
+    query = rig.start(both, None).process_all_available()
+    assert [batch.ranges for batch in query.batches if batch.rows] == [{"in-b/embedded/0": (3, 4)}]
+
+
+def test_a_topic_that_another_query_took_over_is_left_to_it(rig: LoopRig) -> None:
+    """Two exclusive queries of a group may read different topics."""
+    rig.topic("in", 1, rows=2)
+    rig.topic("in-b", 1, rows=3)
+    source = {"topic": "in,in-b", "consumerGroup": "g", "lockTimeout": "0s"}
+    rig.start(source, None, available_now=True).process_all_available()
+    other = rig.start({**source, "topic": "in-b"}, None, "other").process_all_available()
+    query = rig.start({**source, "topic": "in"}, None).process_all_available()
+    rig.fill("in", 1, first=2)
+    rig.fill("in-b", 1, first=3)
+    assert (query.process_all_available().rows, other.process_all_available().rows) == ([1], [1])
 
 
 def test_a_query_without_a_group_does_not_forget_where_it_was_in_a_topic(rig: LoopRig) -> None:

@@ -305,6 +305,32 @@ def test_a_query_without_parking_lots_is_refused_while_something_is_parked(broke
         other.latestOffset({}, ReadAllAvailable())
 
 
+@pytest.mark.parametrize("lots", [True, False])
+def test_a_logged_batch_is_repeated_with_the_lots_of_a_topic_that_is_no_longer_selected(broker: Broker, lots: bool) -> None:
+    produce(broker, "a", "b")
+    broker.admin.create_topic("else", 1)
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, 0))
+        assert run.batch() == ((2, 2), (0, 1))
+    changed = {**options(broker), "topic": "else", "parkingLot": str(lots).lower()}
+    reader = StreamReader(changed, full_schema(False))
+    with stopped(reader):
+        spark = MicroBatches(reader, run.checkpoint)
+        if not lots:
+            with pytest.raises(GroupError, match=r"GROUP.PARKED.* 1 of topic 'in'"):
+                spark.partitions()
+            return
+        [part] = spark.partitions()
+        assert isinstance(part, QueuePartition)
+        assert part.lot is not None
+        assert (part.queue, part.lot.begin, part.lot.end) == (QUEUE, 0, 1)
+        spark.write_commit_log()
+        spark.latest_offset(spark.open())
+        assert broker.groups.offsets("g", [LOT]) == {LOT: 1}
+
+
 @pytest.mark.holds("no silent loss of parked messages")
 def test_a_lot_is_read_by_its_groups_query_and_by_batches_alone(broker: Broker) -> None:
     """A stream of the group that reads the lot would move the lot's offset past parked messages, and they would be lost."""
