@@ -102,7 +102,7 @@ class TopicWatch:
         """Return ``start`` without topics that were deleted or recreated, and drop their queues from the session.
 
         Topics that the options no longer select stay in it while they exist, with a warning. Raises DataLossError unless the user accepts
-        the loss, OptionError CONFLICT if a query without a group would forget its position in a topic.
+        the loss, OptionError CONFLICT if a query without a group would forget its position in a topic that exists.
         """
         try:
             listed = {topic.name: topic.incarnation for topic in self.topics()}
@@ -127,7 +127,7 @@ class TopicWatch:
             if (name, anchor) not in self._accepted:
                 if loss is not None and name not in former:
                     data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
-                elif self._options.consumer_group is None and self._options.fail_on_data_loss:
+                elif loss is None and self._options.consumer_group is None and self._options.fail_on_data_loss:
                     raise OptionError(
                         OptionCondition.CONFLICT,
                         f"the options no longer select topic {name!r}, which this query has read before. Without a consumer group, only the "

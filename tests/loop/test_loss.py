@@ -336,6 +336,19 @@ def test_a_query_without_a_group_does_not_forget_where_it_was_in_a_topic(rig: Lo
     assert [batch.ranges for batch in query.batches] == [{"in-b/embedded/0": (3, 7)}]
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "created again"])
+def test_a_query_without_a_group_goes_on_without_a_topic_that_was_deleted(again: bool, rig: LoopRig) -> None:
+    rig.topic("in", 1, rows=2)
+    rig.topic("in-b", 1, rows=3)
+    both = {"topic": "in,in-b", "messageModel": "broadcasting"}
+    rig.start(both, None, available_now=True).process_all_available()
+    rig.broker.admin.delete_topic("in-b")
+    if again:
+        rig.topic("in-b", 1, rows=3)
+    rig.fill("in", 1, first=2)
+    assert rig.start({**both, "topic": "in"}, None, available_now=True).process_all_available().rows == [1]
+
+
 def test_an_accepted_deletion_of_the_last_topic_that_matches(rig: LoopRig) -> None:
     rig.topic("in-a", 1, rows=2)
     source = {"topicPattern": "in-.*", "consumerGroup": "g", **ACCEPT}
