@@ -46,7 +46,7 @@ def check(broker: Broker, options: SourceOptions) -> None:
         if error.denied and options.topics:
             _require_rights(broker, options, sorted(options.topics))
         raise
-    if not found:
+    if not any(_names(options, topic.name) for topic in found):
         raise TopicError(
             TopicCondition.MISSING, f"no topic matches topicPattern {options.topic_pattern!r} yet. Create one first"
         )

@@ -11,16 +11,16 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from ordered_source import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
+from ordered_source import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, plan
 from ordered_source.listener import shell
 from ordered_source.listener.send_back import SendBack
 from ordered_source.listener.shell import Consumer
 from ordered_source.read_context import ReadContext
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, TopicInfo
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import LockError, OptionError, RocketMQUnavailableError, SchemaError, lost
+from orderedmq.errors import LockError, OptionError, RocketMQUnavailableError, SchemaError, TopicError, lost
 from orderedmq.listening.concurrent_engine import ConcurrentSettings
 from orderedmq.listening.engine import Settings
 from orderedmq.listening.key_engine import OrderPerKey
@@ -117,6 +117,18 @@ def test_a_java_consumer_agrees_if_it_reads_what_this_query_puts_aside_and_the_r
     assert [held.queue for held in info.held] == ([QUEUE] if orderly == "true" else [])
     found = running_info.with_like_texts(info.member, like, ["orders"])
     assert (like.differences(found.subscription) == []) is agrees
+
+
+def test_a_pattern_must_match_another_topic_than_the_retry_topic() -> None:
+    given = {"namesrvAddr": "h:9876", "topicPattern": "order.*", "consumerGroup": "g", "retryTopic": "true"}
+    options = SourceOptions.parse(given, streaming=True)
+    there = [TopicInfo("%RETRY%g", 1, "")]
+    log = SimpleNamespace(topics=lambda: there, topic=lambda name: TopicInfo(name, 1, ""), require_rights=lambda *names: None)
+    broker = cast(Broker, SimpleNamespace(log=log))
+    with pytest.raises(TopicError, match=r"TOPIC.MISSING.*no topic matches topicPattern 'order\.\*' yet"):
+        plan.check(broker, options)
+    there.append(TopicInfo("orders", 1, ""))
+    plan.check(broker, options)
 
 
 # -- sending back
