@@ -277,7 +277,9 @@ def test_a_restart_repeats_the_lots_range_with_the_queues(broker: Broker, clock:
         assert [lock.queue for lock in broker.admin.locks("g")] == [QUEUE]
 
 
-def test_a_batch_that_was_logged_without_parking_lots_is_repeated_with_them(broker: Broker) -> None:
+def test_a_batch_that_was_logged_without_parking_lots_is_repeated_with_them(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     produce(broker, "a")
     plain = {name: value for name, value in options(broker).items() if name != "parkingLot"}
     reader = StreamReader(plain, full_schema(False))
@@ -287,6 +289,7 @@ def test_a_batch_that_was_logged_without_parking_lots_is_repeated_with_them(brok
     with stopped(run.reader):
         assert run.batch() == ((0, 1), (0, 0))
         assert run.batch() is None
+    assert "not repeated" not in caplog.text
 
 
 @pytest.mark.holds("unread lot")
