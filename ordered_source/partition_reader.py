@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from orderedmq.broker import Broker, Log
 from orderedmq.conditions import DataLossCondition
 from orderedmq.connections import kept
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import DataLossError, TopicError, lost, topic_deleted
+from orderedmq.errors import DataLossError, TopicError, lost, recreated, topic_deleted
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import run_of
@@ -89,7 +90,11 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
     Raises LockError LOST, DataLossError, StoreError OTHER_MACHINE or CORRUPT.
     """
     broker = kept(partition.endpoint, partition.identity)
-    _check(broker, partition)
+    try:
+        _check(broker, partition)
+    except (DataLossError, TopicError) as error:
+        _skip_loss(broker, partition, partition.begin, error)
+        return
     pulled = tuple(name for name in columns if name not in _OWN) or ("queue_offset",)
     lot = partition.lot
     text = _context(partition)
@@ -174,16 +179,22 @@ def _with_own(batch: pa.RecordBatch, columns: tuple[str, ...], text: str | None)
 
 
 def _check(broker: Broker, partition: QueuePartition) -> None:
-    token = partition.token
-    if token is not None and not broker.groups.check(token):
-        raise lost(token.group, token.queue, token.epoch, "while a task read it, and another query may own it now")
+    """Raise LockError LOST if the lock was lost, or DataLossError or TopicError if it was deleted with its topic."""
+    token, topic = partition.token, partition.queue.topic
+    if token is None or broker.groups.check(token):
+        return
+    if broker.log.reading(partition.pull_settings).is_another(topic, partition.anchor):
+        raise recreated(topic)
+    raise lost(token.group, token.queue, token.epoch, "while a task read it, and another query may own it now")
 
 
 def _check_again(broker: Broker, partition: QueuePartition, checked: float) -> float:
     """Check the lock if the last check was more than CHECK_INTERVAL ago. Return the time of the last check."""
     if time.monotonic() - checked <= CHECK_INTERVAL:
         return checked
-    _check(broker, partition)
+    # If the topic was deleted, the next pull fails.
+    with contextlib.suppress(DataLossError, TopicError):
+        _check(broker, partition)
     return time.monotonic()
 
 

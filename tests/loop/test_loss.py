@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import orderedmq
-from ordered_source import group_session
+from ordered_source import group_session, partition_reader
 from ordered_source.admission import Admission
 from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
@@ -146,6 +146,50 @@ def test_a_topic_that_is_deleted_fails_the_query_by_name(world: LoopWorld) -> No
     query = world.start().process_all_available()
     world.broker.admin.delete_topic("in")
     assert "ORDEREDMQ_DATA_LOSS.TOPIC_DELETED" in world.fail(query)
+
+
+@pytest.mark.parametrize("accept", [False, True], ids=["fails", "accepted"])
+@pytest.mark.parametrize(
+    ("again", "name"), [(False, "TOPIC_DELETED"), (True, "TOPIC_RECREATED")], ids=["deleted", "and created again"]
+)
+@pytest.mark.parametrize("during", [False, True], ids=["before it is read", "while it is read"])
+def test_a_topic_that_is_deleted_while_its_batch_runs(
+    during: bool,
+    again: bool,
+    name: str,
+    accept: bool,
+    rig: LoopRig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its locks are deleted with it, but the query has not lost them to another one."""
+    monkeypatch.setattr(partition_reader, "CHECK_INTERVAL", -1)
+    for topic in ("in-a", "in-b"):
+        rig.topic(topic, 1, rows=3)
+
+    def delete() -> None:
+        rig.broker.admin.delete_topic("in-b")
+        if again:
+            rig.topic("in-b", 1, rows=2)
+
+    def pass_on(rows: pa.RecordBatch) -> pa.RecordBatch:
+        if during and rows["topic"].to_pylist() == ["in-b"] and deletions:
+            deletions.pop()()
+        return rows
+
+    deletions = [delete]
+    source = {"topicPattern": "in-.*", "consumerGroup": "g", "pullBatchSize": 1, "failOnDataLoss": not accept}
+    query = rig.start(source, None if during else {"topic": "out", "topicQueueNums": 1}, rows=pass_on)
+    query.advance("logged")
+    if not during:
+        delete()
+    if accept:
+        query.process_all_available()
+        assert f"{2 if during else 3} messages of queue in-b/embedded/0 are lost, from {int(during)} to 2" in caplog.text
+        assert query.rows == ([4] if during else [3]) + ([2] if again else [])
+    else:
+        with pytest.raises(DataLossError, match=name):
+            query.process_all_available()
 
 
 def test_a_store_that_was_replaced_by_an_older_copy_fails_by_name(world: LoopWorld) -> None:
