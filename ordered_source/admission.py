@@ -72,11 +72,10 @@ class Admission:
     ) -> dict[MessageQueue, int]:
         """Reduce the counts in proportion, so that the bodies have at most ``size`` bytes in total.
 
-        The queue whose turn it is always gets its first message. If that message is larger than ``size``, it is taken alone, because it
+        The first queue of ``counts`` always gets its first message. If that message is larger than ``size``, it is taken alone, because it
         would block its queue forever otherwise. Lost messages count as empty, because the tasks that read them report or skip the loss.
         """
-        order = sorted(counts)
-        first = order[self._turn % len(order)]
+        first = next(iter(counts))
         begin = backlog[first].begin
         left = size
         with contextlib.suppress(DataLossError):
@@ -86,7 +85,7 @@ class Admission:
         if left <= 0:
             return out
         total = sum(counts.values())
-        for queue in order:
+        for queue in counts:
             # The size of the first queue's first message is already subtracted.
             offset = backlog[queue].begin + (1 if queue == first else 0)
             end = backlog[queue].begin + counts[queue]

@@ -160,22 +160,22 @@ def ranges(start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange
 def admit(backlog: Mapping[MessageQueue, int], limit: int, turn: int = 0) -> dict[MessageQueue, int]:
     """Return each queue's share of ``limit`` messages, in proportion to the backlogs. The shares sum to min(limit, total).
 
-    The remainder is distributed round-robin from the ``turn``-th queue on, so that no queue starves if there are more queues than
-    ``limit``.
+    The shares begin with the ``turn``-th waiting queue, and the remainder is distributed round-robin in this order. So no queue starves
+    if there are more queues than ``limit``, or if the caller takes only the first share.
     """
     waiting = [queue for queue in sorted(backlog) if backlog[queue] > 0]
+    if not waiting:
+        return {}
+    begin = turn % len(waiting)
+    waiting = waiting[begin:] + waiting[:begin]
     total = sum(backlog[queue] for queue in waiting)
     if total <= limit:
         return {queue: backlog[queue] for queue in waiting}
     shares = {queue: limit * backlog[queue] // total for queue in waiting}
     left = limit - sum(shares.values())
-    begin = turn % len(waiting)
-    for queue in waiting[begin:] + waiting[:begin]:
-        if left == 0:
-            break
-        # floor(limit * b / total) < b, so the queue has at least one more message.
+    # floor(limit * b / total) < b, so each queue has at least one more message.
+    for queue in waiting[:left]:
         shares[queue] += 1
-        left -= 1
     return {queue: n for queue, n in shares.items() if n}
 
 
