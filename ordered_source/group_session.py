@@ -118,7 +118,7 @@ class Session:
     # -- micro-batches
 
     def backlog(self, ends: OffsetMap) -> dict[MessageQueue, OffsetRange]:
-        """Return the part of each queue that is not planned yet, up to ``ends``."""
+        """Return the part of each queue in ``ends`` that is not planned yet."""
         return self.owner.backlog(ends)
 
     def plan(self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str]) -> Checkpoint:

@@ -17,10 +17,10 @@ from ordered_source import data_loss
 from ordered_source.columns import LOCK_TOKEN, TICKET, TICKET_TYPE, conform
 from ordered_source.read_context import LotPlan, ReadContext
 from orderedmq.broker import Broker, Log
-from orderedmq.conditions import DataLossCondition
+from orderedmq.conditions import DataLossCondition, TopicCondition
 from orderedmq.connections import kept
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import DataLossError, TopicError, lost, recreated, topic_deleted
+from orderedmq.errors import DataLossError, TopicError, lost, queue_deleted, recreated, topic_deleted
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import run_of
@@ -202,7 +202,10 @@ def _skip_loss(broker: Broker, partition: QueuePartition, position: int, error: 
     """Log a warning and return the offset after the lost messages. Raises the error unless the user accepts the loss."""
     queue = partition.queue
     if isinstance(error, TopicError):
-        error = topic_deleted(queue.topic, f"messages from {position} of queue {queue} were about to be read")
+        if error.sub == TopicCondition.NO_SUCH_QUEUE:
+            error = queue_deleted(queue, f"messages from {position} were about to be read")
+        else:
+            error = topic_deleted(queue.topic, f"messages from {position} of queue {queue} were about to be read")
     if partition.fail_on_data_loss:
         raise error
     after = partition.end

@@ -293,12 +293,12 @@ class Owner:
     # -- planning ----------------------------------------------------------------------------------------------------------
 
     def backlog(self, ends: OffsetMap) -> dict[MessageQueue, OffsetRange]:
-        """Return for each queue the range of messages that are not planned yet. ``ends``: the queues' max offsets at the broker."""
+        """Return for each queue in ``ends`` the range of messages that are not planned yet. ``ends``: the queues' max offsets at the broker."""
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, owned in self.owned.items():
-            if owned.position is None:
+            if owned.position is None or queue not in ends:
                 continue
-            owned.found(ends.get(queue, owned.known))
+            owned.found(ends[queue])
             out[queue] = OffsetRange(owned.position, owned.known)
         return out
 

@@ -15,6 +15,7 @@ from ordered_source.admission import Admission
 from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
+from orderedmq.embedded.store import layout
 from orderedmq.errors import DataLossError, OptionError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
@@ -391,6 +392,29 @@ def test_a_query_without_a_group_goes_on_without_a_topic_that_was_deleted(again:
         rig.topic("in-b", 1, rows=3)
     rig.fill("in", 1, first=2)
     assert rig.start({**both, "topic": "in"}, None, available_now=True).process_all_available().rows == [1]
+
+
+@pytest.mark.parametrize(
+    ("point", "limit"),
+    [("logged", {}), ("committed", {"maxOffsetsPerTrigger": 2}), ("committed", {"maxBytesPerTrigger": 10})],
+    ids=["before it is read", "with a limit of messages", "with a limit of bytes"],
+)
+def test_an_accepted_deletion_of_a_queue(
+    point: Point, limit: dict[str, int], rig: LoopRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.topic("in", 2, rows=24)
+    kept, removed = rig.broker.log.queues("in")
+    query = rig.start({"topic": "in", "consumerGroup": "g", **limit, **ACCEPT}, None)
+    query.advance(point)
+    # Do what RocketMQ's tools can do: remove a queue from a topic.
+    with rig.broker.admin._write() as txn:  # type: ignore[attr-defined]
+        txn.delete("queues", layout.queue_key(removed))
+    query.process_all_available()
+    later = query.batches[1:]
+    assert all(set(batch.ranges) == {str(kept)} and batch.rows for batch in later)
+    assert query.batches[-1].ranges[str(kept)][1] == 12
+    assert f"QUEUE_DELETED] queue {removed} was deleted or removed from its topic" in caplog.text
+    assert "TOPIC_DELETED" not in caplog.text
 
 
 def test_an_accepted_deletion_of_the_last_topic_that_matches(rig: LoopRig) -> None:
