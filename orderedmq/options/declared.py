@@ -163,12 +163,22 @@ SOURCE_OPTIONS: Final = (
         "true",
         "fail if unread messages were deleted; false: continue with a warning that counts them",
     ),
-    Option("maxOffsetsPerTrigger", None, "stream only: maximum messages per micro-batch, counted before filtering", "no limit"),
+    Option(
+        "maxOffsetsPerTrigger",
+        None,
+        "stream only: maximum messages per micro-batch, counted before filtering and without parked messages",
+        "no limit",
+    ),
     Option(
         "minOffsetsPerTrigger", None, "stream only: minimum messages per micro-batch, for which a trigger waits", "no waiting"
     ),
     Option("maxTriggerDelay", "15m", "stream only: maximum wait for minOffsetsPerTrigger"),
-    Option("maxBytesPerTrigger", None, "stream only: maximum bytes per micro-batch, such as 64m", "no limit"),
+    Option(
+        "maxBytesPerTrigger",
+        None,
+        "stream only: maximum bytes per micro-batch, such as 64m, without parked messages",
+        "no limit",
+    ),
     Option("pullBatchSize", "16384", f"maximum rows in a RecordBatch, 1 to {MAX_PULL_BATCH}"),
     Option(
         "pullThresholdForQueue",
