@@ -104,7 +104,8 @@ def refuse_second_run(group: str, client: ClientIdentity, members: Iterable[Memb
 def refuse(group: str, client: ClientIdentity, members: Iterable[Member]) -> None:
     """Refuse ``client`` if an earlier member has another subscription. Raises GroupError DISAGREES.
 
-    A client that is not a member is not refused. Two exclusive members are not compared, because the queue locks exclude one of them.
+    A client that is not a member is not refused. Two exclusive members are not compared, because the queue locks exclude one of
+    them if they read the same topics.
     """
     known = {member.client_id: member for member in members}
     mine = known.get(client.client_id)
