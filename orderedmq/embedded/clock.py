@@ -7,9 +7,12 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from orderedmq.ownership.lock import Instant
+
+#: Seconds after which `is_forgotten` treats a run as ended.
+FORGOTTEN: Final = 7 * 24 * 3600.0
 
 
 class Clock(Protocol):
@@ -30,6 +33,14 @@ def boot_id() -> str:
             ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True
         ).stdout.strip()
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def is_forgotten(began: Instant, now: Instant) -> bool:
+    """Whether a run that wrote a file at ``began`` counts as ended, if nothing else shows whether it has.
+
+    The rule needs no wall clock, because that may be set while the run is at work. A run of an earlier boot has ended.
+    """
+    return now.since(began) > FORGOTTEN
 
 
 class SystemClock:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from orderedmq.embedded import runs
-from orderedmq.embedded.clock import Clock
+from orderedmq.embedded.clock import Clock, is_forgotten
 from orderedmq.embedded.liveness import is_alive
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
@@ -25,12 +25,11 @@ from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, was_begu
 from orderedmq.embedded.store.segments import SegmentName, parse_name
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import StoreError
+from orderedmq.ownership.lock import Instant
 
 #: Seconds between two collections, and the age from which a file without a header is deleted. The writer of a younger file may not
 #: have locked it yet.
 INTERVAL: Final = 60.0
-#: Age in µs after which an unpublished segment is deleted. For a batch without an identity, nothing else shows that its job has ended.
-FORGOTTEN: Final = 7 * 24 * 3600 * 1_000_000
 #: The file whose modification time is that of the last collection. Its name is not that of a segment.
 LOOKED: Final = "looked"
 
@@ -54,12 +53,12 @@ def collect_now(store: Store, clock: Clock) -> int:
         return sum(_delete(store, clock, found) for found in unused)
 
 
-def can_be_published(header: Header, boot_id: str, now: int, latest: int | None) -> bool:
+def can_be_published(header: Header, now: Instant, latest: int | None) -> bool:
     """Whether the run that wrote a complete segment may still publish it. ``latest``: the newest batch that the run's sink has published.
 
-    A segment with ``own`` can be published only while its writer holds the lock. The driver of a run from an earlier boot is dead.
+    A segment with ``own`` can be published only while its writer holds the lock.
     """
-    if header.own or header.boot != boot_id or now - header.since > FORGOTTEN:
+    if header.own or is_forgotten(Instant(header.boot, header.since), now):
         return False
     return latest is None or header.batch > latest
 
@@ -109,4 +108,4 @@ def _is_garbage(txn: Transaction, store: Store, clock: Clock, found: SegmentName
         return True
     last = None if header.sink is None else txn.last("batches", header.sink)
     latest = None if last is None else layout.to_number(last[-8:])
-    return not can_be_published(header, clock.instant().boot_id, clock.wall(), latest)
+    return not can_be_published(header, clock.instant(), latest)

@@ -24,14 +24,13 @@ from typing import Any, Final
 import xxhash
 
 from orderedmq.conditions import StoreCondition
+from orderedmq.embedded.clock import FORGOTTEN, is_forgotten
 from orderedmq.errors import StoreError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import Instant, LockToken
 from orderedmq.ownership.micro_batch import SourceRun
 
 FOLDER: Final = "runs"
-#: Age in seconds from which a registration may be removed.
-FORGOTTEN: Final = 7 * 24 * 3600.0
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FILE = re.compile(rf"\.?{_PLAIN.pattern}\.[0-9a-f]{{32}}")
 
@@ -160,7 +159,7 @@ def _forget_before(query: Path, batch_id: int) -> None:
 
 
 def sweep(store: Path, now: Instant, alive: Callable[[str], bool]) -> None:
-    """Remove the registrations of runs that have ended, when they are a week old. ``alive``: whether a client is alive."""
+    """Remove the registrations of runs that have ended. ``alive``: whether a client is alive."""
     for path in _files(store):
         # The folders are removed with their last file. An error does not keep other files from being removed.
         with contextlib.suppress(OSError):
@@ -171,11 +170,9 @@ def sweep(store: Path, now: Instant, alive: Callable[[str], bool]) -> None:
 
 
 def _has_ended(path: Path, now: Instant, alive: Callable[[str], bool]) -> bool:
-    """Whether the run of a registration has ended. The file's age alone does not show it, because the wall clock may have been set."""
-    if time.time() - path.stat().st_mtime <= FORGOTTEN:
-        return False
+    """Whether the run of a registration has ended. A damaged or incomplete file shows only its age."""
     record = _record(path)
     if record is None:
-        return True
+        return time.time() - path.stat().st_mtime > FORGOTTEN
     token = record["token"]
-    return now.since(Instant(*record["at"])) > FORGOTTEN and not (token is not None and alive(token[2]))
+    return is_forgotten(Instant(*record["at"]), now) and not (token is not None and alive(token[2]))

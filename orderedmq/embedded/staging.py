@@ -158,14 +158,15 @@ class EmbeddedStaging:
     def _header(self) -> Header:
         batch = self._batch
         sink = None if batch is None or batch.sink_id is None else layout.sink_key(batch.sink_id)
+        now = self._clock.instant()
         return Header(
             self.token,
             self._store.segments.store_id,
             own=batch is None,
             sink=sink,
             batch=0 if batch is None else batch.batch_id,
-            boot=self._clock.instant().boot_id,
-            since=self._clock.wall(),
+            boot=now.boot_id,
+            since=now.seconds,
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from orderedmq.broker import SinkBatch
 from orderedmq.embedded import garbage, runs
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.runs import FORGOTTEN
+from orderedmq.embedded.clock import FORGOTTEN
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import Instant, LockToken
 from orderedmq.ownership.micro_batch import SourceRun
@@ -26,12 +25,6 @@ def note(store: Path, query: str, batch: int, run: str = "run", *, group: bool =
     token = LockToken("g", QUEUE, query, f"{query}@1", 1, 1) if group else None
     what = runs.Registration(QUEUE, OffsetRange(0, 1), token)
     runs.register(store, SourceRun(query, batch, run, f"name of {query}"), what, NOW)
-
-
-def age(store: Path) -> None:
-    """Make everything that the store has noted so far look older than a week."""
-    for path in (store / runs.FOLDER).rglob("*"):
-        os.utime(path, (time.time() - FORGOTTEN - 1,) * 2)
 
 
 def test_names_are_found_while_a_query_removes_what_it_noted_before(tmp_path: Path) -> None:
@@ -73,11 +66,21 @@ def test_what_a_run_noted_is_removed_when_the_run_has_ended(
     tmp_path: Path, group: bool, now: Instant, alive: bool, kept: bool
 ) -> None:
     note(tmp_path, "query", 7, group=group)
-    runs.sweep(tmp_path, now, lambda _: alive)
-    assert list((tmp_path / runs.FOLDER).iterdir()) != [], "it is young"
-    age(tmp_path)
+    [file] = (tmp_path / runs.FOLDER).glob("*/*/*")
+    os.utime(file, (1, 1))
     runs.sweep(tmp_path, now, lambda _: alive)
     assert (list((tmp_path / runs.FOLDER).iterdir()) != []) is kept
+
+
+def test_an_incomplete_file_is_removed_when_it_is_a_week_old(tmp_path: Path) -> None:
+    note(tmp_path, "query", 7)
+    [file] = (tmp_path / runs.FOLDER).glob("*/*/*")
+    file.write_text("{")
+    runs.sweep(tmp_path, NOW, lambda _: False)
+    assert file.exists()
+    os.utime(file, (1, 1))
+    runs.sweep(tmp_path, NOW, lambda _: False)
+    assert list((tmp_path / runs.FOLDER).iterdir()) == []
 
 
 def test_a_query_that_repeats_a_batch_after_a_week_is_fenced_while_others_publish(path: Path) -> None:
@@ -91,7 +94,6 @@ def test_a_query_that_repeats_a_batch_after_a_week_is_fenced_while_others_publis
                 [token] = locked(query, "g", query.groups.join("q"), [QUEUE])
                 query.outbox.register(batch.run, QUEUE, OffsetRange(0, 3), token)  # type: ignore[arg-type]
             if batch is first:
-                age(path)
                 clock.pass_(FORGOTTEN + 1)
         os.utime(path / "segments" / garbage.LOOKED, (1, 1))
         broker.outbox.publish(SinkBatch("other", 0), [])
@@ -110,6 +112,5 @@ def test_a_file_that_the_store_did_not_write_stays_in_its_folder(tmp_path: Path)
     others = sorted(folder.rglob("*"))
     note(tmp_path, "exp1", 7)
     assert runs.query_names(tmp_path) == {"exp1@1": "name of exp1"}
-    age(tmp_path)
     runs.sweep(tmp_path, Instant("next boot", 5.0), lambda _: False)
     assert sorted(folder.rglob("*")) == others

@@ -16,7 +16,8 @@ from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import garbage, index, payloads
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.garbage import FORGOTTEN, can_be_published
+from orderedmq.embedded.clock import FORGOTTEN
+from orderedmq.embedded.garbage import can_be_published
 from orderedmq.embedded.integrity.check import check, examine
 from orderedmq.embedded.store import segment_file, transaction
 from orderedmq.embedded.store.environment import Store
@@ -24,11 +25,12 @@ from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, SegmentW
 from orderedmq.embedded.store.segments import Segments, parse_name
 from orderedmq.embedded.topics import topic_of
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership.lock import Instant
 from orderedmq.ownership.micro_batch import SourceRun
 from tests.contract.support import FakeClock, bodies, pull, queues_of, refused, rows
 
 TOKEN = "0123456789abcdef" * 2
-HEADER = Header(TOKEN, "f" * 32, own=False, sink=b"sink\0", batch=7, boot="boot", since=1000)
+HEADER = Header(TOKEN, "f" * 32, own=False, sink=b"sink\0", batch=7, boot="boot", since=1000.0)
 Q0, Q1 = (MessageQueue("orders", "embedded", number) for number in range(2))
 #: The size of a message that fills a chunk, so that its append makes a separate segment.
 LARGE = 1_100_000
@@ -151,12 +153,20 @@ def test_other_names_are_no_segments(name: str) -> None:
         (replace(HEADER, boot="another"), None, False),
         (replace(HEADER, own=True), None, False),
         (replace(HEADER, sink=None), None, True),
-        (replace(HEADER, since=1000 - FORGOTTEN - 1), None, False),
-        (replace(HEADER, since=1000 - FORGOTTEN), None, True),
+        (replace(HEADER, since=999.0 - FORGOTTEN), None, False),
+        (replace(HEADER, since=1000.0 - FORGOTTEN), None, True),
     ],
 )
 def test_who_may_still_publish_a_segment(header: Header, latest: int | None, may: bool) -> None:
-    assert can_be_published(header, "boot", 1000, latest) is may
+    assert can_be_published(header, Instant("boot", 1000.0), latest) is may
+
+
+@pytest.mark.holds("wall clock")
+def test_a_batch_at_work_keeps_its_rows_when_the_wall_clock_is_set_forward(broker: EmbeddedBroker, clock: FakeClock) -> None:
+    receipt = staged(broker, SinkBatch("s", 0))
+    clock.micros += int(FORGOTTEN + 1) * 1_000_000
+    assert collected(broker, clock) == 0
+    assert broker.outbox.publish(SinkBatch("s", 0), [receipt]).ranges
 
 
 def test_what_a_living_task_writes_stays_and_what_a_dead_one_wrote_goes(broker: EmbeddedBroker, clock: FakeClock) -> None:

@@ -44,8 +44,8 @@ class Header:
     """The header of a segment.
 
     ``sink``, ``batch``: the batch that the segment was written for, if the batch has an identity. ``own``: whether only the process that
-    writes the segment can publish it. That process holds the file's lock until the segment is published. ``boot``: the machine's boot
-    id when the segment was written. ``since``: when the writing began, in µs since the epoch.
+    writes the segment can publish it. That process holds the file's lock until the segment is published. ``boot``, ``since``: when the
+    writing began, as the boot id and the seconds of an `Instant`.
     """
 
     token: str
@@ -54,7 +54,7 @@ class Header:
     sink: bytes | None = None
     batch: int = 0
     boot: str = ""
-    since: int = 0
+    since: float = 0.0
 
     def pack(self) -> bytes:
         fields = asdict(self) | {"sink": None if self.sink is None else base64.b64encode(self.sink).decode()}
