@@ -55,16 +55,6 @@ def _plain(text: str) -> str:
 def register(store: Path, run: SourceRun, what: Registration, now: Instant) -> None:
     """Write the registration ``what``. A batch's first registration removes the query's files of batches before the previous one."""
     query = store / FOLDER / _plain(run.query_id)
-    folder = query / str(run.batch_id)
-    try:
-        # parents=True would create the parents with the process's default mode.
-        for above in (query.parent, query):
-            above.mkdir(mode=0o700, exist_ok=True)
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
-    else:
-        _forget_before(query, run.batch_id - 1)
     token = what.token
     record = {
         "topic": what.queue.topic,
@@ -76,10 +66,32 @@ def register(store: Path, run: SourceRun, what: Registration, now: Instant) -> N
         "token": None if token is None else [token.group, token.owner, token.client_id, token.epoch, token.tenure],
     }
     name = f"{_plain(run.run_id)}.{uuid.uuid4().hex}"
+    while True:
+        # Nothing removes the folder of all queries, so FileNotFoundError means here that the store is gone.
+        query.parent.mkdir(mode=0o700, exist_ok=True)
+        # If `sweep` or a later batch removes a folder before it has this file, make the folder again.
+        with contextlib.suppress(FileNotFoundError):
+            _write(_batch_folder(query, run.batch_id), name, json.dumps(record))
+            return
+
+
+def _batch_folder(query: Path, batch_id: int) -> Path:
+    folder = query / str(batch_id)
+    try:
+        # parents=True would create the parents with the process's default mode.
+        query.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    else:
+        _forget_before(query, batch_id - 1)
+    return folder
+
+
+def _write(folder: Path, name: str, text: str) -> None:
     unpublished = folder / f".{name}"
     descriptor = os.open(unpublished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        text = json.dumps(record)
         with open(descriptor, "w") as file:
             file.write(f"{text}\n{_checksum(text)}\n")
         os.rename(unpublished, folder / name)

@@ -49,6 +49,28 @@ def test_names_are_found_while_a_query_removes_what_it_noted_before(tmp_path: Pa
         query.join()
 
 
+def test_a_task_registers_while_a_sweep_removes_its_folder(tmp_path: Path) -> None:
+    stopped = threading.Event()
+
+    def sweep() -> None:
+        while not stopped.is_set():
+            runs.sweep(tmp_path, Instant("next boot", 5.0), lambda _: False)
+
+    sweeper = threading.Thread(target=sweep)
+    sweeper.start()
+    try:
+        for _ in range(500):
+            note(tmp_path, "query", 7)
+    finally:
+        stopped.set()
+        sweeper.join()
+
+
+def test_a_task_does_not_register_in_a_store_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        note(tmp_path / "gone", "query", 7)
+
+
 # -- removal ------------------------------------------------------------------------------------------------------------------------
 
 
