@@ -16,9 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from orderedmq.embedded import runs
+from orderedmq.embedded import liveness, runs
 from orderedmq.embedded.clock import Clock, is_forgotten
-from orderedmq.embedded.liveness import is_alive
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, was_begun
@@ -35,14 +34,15 @@ LOOKED: Final = "looked"
 
 
 def collect(store: Store, clock: Clock) -> None:
-    """Delete the garbage and old registrations, unless that was done within the last minute.
+    """Delete the garbage, old registrations and the files of dead owners, unless that was done within the last minute.
 
     Errors are ignored, because the caller's work is already done.
     """
     with contextlib.suppress(StoreError, OSError):
         if _due(store):
             collect_now(store, clock)
-            runs.sweep(store.path, clock.instant(), partial(is_alive, store.path))
+            runs.sweep(store.path, clock.instant(), partial(liveness.is_alive, store.path))
+            liveness.sweep(store.path)
 
 
 def collect_now(store: Store, clock: Clock) -> int:

@@ -4,7 +4,7 @@ A process that can take the shared lock on an owner's file knows that the owner 
 
 Rules: the file is locked before its name is published. ``flock`` is used instead of ``lockf``, whose record locks are dropped when any
 code of the owner's process opens and closes the file. After a fork, the child closes the descriptor that it inherited. Otherwise the
-parent would still seem alive after the parent's death.
+parent would still seem alive after the parent's death. The garbage collection removes the files of dead owners.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from orderedmq.ownership.lock import ClientIdentity
 
 FOLDER = "owners"
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_@.-]{0,199}")
+#: The names of files that a `Presence` makes: of a client id, of a hash, and before the file is published.
+_OURS = re.compile(r".+@.+-[0-9]+-[0-9a-f]{8}\.alive|[0-9a-f]{64}\.alive|\.[0-9a-f]{32}")
 
 
 class Presence:
@@ -31,13 +33,11 @@ class Presence:
 
     def __init__(self, store: Path, owner: str) -> None:
         self.client = ClientIdentity(owner, f"{owner}@{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
-        folder = store / FOLDER
-        folder.mkdir(mode=0o700, exist_ok=True)
         self._path = _file(store, self.client.client_id)
-        unpublished = folder / f".{uuid.uuid4().hex}"
-        self._descriptor: int | None = os.open(unpublished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        os.rename(unpublished, self._path)
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._descriptor: int | None = None
+        while self._descriptor is None:
+            self._descriptor = _publish(self._path)
         _here.add(self)
 
     @property
@@ -63,6 +63,19 @@ class Presence:
 _here: Final = BeginAnew(Presence._forget)
 
 
+def _publish(path: Path) -> int | None:
+    """Create and lock a file, and return its descriptor, or None if `sweep` removed the file before it was locked."""
+    unpublished = path.with_name(f".{uuid.uuid4().hex}")
+    descriptor = os.open(unpublished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.rename(unpublished, path)
+    except FileNotFoundError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
 def _file(store: Path, client_id: str) -> Path:
     """Return the path of the client's file.
 
@@ -74,7 +87,21 @@ def _file(store: Path, client_id: str) -> Path:
 
 def is_alive(store: Path, client_id: str) -> bool:
     """Whether the process of ``client_id`` is alive, even if suspended. The file of a dead process is removed if possible."""
-    path = _file(store, client_id)
+    return _is_held(_file(store, client_id))
+
+
+def sweep(store: Path) -> None:
+    """Remove the files of dead processes, including files that a process had not published when it died."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in (store / FOLDER).iterdir():
+            if _OURS.fullmatch(path.name):
+                # An error does not keep other files from being removed.
+                with contextlib.suppress(OSError):
+                    _is_held(path)
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a process holds the lock of a file. A file that no process holds is removed if possible."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

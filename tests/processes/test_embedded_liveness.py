@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, SinkBatch
 from orderedmq.conditions import StoreFullCondition
+from orderedmq.embedded import garbage, liveness
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.liveness import Presence, is_alive
+from orderedmq.embedded.liveness import Presence, _file, is_alive
 from orderedmq.errors import StoreFullError
 from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.ownership.membership import Subscription
@@ -169,6 +172,39 @@ def test_a_dead_owners_file_is_removed_by_the_process_that_finds_it(broker: Embe
     owner.kill()
     assert not is_alive(broker.path, owner.client_id)
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.holds("no leftovers")
+def test_files_of_dead_owners_are_removed_and_no_others(broker: EmbeddedBroker):
+    folder = broker.path / "owners"
+    me = broker.groups.join("me")
+    left = {_file(broker.path, name).name for name in ("them@here-1-01234567", "/" * 300)} | {f".{uuid.uuid4().hex}"}
+    others = {"notes.alive", ".hidden", "me@here-1-0123456789.alive"}
+    for name in left | others:
+        (folder / name).touch()
+    os.utime(broker.path / "segments" / garbage.LOOKED, (1, 1))
+    broker.outbox.publish(SinkBatch(None), [])
+    assert {path.name for path in folder.iterdir()} == {f"{me.client_id}.alive"} | others
+
+
+def test_an_owner_joins_while_files_of_others_are_removed(broker: EmbeddedBroker):
+    stopped = threading.Event()
+
+    def sweep() -> None:
+        while not stopped.is_set():
+            liveness.sweep(broker.path)
+
+    sweeper = threading.Thread(target=sweep)
+    sweeper.start()
+    try:
+        for _ in range(500):
+            presence = Presence(broker.path, "me")
+            assert is_alive(broker.path, presence.client.client_id)
+            presence.close()
+    finally:
+        stopped.set()
+        sweeper.join()
+    assert list((broker.path / "owners").iterdir()) == []
 
 
 def test_a_presence_ends_once(broker: EmbeddedBroker):
