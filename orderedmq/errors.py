@@ -401,8 +401,8 @@ def rows_gone(partition: int, token: str) -> SinkError:
     """Return the error for staged rows of a task that the store no longer has."""
     return SinkError(
         SinkCondition.TOKEN_GONE,
-        f"the rows that partition {partition} staged are no longer in the store (token {token}): the write took longer than a week, or "
-        "another run of the batch was published. Restart the query",
+        f"the rows that partition {partition} staged are no longer in the store (token {token}): the write took longer than a week, "
+        "another run of the batch was published, or two other runs have begun since. Restart the query",
     )
 
 

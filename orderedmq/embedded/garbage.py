@@ -4,6 +4,9 @@ Rules: a file is deleted only if it is a segment of this store, no index entry p
 ``flock`` is free), and no run can publish it any more. The check runs in a write transaction, so that no publish runs at the same
 time. Every publish, append and new connection asks for a collection, but a collection runs at most once a minute. The modification time of
 the file LOOKED is the time of the last collection.
+
+If a batch is killed and repeated again and again, only its last two runs keep their segments. An earlier run has ended, because a query
+is started again only after it has failed. Should it still be alive, its publish raises TOKEN_GONE and makes no row visible.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Container, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -29,6 +33,8 @@ from orderedmq.ownership.lock import Instant
 #: Seconds between two collections, and the age from which a file without a header is deleted. The writer of a younger file may not
 #: have locked it yet.
 INTERVAL: Final = 60.0
+#: How many runs of a batch keep their segments: the last one, which is at work, and the one before, whose publish may have begun.
+KEPT_RUNS: Final = 2
 #: The file whose modification time is that of the last collection. Its name is not that of a segment.
 LOOKED: Final = "looked"
 
@@ -50,7 +56,8 @@ def collect_now(store: Store, clock: Clock) -> int:
     with store.errors_mapped("delete segments"):
         with store.read() as txn:
             unused = [found for found in map(parse_name, store.segments.names()) if found and not _used(txn, found)]
-        return sum(_delete(store, clock, found) for found in unused)
+        replaced = _replaced(store, clock.instant(), unused)
+        return sum(_delete(store, clock, found, replaced) for found in unused)
 
 
 def can_be_published(header: Header, now: Instant, latest: int | None) -> bool:
@@ -76,7 +83,26 @@ def _used(txn: Transaction, found: SegmentName) -> bool:
     return found.complete and txn.get("segments", found.segment) is not None
 
 
-def _delete(store: Store, clock: Clock, found: SegmentName) -> bool:
+def _replaced(store: Store, now: Instant, unused: Iterable[SegmentName]) -> set[SegmentName]:
+    """Return the segments whose run has been followed by `KEPT_RUNS` other runs of the same batch."""
+    batches: dict[tuple[bytes, int], dict[str, list[tuple[float, SegmentName]]]] = {}
+    for found in unused:
+        # A file that cannot be read, or has been deleted since, counts for no run.
+        with contextlib.suppress(OSError):
+            header = _own_header(store, found, store.segments.header(found.name))
+            if found.complete and header is not None and header.sink is not None and can_be_published(header, now, None):
+                batches.setdefault((header.sink, header.batch), {}).setdefault(header.run, []).append((header.since, found))
+    # A run counts from its first segment, because a task that outlives its driver may write later than the tasks of the next run.
+    return {found for runs in batches.values() for run in sorted(runs.values(), key=min)[:-KEPT_RUNS] for _, found in run}
+
+
+def _own_header(store: Store, found: SegmentName, header: Header | None) -> Header | None:
+    """Return the header of a file that this store wrote under this name, None for any other file."""
+    ours = header is not None and header.store_id == store.segments.store_id and bytes.fromhex(header.token) == found.segment
+    return header if ours else None
+
+
+def _delete(store: Store, clock: Clock, found: SegmentName, replaced: Container[SegmentName]) -> bool:
     """Delete a file that looked unused, if it is garbage. Return whether it was deleted.
 
     The file's lock is tried inside the transaction and without waiting. Otherwise a writer that holds a transaction and waits for the
@@ -92,7 +118,7 @@ def _delete(store: Store, clock: Clock, found: SegmentName) -> bool:
         except OSError:
             # The file's writer is alive or has deleted it, or the file cannot be read. The collection continues with other files.
             return False
-        if _used(txn, found) or not _is_garbage(txn, store, clock, found, head, age):
+        if _used(txn, found) or not (found in replaced or _is_garbage(txn, store, clock, found, head, age)):
             return False
         store.segments.remove(found.name)
         return True
@@ -101,8 +127,8 @@ def _delete(store: Store, clock: Clock, found: SegmentName) -> bool:
 def _is_garbage(txn: Transaction, store: Store, clock: Clock, found: SegmentName, head: bytes, age: float) -> bool:
     if was_begun(head):
         return not found.complete and age > INTERVAL
-    header = Header.unpack(head)
-    if header is None or header.store_id != store.segments.store_id or bytes.fromhex(header.token) != found.segment:
+    header = _own_header(store, found, Header.unpack(head))
+    if header is None:
         return False
     if not found.complete:
         return True

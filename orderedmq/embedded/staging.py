@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import xxhash
 
 from orderedmq.broker import Receipt, SinkBatch, TopicInfo
 from orderedmq.conditions import SinkCondition
@@ -156,15 +157,16 @@ class EmbeddedStaging:
                 self._chunks.append(StagedChunk(queue, placed, None))
 
     def _header(self) -> Header:
-        batch = self._batch
-        sink = None if batch is None or batch.sink_id is None else layout.sink_key(batch.sink_id)
-        now = self._clock.instant()
+        batch, now = self._batch, self._clock.instant()
+        if batch is None:
+            return Header(self.token, self._store.segments.store_id, own=True)
         return Header(
             self.token,
             self._store.segments.store_id,
-            own=batch is None,
-            sink=sink,
-            batch=0 if batch is None else batch.batch_id,
+            own=False,
+            sink=None if batch.sink_id is None else layout.sink_key(batch.sink_id),
+            batch=batch.batch_id,
+            run=xxhash.xxh3_64_hexdigest((batch.run.run_id if batch.run else batch.job).encode()),
             boot=now.boot_id,
             since=now.seconds,
         )

@@ -58,8 +58,8 @@ def append(broker: EmbeddedBroker, *letters: str, queue: MessageQueue = Q0, size
         broker.log.append({queue: rows([letter * size])})
 
 
-def staged(broker: EmbeddedBroker, batch: SinkBatch, size: int = LARGE) -> Receipt:
-    staging = broker.outbox.open(batch, 0)
+def staged(broker: EmbeddedBroker, batch: SinkBatch, size: int = LARGE, partition: int = 0) -> Receipt:
+    staging = broker.outbox.open(batch, partition)
     staging.add(Q0, rows(["s" * size]))
     return staging.receipt()
 
@@ -76,7 +76,7 @@ def collected(broker: EmbeddedBroker, clock: FakeClock) -> int:
 
 
 @pytest.mark.parametrize(
-    "header", [HEADER, Header(TOKEN, "0" * 32, own=True), replace(HEADER, sink="ü€".encode() * 40 + b"\0")]
+    "header", [HEADER, Header(TOKEN, "0" * 32, own=True), replace(HEADER, sink="ü€".encode() * 32 + b"\0")]
 )
 def test_a_header_says_what_was_written_and_a_changed_one_says_nothing(header: Header) -> None:
     content = header.pack()
@@ -86,12 +86,14 @@ def test_a_header_says_what_was_written_and_a_changed_one_says_nothing(header: H
         assert Header.unpack(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]) is None
 
 
-def test_a_header_holds_the_longest_names(broker: EmbeddedBroker) -> None:
-    receipt = staged(broker, SinkBatch("s" * 1000, 2**63 - 1))
+@pytest.mark.parametrize("length", [160, 161])
+def test_a_header_holds_the_longest_names(broker: EmbeddedBroker, clock: FakeClock, length: int) -> None:
+    clock.boot, clock.seconds = "b" * 36, 123456789.123456789
+    receipt = staged(broker, SinkBatch("s" * length, 2**63 - 1, job="j" * 1000))
     [name] = [path.name for path in (broker.path / "segments").glob(f"{receipt.token}*")]
     header = Header.unpack((broker.path / "segments" / name).read_bytes())
     assert header is not None
-    assert header.batch == 2**63 - 1
+    assert (header.batch, header.boot, header.since) == (2**63 - 1, clock.boot, clock.seconds)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +185,35 @@ def test_what_a_living_task_writes_stays_and_what_a_dead_one_wrote_goes(broker: 
     broker.outbox.publish(SinkBatch("s", 0), [receipt])
     assert collected(broker, clock) == 0
     assert len(bodies(broker, Q0)) == 3
+
+
+@pytest.mark.holds("no leftovers")
+def test_of_a_batch_that_is_killed_again_and_again_the_last_two_runs_stay(broker: EmbeddedBroker, clock: FakeClock) -> None:
+    other = staged(broker, SinkBatch("s", 1, job="job 0"))
+    late = broker.outbox.open(SinkBatch("s", 0, job="job 0"), 2)
+    receipts = []
+    for number in range(5):
+        batch = SinkBatch("s", 0, job=f"job {number}")
+        receipts.append([staged(broker, batch, partition=partition) for partition in range(2)])
+        clock.pass_(1)
+        collected(broker, clock)
+        assert len(files(broker)) == 1 + 2 * min(2, number + 1)
+    late.add(Q0, rows(["l" * LARGE]))
+    late.receipt()
+    assert collected(broker, clock) == 2, "the driver of the last run but one has ended"
+    with refused("SINK.TOKEN_GONE"):
+        broker.outbox.publish(SinkBatch("s", 0), receipts[2])
+    assert broker.outbox.publish(SinkBatch("s", 0), receipts[4]).ranges
+    assert broker.outbox.publish(SinkBatch("s", 1), [other]).ranges
+
+
+def test_segments_from_before_a_reboot_replace_no_run(broker: EmbeddedBroker, clock: FakeClock) -> None:
+    for run in ("first", "second"):
+        staged(broker, SinkBatch("s", 0, job=run))
+    clock.reboot()
+    receipt = staged(broker, SinkBatch("s", 0, job="third"))
+    assert collected(broker, clock) == 2
+    assert broker.outbox.publish(SinkBatch("s", 0), [receipt]).ranges
 
 
 def test_a_file_without_a_header_stays_until_its_writer_must_have_written_one(broker: EmbeddedBroker, clock: FakeClock) -> None:

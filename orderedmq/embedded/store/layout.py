@@ -183,9 +183,9 @@ def group_of(key: bytes) -> tuple[str, MessageQueue]:
 
 
 def sink_key(sink_id: str) -> bytes:
-    """Return the prefix of a sink's keys. A hash replaces a sink id that is too long for a key."""
+    """Return the prefix of a sink's keys. A hash replaces a sink id that is too long for the header of a segment."""
     plain = sink_id.encode()
-    if len(plain) > 200 or b"\0" in plain:
+    if len(plain) > 160 or b"\0" in plain:
         plain = b"#" + hashlib.blake2b(plain, digest_size=32).hexdigest().encode()
     return plain + b"\0"
 

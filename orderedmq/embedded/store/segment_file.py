@@ -43,9 +43,10 @@ _fdatasync: Final = getattr(os, "fdatasync", os.fsync)
 class Header:
     """The header of a segment.
 
-    ``sink``, ``batch``: the batch that the segment was written for, if the batch has an identity. ``own``: whether only the process that
-    writes the segment can publish it. That process holds the file's lock until the segment is published. ``boot``, ``since``: when the
-    writing began, as the boot id and the seconds of an `Instant`.
+    ``sink``, ``batch``: the batch that the segment was written for, if the batch has an identity. ``run``: a hash of the
+    run or job that writes the batch. ``own``: whether only the process that writes the segment can publish it. That process holds the
+    file's lock until the segment is published. ``boot``, ``since``: when the writing began, as the boot id and the seconds of an
+    `Instant`.
     """
 
     token: str
@@ -53,6 +54,7 @@ class Header:
     own: bool
     sink: bytes | None = None
     batch: int = 0
+    run: str = ""
     boot: str = ""
     since: float = 0.0
 
