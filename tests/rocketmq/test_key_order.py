@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerKey, consume_orderly
 from orderedmq.parking import reading
@@ -22,7 +23,9 @@ __all__ = ["rig"]
 
 
 @pytest.mark.holds("order per key")
-def test_a_poisoned_key_of_a_java_producer_waits_alone_over_a_restart_and_comes_back_in_order(rig: Rig, peers: Peers) -> None:
+def test_a_poisoned_key_of_a_java_producer_waits_alone_over_a_restart_and_comes_back_in_order(
+    spark: SparkSession, rig: Rig, peers: Peers
+) -> None:
     """Three keys share one queue. Messages of k0 fail until the file ``healed`` exists; the query is restarted in between."""
     producer = peers.producer(rig.cluster.address)
     rig.topic(1)
@@ -45,7 +48,7 @@ def test_a_poisoned_key_of_a_java_producer_waits_alone_over_a_restart_and_comes_
         return heard.read_text().splitlines() if heard.exists() else []
 
     def start() -> Any:
-        rows = rig.stream(parkingLot="true")
+        rows = spark.readStream.format("orderedmq").options(**rig.options(parkingLot="true")).load()
         outcomes = consume_orderly(
             rows, listener, OrderPerKey(concurrency=4, in_batch_attempts=1, suspend_current_queue_time_millis=10)
         )

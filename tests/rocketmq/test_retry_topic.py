@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from ordered_source import ConcurrentSettings, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, consume_concurrently
 from orderedmq.conditions import DataLossCondition, LockCondition
@@ -32,8 +33,8 @@ Heard = tuple[str, str, int, str]
 class Query:
     """A query whose listener records its messages. ``accept`` decides, by a body and its number of retries, whether it is processed."""
 
-    def __init__(self, rig: Rig, accept: Callable[[str, int], bool], name: str = "q", **settings: Any) -> None:
-        self.heard_in, self.told_in = rig.folder / f"{name}-heard", rig.folder / f"{name}-told"
+    def __init__(self, spark: SparkSession, rig: Rig, accept: Callable[[str, int], bool], **settings: Any) -> None:
+        self.heard_in, self.told_in = rig.folder / "heard", rig.folder / "told"
         heard, options = str(self.heard_in), settings.pop("options", {})
 
         def listener(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> ConsumeConcurrentlyStatus:
@@ -45,7 +46,7 @@ class Query:
             return DONE if accept(body, one.reconsume_times) else LATER
 
         outcomes = consume_concurrently(
-            rig.stream(retryTopic="true", **options), listener, ConcurrentSettings(concurrency=4, **settings)
+            stream(spark, rig, retryTopic="true", **options), listener, ConcurrentSettings(concurrency=4, **settings)
         )
         told = str(self.told_in)
 
@@ -54,7 +55,7 @@ class Query:
                 for row in rows.collect():
                     file.write(f"{row.topic} {row.status} {row.attempts}\n")
 
-        writer = outcomes.writeStream.option("checkpointLocation", str(rig.folder / name)).foreachBatch(tell)
+        writer = outcomes.writeStream.option("checkpointLocation", str(rig.folder / "q")).foreachBatch(tell)
         self.query = writer.trigger(processingTime="200 milliseconds").start()
 
     def heard(self) -> list[Heard]:
@@ -65,21 +66,25 @@ class Query:
         return self.told_in.read_text().splitlines() if self.told_in.exists() else []
 
 
+def stream(spark: SparkSession, rig: Rig, **options: Any) -> DataFrame:
+    return spark.readStream.format("orderedmq").options(**rig.options(**options)).load()
+
+
 @pytest.mark.holds("concurrent listener")
-def test_java_and_spark_share_the_retries_of_a_group(rig: Rig, peers: Peers) -> None:
+def test_java_and_spark_share_the_retries_of_a_group(spark: SparkSession, rig: Rig, peers: Peers) -> None:
     """Java and Spark refuse each message at first. The owner of the retry topic's queue gets all retries, until the other takes it over."""
     rig.topic(4)
     until(lambda: len(rig.broker.log.queues(rig.source)) == 4, "the topic is known")
     retry = RETRY_PREFIX + rig.group
     in_java = peers.concurrent_consumer(rig.cluster.address, rig.group, rig.source, lambda batch: batch[0].reconsumed > 0)
-    plain = rig.stream(assignment="shared", lockTimeout="1s").writeStream.format("noop")
+    plain = stream(spark, rig, assignment="shared", lockTimeout="1s").writeStream.format("noop")
     refused = plain.option("checkpointLocation", str(rig.folder / "plain")).start()
     until(lambda: refused.exception() is not None, "a query that would not read the consumer's retries is refused", 60)
     assert "GROUP.DISAGREES" in str(refused.exception())
     assert "not retryTopic=true" in str(refused.exception())
     # The refused query was a member for a moment.
     until(lambda: (len(in_java.has(rig.source)), len(in_java.has(retry))) == (4, 1), "the consumer has all queues again", 60)
-    query = Query(rig, lambda body, times: times > 0, options={"assignment": "shared"})
+    query = Query(spark, rig, lambda body, times: times > 0, options={"assignment": "shared"})
 
     def of_java(retried: bool) -> set[str]:
         return {one.body.decode() for one in list(in_java.received) if (one.reconsumed > 0) is retried}
@@ -121,11 +126,11 @@ def test_java_and_spark_share_the_retries_of_a_group(rig: Rig, peers: Peers) -> 
 
 
 @pytest.mark.holds("quarantine", "concurrent listener")
-def test_a_message_comes_back_and_after_its_retries_it_is_a_dead_letter(rig: Rig) -> None:
+def test_a_message_comes_back_and_after_its_retries_it_is_a_dead_letter(spark: SparkSession, rig: Rig) -> None:
     rig.topic()
     until(lambda: len(rig.broker.log.queues(rig.source)) == 1, "the topic is known")
     rig.fill(0, 3, **{REPLAYS: f"{rig.group}=2"})
-    query = Query(rig, lambda body, times: body != "1", max_reconsume_times=1)
+    query = Query(spark, rig, lambda body, times: body != "1", max_reconsume_times=1)
     retry, letters = RETRY_PREFIX + rig.group, MessageQueue(DEAD_LETTER_PREFIX + rig.group, rig.cluster.broker.name, 0)
     until(lambda: len(query.told()) == 4, "every message has an outcome", 90)
     assert sorted(query.told()) == sorted(
@@ -144,12 +149,14 @@ def test_a_message_comes_back_and_after_its_retries_it_is_a_dead_letter(rig: Rig
     query.query.stop()
 
 
-def test_a_query_that_begins_at_the_end_reads_what_waits_in_the_retry_topic(rig: Rig, token: LockToken) -> None:
+def test_a_query_that_begins_at_the_end_reads_what_waits_in_the_retry_topic(
+    spark: SparkSession, rig: Rig, token: LockToken
+) -> None:
     retry = make_retry_topic(rig)
     rig.broker.groups.send_back(token, [(1, 1)], 16)
     until(lambda: _rows(rig, retry, 1), "the message has come back", 30)
     rig.broker.groups.unlock([token])
-    query = Query(rig, lambda body, times: True, options={"consumeFromWhere": "last"})
+    query = Query(spark, rig, lambda body, times: True, options={"consumeFromWhere": "last"})
     until(lambda: rig.broker.groups.offsets(rig.group, [retry]) == {retry: 1}, "the message is committed", 90)
     query.query.stop()
     assert query.heard() == [(rig.source, "1", 1, retry.topic)]
