@@ -8,34 +8,26 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pyarrow as pa
 import pytest
-from pyspark import TaskContext
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
 import orderedmq
-from ordered_sink.commit import BatchWriter
-from ordered_sink.keys import SeenKeys
-from ordered_sink.writer import Written
-from orderedmq.broker import Broker, SinkBatch
-from orderedmq.errors import OptionError
+from orderedmq.broker import Broker
+from orderedmq.errors import OptionError, SchemaError
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.routing.key_hash import key_hash64
 from orderedmq.routing.selector import Keying
+from pyspark_orderedmq import DefaultSource
+from tests.contract import support
+from tests.contract.support import rows
+from tests.micro_batches import Checkpoint, MicroBatchLoop, batch_write
 from tests.rocketmq.file_job import SPLITS, start
-from tests.sink_tasks import written
 from tests.waits import until
-
-pytestmark = pytest.mark.spark
 
 ROWS = 3000
 ROOT = Path(__file__).parents[2]
@@ -54,74 +46,48 @@ def counts(broker: Broker, topic: str) -> list[int]:
 
 
 def bodies(broker: Broker, topic: str) -> list[str]:
-    out: list[str] = []
-    for queue, end in zip(broker.log.queues(topic), counts(broker, topic)):
-        at = 0
-        while at < end:
-            rows = broker.log.pull(queue, at, end - at, 1 << 24, ("body",))
-            out += [body.decode() for body in rows.column("body").to_pylist()]
-            at += rows.num_rows
-    return out
-
-
-def spoiler(address: str, topic: str, flag: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function that shuffles each attempt's rows. The second task's first attempt fails once the first task's rows are sent."""
-
-    def spoil(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = pa.Table.from_batches(batches)
-        context = TaskContext.get()
-        if context is not None and context.partitionId() == 1 and not Path(flag).exists():
-            Path(flag).touch()
-            with orderedmq.connect(namesrv_addr=address) as broker:
-                until(lambda: sum(counts(broker, topic)) == ROWS - len(rows), "the first task has sent its rows", 120)
-            # By now the first task has usually ended and released its locks. Otherwise the next run waits for them.
-            time.sleep(1)
-            raise RuntimeError("the second task fails")
-        yield from rows.take(random.sample(range(len(rows)), len(rows))).combine_chunks().to_batches()
-
-    return spoil
+    return [body for queue in broker.log.queues(topic) for body in support.bodies(broker, queue)]
 
 
 @pytest.mark.holds("sink once")
 @pytest.mark.parametrize("selector", ["hash", "random"])
 def test_a_batch_that_comes_again_with_keyless_rows_in_another_order_is_there_once(
-    spark: SparkSession, cluster: Cluster, broker: Broker, tmp_path: Path, selector: str
+    cluster: Cluster, broker: Broker, query: Callable[..., MicroBatchLoop], selector: str
 ) -> None:
-    topic = f"keyless-{selector}"
-    broker.admin.create_topic(topic, 4)
+    """The second task's first attempt fails after the first task has sent its rows. Each attempt has its rows in another order."""
+    source, target, checkpoint = f"rows-{selector}", f"keyless-{selector}", Checkpoint()
+    broker.admin.create_topic(source, 2)
+    broker.admin.create_topic(target, 4)
     # Some rows occur twice, and a batch has rows for more than one queue.
-    rows = spark.range(ROWS).selectExpr("concat('row-', id div 2 * 2) AS body").repartition(2)
-    rows.write.parquet(str(tmp_path / "rows"))
-    spoil = spoiler(cluster.address, topic, str(tmp_path / "spoilt"))
-    options: dict[str, Any] = {
-        "messageQueueSelector": selector,
-        "shardingKey": "none",
-        "checkpointLocation": str(tmp_path / "checkpoint"),
-    }
+    texts = [f"row-{number // 2 * 2}" for number in range(ROWS)]
+    first, second = broker.log.queues(source)
+    broker.log.append({first: rows(texts[::3]), second: rows([*texts[1::3], *texts[2::3]])})
+    failed: list[int] = []
 
-    def run() -> None:
-        stream = spark.readStream.schema("body string").parquet(str(tmp_path / "rows"))
-        stream = stream.repartition(2).mapInArrow(spoil, "body string")
-        writer = stream.writeStream.format("orderedmq").option("namesrvAddr", cluster.address).option("topic", topic)
-        writer.options(**options).trigger(availableNow=True).start().awaitTermination()
+    def spoil(given: pa.RecordBatch) -> pa.RecordBatch:
+        if not failed and given.num_rows and given["queue_id"][0].as_py() == second.queue_id:
+            failed.append(sum(counts(broker, target)))
+            raise RuntimeError("the second task fails")
+        order = random.sample(range(given.num_rows), given.num_rows)
+        return given.select(["body"]).take(pa.array(order, pa.int64()))
 
-    with pytest.raises(Exception, match="the second task fails"):
+    def run() -> MicroBatchLoop:
+        options = {"namesrvAddr": cluster.address, "topic": target, "messageQueueSelector": selector, "shardingKey": "none"}
+        read = {"namesrvAddr": cluster.address, "topic": source, "consumerGroup": target, "consumeFromWhere": "first"}
+        return query(read, options, checkpoint, rows=spoil, available_now=True).process_all_available()
+
+    with pytest.raises(RuntimeError, match="the second task fails"):
         run()
-    assert min(counts(broker, topic)) > ROWS // 20
-    run()
-    assert Counter(bodies(broker, topic)) == Counter(f"row-{number // 2 * 2}" for number in range(ROWS))
+    assert failed == [ROWS // 3]
+    assert min(counts(broker, target)) > ROWS // 20
+    assert run().rows == [ROWS]
+    assert Counter(bodies(broker, target)) == Counter(texts)
 
 
 def stamps(broker: Broker, topic: str) -> list[list[str]]:
     """Return sink, batch, run and partition from each message's stamp."""
-    out: list[list[str]] = []
-    for queue, end in zip(broker.log.queues(topic), counts(broker, topic)):
-        at = 0
-        while at < end:
-            rows = broker.log.pull(queue, at, end - at, 1 << 24, ("properties",))
-            out += [dict(pairs)["OMQ"].split(".") for pairs in rows.column("properties").to_pylist()]
-            at += rows.num_rows
-    return out
+    found = [row for queue in broker.log.queues(topic) for row in support.read(broker, queue, columns=("properties",))]
+    return [dict(row["properties"])["OMQ"].split(".") for row in found]
 
 
 def file_job(cores: int, address: str, topic: str, folder: Path) -> subprocess.Popen[bytes]:
@@ -179,40 +145,28 @@ def test_a_key_in_two_tasks_is_warned_of_in_words_that_are_true_of_rows_that_are
 ) -> None:
     broker.admin.create_topic("conflicts", 1)
     options = {"namesrvAddr": cluster.address, "topic": "conflicts"}
-    schema = StructType().add("sharding_key", "string").add("body", "string")
-    [queue] = broker.log.queues("conflicts")
-    messages = []
-    for partition in range(2):
-        staging = broker.outbox.open(SinkBatch(None), partition)
-        staging.add(queue, pa.record_batch({"body": [b"1"], "sharding_key": ["k"]}))
-        seen = SeenKeys()
-        seen.add(key_hash64(pa.array(["k"])))
-        messages.append(Written(broker.identity, SinkBatch(None), staging.receipt(), seen.to_bytes()))
+    tasks = [rows(["1"], sharding_key=["k"])] * 2
     with caplog.at_level(logging.WARNING, "orderedmq"):
-        BatchWriter(options, schema, False).commit(list(messages))
+        batch_write(DefaultSource(options), tasks)
     assert "1 sharding keys occur in more than one task" in caplog.text
     assert "They were sent before this could be known" in caplog.text
     assert "onKeyConflict=warn" not in caplog.text
     assert counts(broker, "conflicts") == [2]
     with pytest.raises(OptionError, match="onKeyConflict=error is not supported"):
-        BatchWriter({**options, "onKeyConflict": "error"}, schema, False)
+        batch_write(DefaultSource({**options, "onKeyConflict": "error"}), tasks)
 
 
 def test_rows_without_the_key_column_are_refused_and_null_keys_and_lists_of_tags_are_warned_of(
-    spark: SparkSession, cluster: Cluster, broker: Broker, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.admin.create_topic("unkeyed", 2)
-    options = {"namesrvAddr": cluster.address, "topic": "unkeyed"}
-    df = spark.range(20).selectExpr(
-        "cast(id as string) body", "if(id < 3, null, id) sharding_key", "if(id < 5, 'A,B', 'A') tags"
-    )
-    df = df.coalesce(1)
-    for bare in (df.select("body"), df.drop("sharding_key")):
-        with pytest.raises(PySparkException, match=r"SCHEMA.MISSING_COLUMN.*set shardingKey=none"):
-            bare.write.format("orderedmq").mode("append").options(**options).save()
-    writer = BatchWriter(options, df.schema, False)
+    sink = DefaultSource({"namesrvAddr": cluster.address, "topic": "unkeyed"})
+    given = rows(range(20), sharding_key=[None] * 3 + [f"{number}" for number in range(3, 20)], tags=["A,B"] * 5 + ["A"] * 15)
+    for bare in (given.select(["body"]), given.select(["body", "tags"])):
+        with pytest.raises(SchemaError, match=r"SCHEMA.MISSING_COLUMN.*set shardingKey=none"):
+            batch_write(sink, [bare])
     with caplog.at_level(logging.WARNING, "orderedmq"):
-        writer.commit(list(written(df, writer)))
+        batch_write(sink, [given])
     assert caplog.text.count("ORDEREDMQ_") == 2
     assert (
         "NULL_KEY] 3 of 20 rows have no key (column 'sharding_key' is null): they go to queues by their content" in caplog.text
@@ -223,33 +177,31 @@ def test_rows_without_the_key_column_are_refused_and_null_keys_and_lists_of_tags
 
 @pytest.mark.holds("delayed rows")
 def test_delayed_rows_go_to_the_queue_of_their_key_and_need_a_word_where_keys_have_an_order(
-    spark: SparkSession, cluster: Cluster, broker: Broker, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.admin.create_topic("delayed", 4)
     options = {"namesrvAddr": cluster.address, "topic": "delayed"}
-    df = spark.range(200).selectExpr(
-        "concat('row-', id) body", "concat('key-', id div 2) sharding_key", "if(id % 2 = 1, 1, null) delay_time_level"
-    )
-    # Each key has its ordinary row in one task and its delayed row in the other.
-    df = df.repartition(2, df.delay_time_level.isNull())
-    timed = df.withColumn("deliver_timestamp", df.delay_time_level.cast("timestamp")).drop("delay_time_level")
     unordered = {**options, "delayedRows": "unordered"}
+    # Each key has its ordinary row in one task and its delayed row in the other.
+    keys = [f"key-{number}" for number in range(100)]
+    now, later = (rows([f"{name}-{key}" for key in keys], sharding_key=keys) for name in ("now", "later"))
+    timed = now.append_column("deliver_timestamp", pa.nulls(100, pa.timestamp("us", "UTC")))
+    now = now.append_column("delay_time_level", pa.nulls(100, pa.int32()))
+    later = later.append_column("delay_time_level", pa.array([1] * 100, pa.int32()))
     for refused, given, words in (
-        (df, options, "OPTION.CONFLICT.*delay_time_level.*delayedRows=unordered"),
+        (now, options, "OPTION.CONFLICT.*delay_time_level.*delayedRows=unordered"),
         (timed, unordered, "OPTION.UNSUPPORTED.*deliver_timestamp.*timerWheelEnable is false"),
         (timed, {**unordered, "topic": "none-yet", "topicQueueNums": "4"}, "OPTION.UNSUPPORTED.*timerWheelEnable is false"),
     ):
         with pytest.raises(OptionError, match=words):
-            BatchWriter(given, refused.schema, False)
+            batch_write(DefaultSource(given), [refused])
     assert counts(broker, "delayed") == [0] * 4
     assert "none-yet" not in [topic.name for topic in broker.log.topics()]
-    writer = BatchWriter(unordered, df.schema, False)
     with caplog.at_level(logging.WARNING, "orderedmq"):
-        writer.commit(list(written(df, writer)))
+        batch_write(DefaultSource(unordered), [now, later])
     assert caplog.text == ""
     until(lambda: sum(counts(broker, "delayed")) == 200, "all rows have arrived")
     for number, queue in enumerate(broker.log.queues("delayed")):
-        rows = broker.log.pull(queue, 0, 1000, 1 << 24, ("body", "sharding_key")).to_pylist()
-        keys = Counter(row["sharding_key"] for row in rows)
-        assert set(keys.values()) == {2}
-        assert set(Keying().queues_of(pa.array(list(keys)), 4, "topic delayed")) == {number}
+        there = Counter(broker.log.pull(queue, 0, 1000, 1 << 24, ("sharding_key",)).column(0).to_pylist())
+        assert set(there.values()) == {2}
+        assert set(Keying().queues_of(pa.array(list(there)), 4, "topic delayed")) == {number}
