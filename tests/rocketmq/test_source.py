@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
-from ordered_source import topic_watch
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly, topic_watch
 from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
 from ordered_source.stop_request import StopRequest
@@ -200,6 +201,18 @@ def test_a_query_that_filters_otherwise_than_a_java_member_of_its_group_is_refus
             assert found.subscriptions[rig.source].expression == theirs, "the group's filter must not change"
 
 
+@pytest.mark.holds("exclusive")
+def test_an_exclusive_query_is_refused_by_name_while_its_group_has_a_java_member(rig: Rig, peers: Peers) -> None:
+    rig.topic()
+    rig.fill(0, 3)
+    consumer = peers.consumer(rig.cluster.address, rig.group, rig.source)
+    consumer.wait(3, 120.0)
+    with pytest.raises((GroupError, LockError)) as refused:
+        rig.run(lockTimeout="1s")
+    assert consumer.id in str(refused.value)
+    consumer.stop()
+
+
 # -- a group that others have moved -----------------------------------------------------------------------------------------------
 
 
@@ -231,6 +244,31 @@ def test_a_reset_by_rocketmqs_own_tools_is_followed_after_one_restart(rig: Rig, 
         until(lambda: query.process_all_available() and False, "the query notices the reset", 60.0)
     assert sum(rig.start(now=True).process_all_available().rows) == 25
     assert rig.offset() == 25
+
+
+@pytest.mark.holds("orderly listener")
+def test_the_orderly_listener_puts_a_poison_message_where_rocketmqs_tools_look(rig: Rig) -> None:
+    rig.topic()
+    rig.fill(0, 5)
+    outcomes: list[tuple[int, str, int]] = []
+
+    def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        if messages[0].queue_offset == 2:
+            raise ValueError("no such customer")
+        return ConsumeOrderlyStatus.SUCCESS
+
+    def keep(found: pa.Table, _: int) -> None:
+        outcomes.extend(zip(*(found.column(name).to_pylist() for name in ("begin_offset", "status", "attempts"))))
+
+    order = OrderPerQueue(max_reconsume_times=1, suspend_current_queue_time_millis=10)
+    consumed = partial(consume_orderly, listener=listener, order=order)
+    source = rig.options(includeLockToken="true")
+    rig.query(source, keep, listener=consumed, available_now=True).process_all_available()
+    assert outcomes == [
+        (0, "SUCCESS", 1), (1, "SUCCESS", 1), (2, "DEAD_LETTER", 2), (3, "SUCCESS", 1), (4, "SUCCESS", 1),
+    ]  # fmt: skip
+    [letters] = until(lambda: rig.broker.log.queues(f"%DLQ%{rig.group}"), "the topic of the dead letters is known")
+    until(lambda: bodies(rig.broker, letters) == ["2"], "the dead letter is written", 30.0)
 
 
 # -- topics that are made again ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly, dead_letter
 from orderedmq.broker import Broker
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.command import COMMAND
@@ -103,12 +102,6 @@ def sender(peers: Peers, address: str) -> Callable[[str, range], None]:
     return send
 
 
-@pytest.fixture(scope="module")
-def send(peers: Peers, cluster: Cluster) -> Callable[[str, range], None]:
-    """A function that sends events of seven keys with Java's own producer and selector."""
-    return sender(peers, cluster.address)
-
-
 def in_order(bodies: dict[int, list[str]], count: int) -> None:
     """Assert that each event occurs once, and that each key's events are in one queue and in order."""
     seen: dict[str, list[int]] = defaultdict(list)
@@ -125,76 +118,41 @@ def in_order(bodies: dict[int, list[str]], count: int) -> None:
 
 @pytest.mark.holds("queue order", "same key, same queue")
 def test_events_of_a_java_producer_come_out_once_in_the_same_queues_and_order(everywhere: Rig, peers: Peers) -> None:
+    """The query is stopped while it waits for events, and started again on its checkpoint."""
     rig, send = everywhere, sender(peers, everywhere.address)
     source, target = rig.topic("in"), rig.topic("out")
     send(source, range(150))
-    rig.write(rig.stream(source), target)
+    query = rig.write(rig.stream(source), target, now=False)
+    sent = rig.bodies(source)
+    until(lambda: rig.bodies(target) == sent, "the first events are copied", 240.0)
+    query.stop()
     send(source, range(150, 300))
     rig.write(rig.stream(source), target)
     assert rig.bodies(target) == rig.bodies(source)
     in_order(rig.bodies(target), 300)
+    # A batch query reads the same events, and does not move the group.
+    reader = rig.spark.read.format("orderedmq").option("namesrvAddr", rig.address).option("topic", source)
+    rows = reader.schema("queue_id int, queue_offset long, body binary, sharding_key string").load().collect()
+    read = {(row.queue_id, row.queue_offset): (bytes(row.body).decode(), row.sharding_key) for row in rows}
+    assert read == {
+        (queue, offset): (text, f"key-{text[0]}")
+        for queue, texts in rig.bodies(source).items()
+        for offset, text in enumerate(texts)
+    }
     # The query's progress is stored as RocketMQ's own group offsets.
     admin = peers.admin(rig.address)
     assert admin.offsets(rig.group, source) == {queue: end for queue, (_, end) in admin.ends(source).items()}
 
 
-def test_rocketmqs_own_tools_show_the_groups_progress(rig: Rig, send: Any, peers: Peers, cluster: Cluster) -> None:
-    source, target = rig.topic("in", 2), rig.topic("out", 2)
-    send(source, range(40))
-    query = rig.write(rig.stream(source), target, now=False)
-    admin = peers.admin(cluster.address)
-    ends = {queue: end for queue, (_, end) in admin.ends(source).items()}
-    until(lambda: admin.offsets(rig.group, source) == ends, "the group is at the end", 120.0)
-    assert len(admin.members(rig.group)) == 1
-    query.stop()
-
-
-def test_a_query_stopped_and_restarted_goes_on_where_it_was(rig: Rig, send: Any) -> None:
-    source, target = rig.topic("in"), rig.topic("out")
-
-    def there() -> int:
-        return sum(map(len, rig.bodies(target).values()))
-
-    for begin in (0, 60, 120):
-        send(source, range(begin, begin + 60))
-        query = rig.write(rig.stream(source), target, now=False)
-        until(lambda: there() >= begin + 60, "all messages are copied", 90.0)  # noqa: B023 (called before the next round)
-        query.stop()
-    in_order(rig.bodies(target), 180)
-
-
-def test_a_batch_read_takes_what_is_there_and_moves_nothing(rig: Rig, send: Any) -> None:
-    source = rig.topic("in")
-    send(source, range(50))
-    reader = rig.spark.read.format("orderedmq").option("namesrvAddr", rig.address).option("topic", source)
-    rows = reader.schema("queue_id int, queue_offset long, body binary, sharding_key string").load().collect()
-    assert sorted(int(bytes(row.body).decode().partition(":")[2]) for row in rows) == list(range(50))
-    assert {row.sharding_key for row in rows} == {f"key-{n}" for n in range(7)}
-
-
-@pytest.mark.holds("exclusive")
-def test_a_second_exclusive_query_and_a_java_member_are_refused_by_name(
-    rig: Rig, send: Any, peers: Peers, cluster: Cluster
-) -> None:
-    source, target = rig.topic("in"), rig.topic("out")
-    send(source, range(10))
-    consumer = peers.consumer(cluster.address, rig.group, source)
-    consumer.wait(10, 120.0)
-    with pytest.raises(Exception, match=r"ORDEREDMQ_(GROUP|LOCK)\.") as refused:
-        rig.write(rig.stream(source, lockTimeout="2s"), target)
-    assert consumer.id in str(refused.value)
-    consumer.stop()
-
-
 @pytest.mark.holds("hand-over")
-def test_a_java_consumer_and_a_shared_query_split_a_topic_and_hand_its_queues_over(
-    rig: Rig, send: Any, peers: Peers, cluster: Cluster
-) -> None:
+def test_a_java_consumer_and_a_shared_query_split_a_topic_and_hand_its_queues_over(rig: Rig, peers: Peers) -> None:
+    send = sender(peers, rig.address)
     source, target = rig.topic("in", 4), rig.topic("out", 4)
     query = rig.write(rig.stream(source, assignment="shared"), target, now=False)
     send(source, range(40))
-    until(lambda: sum(map(len, rig.bodies(target).values())) == 40, "the query has everything", 90.0)
-    consumer = peers.consumer(cluster.address, rig.group, source)
+    until(lambda: sum(map(len, rig.bodies(target).values())) == 40, "the query has everything", 240.0)
+    assert len(peers.admin(rig.address).members(rig.group)) == 1
+    consumer = peers.consumer(rig.address, rig.group, source)
     until(lambda: len(consumer.queues) == 2, "the consumer has its share", 90.0)
     send(source, range(40, 120))
 
@@ -209,52 +167,6 @@ def test_a_java_consumer_and_a_shared_query_split_a_topic_and_hand_its_queues_ov
     heard = [body for texts in rig.bodies(target).values() for body in texts] + [one.body.decode() for one in consumer.received]
     assert sorted(int(body.partition(":")[2]) for body in heard) == list(range(160)), "a hand-over must repeat no message"
     assert len(consumer.received) > 0
-
-
-@pytest.mark.holds("orderly listener")
-def test_the_orderly_listener_puts_a_poison_message_where_rocketmqs_tools_look(rig: Rig, send: Any) -> None:
-    source = rig.topic("in", 1)
-    send(source, range(5))
-
-    def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-        if messages[0].queue_offset == 2:
-            raise ValueError("no such customer")
-        return ConsumeOrderlyStatus.SUCCESS
-
-    rows = rig.stream(source, includeLockToken="true")
-    outcomes = rows.transform(
-        consume_orderly, listener, OrderPerQueue(max_reconsume_times=1, suspend_current_queue_time_millis=10)
-    )
-    table = str(rig.folder / "outcomes")
-    writer = outcomes.writeStream.format("parquet").option("path", table)
-    writer.option("checkpointLocation", str(rig.folder / "ck")).trigger(availableNow=True).start().awaitTermination()
-    found = rig.spark.read.schema(outcomes.schema).parquet(table).orderBy("begin_offset").collect()
-    assert [(row.begin_offset, row.status, row.attempts) for row in found] == [
-        (0, "SUCCESS", 1), (1, "SUCCESS", 1), (2, "DEAD_LETTER", 2), (3, "SUCCESS", 1), (4, "SUCCESS", 1),
-    ]  # fmt: skip
-    until(lambda: rig.bodies(f"%DLQ%{rig.group}") == {0: ["2:2"]}, "the dead letter is written", 30.0)
-
-
-def test_a_row_that_meets_the_condition_is_one_dead_letter_though_its_batch_is_repeated(rig: Rig, send: Any) -> None:
-    source = rig.topic("in", 1)
-    send(source, range(5))
-    rows = rig.stream(source, includeLockToken="true").transform(dead_letter, "queue_offset = 2", "not an order")
-    passed: list[list[int]] = []
-
-    def write(df: DataFrame, batch: int) -> None:
-        passed.append([row.queue_offset for row in df.collect()])
-        if len(passed) == 1:
-            raise RuntimeError("after the letter, before Spark's commit")
-
-    def run() -> None:
-        writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(rig.folder / "ck"))
-        writer.trigger(availableNow=True).start().awaitTermination()
-
-    with pytest.raises(Exception, match="after the letter"):
-        run()
-    run()
-    assert passed == [[0, 1, 3, 4]] * 2
-    until(lambda: rig.bodies(f"%DLQ%{rig.group}") == {0: ["2:2"]}, "the dead letter is written", 30.0)
 
 
 @pytest.mark.holds("source to sink once")
