@@ -88,7 +88,7 @@ class LoopWorld(StoreWorld):
             source["consumerGroup"] = spec["group"]
         kept = self.checkpoints.setdefault(checkpoint, Checkpoint())
         sink = {"path": spec["path"], "topic": "out"}
-        run = MicroBatchLoop(source, sink, kept, rows=_with_origin, available_now=available_now, format=FaultySource)
+        run = MicroBatchLoop(source, sink, kept, rows=with_origin, available_now=available_now, format=FaultySource)
         self._queries.append(run)
         return run
 
@@ -111,7 +111,7 @@ class LoopWorld(StoreWorld):
                 handler.close()
 
 
-def _with_origin(rows: pa.RecordBatch) -> pa.RecordBatch:
+def with_origin(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return the columns for the sink, with each row's origin in the format that the checker reads."""
     names = ("topic", "broker_name", "queue_id", "queue_offset")
     places = zip(*(rows.column(name).to_pylist() for name in names), strict=True)

@@ -3,6 +3,8 @@
 All connections of the query go through proxies. After each fault the query drains, and all messages ever sent and delivered are checked:
 none lost, none duplicated, each key in order. A query that failed is started again, as a user would do. Each fault begins while rows
 are being copied, and the test waits until rows are sent again after it. Faults that last half a minute run only in the long tier.
+
+The query runs in Spark's micro-batch loop without Spark. test_sink.py kills a query in Spark.
 """
 
 from __future__ import annotations
@@ -12,14 +14,11 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 import orderedmq
 from orderedmq.errors import OrderedMQError, TopicError
@@ -29,13 +28,14 @@ from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net import client
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests
+from orderedmq.rocketmq.wire.codes import RequestCode
 from tests import checker
+from tests.loop.conftest import with_origin
+from tests.micro_batches import Checkpoint, MicroBatchLoop, end_workers
 from tests.rocketmq.proxy import Connection, Network
 from tests.waits import soon, until
 
-pytestmark = pytest.mark.spark
-
-TRIGGER = 0.3
+TRIGGER = 0.1
 GROUP = "flow-group"
 #: Seconds after which all brokers have reported to a restarted nameserver.
 REPORT = 30
@@ -48,20 +48,19 @@ ROWS = 5
 class Flow:
     """The query, its producer, and the final check."""
 
-    def __init__(self, spark: SparkSession, cluster: Cluster, folder: Path) -> None:
-        self.spark, self.cluster, self.folder = spark, cluster, folder
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
         self.broker = orderedmq.connect(namesrv_addr=cluster.address)
         for topic in ("flow-in", "flow-out"):
             self.create(topic, 0, 4)
         self.network = Network.before(cluster)
         #: The errors with which the query failed.
         self.failures: list[str] = []
-        self._queries: list[StreamingQuery] = []
         self._acknowledged: list[tuple[str, OffsetRange]] = []
         self._numbers = itertools.count()
         self._quiet = threading.Event()
-        self._sender = threading.Thread(target=self._send)
-        self._start()
+        self._checkpoint = Checkpoint()
+        self._query: MicroBatchLoop | None = None
 
     def create(self, topic: str, at: int, queues: int) -> None:
         """Create the topic at one broker and wait until the nameserver knows it."""
@@ -77,15 +76,19 @@ class Flow:
             servers.call_address(address, admin_requests.create_topic(topic, queues), soon())
             until(lambda: known() == before + queues, f"the route of {topic} has {queues} queues more")
 
-    def _start(self) -> None:
-        source = (
-            self.spark.readStream.format("orderedmq").option("namesrvAddr", self.network.address).option("topic", "flow-in")
-        )
-        rows = source.options(consumerGroup=GROUP, maxOffsetsPerTrigger="400").load()
-        origin = "concat(topic, '/', broker_name, '/', queue_id, ':', queue_offset) AS keys"
-        sink = rows.selectExpr("body", "sharding_key", origin).writeStream.format("orderedmq").option("topic", "flow-out")
-        sink = sink.options(namesrvAddr=self.network.address, checkpointLocation=str(self.folder / "ck"))
-        self._queries.append(sink.trigger(processingTime=f"{TRIGGER} seconds").start())
+    def _advance(self) -> None:
+        """Run one micro-batch, if there is anything to read. A query that failed is started again."""
+        source = {"topic": "flow-in", "consumerGroup": GROUP, "consumeFromWhere": "first", "maxOffsetsPerTrigger": 400}
+        at = {"namesrvAddr": self.network.address}
+        try:
+            self._query = self._query or MicroBatchLoop(
+                at | source, at | {"topic": "flow-out"}, self._checkpoint, rows=with_origin
+            )
+            while self._query.advance() not in ("committed", "idle"):
+                pass
+        except OrderedMQError as error:
+            self.failures.append(str(error))
+            self._query = None
 
     def _send(self) -> None:
         """Send a few rows to each queue repeatedly, and ignore errors."""
@@ -100,23 +103,24 @@ class Flow:
                     self._acknowledged.append((str(queue), broker.log.append({queue: rows})[queue]))
             self._quiet.wait(0.2)
 
-    @contextlib.contextmanager
-    def sending(self) -> Iterator[None]:
-        """Send rows during the block. The block starts when rows come through. After it, wait until more rows are sent."""
+    def suffer(self, fault: Callable[[Flow], None]) -> None:
+        """Run the fault in a thread while rows are sent and copied. It begins when rows come through. Wait until more are sent after it."""
         self._quiet.clear()
-        self._sender = threading.Thread(target=self._send)
-        self._sender.start()
-        try:
-            before = self.count("flow-out")
-            self.wait(lambda: self.count("flow-out") > before, "rows come through")
-            yield
-            acknowledged = len(self._acknowledged)
-            # Wait until each queue has more rows, even if the first sends failed.
-            queues = len(self.broker.log.queues("flow-in"))
-            self.wait(lambda: len(self._acknowledged) > acknowledged + 2 * queues, "rows are sent")
-        finally:
-            self._quiet.set()
-            self._sender.join()
+        with ThreadPoolExecutor(2) as pool:
+            try:
+                sender = pool.submit(self._send)
+                before = self.count("flow-out")
+                self.wait(lambda: self.count("flow-out") > before, "rows come through")
+                over = pool.submit(fault, self)
+                self.wait(over.done, "the fault is over")
+                over.result()
+                acknowledged = len(self._acknowledged)
+                # Wait until each queue has more rows, even if the first sends failed.
+                queues = len(self.broker.log.queues("flow-in"))
+                self.wait(lambda: len(self._acknowledged) > acknowledged + 2 * queues, "rows are sent")
+            finally:
+                self._quiet.set()
+            sender.result()
 
     def sent_to(self) -> set[str]:
         """Return the queues to which rows have been sent."""
@@ -125,27 +129,13 @@ class Flow:
     def count(self, topic: str) -> int:
         return sum(at.max_offset for at in self.broker.log.bounds(self.broker.log.queues(topic)).values())
 
-    @property
-    def running(self) -> bool:
-        return self._queries[-1].isActive
-
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until the condition is true. A query that fails before that is started again."""
+        """Run the query until the condition is true."""
 
         def tended() -> bool:
-            if not self.running:
-                self.failures.append(str(self._queries[-1].exception()))
-                try:
-                    self._start()
-                except AnalysisException as error:
-                    # For up to 30 s, a restarted nameserver knows only the brokers that have reported to it since.
-                    if "ORDEREDMQ_TOPIC.MISSING" not in str(error):
-                        raise
-                    time.sleep(1)
-            if condition():
-                return True
-            time.sleep(0.1)
-            return False
+            self._advance()
+            time.sleep(TRIGGER)
+            return condition()
 
         try:
             until(tended, what, PATIENCE)
@@ -178,18 +168,19 @@ class Flow:
 
     def close(self) -> None:
         self._quiet.set()
-        for query in self._queries:
-            query.stop()
+        if self._query is not None:
+            self._query.stop()
+        end_workers()
         self.network.close()
         self.broker.close()
 
 
 @pytest.fixture(scope="module")
-def flow(spark: SparkSession, two_brokers: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flow]:
+def flow(two_brokers: Cluster) -> Iterator[Flow]:
     """The topics are at the first broker, which also has the faults. Routes are refreshed more often than every 30 s."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "ROUTE_AGE", 3.0)
-        made = Flow(spark, two_brokers, tmp_path_factory.mktemp("flow"))
+        made = Flow(two_brokers)
         yield made
         made.close()
 
@@ -226,10 +217,16 @@ def nameserver_away_until_brokers_report(flow: Flow) -> None:
 
 
 def connections_cut(flow: Flow) -> None:
-    for _ in range(6):
+    """Cut all connections, each time just after the query has sent rows, before it has all answers or commits."""
+
+    def sends() -> int:
+        return len(flow.network.broker.requests(RequestCode.SEND_BATCH_MESSAGE))
+
+    for _ in range(10):
+        before = sends()
+        until(lambda: sends() > before, "the query sends rows")  # noqa: B023 (called at once)
         for proxy in (flow.network.namesrv, flow.network.broker):
             proxy.each(Connection.reset)
-        time.sleep(0.4)
 
 
 def connections_half_open(flow: Flow) -> None:
@@ -241,12 +238,14 @@ def queues_and_a_broker_added(flow: Flow) -> None:
     """Until this fault, the second broker has no queues of the topic."""
     flow.create("flow-in", 1, 2)
     flow.broker.admin.add_queues("flow-in", 10)
-    flow.wait(lambda: len(flow.sent_to()) == 10, "rows are in all queues")
+    until(lambda: len(flow.sent_to()) == 10, "rows are in all queues", PATIENCE)
 
 
 def group_deleted(flow: Flow) -> None:
+    failures = len(flow.failures)
     flow.broker.admin.delete_group(GROUP, force=True)
-    until(lambda: GROUP in flow.broker.admin.groups() or not flow.running, "the query notices the deletion", 60.0)
+    noticed = "the query notices the deletion"
+    until(lambda: GROUP in flow.broker.admin.groups() or len(flow.failures) > failures, noticed, 60.0)
 
 
 #: Slow faults run in the long tier. In the fast tier, test_log.py and test_groups.py test single calls during such faults, and
@@ -267,6 +266,5 @@ FAULTS: list[Any] = [
 @pytest.mark.holds("no overtaking")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_query_goes_on_without_loss_or_repeat_when_it_is_over(flow: Flow, fault: Callable[[Flow], None]) -> None:
-    with flow.sending():
-        fault(flow)
+    flow.suffer(fault)
     flow.settle()
