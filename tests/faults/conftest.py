@@ -55,7 +55,7 @@ class Observer:
             while not self._stopped.is_set():
                 now = broker.log.change()
                 if now is None or now == change:
-                    self._stopped.wait(STEP / 2)
+                    self._stopped.wait(STEP)
                     continue
                 change = now
                 at = time.monotonic_ns()
@@ -245,16 +245,11 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
 
 @pytest.fixture(scope="package")
-def _lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Driver]]:
-    made: list[Driver] = []
-    yield made
-    for driver in made:
-        driver.close()
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """A separate Spark driver that tests of all modules share, with up to four attempts per task.
 
-
-@pytest.fixture
-def lasting(_lasting: list[Driver], tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """A separate Spark driver that tests of all modules share until one of them kills it. Each test must stop its queries in it."""
-    if not _lasting or not _lasting[-1].alive:
-        _lasting.append(Driver(tmp_path_factory.mktemp("driver"), "local[4]"))
-    return _lasting[-1]
+    No test may kill it, and each test must stop its queries in it.
+    """
+    driver = Driver(tmp_path_factory.mktemp("driver"), "local[4,4]")
+    yield driver
+    driver.close()

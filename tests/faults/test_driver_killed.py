@@ -1,20 +1,23 @@
 """kill -9 of a Spark driver at named points of a micro-batch. The restarted query's output is its input, once and in order.
 
-One driver runs a query per point, each with its own store, until each query is held at its point. Then one kill ends them all. A
+One driver runs a query per case, each with its own store, until each query is held at its point. Then one kill ends them all. A
 task or commit that is held at a point survives its driver and does not notice the driver's end. It continues after the restarted
-query has ended, and must have no effect. A source runner continues immediately and finds its driver gone.
+query has ended, and must have no effect. A source runner continues immediately and finds its driver gone, unless it is paused: then
+it still holds its queues while its query is restarted.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
+import psutil
 import pytest
 
 from tests import checker
 from tests.faults.conftest import World
-from tests.faults.drivers import Driver, gone
+from tests.faults.drivers import RUNNER, Driver, gone, send
 from tests.waits import until
 
 # The first test waits for the killed runs of all tests.
@@ -22,16 +25,18 @@ pytestmark = pytest.mark.timeout(400)
 
 #: The points, and the number of rows after which a process is held there.
 POINTS = {
-    "planned": 0,
     "logged": 0,
-    "read": 20,
     "write": 20,
     "staged": 0,
     "publish": 0,
     "published": 0,
 }
-IN_RUNNER = ("planned", "logged")
 LATE = "publish, while the next run is at work"
+#: Cases whose source runner is paused.
+PAUSED = ("waited for", "expired")
+SHARED: Final = {"source": {"assignment": "shared"}}
+#: How many seconds a lock and a membership of a paused source runner live. No test waits for their end.
+LIFE: Final = 1000.0
 
 
 class Killed:
@@ -64,21 +69,48 @@ class Killed:
     def last_words(self) -> dict[str, Any]:
         return [event for event in self.world.points.history() if event.get("pid") == self.pid][-1]
 
+    def runner(self) -> psutil.Process:
+        """The source runner of the killed run."""
+        return psutil.Process(next(event["pid"] for event in self.world.points.history() if event["event"] == "entered"))
+
+    def end_runner(self, how: int) -> None:
+        """Send a signal to the paused source runner, and wait until it has ended."""
+        runner = self.runner()
+        send(runner, RUNNER, how)
+        until(lambda: gone(runner.pid), "the former run's source runner ends")
+
+    def restart(self, **source: str) -> Any:
+        return self.world.start(source={**self.more["source"], **source})
+
+    def is_exact(self, query: Any) -> None:
+        """Assert that the restarted query repeats the batch and reads later messages."""
+        self.world.wait_for(261)
+        self.world.wait_for_offset(87)
+        query.stop()
+        self.world.judge()
+
 
 @pytest.fixture(scope="module")
-def killed(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> Iterator[dict[str, Killed]]:
-    # Use eight cores, because a held task keeps its core.
-    driver = drivers("local[8]")
+def killed(worlds: Callable[..., World], drivers: Callable[..., Driver], nightly: bool) -> Iterator[dict[str, Killed]]:
+    # A held task keeps its core: those of the cases "write" and "staged".
+    driver = drivers("local[4]")
     cases = {name: Killed(worlds(), name.partition(",")[0]) for name in (*POINTS, LATE)}
     foreign = worlds()
     cases["appended"] = Killed(foreign, "appended", sink=f"parquet:{foreign.folder / 'table'}")
+    paused = {name: Killed(worlds(), "publish", **SHARED) for name in PAUSED}
+    if nightly:
+        paused |= {f"{name}, exclusive": Killed(worlds(), "publish", source={}) for name in PAUSED}
+    for case in paused.values():
+        case.world.lives(LIFE)
+    cases |= paused
     for case in cases.values():
         case.start(driver)
     for case in cases.values():
         case.catch()
+    for case in paused.values():
+        send(case.runner(), RUNNER, signal.SIGSTOP)
     driver.kill_jvm()
-    for name in IN_RUNNER:
-        cases[name].let_go()
+    cases["logged"].let_go()
     yield cases
     for case in cases.values():
         case.world.points.release_all()
@@ -94,7 +126,7 @@ def test_a_driver_killed_in_a_batch_is_replaced_without_loss_or_repeat(point: st
     assert world.count() in seen, "the batch was published too early, or not at all"
     world.run()
     assert world.count() == 261
-    if point not in IN_RUNNER:
+    if point != "logged":
         case.let_go()
     if point == "publish":
         words = case.last_words()
@@ -148,3 +180,40 @@ def test_another_sink_gets_the_last_batch_again_as_a_whole_and_nothing_else(kill
     assert checker.judge(history, repeats=True) == []
     assert {anomaly.kind for anomaly in checker.judge(history)} == {"duplicate"}
     assert world.group_at() == {0: 87, 1: 87, 2: 87}
+
+
+@pytest.mark.holds("former run")
+@pytest.mark.parametrize("name", ["waited for", pytest.param("waited for, exclusive", marks=pytest.mark.nightly)])
+def test_a_restart_waits_for_a_paused_former_run_and_goes_on_by_itself_when_that_ends(
+    name: str, killed: dict[str, Killed]
+) -> None:
+    case = killed[name]
+    text = case.world.fail(case.restart(lockTimeout="1s"))
+    assert "another run of this same query" in text
+    assert "the query was started twice on one checkpointLocation" in text
+    assert case.world.count() == 90, "no message of the batch may be published"
+    assert case.world.group_at() == {0: 30, 1: 30, 2: 30}
+    warnings = case.world.log().count("another run of this same query")
+    query = case.restart(lockTimeout="120s")
+    until(
+        lambda: case.world.log().count("another run of this same query") > warnings,
+        "the restarted query warns that it waits for the former run",
+    )
+    case.end_runner(signal.SIGKILL)
+    case.is_exact(query)
+
+
+@pytest.mark.parametrize("name", ["expired", pytest.param("expired, exclusive", marks=pytest.mark.nightly)])
+def test_a_former_run_that_is_paused_for_longer_than_its_locks_live_is_replaced(name: str, killed: dict[str, Killed]) -> None:
+    case = killed[name]
+    (owner,) = {lock.owner for lock in case.world.held()}
+    case.world.outlast(LIFE, owner)
+    assert all(lock.alive and lock.remaining == 0 for lock in case.world.held())
+    case.is_exact(case.restart())
+    # The former run continues after the restart and changes nothing.
+    before = case.world.group_at()
+    case.end_runner(signal.SIGCONT)
+    assert case.world.group_at() == before
+    case.world.produce(3)
+    case.world.run(**case.more)
+    case.world.judge()

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from tests.faults.conftest import GROUP, World
-from tests.faults.drivers import JVM, RUNNER, WORKER, Driver, kill_below
+from tests.faults.drivers import JVM, RUNNER, WORKER, Driver
 from tests.waits import until
 
 #: How many seconds a queue lock and a membership live. No test waits for their end.
@@ -73,63 +73,6 @@ def test_a_queue_with_messages_in_flight_is_not_given_to_another_member(world: W
     world.judge()
 
 
-@pytest.mark.holds("hand-over")
-def test_a_hand_over_repeats_nothing_also_with_a_foreign_sink(world: World) -> None:
-    # Use one table per query, because two Spark jobs that append to the same folder delete each other's unfinished files.
-    tables = [str(world.folder / name) for name in ("one", "two")]
-    first = share(world, "ck1", sink=f"parquet:{tables[0]}")
-    world.produce(20)
-    world.wait_for_offset(20)
-    share(world, "ck2", sink=f"parquet:{tables[1]}")
-    divided(world, 1, 2)
-    world.produce(20)
-    world.wait_for_offset(40)
-    until(lambda: not first.status["isTriggerActive"], "the first query is idle")
-    first.stop()
-    divided(world, 3)
-    world.produce(20)
-    world.wait_for_offset(60)
-    rows = world.spark.read.parquet(*tables).select("body").collect()
-    bodies = sorted(bytes(row.body).decode() for row in rows)
-    assert bodies == sorted(f"{queue}:{place}" for queue in world.queues for place in range(60))
-
-
-def test_an_available_now_run_whose_queues_are_all_held_by_others_says_so_and_ends(world: World) -> None:
-    other = world.broker.groups.join("other")
-    held = world.broker.groups.lock(GROUP, other, world.queues)
-    world.produce(5)
-    world.run(source={**SHARED, "lockTimeout": "1s"})
-    assert world.count() == 0
-    assert "all 3 queues that this query should have in group g are held by others (query other (other@" in world.log()
-    world.broker.groups.unlock([token for token in held.values() if not hasattr(token, "alive")])
-    world.broker.groups.leave(other)
-    world.run(source=SHARED)
-    world.judge()
-
-
-@pytest.fixture(scope="module")
-def other(drivers: Callable[..., Driver]) -> Driver:
-    """A separate Spark driver. The tests that do not kill it come first."""
-    return drivers("local[4]")
-
-
-@pytest.mark.holds("shared take-over")
-def test_the_queues_of_a_killed_runner_are_taken_over_within_two_triggers(world: World, other: Driver) -> None:
-    world.lives(LIFE)
-    other.start("dead", **world.spec("dead", source=SHARED))
-    world.produce(5)
-    world.wait_for(15)
-    share(world, "ck")
-    divided(world, 1, 2)
-    (pid,) = [process.pid for process in other.of_kind(RUNNER)]
-    kill_below(pid, RUNNER)
-    # The lock would outlive this wait, which allows two triggers of 100 ms and the time that a busy machine needs for them.
-    divided(world, 3)
-    world.produce(5)
-    world.wait_for(30)
-    world.judge()
-
-
 class Producers:
     """A thread that writes to the world's topic until it is stopped, so slowly that queries are idle between some batches."""
 
@@ -153,12 +96,12 @@ def four(worlds: Callable[..., World]) -> World:
     return worlds(4)
 
 
-@pytest.mark.holds("shared source to sink")
+@pytest.mark.holds("shared source to sink", "shared take-over", "one owner")
 @pytest.mark.timeout(400)
 def test_two_then_three_then_one_query_with_one_killed_and_one_paused_lose_and_repeat_nothing(
-    four: World, other: Driver, lasting: Driver
+    four: World, drivers: Callable[..., Driver], lasting: Driver
 ) -> None:
-    paused, killed = lasting, other
+    paused, killed = lasting, drivers()
     four.lives(LIFE)
     producers = Producers(four)
     try:
@@ -189,6 +132,8 @@ def test_two_then_three_then_one_query_with_one_killed_and_one_paused_lose_and_r
         assert "ORDEREDMQ_LOCK.LOST" in paused.failure("paused")
         paused.start("again", **four.spec("paused", source=SHARED))
         divided(four, 2, 2)
+        # The last query has processed the first one's logged batch.
+        assert "its part of the logged batch is not repeated" in four.log()
     finally:
         producers.stop()
     until(lambda: four.count() == four.count("in"), "all messages are processed", 90.0)

@@ -1,4 +1,4 @@
-"""kill -9 of workers and the source runner, and failing tasks: after a retry or a restart, nothing is lost or repeated."""
+"""kill -9 of workers, and failing tasks: after a retry or a restart, nothing is lost or repeated."""
 
 from __future__ import annotations
 
@@ -8,40 +8,22 @@ from typing import NamedTuple
 import pytest
 
 from tests.faults.conftest import World
-from tests.faults.drivers import RUNNER, WORKER, Driver, kill_below
+from tests.faults.drivers import WORKER, Driver, kill_below
 from tests.waits import until
 
 
-@pytest.mark.parametrize("point", ["read", "write"])
-def test_a_worker_killed_without_retries_fails_the_query_and_its_restart_is_exact(point: str, world: World) -> None:
+def test_a_worker_killed_without_retries_fails_the_query_and_its_restart_is_exact(world: World) -> None:
     world.produce(30)
     query = world.start()
     world.wait_for(90)
-    world.points.arm(point, after=20)
+    world.points.arm("write", after=20)
     world.produce(40)
-    kill_below(world.points.wait(point), WORKER)
+    kill_below(world.points.wait("write"), WORKER)
     assert "Python worker exited unexpectedly" in world.fail(query)
     assert world.count() == 90
     world.run()
     world.judge()
     assert world.tokens() == 0
-
-
-@pytest.mark.parametrize("point", ["boundary", "logged"])
-def test_a_source_runner_killed_fails_the_query_and_its_restart_goes_on(point: str, world: World) -> None:
-    world.lives(1000)
-    world.produce(30)
-    query = world.start()
-    world.wait_for(90)
-    world.points.arm(point)
-    world.produce(40)
-    kill_below(world.points.wait(point), RUNNER)
-    # Spark only sees the end of the runner's pipe, as an exception without a message.
-    assert "STREAM_FAILED" in world.fail(query)
-    # The dead owner did not unlock its queues, but the next run gets them immediately.
-    assert all(lock.held and not lock.alive and lock.remaining > 500 for lock in world.broker.admin.locks())
-    world.run()
-    world.judge()
 
 
 class Retrying(NamedTuple):
@@ -50,12 +32,12 @@ class Retrying(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def retrying(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> Iterator[Retrying]:
+def retrying(worlds: Callable[..., World], lasting: Driver) -> Iterator[Retrying]:
     """A query that runs through all tests below, with up to four attempts per task."""
-    driver, world = drivers("local[2,4]"), worlds()
-    driver.start(**world.spec())
-    yield Retrying(driver, world)
-    assert driver.stop()["failure"] is None
+    world = worlds()
+    lasting.start("retrying", **world.spec())
+    yield Retrying(lasting, world)
+    assert lasting.stop("retrying")["failure"] is None
 
 
 @pytest.mark.holds("same key, same queue")
@@ -69,7 +51,7 @@ def test_a_worker_killed_with_retries_is_made_good_in_the_same_batch(point: str,
     world.wait_for(before + 120)
     world.judge()
     until(lambda: world.tokens() == 0, "the staged rows of the killed attempt are deleted")
-    assert driver.state()["active"]
+    assert driver.state("retrying")["active"]
 
 
 @pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.nightly), 20, pytest.param(40, marks=pytest.mark.nightly)])

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from orderedmq.errors import GroupError, OptionError
-from tests.loop.conftest import LoopRig
+from tests.contract.support import locked
+from tests.loop.conftest import LoopRig, LoopWorld
 from tests.micro_batches import MicroBatchLoop
 from tests.spark.conftest import numbers
 from tests.spark.test_shared import QUEUES, in_order, owners, shares
@@ -97,3 +98,17 @@ def test_starting_offsets_as_json_name_every_queue_of_a_shared_group(shared: Loo
     assert query.batches[0].ranges == {f"in/embedded/{queue}": (3, 10) for queue in (0, 1)}
     with pytest.raises(OptionError, match="startingOffsets names queue in/embedded/8, which does not exist"):
         start(shared, "two", startingOffsets=every.replace('"7"', '"7": 3, "8"'), **own | {"consumerGroup": "other"})
+
+
+def test_an_available_now_run_whose_queues_are_all_held_by_others_says_so_and_ends(world: LoopWorld) -> None:
+    shared = {"assignment": "shared"}
+    other = world.broker.groups.join("other")
+    tokens = locked(world.broker, world.group, other, world.queues)
+    world.produce(5)
+    world.run(source={**shared, "lockTimeout": "1s"})
+    assert world.count() == 0
+    assert "all 3 queues that this query should have in group g are held by others (query other (other@" in world.log()
+    world.broker.groups.unlock(tokens)
+    world.broker.groups.leave(other)
+    world.run(source=shared)
+    world.judge()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -30,9 +31,10 @@ def shares(rig: StoreRig) -> list[int]:
     return sorted(len(queues) for queues in owners(rig).values())
 
 
-def fill(rig: Rig, first: int, last: int) -> None:
+def fill(rig: Rig, first: int, last: int, foreign: Sequence[str] = ()) -> None:
+    """Add messages, and wait until each message is once in the topic ``out`` or in ``foreign``."""
     rig.fill("in", last - first, first=first)
-    until(lambda: numbers(rig.bodies("out")) == list(range(last)))
+    until(lambda: numbers({**rig.bodies("out"), -1: list(foreign)}) == list(range(last)))
 
 
 @pytest.fixture
@@ -42,9 +44,9 @@ def shared(rig: Rig) -> Rig:
     return rig
 
 
-def in_order(rig: StoreRig) -> None:
-    """Assert that for each source queue and key, the messages in the target are in the order of the source."""
-    for bodies in rig.bodies("out").values():
+def in_order(rig: StoreRig, foreign: Sequence[str] = ()) -> None:
+    """Assert that for each source queue and key, the messages in each target queue and in ``foreign`` are in the order of the source."""
+    for bodies in (*rig.bodies("out").values(), foreign):
         last: dict[str, int] = {}
         for body in bodies:
             queue, _, number = body.partition(":")
@@ -54,25 +56,35 @@ def in_order(rig: StoreRig) -> None:
 
 
 @pytest.mark.holds("hand-over")
-def test_queries_divide_the_queues_and_hand_them_over_without_loss_or_repeat(shared: Rig) -> None:
+def test_queries_divide_the_queues_and_hand_them_over_without_loss_or_repeat_also_with_a_foreign_sink(shared: Rig) -> None:
+    """The second query collects its rows in a list, and only its source moves the group's offsets."""
+    foreign: list[str] = []
     first = start(shared, "one")
     fill(shared, 0, 80)
     assert shares(shared) == [8]
-    second = start(shared, "two")
+    rows = shared.stream(topic="in", consumerGroup="g", assignment="shared", lockTimeout="60s")
+    writer = rows.writeStream.foreachBatch(lambda df, batch: foreign.extend(bytes(row.body).decode() for row in df.collect()))
+    second = writer.trigger(processingTime="100 milliseconds").option("checkpointLocation", str(shared.folder / "two")).start()
     until(lambda: shares(shared) == [4, 4])
-    fill(shared, 80, 240)
+    fill(shared, 80, 240, foreign)
     third = start(shared, "three")
     until(lambda: shares(shared) == [2, 3, 3])
-    fill(shared, 240, 400)
+    fill(shared, 240, 400, foreign)
+    until(
+        lambda: shared.offsets("g") == dict.fromkeys(range(QUEUES), 50),
+        "the second query's source has committed its last batch",
+    )
+    until(lambda: not second.status["isTriggerActive"], "the second query is idle")
     second.stop()
     until(lambda: shares(shared) == [4, 4])
-    fill(shared, 400, 480)
+    fill(shared, 400, 480, foreign)
     first.stop()
     until(lambda: shares(shared) == [8])
-    fill(shared, 480, 560)
+    fill(shared, 480, 560, foreign)
     assert third.exception() is None
     third.stop()
-    in_order(shared)
+    in_order(shared, foreign)
+    assert foreign
     assert shared.offsets("g") == dict.fromkeys(range(QUEUES), 70)
 
 
