@@ -115,12 +115,12 @@ class StoreWorld:
         source = {"pullBatchSize": PULL, "lockTimeout": "5s", **more.pop("source", {})}
         return {"path": self.path, "checkpoint": str(self.folder / checkpoint), "group": GROUP, "source": source, **more}
 
-    def lives(self, life: float, linger: float = 20.0) -> None:
+    def lives(self, life: float) -> None:
         """Make sources that connect from now on take locks that live ``life`` seconds and are not renewed.
 
         There are no renewals because a renewal is a write, and a process that is stopped during a write blocks all other writers.
         """
-        self.points._write("lives", "json", {"life": life, "linger": linger})
+        self.points._write("lives", "json", {"life": life})
 
     def outlast(self, seconds: float, owner: str) -> None:
         """Age the locks and the membership of ``owner`` by ``seconds``."""

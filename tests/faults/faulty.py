@@ -124,10 +124,8 @@ class FaultyReader(StreamReader):
         connected = super()._connect()
         lives = self.points.folder / "lives.json"
         if fresh and lives.exists():
-            asked = json.loads(lives.read_text())
-            connected[0].groups.life = asked["life"]  # type: ignore[attr-defined]
+            connected[0].groups.life = json.loads(lives.read_text())["life"]  # type: ignore[attr-defined]
             setattr(group_module, "RENEW_INTERVAL", 1000.0)  # noqa: B010
-            setattr(group_module, "UNLOCK_DELAY", asked["linger"])  # noqa: B010
         return connected
 
 

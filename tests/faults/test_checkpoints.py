@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests import checker
@@ -50,13 +48,7 @@ def test_asking_where_to_begin_decides_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "point",
-    [
-        "logged",
-        pytest.param("write", marks=pytest.mark.nightly),
-        "publish",
-        pytest.param("published", marks=pytest.mark.nightly),
-    ],
+    "point", ["logged", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("write", "publish", "published"))]
 )
 def test_a_crash_in_the_first_batch_loses_no_message_after_the_offset_where_it_began(point: str, world: World) -> None:
     world.produce(10)
@@ -73,20 +65,3 @@ def test_a_crash_in_the_first_batch_loses_no_message_after_the_offset_where_it_b
     world.produce(10)
     world.run(source=START)
     assert_exact_from(world, 10)
-
-
-def test_a_failed_commit_says_why_even_if_the_broker_is_away_for_the_abort_as_well(world: World) -> None:
-    """If the abort failed too, Spark would report only "Writing job failed"."""
-    world.produce(10)
-    world.points.arm("publish")
-    query = world.start()
-    world.points.wait("publish")
-    world.observer.close()
-    store = Path(world.path)
-    away = store.rename(store.with_name("away"))
-    world.points.release("publish")
-    failure = world.fail(query)
-    away.rename(store)
-    assert "[ORDEREDMQ_STORE." in failure, failure
-    world.run()
-    world.judge()

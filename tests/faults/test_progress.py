@@ -1,4 +1,4 @@
-"""Changes while a query runs: active producers, added queues, executors in other processes or on another machine."""
+"""Queries with active producers, and with executors in other processes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests import checker
 from tests.faults.conftest import World
-from tests.faults.drivers import WORKER, Driver, kill_below
+from tests.faults.drivers import Driver
 from tests.waits import until
 
 
@@ -42,21 +41,6 @@ def test_available_now_ends_at_the_messages_of_its_start_while_producers_continu
     world.judge()
 
 
-def test_an_executor_that_sees_another_store_says_that_a_store_serves_one_machine(world: World) -> None:
-    world.produce(10)
-    elsewhere = world.points.folder / "elsewhere"
-    elsewhere.touch()
-    text = world.fail(world.start())
-    assert (
-        f"[ORDEREDMQ_STORE.OTHER_MACHINE] the query was planned with a store at {world.path}, but there is another store"
-        in text
-    )
-    assert "the embedded broker serves only one machine. Use namesrvAddr" in text
-    elsewhere.unlink()
-    world.run()
-    world.judge()
-
-
 @pytest.mark.nightly
 def test_executors_in_processes_of_their_own(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> None:
     """A query from source to sink with two executors, each of them a JVM with its own workers."""
@@ -78,20 +62,3 @@ def test_executors_in_processes_of_their_own(worlds: Callable[..., World], drive
     until(lambda: world.count() == world.count("in"), "all messages are processed")
     assert driver.stop()["failure"] is None
     world.judge()
-
-
-def test_without_a_group_a_batch_that_the_sink_has_is_not_repeated(world: World) -> None:
-    """A query without a group has no locks to lose. Its checkpoint and the batches recorded by the sink are enough."""
-    world.produce(20)
-    source = {"messageModel": "broadcasting", "startingOffsets": "earliest"}
-    world.points.arm("published")
-    query = world.start(group=None, source=source)
-    kill_below(world.points.wait("published"), WORKER)
-    world.fail(query)
-    assert world.count() == 60
-    world.produce(10)
-    world.run(group=None, source=source)
-    history = [*checker.sent(world.broker, "in"), *checker.delivered(world.broker, "out")]
-    assert checker.judge(history) == []
-    assert world.held() == []
-    assert world.broker.admin.groups() == []

@@ -104,6 +104,19 @@ def test_a_backup_is_restored_with_a_new_checkpoint_or_with_one_that_was_copied_
     assert numbers(written) == list(range(50))
 
 
+@pytest.mark.parametrize("point", ["logged", "written", "published", "committed"])
+def test_a_crash_in_the_first_batch_loses_no_message_after_the_offset_where_it_began(point: Point, world: LoopWorld) -> None:
+    world.produce(10)
+    query = world.start(source=START)
+    # No message is left to read, so the first batch only records where the query begins.
+    query.advance(point)
+    query.kill()
+    world.produce(10)
+    world.run(source=START)
+    world.judge(*[{"event": "loss", "queue": str(queue), "begin": 0, "end": 10} for queue in world.queues])
+    assert world.count() == 30
+
+
 @pytest.mark.parametrize("source", [{}, START], ids=["committed", "latest"])
 def test_a_group_that_is_gone_does_not_matter_to_a_checkpoint(source: dict[str, str], world: LoopWorld) -> None:
     world.produce(20)

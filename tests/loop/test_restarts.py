@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests import checker
 from tests.contract.support import locked
 from tests.loop.conftest import LoopRig, LoopWorld
 from tests.micro_batches import Point
@@ -34,6 +35,40 @@ def test_a_query_that_ends_between_two_steps_goes_on_without_loss_or_repeat(
     # A batch that was logged keeps its end; a batch that was not logged is planned again and includes more messages.
     world.run(source={"maxOffsetsPerTrigger": 25})
     assert world.count() == 60
+    world.judge()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_query_without_a_group_repeats_nothing(point: Point, world: LoopWorld) -> None:
+    """It has no locks to lose. Its checkpoint and the batches recorded by the sink are enough."""
+    source = {"messageModel": "broadcasting", "startingOffsets": "earliest"}
+    world.produce(20)
+    query = world.start(group=None, source=source)
+    query.advance(point)
+    query.kill()
+    world.produce(10)
+    world.run(group=None, source=source)
+    history = [*checker.sent(world.broker, "in"), *checker.delivered(world.broker, "out")]
+    assert checker.judge(history) == []
+    assert world.count() == 90
+    assert world.held() == []
+    assert world.broker.admin.groups() == []
+
+
+def test_another_query_is_refused_until_the_tasks_of_a_stopped_one_must_have_ended(world: LoopWorld) -> None:
+    world.produce(10)
+    query = world.start()
+    query.advance("logged")
+    query.stop()
+    text = world.fail(world.start("ck2", source={"lockTimeout": "0"}))
+    assert "ORDEREDMQ_LOCK.HELD_BY_OTHER" in text
+    assert "stopped in the middle of a batch, so its tasks may still be running" in text
+    world.outlast(20, world.held()[0].owner)
+    world.run("ck2", source={"lockTimeout": "0"})
+    assert world.count() == 30
+    # Restart the first query. The second query has processed the first one's batch.
+    world.produce(10)
+    world.run()
     world.judge()
 
 

@@ -1,4 +1,4 @@
-"""A store is replaced, moved or deleted under an idle query: its source fails at the next trigger, with a named error."""
+"""A store is replaced, moved or deleted under an idle query, or is another one in its tasks: the query fails with a named error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from orderedmq.errors import StoreError
-from tests.loop.conftest import LoopRig
+from tests.loop.conftest import LoopRig, LoopWorld
 from tests.spark.test_store_replaced import copied
 
 
@@ -31,3 +31,18 @@ def test_an_idle_query_fails_by_name_when_its_store_is_gone(
     text = str(caught.value)
     assert re.search(rf"\[ORDEREDMQ_STORE\.{condition}\] the store at {re.escape(rig.path)} was", text), text
     assert "while it was in use" in text
+
+
+def test_an_executor_that_sees_another_store_says_that_a_store_serves_one_machine(world: LoopWorld) -> None:
+    world.produce(10)
+    elsewhere = world.points.folder / "elsewhere"
+    elsewhere.touch()
+    text = world.fail(world.start())
+    assert (
+        f"[ORDEREDMQ_STORE.OTHER_MACHINE] the query was planned with a store at {world.path}, but there is another store"
+        in text
+    )
+    assert "the embedded broker serves only one machine. Use namesrvAddr" in text
+    elsewhere.unlink()
+    world.run()
+    world.judge()
