@@ -20,8 +20,9 @@ from orderedmq.embedded.integrity.check import check
 from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue
 from tests import checker
-from tests.faults import faulty
+from tests.faults import queries
 from tests.faults.drivers import Driver
+from tests.faults.faulty import FaultySource
 from tests.faults.points import Points
 from tests.faults.store_access import age, staged
 from tests.waits import STEP, until
@@ -185,7 +186,7 @@ class World(StoreWorld):
 
     def start(self, checkpoint: str = "ck", **more: Any) -> StreamingQuery:
         """Start a query in the Spark session of this process."""
-        query = faulty.start(self.spark, **self.spec(checkpoint, **more))
+        query = queries.start(self.spark, **self.spec(checkpoint, **more))
         self._queries.append(query)
         return query
 
@@ -205,7 +206,7 @@ class World(StoreWorld):
 @pytest.fixture(scope="session")
 def session(spark: SparkSession) -> SparkSession:
     """The Spark session of this process, with the data source of these tests registered."""
-    spark.dataSource.register(faulty.FaultySource)
+    spark.dataSource.register(FaultySource)
     return spark
 
 

@@ -112,7 +112,7 @@ class Driver:
     # -- commands to the driver ---------------------------------------------------------------------------------------------
 
     def start(self, query: str = "q", **spec: Any) -> None:
-        """Start a query, with the arguments of `tests.faults.faulty.start`. Raises Refused if the query does not start."""
+        """Start a query, with the arguments of `tests.faults.queries.start`. Raises Refused if the query does not start."""
         refused = self._tell({"do": "start", "query": query, **spec}).get("refused")
         if refused is not None:
             raise Refused(refused)

@@ -1,6 +1,7 @@
 """The data source ``orderedmq`` with points at which tests can stop it, registered as ``orderedmq_faulty``.
 
-Subclasses of the real classes pass points, which tests control in the folder ``points`` next to the store.
+Subclasses of the real classes pass points, which tests control in the folder ``points`` next to the store. Each of Spark's Python
+processes imports this module, so it imports little.
 
     initial    source runner: initialOffset was called
     boundary   source runner: latestOffset was called, and nothing is committed yet
@@ -23,19 +24,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadLimit
-from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from ordered_sink.commit import StreamWriter
 from ordered_sink.writer import Written
-from ordered_source import OrderPerKey, OrderPerQueue, consume_orderly, dead_letter
 from ordered_source import group_session as group_module
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
@@ -45,13 +42,9 @@ from orderedmq.embedded.store import transaction
 from orderedmq.errors import OrderedMQError
 from orderedmq.ownership.micro_batch import run_of
 from pyspark_orderedmq import DefaultSource
-from tests.faults.key_listener import Recorder
 from tests.faults.points import Points
-from tests.quick_spark import jvm_options
 
 FORMAT = "orderedmq_faulty"
-#: A SQL expression for the queue and offset that a row came from, in the form that the checker reads.
-ORIGIN = "concat(topic, '/', broker_name, '/', queue_id, ':', queue_offset)"
 
 
 def points_of(path: str) -> Points:
@@ -148,8 +141,11 @@ class FaultyWriter(StreamWriter):
             points.reach("write", count)
 
         # Stage the rows of every attempt in a segment file, however few they are.
-        with patch.object(transaction, "INLINE_BYTES", 0):
+        inline, transaction.INLINE_BYTES = transaction.INLINE_BYTES, 0  # type: ignore[misc]
+        try:
             message = super().write(watched())
+        finally:
+            transaction.INLINE_BYTES = inline  # type: ignore[misc]
         points.reach("staged")
         points.tell("staged")
         return message
@@ -187,73 +183,3 @@ class FaultySource(DefaultSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> FaultyWriter:
         return FaultyWriter(self.options, schema, overwrite)
-
-
-def session_config() -> dict[str, str]:
-    """The Spark configuration of these tests."""
-    return {
-        "spark.driver.memory": "1g",
-        "spark.executor.extraJavaOptions": jvm_options(),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
-    }
-
-
-def start(
-    spark: SparkSession,
-    *,
-    checkpoint: str,
-    path: str = "",
-    servers: str = "",
-    group: str | None = "g",
-    topic: str = "in",
-    sink: str = "out",
-    available_now: bool = False,
-    trigger: str = "100 milliseconds",
-    source: Mapping[str, Any] | None = None,
-    target: Mapping[str, Any] | None = None,
-    listener: Mapping[str, Any] | None = None,
-    letters: str | None = None,
-    shuffle: bool = False,
-) -> StreamingQuery:
-    """Start a query that reads ``topic`` and writes to ``sink``: a topic, ``noop``, or ``parquet:<folder>``.
-
-    The query uses the store at ``path``, or RocketMQ at ``servers`` (namesrvAddr) and passes no points in that case.
-
-    - ``listener``: run the listener `Recorder` with these settings. The order is per key if the source has a parking lot, else per
-      queue.
-    - ``letters``: send messages that meet this SQL condition to the dead letter topic.
-    - ``shuffle``: shuffle the rows before they are written.
-    """
-    format, place = ("orderedmq", ("namesrvAddr", servers)) if servers else (FORMAT, ("path", path))
-    reader = spark.readStream.format(format).option(*place).option("topic", topic)
-    for name, value in {**({"consumerGroup": group} if group else {}), **(source or {})}.items():
-        reader = reader.option(name, str(value))
-    rows = reader.load()
-    if listener is not None:
-        order = OrderPerKey if source is not None and "parkingLot" in source else OrderPerQueue
-        rows = rows.transform(consume_orderly, Recorder, order(**listener))
-    else:
-        rows = rows if letters is None else rows.transform(dead_letter, letters)
-        rows = rows.selectExpr("body", "sharding_key", f"{ORIGIN} AS keys")
-    writer = (rows.repartition(1) if shuffle else rows).writeStream
-    if sink.startswith("parquet:"):
-        folder = sink.partition(":")[2]
-
-        def append(batch: DataFrame, number: int) -> None:
-            # The time distinguishes the repeat of a batch from its first delivery.
-            at = time.monotonic_ns()
-            batch.selectExpr("*", f"{number} AS batch", f"{at} AS at").write.mode("append").parquet(folder)
-            Points(Path(path).parent / "points").reach("appended")
-
-        writer = writer.foreachBatch(append)
-    elif sink == "noop":
-        writer = writer.format("noop")
-    else:
-        writer = writer.format(format).option(*place).option("topic", sink)
-    for name, value in (target or {}).items():
-        writer = writer.option(name, str(value))
-    writer = writer.option("checkpointLocation", checkpoint)
-    return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=trigger)).start()

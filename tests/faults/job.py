@@ -23,7 +23,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ordered_source import stop_on_sigterm
 from orderedmq.java import ensure_java
-from tests.faults.faulty import FaultySource, session_config, start
+from tests.faults.faulty import FaultySource
+from tests.faults.queries import session_config, start
 
 
 def state(query: StreamingQuery) -> dict[str, Any]:

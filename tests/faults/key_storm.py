@@ -46,7 +46,7 @@ class StormWorld(Protocol):
     group: str
 
     def spec(self, checkpoint: str, **more: Any) -> dict[str, Any]:
-        """Return the arguments that start a query in a separate driver (see `tests.faults.faulty.start`)."""
+        """Return the arguments that start a query in a separate driver (see `tests.faults.queries.start`)."""
 
 
 class Storm:
