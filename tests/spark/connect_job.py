@@ -1,5 +1,5 @@
 """A program for a Spark Connect session, so that all tests share one server. It copies a topic, tries calls that are refused,
-watches a query's lag, and runs listeners with order per key and without order.
+watches a query's lag, and runs a listener with order per key.
 
 It prints one JSON line: python connect_job.py STORE FOLDER_OF_CHECKPOINTS
 """
@@ -19,14 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
-from ordered_source import (
-    ConcurrentSettings,
-    ConsumeConcurrentlyStatus,
-    ConsumeOrderlyStatus,
-    OrderPerKey,
-    consume_concurrently,
-    consume_orderly,
-)
+from ordered_source import ConsumeOrderlyStatus, OrderPerKey, consume_orderly
 from ordered_source.lag_listener import LagListener
 from orderedmq.parking.rules import Order
 from orderedmq.tools.parked import LotReader
@@ -144,24 +137,9 @@ def by_key(spark: SparkSession, path: str, folder: str) -> dict[str, Any]:
     return said
 
 
-def without_order(spark: SparkSession, path: str, folder: str) -> list[list[Any]]:
-    """Run a listener without order that refuses messages at odd offsets. Return the offset and status of each outcome."""
-
-    def listener(messages: Sequence[Any], context: Any) -> ConsumeConcurrentlyStatus:
-        odd = messages[0].queue_offset % 2
-        return ConsumeConcurrentlyStatus.RECONSUME_LATER if odd else ConsumeConcurrentlyStatus.CONSUME_SUCCESS
-
-    stream = spark.readStream.format("orderedmq").options(path=path, topic="keyed", consumerGroup="c", parkingLot="true").load()
-    outcomes = consume_concurrently(stream, listener, ConcurrentSettings(concurrency=2))
-    finish(outcomes, f"{folder}/without order", f"{folder}/outcomes")
-    rows = spark.read.parquet(f"{folder}/outcomes").select("begin_offset", "status").collect()
-    return sorted([row.begin_offset, row.status] for row in rows)
-
-
-def finish(outcomes: DataFrame, checkpoint: str, folder: str | None = None) -> None:
-    """Process all current messages. If ``folder`` is given, append the query's rows to a Parquet table in it."""
-    writer = outcomes.writeStream.option("checkpointLocation", checkpoint)
-    writer = writer.format("noop") if folder is None else writer.format("parquet").option("path", folder)
+def finish(outcomes: DataFrame, checkpoint: str) -> None:
+    """Process all current messages."""
+    writer = outcomes.writeStream.format("noop").option("checkpointLocation", checkpoint)
     writer.trigger(availableNow=True).start().awaitTermination()
 
 
@@ -169,7 +147,7 @@ def main(path: str, checkpoints: str) -> None:
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     said: dict[str, Any] = {"kind": type(spark).__module__}
     said |= {"copied": copied(spark, path, f"{checkpoints}/copied"), "watched": watched(spark, path, f"{checkpoints}/watched")}
-    said |= {"by key": by_key(spark, path, checkpoints), "without order": without_order(spark, path, checkpoints)}
+    said["by key"] = by_key(spark, path, checkpoints)
     print(json.dumps(said))
     spark.stop()
 

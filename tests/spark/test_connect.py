@@ -78,8 +78,3 @@ def test_in_a_connect_session_a_poisoned_key_is_parked_and_comes_back_in_order(c
     assert said["parked of poisoned"] == 3
     assert said["healed"] == [f"poisoned {offset}" for offset in (1, 4, 7)]
     assert said["parked of healed"] == 0
-
-
-@pytest.mark.timeout(400)
-def test_in_a_connect_session_a_listener_without_order_parks_each_message_alone(connected: dict[str, Any]) -> None:
-    assert connected["without order"] == [[offset, "PARKED" if offset % 2 else "SUCCESS"] for offset in range(9)]

@@ -264,10 +264,3 @@ def test_an_order_that_does_not_fit_is_refused_by_name(rig: Rig) -> None:
         consume_orderly(with_lot.drop("sharding_key"), never, OrderPerKey())
     with pytest.raises(Exception, match=r"MISSING_COLUMN.*needs the columns ticket.*parkingLot=true"):
         consume_orderly(without, never, OrderPerKey())
-    refused = [
-        (consume_concurrently(without, never), r"UNSUPPORTED.*without a parking lot.*parkingLot=true"),
-        (consume_orderly(rows(rig, consumerGroup="other"), never), r"UNSUPPORTED.*read with parkingLot=true"),
-    ]
-    for number, (given, message) in enumerate(refused):
-        with pytest.raises(PySparkException, match=message):
-            start(rig, given, f"ck{number}", available_now=True).awaitTermination()

@@ -118,7 +118,6 @@ def scenario(place: Place, broker: Broker, path: str) -> None:
     # A task fails. Only one queue has messages, so that the batch has one task, because Spark runs several at the same time.
     broker.log.append({first: pa.record_batch({"body": pa.array([BAD], pa.binary()), "sharding_key": ["k"]})})
     run(available_now=True, fails=True)
-    run(available_now=True, fails=True)
     # Batch 0 fails and is repeated, without a limit.
     broker.admin.create_topic("other", 1)
     rows = {"body": pa.array([b"a", BAD], pa.binary()), "sharding_key": ["k", "k"]}
