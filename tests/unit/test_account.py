@@ -25,6 +25,7 @@ from tests.unit.rocketmq_peer import Link, Peer
 from tests.waits import soon, until
 
 QUEUE = MessageQueue("T", "a", 0)
+LACKS_A_RIGHT = "User:old has no permission to access Topic:T from 127.0.0.1, decision:DENY"
 OLD, NEW = Credentials("old", "secret-1"), Credentials("new", "secret-2", "token")
 
 
@@ -58,13 +59,14 @@ class Broker:
     def __init__(self) -> None:
         self.allowed = OLD
         self.asked: list[str] = []
+        self.remark = "User:old is not found."
         self.peer = Peer(self._serve)
 
     def _serve(self, link: Link) -> None:
         for request in link.requests():
             self.asked.append(request.ext["AccessKey"])
             if request.ext["AccessKey"] != self.allowed.access_key:
-                link.reply(request, 16, remark="User is not allowed")
+                link.reply(request, 16, remark=self.remark)
             elif "maxMsgNums" in request.ext:
                 # Nothing to pull: the queue ends at the requested offset.
                 end = request.ext["queueOffset"]
@@ -137,7 +139,7 @@ def test_a_pull_that_was_refused_can_be_repeated(file: File, broker: Broker) -> 
 def test_an_account_that_stays_the_same_is_refused_as_ever(client: Client, broker: Broker) -> None:
     broker.allowed = NEW
     for _ in range(3):
-        with pytest.raises(RocketMQError, match="User is not allowed") as caught:
+        with pytest.raises(RocketMQError, match="User:old is not found") as caught:
             client.call_address(broker.peer.address, max_offset(QUEUE), soon())
         assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.NO_PERMISSION"
     assert broker.asked == ["old"] * 3
@@ -156,11 +158,21 @@ def test_a_callable_is_asked_before_each_connection_and_seldom_after_refusals(br
         client.connection(broker.peer.address, soon()).close()
         client.call_address(broker.peer.address, max_offset(QUEUE), soon())
         assert len(calls) == 2
-        broker.allowed = NEW
+        broker.allowed, broker.remark = NEW, LACKS_A_RIGHT
         for _ in range(10):
-            with pytest.raises(RocketMQError, match="User is not allowed"):
+            with pytest.raises(RocketMQError, match="Topic:T"):
                 client.call_address(broker.peer.address, max_offset(QUEUE), soon())
     assert len(calls) == 3
+
+
+@pytest.mark.holds("renewed account")
+def test_an_account_that_expires_just_after_it_lacked_a_right_is_renewed(client: Client, broker: Broker, file: File) -> None:
+    broker.allowed, broker.remark = NEW, LACKS_A_RIGHT
+    with pytest.raises(RocketMQError, match="Topic:T"):
+        client.call_address(broker.peer.address, max_offset(QUEUE), soon())
+    broker.remark = "User:old is not found."
+    file.write(NEW)
+    assert client.call_address(broker.peer.address, max_offset(QUEUE), soon()) == 7
 
 
 def test_a_file_that_cannot_be_read_leaves_the_former_account_in_use(

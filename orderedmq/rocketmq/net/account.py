@@ -14,12 +14,13 @@ from typing import Final
 from orderedmq.conditions import RocketMQCondition, UnavailableCondition
 from orderedmq.endpoint import Credentials, CredentialsFile, CredentialsSource
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError
+from orderedmq.rocketmq.wire import rights
 from orderedmq.secret_files import read_credentials
 
 log = logging.getLogger("orderedmq")
 
-#: Seconds for which unchanged credentials are not read again after a refusal. If the account lacks a right, every further request is
-#: also refused and would otherwise cause a read.
+#: Seconds for which unchanged credentials are not read again because of a missing right. Every further request that needs the right is
+#: also refused and would otherwise cause a read. Another refusal, as of an account that has expired, always causes one.
 UNCHANGED: Final = 1.0
 
 
@@ -69,7 +70,7 @@ class Account:
         """
         if self._read is None or not isinstance(error, RocketMQError) or error.sub != RocketMQCondition.NO_PERMISSION:
             return error
-        if used == self._current and time.monotonic() >= self._unchanged_until:
+        if used == self._current and (time.monotonic() >= self._unchanged_until or not rights.is_missing_right(error.message)):
             self.renew()
         if used == self._current:
             self._unchanged_until = time.monotonic() + UNCHANGED

@@ -108,6 +108,11 @@ def refusal(code: RequestCode, remark: str) -> MissingRight | None:
     return MissingRight(1, right) if second is None else MissingRight(2, right, second["account"], _INSTEAD.get(code))
 
 
+def is_missing_right(remark: str) -> bool:
+    """Whether a remark says that the account is known, but lacks a right."""
+    return any(pattern.search(remark) for pattern in (_ADMIN, _ACL_2, _ACL_1))
+
+
 def is_refusal(remark: str) -> bool:
     """Whether a Proxy's remark refuses an account. Such an answer has no specific code (AbstractRemotingActivity.writeErrResponse)."""
     return _BY_PROXY.match(remark) is not None
