@@ -124,7 +124,7 @@ def test_events_of_a_java_producer_come_out_once_in_the_same_queues_and_order(ev
     send(source, range(150))
     query = rig.write(rig.stream(source), target, now=False)
     sent = rig.bodies(source)
-    until(lambda: rig.bodies(target) == sent, "the first events are copied", 240.0)
+    until(lambda: rig.bodies(target) == sent, "the first events are copied")
     query.stop()
     send(source, range(150, 300))
     rig.write(rig.stream(source), target)
@@ -150,7 +150,7 @@ def test_a_java_consumer_and_a_shared_query_split_a_topic_and_hand_its_queues_ov
     source, target = rig.topic("in", 4), rig.topic("out", 4)
     query = rig.write(rig.stream(source, assignment="shared"), target, now=False)
     send(source, range(40))
-    until(lambda: sum(map(len, rig.bodies(target).values())) == 40, "the query has everything", 240.0)
+    until(lambda: sum(map(len, rig.bodies(target).values())) == 40, "the query has everything")
     assert len(peers.admin(rig.address).members(rig.group)) == 1
     consumer = peers.consumer(rig.address, rig.group, source)
     until(lambda: len(consumer.queues) == 2, "the consumer has its share", 90.0)
