@@ -24,6 +24,7 @@ from orderedmq.embedded.staging import EmbeddedStaging, discard, make_visible
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.transaction import Transaction
+from orderedmq.embedded.topics import incarnation_of
 from orderedmq.errors import NEWEST_CHECKPOINT, OptionError, SinkError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
@@ -70,7 +71,7 @@ class EmbeddedOutbox:
         with self._store.errors_mapped("publish"):
             sources = runs.registered(self._store.path, batch.run) if batch.run else []
         with self._store.write() as txn:
-            record = _record(sources, ordered)
+            record = _record(txn, sources, ordered)
             if batch.sink_id is not None and self._was_published(txn, batch, record, skip_differing_replay):
                 discard(txn, receipts)
                 return Published(True, {})
@@ -129,9 +130,9 @@ class EmbeddedOutbox:
         if not behind:
             return
         for key, value in txn.scan("batches", layout.sink_key(batch.sink_id)):
-            for group, topic, queue_id, begin, end in json.loads(value)["sources"]:
+            for group, topic, queue_id, begin, end, incarnation in json.loads(value)["sources"]:
                 again = behind.get((group, topic, queue_id))
-                if again is not None and again.begin < end and begin < again.end:
+                if again is not None and incarnation == incarnation_of(txn, topic) and again.begin < end and begin < again.end:
                     raise SinkError(
                         SinkCondition.REPLAY_DIFFERS,
                         f"batch {batch.batch_id} of this query has messages {again.begin} to {again.end - 1} of queue {topic}/{queue_id}, but "
@@ -175,17 +176,31 @@ def _latest(txn: Transaction, key: bytes) -> int | None:
     return None if last is None else layout.to_number(last[-8:])
 
 
-def _record(sources: Iterable[Registration], receipts: Iterable[Receipt]) -> dict[str, Any]:
+def _record(txn: Transaction, sources: Iterable[Registration], receipts: Iterable[Receipt]) -> dict[str, Any]:
+    """Return what identifies the batch: the ranges that it read and the incarnations of their topics, its rows per queue, and its content.
+
+    The content is compared per topic, because rows without a key may be in other queues when their task gets them in another order.
+    """
     rows: dict[MessageQueue, int] = {}
+    content: dict[str, int] = {}
     for receipt in receipts:
         for queue, count in receipt.rows.items():
             rows[queue] = rows.get(queue, 0) + count
+        for topic, total in receipt.staged.content.items():
+            content[topic] = content.get(topic, 0) + total
     return {
         "sources": [
-            [source.token.group if source.token else None, source.queue.topic, source.queue.queue_id, *source.offsets]
+            [
+                source.token.group if source.token else None,
+                source.queue.topic,
+                source.queue.queue_id,
+                *source.offsets,
+                incarnation_of(txn, source.queue.topic),
+            ]
             for source in sources
         ],
         "rows": [[queue.topic, queue.queue_id, rows[queue]] for queue in sorted(rows) if rows[queue]],
+        "content": {topic: f"{total % (1 << 64):016x}" for topic, total in sorted(content.items())},
     }
 
 
@@ -196,14 +211,18 @@ def _other_ranges(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     end where the recorded range ends, because the next batch begins there.
     """
     known: dict[tuple[str | None, str, int], list[tuple[int, int]]] = {}
-    for group, topic, queue_id, begin, end in old["sources"]:
+    incarnations: dict[str, str] = {}
+    for group, topic, queue_id, begin, end, incarnation in old["sources"]:
         # Without a group, a query may read a queue twice, so a queue may have several ranges.
         known.setdefault((group, topic, queue_id), []).append((begin, end))
-    for group, topic, queue_id, begin, end in new["sources"]:
+        incarnations[topic] = incarnation
+    for group, topic, queue_id, begin, end, incarnation in new["sources"]:
         queue = MessageQueue(topic, EMBEDDED_BROKER, queue_id)
         then = known.get((group, topic, queue_id))
         if then is None:
             return f"queue {queue} was not part of it"
+        if incarnation != incarnations[topic]:
+            return f"topic {topic!r} was deleted and created again since"
         if not any(first <= begin <= end == last for first, last in then):
             return f"queue {queue} was read from {then[0][0]} to {then[0][1]} then, and from {begin} to {end} now"
     return None
@@ -212,7 +231,7 @@ def _other_ranges(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 def _other_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """Return how the rows of a repeated batch differ from the recorded ones, or None if no difference counts.
 
-    The numbers of rows per queue are compared only if neither has source ranges. A replay with rows in a topic that was deleted since
+    The rows are compared only if neither has source ranges. A replay with rows in a topic that was deleted since
     differs: skipping it would lose these rows, and publishing it would write the others twice.
     """
     gone = {topic for topic, _, count in old["rows"] if not count}
@@ -224,5 +243,5 @@ def _other_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     if old["sources"]:
         return "it had source ranges then and has none now" if new["rows"] else None
     if old["rows"] == new["rows"]:
-        return None
+        return None if old["content"] == new["content"] else "it has as many rows as then, but not the same ones"
     return f"it had {sum(row[2] for row in old['rows'])} rows then and has {sum(row[2] for row in new['rows'])} now, or in other queues"

@@ -101,6 +101,16 @@ def _write(folder: Path, name: str, text: str) -> None:
         raise
 
 
+def has_sources(store: Path, run: SourceRun) -> bool:
+    """Whether a task of this run has registered what it reads."""
+    prefix = f"{_plain(run.run_id)}."
+    try:
+        with os.scandir(store / FOLDER / _plain(run.query_id) / str(run.batch_id)) as files:
+            return any(file.name.startswith(prefix) for file in files)
+    except FileNotFoundError:
+        return False
+
+
 def registered(store: Path, run: SourceRun) -> list[Registration]:
     """Return the registrations of exactly this run, without duplicates. Raises StoreError CORRUPT."""
     folder = store / FOLDER / _plain(run.query_id) / str(run.batch_id)

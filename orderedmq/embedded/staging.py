@@ -11,7 +11,7 @@ import contextlib
 import queue as queues
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ import xxhash
 from orderedmq.broker import Receipt, SinkBatch, TopicInfo
 from orderedmq.conditions import SinkCondition
 from orderedmq.embedded import chunk_codec as codec
-from orderedmq.embedded import index, payloads
+from orderedmq.embedded import index, payloads, runs
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.store import layout, transaction
 from orderedmq.embedded.store.environment import Store
@@ -30,6 +30,7 @@ from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.embedded.topics import topic_of
 from orderedmq.errors import SinkError, StoreError, rows_gone
 from orderedmq.model import MessageQueue, OffsetRange, check_topic
+from orderedmq.routing.content_hash import content_sum64
 from orderedmq.rows.message_rows import normalise
 
 #: From this many bytes of rows on, starting a thread is worth its cost.
@@ -45,10 +46,15 @@ class StagedChunk(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """The part of a receipt that a publish needs: the chunks in order, and the size of the segment file in bytes (0: no file)."""
+    """The part of a receipt that a publish needs: the chunks in order, and the size of the segment file in bytes (0: no file).
+
+    ``content``: the sum of the rows' content hashes per topic, by which a repeated batch is recognised. It is empty if the batch is
+    recognised by its sources, or not at all.
+    """
 
     chunks: tuple[StagedChunk, ...]
     size: int
+    content: Mapping[str, int]
 
 
 class EmbeddedStaging:
@@ -61,6 +67,7 @@ class EmbeddedStaging:
         self._partition = partition
         self.token = uuid.uuid4().hex
         self._rows: dict[MessageQueue, int] = {}
+        self._content: dict[str, int] = {}
         self._codecs: dict[str, int] = {}
         self._waiting: list[tuple[MessageQueue, pa.RecordBatch]] = []
         self._waiting_bytes = 0
@@ -69,11 +76,25 @@ class EmbeddedStaging:
         self._work: queues.Queue[list[tuple[MessageQueue, pa.RecordBatch]] | None] = queues.Queue(maxsize=2)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        #: Whether a repeat of the batch is recognised by the content of its rows. Known from the first row on.
+        self._compared = False
+
+    def _is_compared(self) -> bool:
+        """Return False for a batch without identity, and for one with sources in this store, which are compared instead.
+
+        A task registers its source before it gets a row of it. So if a run has no registration when it is published, it had none here.
+        """
+        batch = self._batch
+        if batch is None or batch.sink_id is None:
+            return False
+        return batch.run is None or not runs.has_sources(self._store.path, batch.run)
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         if self._error is not None:
             raise self._error
         checked = normalise(rows, f"queue {queue}")
+        if not self._rows:
+            self._compared = self._is_compared()
         if queue not in self._rows:
             check_topic(queue.topic, writing=True)
             with self._store.read() as txn:
@@ -105,12 +126,15 @@ class EmbeddedStaging:
                 raise self._error
         self._waiting = []
         if self._writer is None:
-            return Receipt(self.token, self._partition, dict(self._rows), Staged(tuple(self._chunks), 0))
+            return Receipt(self.token, self._partition, dict(self._rows), self._staged(0))
         with self._store.errors_mapped("write"):
             self._writer.finish()
         if self._batch is not None:
             self._writer.close()
-        return Receipt(self.token, self._partition, dict(self._rows), Staged(tuple(self._chunks), self._writer.size))
+        return Receipt(self.token, self._partition, dict(self._rows), self._staged(self._writer.size))
+
+    def _staged(self, size: int) -> Staged:
+        return Staged(tuple(self._chunks), size, {topic: total % (1 << 64) for topic, total in self._content.items()})
 
     def abandon(self) -> None:
         """See `Staging.abandon`. Do not call this once the receipt was passed on."""
@@ -144,6 +168,8 @@ class EmbeddedStaging:
         born = self._clock.wall()
         for queue, rows in work:
             for piece in codec.pieces(rows):
+                if self._compared:
+                    self._content[queue.topic] = self._content.get(queue.topic, 0) + content_sum64(piece)
                 yield queue, *codec.encode(piece, self._codecs[queue.topic], born)
 
     def _write(self, encoded: Iterable[tuple[MessageQueue, codec.Pieces, Chunk]]) -> None:

@@ -21,6 +21,12 @@ def topic_of(txn: Transaction, name: str) -> TopicInfo:
     return TopicInfo(**json.loads(value))
 
 
+def incarnation_of(txn: Transaction, name: str) -> str:
+    """Return what distinguishes a topic from an earlier one of the same name, "" if there is no such topic."""
+    value = txn.get("topics", layout.topic_key(name))
+    return "" if value is None else str(json.loads(value)["incarnation"])
+
+
 def every(txn: Transaction) -> list[TopicInfo]:
     return [TopicInfo(**json.loads(value)) for _, value in txn.scan("topics")]
 

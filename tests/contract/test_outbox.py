@@ -174,13 +174,58 @@ def test_the_same_batch_again_with_other_rows_in_a_queue_is_refused_and_can_be_s
     broker.outbox.publish(numbered(0), [staged(broker, numbered(0), 0, (queue, "ab"))])
     broker.outbox.publish(numbered(1), [staged(broker, numbered(1), 0, (queue, "x"))])
     receipt = staged(broker, numbered(0), 0, (queue, values))
-    if not (broker.capabilities.atomic_publish and len(values) == 2):
-        # A broker with transactions compares sources, or the number of rows if the batch has no sources. Other brokers compare
-        # the content of the rows.
-        with refused("SINK.REPLAY_DIFFERS", "batch 0"):
-            broker.outbox.publish(numbered(0), [receipt])
+    with refused("SINK.REPLAY_DIFFERS", "batch 0"):
+        broker.outbox.publish(numbered(0), [receipt])
     assert broker.outbox.publish(numbered(0), [receipt], skip_differing_replay=True).replayed
     assert bodies(broker, queue) == ["a", "b", "x"]
+
+
+@pytest.mark.holds("changed replay")
+@pytest.mark.parametrize("column", ["body", "tags", "keys", "sharding_key", "properties"])
+def test_the_same_version_with_as_many_rows_of_other_content_is_refused_and_nothing_is_written(broker: Broker, column: str):
+    queue = queues_of(broker)[0]
+    texts: dict[str, list[Any]] = {name: ["x", "y"] for name in ("tags", "keys", "sharding_key")}
+    texts["properties"] = [[("p", "x")], [("p", "y")]]
+    first = rows("ab", **texts)
+    # Each column still has the same values, but in other rows.
+    other = rows("ba", **texts) if column == "body" else rows("ab", **{**texts, column: texts[column][::-1]})
+
+    def write(batch: pa.RecordBatch) -> bool:
+        staging = broker.outbox.open(version(1), 0)
+        staging.add(queue, batch)
+        return broker.outbox.publish(version(1), [staging.receipt()]).replayed
+
+    assert not write(first)
+    with refused("SINK.REPLAY_DIFFERS", "version 1 of txnAppId 'billing' was published already", "above 1"):
+        write(other)
+    assert write(first)
+    assert bodies(broker, queue) == ["a", "b"]
+
+
+def test_a_repeat_with_its_rows_in_other_partitions_and_another_order_is_the_same_batch(broker: Broker):
+    queue = queues_of(broker)[0]
+
+    def batch(job: str) -> SinkBatch:
+        return SinkBatch("sink", 0, SourceRun("query", 0, job), job=job, topic="orders")
+
+    def published(job: str, *partitions: str) -> bool:
+        receipts = [staged(broker, batch(job), number, (queue, values)) for number, values in enumerate(partitions)]
+        return broker.outbox.publish(batch(job), receipts).replayed
+
+    assert not published("a", "abcab")
+    assert published("b", "ba", "", "acb")
+    with refused("SINK.REPLAY_DIFFERS", "batch 0"):
+        published("c", "ba", "bcb")
+    assert bodies(broker, queue) == list("abcab")
+
+
+@only_atomic
+def test_a_repeat_whose_rows_without_keys_are_in_other_queues_is_the_same_batch(broker: Broker):
+    """Such rows go to the queues in turn, so their queues depend on the order in which their task gets them."""
+    first, second, _ = queues_of(broker)
+    assert not publish(broker, version(1), (first, "ac"), (second, "bd"))
+    assert publish(broker, version(1), (first, "bd"), (second, "ca"))
+    assert (bodies(broker, first), bodies(broker, second)) == (["a", "c"], ["b", "d"])
 
 
 def test_sinks_do_not_mix(broker: Broker):
@@ -588,6 +633,17 @@ def test_a_replay_that_read_anything_else_differs(broker: Broker, source, other)
     with refused("SINK.REPLAY_DIFFERS", "batch 0"):
         replayed(broker, "2", {source[number]: ends for number, ends in other.items()}, "abc")
     assert state(broker, ["orders"]) == before
+
+
+@only_atomic
+def test_the_same_ranges_of_a_topic_that_was_created_again_are_another_batch(broker: Broker, source):
+    assert not replayed(broker, "1", {source[0]: (0, 5)}, "abc")
+    broker.admin.delete_topic("in")
+    broker.admin.create_topic("in", 2)
+    broker.log.append({source[0]: rows(range(5))})
+    with refused("SINK.REPLAY_DIFFERS", "batch 0", "'in'", "created again"):
+        replayed(broker, "2", {source[0]: (0, 5)}, "xyz")
+    assert bodies(broker, queues_of(broker)[0]) == ["a", "b", "c"]
 
 
 @only_atomic

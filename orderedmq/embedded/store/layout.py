@@ -39,7 +39,7 @@ from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.rows.retention import Clocks
 
 #: The format of stores. No release has made a store of an earlier format.
-FORMAT: Final = 5
+FORMAT: Final = 6
 DATABASES: Final = (
     "meta",
     "topics",
