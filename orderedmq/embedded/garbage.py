@@ -12,7 +12,6 @@ is started again only after it has failed. Should it still be alive, its publish
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Container, Iterable
@@ -24,6 +23,7 @@ from orderedmq.embedded import liveness, runs
 from orderedmq.embedded.clock import Clock, is_forgotten
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.filesystem import without_owner
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, was_begun
 from orderedmq.embedded.store.segments import SegmentName, parse_name
 from orderedmq.embedded.store.transaction import Transaction
@@ -111,9 +111,7 @@ def _delete(store: Store, clock: Clock, found: SegmentName, replaced: Container[
     path = store.segments.folder / found.name
     with store.write() as txn, contextlib.ExitStack() as stack:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            descriptor = stack.enter_context(without_owner(path))
             head, age = os.pread(descriptor, HEADER_BYTES, 0), time.time() - os.fstat(descriptor).st_mtime
         except OSError:
             # The file's writer is alive or has deleted it, or the file cannot be read. The collection continues with other files.

@@ -19,6 +19,7 @@ import uuid
 from pathlib import Path
 from typing import Final
 
+from orderedmq.embedded.store.filesystem import without_owner
 from orderedmq.forks import BeginAnew
 from orderedmq.ownership.lock import ClientIdentity
 
@@ -103,16 +104,10 @@ def sweep(store: Path) -> None:
 def _is_held(path: Path) -> bool:
     """Whether a process holds the lock of a file. A file that no process holds is removed if possible."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with without_owner(path), contextlib.suppress(OSError):
+            path.unlink()
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return False
-    finally:
-        os.close(descriptor)
+    return False

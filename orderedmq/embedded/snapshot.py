@@ -24,7 +24,7 @@ from orderedmq.errors import StoreError
 
 #: Maximum number of passes before the write transaction. Each pass finds fewer new segments, because the previous one took less time.
 _PASSES: Final = 5
-#: The folder inside the copy into which the entries are copied first.
+#: The folder inside the copy into which the entries are copied first. Until the copy is complete, it keeps other snapshots out.
 _UNFINISHED: Final = "unfinished"
 
 
@@ -54,10 +54,6 @@ def snapshot(path: str | Path, target: str | Path) -> StoreCopy:
             if copy == source or source in copy.parents:
                 why = f"{copy} is inside the store at {source}. Give another folder, which is empty or missing"
                 raise StoreError(StoreCondition.NOT_EMPTY, why)
-            if copy.exists() and any(copy.iterdir()):
-                raise StoreError(
-                    StoreCondition.NOT_EMPTY, f"{copy} is not empty. Give another folder, which is empty or missing"
-                )
             return _Copy(store, copy).make()
     finally:
         store.close()
@@ -72,10 +68,9 @@ class _Copy:
         self._taken: dict[bytes, bool] = {}
 
     def make(self) -> StoreCopy:
-        unfinished, data = self._target / _UNFINISHED, self._target / "data.mdb"
+        unfinished, data = _claimed(self._target), self._target / "data.mdb"
         try:
-            for folder in (self._target, self._segments, unfinished):
-                make_folder(folder)
+            make_folder(self._segments)
             for _ in range(_PASSES):
                 with self._store.read() as txn:
                     wanted = _wanted(txn)
@@ -112,6 +107,23 @@ class _Copy:
         for segment in set(self._taken) - wanted:
             (self._segments / name_of(segment)).unlink()
             del self._taken[segment]
+
+
+def _claimed(target: Path) -> Path:
+    """Make ``target``, and in it the folder that only one snapshot can make. Raises StoreError NOT_EMPTY, and changes nothing then."""
+    make_folder(target)
+    unfinished = target / _UNFINISHED
+    if not os.listdir(target):
+        with contextlib.suppress(FileExistsError):
+            unfinished.mkdir(mode=0o700)
+            # Another snapshot may have been completed since the folder was listed.
+            if os.listdir(target) == [_UNFINISHED]:
+                return unfinished
+            unfinished.rmdir()
+    raise StoreError(
+        StoreCondition.NOT_EMPTY,
+        f"{target} is not empty, or another snapshot is being made in it. Give another folder, which is empty or missing",
+    )
 
 
 def _wanted(txn: Transaction) -> set[bytes]:

@@ -6,6 +6,7 @@ import multiprocessing as mp
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,10 @@ from orderedmq.embedded import garbage, index, snapshot
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.clock import SystemClock
 from orderedmq.embedded.integrity.check import check, examine
-from orderedmq.embedded.store import transaction
+from orderedmq.embedded.store import filesystem, transaction
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.segment_file import HEADER_BYTES
+from orderedmq.errors import StoreError
 from orderedmq.model import MessageQueue
 from tests.contract.support import bodies, queues_of, refused, rows
 from tests.memory import folder_in_memory
@@ -217,7 +219,39 @@ def test_what_cannot_be_copied_is_refused_and_leaves_no_store(path: Path, broker
     orderedmq.snapshot(path, tmp_path / "copy")
 
 
-@pytest.mark.parametrize(("step", "of"), [("make_folder", "unfinished"), ("_link", ""), ("sync_folder", "copy")])
+@pytest.mark.holds("snapshot")
+def test_of_two_snapshots_into_one_folder_one_is_refused_and_the_other_is_whole(
+    path: Path, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.log.append({QUEUE: rows(["a" * LARGE])})
+    copy, both = tmp_path / "copy", threading.Barrier(2)
+    results: list[str] = []
+    make = filesystem.make_folder
+
+    def make_together(folder: Path) -> None:
+        make(folder)
+        if folder == copy:
+            both.wait(30)
+
+    def take() -> None:
+        try:
+            results.append(f"{orderedmq.snapshot(path, copy).segments} segment")
+        except StoreError as error:
+            results.append(error.sub)
+
+    monkeypatch.setattr(snapshot, "make_folder", make_together)
+    threads = [threading.Thread(target=take) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == ["1 segment", "NOT_EMPTY"]
+    assert check(copy) == []
+    with EmbeddedBroker(copy) as copied:
+        assert bodies(copied, QUEUE) == ["a" * LARGE]
+
+
+@pytest.mark.parametrize(("step", "of"), [("make_folder", "segments"), ("_link", ""), ("sync_folder", "copy")])
 def test_a_copy_that_finds_no_room_says_so_and_leaves_nothing(
     path: Path, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, of: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import shutil
@@ -14,7 +15,7 @@ import pytest
 
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.embedded import chunk_codec as codec
-from orderedmq.embedded import garbage, index, payloads
+from orderedmq.embedded import garbage, index, liveness, payloads
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.clock import FORGOTTEN
 from orderedmq.embedded.garbage import can_be_published
@@ -222,6 +223,41 @@ def test_a_file_without_a_header_stays_until_its_writer_must_have_written_one(br
     assert collected(broker, clock) == 0
     os.utime(file, (1, 1))
     assert collected(broker, clock) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("name", [f"segments/{TOKEN}.open", f"owners/.{TOKEN}"])
+def test_a_child_that_is_forked_during_a_collection_keeps_no_writer_waiting(
+    broker: EmbeddedBroker, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The collection looks at a file that its writer has created but not locked yet, and the child inherits the descriptor."""
+    broker.groups.join("me")
+    there, here = os.pipe()
+    children: list[int] = []
+
+    def fork(*_: object) -> None:
+        child = os.fork()
+        if not child:
+            os.close(here)
+            os.read(there, 1)
+            os._exit(0)
+        children.append(child)
+        raise OSError
+
+    with open(broker.path / name, "xb") as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", fork)
+            patch.setattr(Path, "unlink", fork)
+            collected(broker, clock)
+            liveness.sweep(broker.path)
+        assert len(children) == 1
+        try:
+            fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(here)
+            os.waitpid(children[0], 0)
+            os.close(there)
+            (broker.path / name).unlink()
 
 
 @pytest.mark.holds("no leftovers")

@@ -81,20 +81,36 @@ def sync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def _holding(path: Path, flags: int, lock: int) -> Iterator[int]:
+    """Hold a lock (``flock``) on a file or folder in the block, and yield its descriptor."""
+    descriptor = os.open(path, flags | os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, lock)
+        yield descriptor
+    finally:
+        # Closing the descriptor is not enough, because a process that was forked in the meantime has it open too.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold an exclusive lock on a folder in the block. Other processes and threads that want the same lock wait.
 
     Raises FileNotFoundError if the folder was removed before this process had the lock.
     """
-    with opened(folder) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
-            if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
-                raise FileNotFoundError(errno.ENOENT, "the folder was replaced", str(folder))
-            yield
-        finally:
-            # Closing the descriptor is not enough, because a process that was forked in the meantime has it open too.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    with _holding(folder, os.O_DIRECTORY, fcntl.LOCK_EX) as descriptor:
+        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            raise FileNotFoundError(errno.ENOENT, "the folder was replaced", str(folder))
+        yield
+
+
+def without_owner(path: Path) -> contextlib.AbstractContextManager[int]:
+    """Hold a shared lock on a file in the block, so that no process becomes its owner meanwhile, and yield its descriptor.
+
+    Raises BlockingIOError if a living process owns the file, FileNotFoundError, or another OSError.
+    """
+    return _holding(path, 0, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def make_folder(path: Path) -> None:

@@ -127,6 +127,13 @@ class SegmentWriter:
     def close(self) -> None:
         """Close the file and release its lock, so that other processes see that this writer has ended."""
         if self._descriptor is not None:
+            # Closing is not enough, because a process that was forked in the meantime may have the file open too.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Close the file without releasing its lock, which in a child after a fork belongs to the parent."""
+        if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -164,4 +171,4 @@ class SegmentWriter:
 
 
 #: After a fork, the child closes its copy of the descriptor. Otherwise the file would stay locked after the parent's death.
-_here: Final = BeginAnew(SegmentWriter.close)
+_here: Final = BeginAnew(SegmentWriter._forget)
