@@ -271,9 +271,4 @@ def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[Mess
             f"topic {topic!r} has {len(queues)} queues, but option topicQueueNums says {wanted}: with another number, keys go to other queues. "
             "Correct the option, or over RocketMQ wait for the broker that is away",
         )
-    if not queues:
-        raise TopicError(
-            TopicCondition.NO_SUCH_QUEUE,
-            f"topic {topic!r} has no queue that accepts messages: the topic or its brokers are read-only. Set their permission to 6",
-        )
     return queues_in(topic, queues, options.machine_rooms) if options.machine_rooms else queues

@@ -7,7 +7,7 @@ the lock of the lot's queue has the same epoch (`parking.rules.guarding`). tests
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -158,7 +158,10 @@ class Log(Protocol):
         """Return the readable queues of a topic, in order. Raises TopicError MISSING."""
 
     def targets(self, topic: str) -> list[MessageQueue]:
-        """Return the queues that messages may be sent to. Queue selectors choose by index in this order. Raises TopicError MISSING."""
+        """Return the queues that messages may be sent to, at least one. Queue selectors choose by index in this order.
+
+        Raises TopicError MISSING, or NO_SUCH_QUEUE if no queue accepts messages.
+        """
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
         """Return a text by which `is_another` recognises the topic later. Store it together with ``offsets``, the queues' next offsets.
@@ -227,12 +230,17 @@ class Log(Protocol):
         """Check that the account may read the topics as the group. Raises RocketMQError NO_PERMISSION, which lists all missing rights."""
 
     def append(
-        self, rows: Mapping[MessageQueue, pa.RecordBatch], delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None
+        self,
+        rows: Mapping[MessageQueue, pa.RecordBatch],
+        delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None,
+        among: Collection[MessageQueue] = (),
     ) -> dict[MessageQueue, OffsetRange]:
         """Append rows (any of the PRODUCER_COLUMNS, ``body`` required) to their queues durably, and return their offsets.
 
-        ``delayed``: rows that are delivered when they are due (`rows.delays`). They are sent before the others. Raises MessageError,
-        TopicError MISSING or NO_SUCH_QUEUE, OptionError UNSUPPORTED for delayed rows, or StoreFullError, all without adding a row.
+        ``delayed``: rows that are delivered when they are due (`rows.delays`). They are sent before the others. ``among``: the targets
+        of one or more topics, among which the rows' queues were chosen. Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE,
+        QUEUE_COUNT if one of these topics has other targets now, OptionError UNSUPPORTED for delayed rows, or StoreFullError, all
+        without adding a row.
         Where publishing is not atomic (Capabilities), a server may fail after it has stored some rows. The error then says how many
         of the delayed rows are stored, and how many rows each queue got.
         """

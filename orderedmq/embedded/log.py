@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from orderedmq.errors import OptionError, StoreError, aged_out, beyond_end, recr
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
 from orderedmq.pulls import bounded
+from orderedmq.routing.selector import require_targets
 from orderedmq.rows.delays import DELAY_COLUMNS, delays_nothing
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.pull_settings import PullSettings
@@ -320,7 +321,10 @@ class EmbeddedLog:
         return bounded(joined.slice(0, max_messages), max_bytes)
 
     def append(
-        self, rows: Mapping[MessageQueue, pa.RecordBatch], delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None
+        self,
+        rows: Mapping[MessageQueue, pa.RecordBatch],
+        delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None,
+        among: Collection[MessageQueue] = (),
     ) -> dict[MessageQueue, OffsetRange]:
         """See `Log.append`. One transaction adds all rows. Raises OptionError UNSUPPORTED if there are delayed rows."""
         for some in (delayed or {}).values():
@@ -334,6 +338,8 @@ class EmbeddedLog:
             staging.abandon()
             raise
         with contextlib.closing(staging), self._published_or_gone(receipt), self._store.write() as txn:
+            for topic in {queue.topic for queue in among}:
+                require_targets(topic, among, index.queues_of(topic_of(txn, topic)))
             ends = {queue: index.state(txn, queue).max_offset for queue in rows}
             added = make_visible(txn, [receipt], self._clock)
         garbage.collect(self._store, self._clock)

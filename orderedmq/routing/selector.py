@@ -9,7 +9,7 @@ row without a key goes to a queue that its content determines (``by_content``).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.conditions import MessageCondition, OptionCondition, SchemaCondition, SinkCondition
-from orderedmq.errors import MessageError, OptionError, Remedy, SchemaError, SinkError
-from orderedmq.model import MAX_QUEUES
+from orderedmq.conditions import MessageCondition, OptionCondition, SchemaCondition, SinkCondition, TopicCondition
+from orderedmq.errors import MessageError, OptionError, Remedy, SchemaError, SinkError, TopicError
+from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.routing.content_hash import Words, content_hash64
 from orderedmq.routing.key_hash import HashedKeys
 from orderedmq.routing.sharding_key import HashedNumbers, KeyType, hashed_keys
@@ -47,6 +47,17 @@ def select_by_hash(hashes: npt.NDArray[np.int32], n: int) -> Queues:
 def _check_count(n: int) -> None:
     if not 1 <= n <= MAX_QUEUES:
         raise ValueError(f"cannot choose among {n} queues")
+
+
+def require_targets(topic: str, among: Collection[MessageQueue], now: Sequence[MessageQueue]) -> None:
+    """Raise TopicError QUEUE_COUNT if ``now``, a topic's targets, are not those of ``among``, from which a caller chose queues."""
+    then = [queue for queue in among if queue.topic == topic]
+    if then != list(now):
+        raise TopicError(
+            TopicCondition.QUEUE_COUNT,
+            f"topic {topic!r} has other queues now than when the queues of these rows were chosen ({len(then)} then, {len(now)} now), so a key "
+            "could be in two queues. No row was stored. Send the rows again",
+        )
 
 
 class Selector(Protocol):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from operator import index
-from typing import Literal
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import Log
-from orderedmq.conditions import OptionCondition
-from orderedmq.errors import OptionError, Remedy
+from orderedmq.conditions import OptionCondition, TopicCondition
+from orderedmq.errors import OptionError, Remedy, TopicError
 from orderedmq.model import MessageQueue, check_topic
 from orderedmq.routing.selector import KeyedSelectorName, keyed
 from orderedmq.routing.sharding_key import GivenKeyType, hashed_keys
@@ -21,11 +21,39 @@ from orderedmq.rows.delays import DELAY_COLUMNS, LEVEL, TIME, delays, require_ty
 from orderedmq.rows.message_rows import normalise
 from orderedmq.trace_context import require, sending
 
+Rows: TypeAlias = Mapping[MessageQueue, pa.RecordBatch]
+#: How often queues are chosen for the same rows. If their topics change more often than that, the servers disagree about the queues.
+_CHOICES: Final = 5
+
+
+def append_chosen(log: Log, targets: dict[str, list[MessageQueue]], choose: Callable[[], tuple[Rows, Rows]]) -> None:
+    """Append the rows, and the delayed rows, for which ``choose`` chooses queues among ``targets``.
+
+    ``targets`` has the targets of each topic. If a topic has other targets now, ``targets`` is updated and ``choose`` is called again.
+    Raises the errors of `Log.append` and `Log.targets`.
+    """
+    for left in reversed(range(_CHOICES)):
+        rows, delayed = choose()
+        topics = {queue.topic for queue in (*rows, *delayed)}
+        try:
+            if topics:
+                log.append(rows, delayed, [queue for topic in topics for queue in targets[topic]])
+            return
+        except TopicError as error:
+            # The broker may notice that a chosen queue is gone before it compares the targets. After either error no row is stored.
+            if error.sub not in (TopicCondition.QUEUE_COUNT, TopicCondition.NO_SUCH_QUEUE) or not left:
+                raise
+            now = {topic: log.targets(topic) for topic in topics}
+            if all(targets[topic] == now[topic] for topic in topics):
+                raise
+            targets.update(now)
+
 
 class Producer:
     """Writes rows to one topic as the sink does: each row goes to the queue that its sharding key chooses.
 
-    It is not thread-safe, because it counts the rows without a key, which go to the queues in turn.
+    After the topic's queues have changed, keys choose among the new ones. A producer is not thread-safe, because it counts the rows
+    without a key, which go to the queues in turn.
     """
 
     def __init__(
@@ -52,7 +80,7 @@ class Producer:
         self._log = log
         self._topic = topic
         self._key_type: GivenKeyType = sharding_key_type
-        self._queues = log.targets(topic)
+        self._targets = {topic: log.targets(topic)}
         self._selector = keyed(selector)
         self._delayed_rows = delayed_rows
         self._trace_context = trace_context
@@ -77,17 +105,18 @@ class Producer:
         """
         rows = self._with_columns(rows, {LEVEL: delay_time_level, TIME: deliver_timestamp})
         if self._trace_context and rows.num_rows:
-            with sending(self._queues[0].broker_name, self._topic, rows) as carrying:
+            with sending(self._targets[self._topic][0].broker_name, self._topic, rows) as carrying:
                 self._send(carrying)
         else:
             self._send(rows)
 
     def _send(self, rows: pa.RecordBatch) -> None:
-        rows, late = self._split(rows)
-        parts = dict(self._by_queue(rows))
-        delayed = dict(self._by_queue(late)) if late is not None else None
-        if parts or delayed:
-            self._log.append(parts, delayed)
+        now, late = self._split(rows)
+
+        def choose() -> tuple[Rows, Rows]:
+            return dict(self._by_queue(now)), {} if late is None else dict(self._by_queue(late))
+
+        append_chosen(self._log, self._targets, choose)
 
     def _with_columns(self, rows: pa.RecordBatch, values: dict[str, object]) -> pa.RecordBatch:
         """Return the rows with an added column for each value that is not None. Raises OptionError CONFLICT or INVALID."""
@@ -152,11 +181,12 @@ class Producer:
         keys = None
         if "sharding_key" in rows.schema.names:
             keys = hashed_keys(rows.column("sharding_key"), self._key_type, f"a batch for topic {self._topic!r}")
-        chosen = self._selector.select(rows, keys, len(self._queues))
+        queues = self._targets[self._topic]
+        chosen = self._selector.select(rows, keys, len(queues))
         order = np.argsort(chosen, kind="stable")
         together = rows.take(pa.array(order))
         begin = 0
-        for number, count in enumerate(np.bincount(chosen, minlength=len(self._queues)).tolist()):
+        for number, count in enumerate(np.bincount(chosen, minlength=len(queues)).tolist()):
             if count:
-                yield self._queues[number], together.slice(begin, count)
+                yield queues[number], together.slice(begin, count)
                 begin += count

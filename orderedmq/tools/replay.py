@@ -38,6 +38,7 @@ from orderedmq.tools.dead_letters import (
     replayed,
     waiting,
 )
+from orderedmq.tools.producer import append_chosen
 
 _OTHER_TOPIC: Final = Remedy("Pass to_topic", "Give --to-topic")
 
@@ -232,13 +233,16 @@ class _Replay:
         if self.to_topic is None and self.keying is None:
             _check_text(placed, targets)
 
-    def _send(self, piece: _Piece, targets: Mapping[str, list[MessageQueue]]) -> None:
+    def _send(self, piece: _Piece, targets: dict[str, list[MessageQueue]]) -> None:
         if self.broker.groups.renew(self.tokens):
             raise LockError(
                 LockCondition.LOST,
                 f"this replay of {piece.token.queue.topic} paused for too long, so another replay has begun and sends the remaining letters",
             )
-        _send(self.broker.log, _choose_queues(piece.letters, targets, self.to_topic, self.keying or Keying()))
+        keying = self.keying or Keying()
+        append_chosen(
+            self.broker.log, targets, lambda: (_rows(_choose_queues(piece.letters, targets, self.to_topic, keying)), {})
+        )
 
 
 def _find_targets(log: Log, letters: Sequence[DeadLetter], targets: dict[str, list[MessageQueue]]) -> None:
@@ -348,9 +352,9 @@ def _same(queue: MessageQueue, origin: MessageQueue) -> bool:
     return queue == (origin if origin.broker_name else origin._replace(broker_name=queue.broker_name))
 
 
-def _send(log: Log, placed: list[tuple[MessageQueue, DeadLetter]]) -> None:
-    """Append the letters to their queues, keeping their order within each queue."""
+def _rows(placed: Sequence[tuple[MessageQueue, DeadLetter]]) -> dict[MessageQueue, pa.RecordBatch]:
+    """Return the letters as the rows of each queue, in their order."""
     rows: dict[MessageQueue, list[dict[str, Any]]] = {}
     for target, letter in placed:
         rows.setdefault(target, []).append(letter.row())
-    log.append({target: pa.RecordBatch.from_pylist(found, schema=PRODUCER_SCHEMA) for target, found in rows.items()})
+    return {target: pa.RecordBatch.from_pylist(letters, schema=PRODUCER_SCHEMA) for target, letters in rows.items()}

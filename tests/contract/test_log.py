@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.model import DEFAULT_COLUMNS, MAX_BODY_BYTES, MESSAGE_SCHEMA, MessageQueue, select_schema
+from orderedmq.tools.producer import Producer
 from tests.contract.support import (
     BIG,
     EVERYTHING,
@@ -30,6 +31,7 @@ from tests.contract.support import (
     users_properties,
 )
 from tests.examples import examples
+from tests.waits import until
 
 #: All examples of a property-based test share one place; each example uses its own topic.
 SHARED_PLACE = settings(examples(0.5), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -299,6 +301,41 @@ def test_slices_are_appended_as_what_they_show(broker: Broker):
     assert users_properties(read(broker, queue, 0, ("body", "tags", "properties"))) == [
         {"body": str(number).encode(), "tags": str(number), "properties": [("n", str(number))]} for number in expected
     ]
+
+
+def queues_by_key(broker: Broker) -> dict[str, set[int]]:
+    """Return the queues that have messages of each sharding key."""
+    found: dict[str, set[int]] = {}
+    for queue in queues_of(broker):
+        for row in read(broker, queue, columns=("sharding_key",)):
+            found.setdefault(row["sharding_key"], set()).add(queue.queue_id)
+    return found
+
+
+@pytest.mark.holds("same key, same queue")
+@pytest.mark.parametrize("count", [8, 2])
+def test_a_producer_chooses_among_the_queues_that_its_topic_has_now(place: Place, broker: Broker, count: int):
+    keyed = rows(range(20), sharding_key=[f"key-{number}" for number in range(20)])
+    producer, other = Producer(broker.log, "orders"), place.connect()
+    if count > len(queues_of(broker)):
+        other.admin.add_queues("orders", count)
+    else:
+        other.admin.delete_topic("orders")
+        other.admin.create_topic("orders", count)
+    until(lambda: len(broker.log.targets("orders")) == count, "the connection sees the change")
+    producer.send(keyed)
+    Producer(other.log, "orders").send(keyed)
+    assert [len(queues) for queues in queues_by_key(other).values()] == [1] * 20
+
+
+def test_rows_are_refused_whole_if_the_topic_has_other_queues_than_those_they_were_chosen_among(place: Place, broker: Broker):
+    queues = queues_of(broker)
+    broker.log.append({queues[0]: rows("a")}, among=queues)
+    place.connect().admin.add_queues("orders", 4)
+    until(lambda: len(broker.log.targets("orders")) == 4, "the connection sees the new queue")
+    with refused("TOPIC.QUEUE_COUNT", "'orders'"):
+        broker.log.append({queue: rows("b") for queue in queues}, among=queues)
+    assert [bodies(broker, queue) for queue in queues_of(broker)] == [["a"], [], [], []]
 
 
 def test_a_message_of_the_greatest_size_passes(broker: Broker):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -340,8 +340,9 @@ class FakeLog:
     def targets(self, topic: str) -> list[MessageQueue]:
         return [MessageQueue(topic, "a", number) for number in range(2)]
 
-    def append(self, rows: Rows, delayed: Rows | None = None) -> None:
-        self.delayed += [(queue.queue_id, some.to_pylist()) for queue, some in (delayed or {}).items()]
+    def append(self, rows: Rows, delayed: Rows, among: Collection[MessageQueue]) -> None:
+        assert list(among) == self.targets("t")
+        self.delayed += [(queue.queue_id, some.to_pylist()) for queue, some in delayed.items()]
         for queue, some in rows.items():
             assert not set(some.schema.names) & {"delay_time_level", "deliver_timestamp"}
             self.appended.append((queue.queue_id, some.column("body").to_pylist()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Final, TypeVar
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
-from orderedmq.conditions import DataLossCondition, RocketMQCondition
+from orderedmq.conditions import DataLossCondition, RocketMQCondition, TopicCondition
 from orderedmq.errors import (
     DataLossError,
     OrderedMQError,
@@ -48,6 +48,7 @@ from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues, existing
 from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.route import Route, user_topics
+from orderedmq.routing.selector import require_targets
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
 
@@ -147,7 +148,13 @@ class RocketMQLog:
     def targets(self, topic: str) -> list[MessageQueue]:
         """See `Log.targets`. A topic that shrinks may have fewer queues for writing than for reading, and a broker may be read-only."""
         self._confirmed.pop(topic, None)
-        return list(self.route(topic).publish_list())
+        queues = list(self.route(topic).publish_list())
+        if not queues:
+            raise TopicError(
+                TopicCondition.NO_SUCH_QUEUE,
+                f"topic {topic!r} has no queue that accepts messages: the topic or its brokers are read-only. Set their permission to 6",
+            )
+        return queues
 
     def forget(self, topic: str) -> None:
         """Forget the topic's route and the comparisons with its anchors, so that the next use asks the servers."""
@@ -404,14 +411,21 @@ class RocketMQLog:
         access.require(self._client, wanted, rights.SOURCE, rights.of_source_at_proxy(topics, group))
 
     def append(
-        self, rows: Mapping[MessageQueue, pa.RecordBatch], delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None
+        self,
+        rows: Mapping[MessageQueue, pa.RecordBatch],
+        delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None,
+        among: Collection[MessageQueue] = (),
     ) -> dict[MessageQueue, OffsetRange]:
         """See `Log.append`. Readers see the rows when this returns. Without other producers, a queue's rows have consecutive offsets.
+
+        ``among`` is compared with a route that is at most 1 s old, before any row is sent.
 
         Also raises TopicError MISSING if a topic is deleted during the call, which may delete rows that were sent. The topic is not
         created again. A delayed row may be delivered twice if the broker's answer was lost.
         """
         delayed = delayed or {}
+        for topic in {queue.topic for queue in among}:
+            require_targets(topic, among, self.route(topic).publish_list())
         for queue in dict.fromkeys([*delayed, *rows]):
             check_topic(queue.topic, writing=True)
             self.require(queue)
