@@ -177,10 +177,10 @@ def check_order(schema: StructType, columns: Sequence[SortColumn], what: str) ->
 
 
 def _sortable(kind: DataType) -> bool:
-    """Whether Arrow can sort values of this type."""
+    """Whether Arrow can sort values of this type as Spark does. It knows no collations."""
     if isinstance(kind, StructType):
         return bool(kind.fields) and all(_sortable(field.dataType) for field in kind.fields)
-    return isinstance(kind, (AtomicType, NullType))
+    return isinstance(kind, (AtomicType, NullType)) and not getattr(kind, "collationId", 0)
 
 
 def _require(schema: StructType, name: str, kinds: tuple[type[DataType], ...]) -> None:

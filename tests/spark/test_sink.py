@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.functions import expr
 
 import orderedmq
 from ordered_sink import route
@@ -118,6 +119,16 @@ def test_route_brings_each_queue_into_one_task_in_order(rig: Rig) -> None:
     for bodies in rig.bodies("out").values():
         assert bodies == sorted(bodies, key=int)
     assert sum(map(len, rig.bodies("out").values())) == 1000
+
+
+def test_route_sorts_nulls_and_nan_as_spark_does(rig: Rig) -> None:
+    values = "if(id % 3 = 0, null, element_at(array(double('NaN'), -0.5D, double('-Infinity')), int(id % 4 % 3) + 1))"
+    df = rig.spark.range(24).selectExpr(
+        "'key' sharding_key", "id", f"{values} value", f"struct({values} value, id % 2 part) pair"
+    )
+    for order in (["value asc", "pair desc", "id"], ["value desc", "pair asc", "id"]):
+        by = [expr(column.split()[0]).desc() if column.endswith(" desc") else expr(column.split()[0]) for column in order]
+        assert route(df, order, queues=1).select("id").collect() == df.orderBy(*by).select("id").collect()
 
 
 def test_route_moves_keys_that_are_numbers_by_their_own_hash(rig: Rig) -> None:
