@@ -69,7 +69,7 @@ class BatchReader(DataSourceReader):
         return out or [InputPartition(None)]
 
     def _spans(self, broker: Broker, queues: Sequence[MessageQueue]) -> dict[MessageQueue, OffsetRange]:
-        """Return the range of each queue.
+        """Return the range of each queue that the options do not leave out.
 
         The bounds are read once, so that producers and queries of the group that run at the same time do not change the result. The
         group's offsets are read before the bounds, so that no offset is beyond the end. Offsets that later searches find are limited to
@@ -84,15 +84,17 @@ class BatchReader(DataSourceReader):
             known = broker.groups.offsets(options.consumer_group, queues)
             starting = plan.never_committed(options)
         bounds = broker.log.bounds(queues)
+        read = []
         for queue in queues:
-            if queue not in bounds:
+            if (options.ending.offsets or {}).get(queue) == EARLIEST:
+                continue
+            if queue in bounds:
+                read.append(queue)
+            else:
                 self._fail_or_warn(queue_deleted(queue, "it was about to be read"))
-        there = [queue for queue in queues if queue in bounds]
-        begins = plan.beginnings(source, starting, there, bounds, there)
-        ends = plan.endings(source, options.ending, there, bounds)
-        return {
-            queue: self._span(source, queue, bounds[queue], known.get(queue), begins[queue], ends[queue]) for queue in there
-        }
+        begins = plan.beginnings(source, starting, read, bounds, bounds)
+        ends = plan.endings(source, options.ending, read, bounds, bounds)
+        return {queue: self._span(source, queue, bounds[queue], known.get(queue), begins[queue], ends[queue]) for queue in read}
 
     def _span(
         self, source: Log, queue: MessageQueue, at: QueueBounds, committed: int | None, begin: int, end: int

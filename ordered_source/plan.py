@@ -137,15 +137,19 @@ def beginnings(
 
 
 def endings(
-    source: Log, ending: EndingOffsets, queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
+    source: Log,
+    ending: EndingOffsets,
+    queues: Sequence[MessageQueue],
+    bounds: Mapping[MessageQueue, QueueBounds],
+    every: Iterable[MessageQueue],
 ) -> dict[MessageQueue, int]:
-    """Return the offset at which a batch read ends in each queue (exclusive). Raises the errors of `beginnings`."""
+    """Return the offset at which a batch read ends in each of ``queues`` (exclusive). Raises the errors of `beginnings`."""
     match ending.kind:
         case "timestamp":
             assert ending.timestamp is not None
             return {queue: source.offset_at(queue, ending.timestamp) for queue in queues}
         case "json":
-            return _named_offsets("endingOffsets", ending.offsets or {}, queues, bounds, queues)
+            return _named_offsets("endingOffsets", ending.offsets or {}, queues, bounds, every)
     return {queue: bounds[queue].max_offset for queue in queues}
 
 

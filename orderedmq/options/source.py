@@ -21,7 +21,7 @@ from orderedmq.options.declared import MAX_PULL_BATCH, Given
 from orderedmq.options.endpoint import parse_endpoint
 from orderedmq.options.failed_messages import parse_failed_messages
 from orderedmq.options.filter import parse_filter
-from orderedmq.options.offsets_json import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
+from orderedmq.options.offsets_json import LATEST, OFFSETS_EXAMPLE, parse_offsets_json
 from orderedmq.options.values import (
     choice,
     conflict,
@@ -87,7 +87,10 @@ class StartingOffsets:
 
 @dataclass(frozen=True)
 class EndingOffsets:
-    """Where a batch ends (exclusive). The kind ``json`` has ``offsets``, which may be LATEST; ``timestamp`` has ``timestamp`` (µs)."""
+    """Where a batch ends (exclusive). The kind ``json`` has ``offsets``; ``timestamp`` has ``timestamp`` (µs).
+
+    An offset may be LATEST, or EARLIEST for a queue that is left out.
+    """
 
     kind: Literal["latest", "json", "timestamp"] = "latest"
     offsets: Mapping[MessageQueue, int] | None = None
@@ -370,13 +373,7 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
         return EndingOffsets()
     if not text.startswith(("{", "[")):
         raise invalid(option, f"{shown(text)} is not latest or JSON such as {OFFSETS_EXAMPLE.replace('-2', '-1')}")
-    offsets = parse_offsets_json(text, option)
-    for queue, offset in offsets.items():
-        if offset == EARLIEST:
-            raise invalid(
-                option, f"{queue} cannot end at {EARLIEST} (earliest), where nothing is left to read. Write {LATEST} (latest)"
-            )
-    return EndingOffsets("json", offsets=offsets)
+    return EndingOffsets("json", offsets=parse_offsets_json(text, option))
 
 
 def _require_read(

@@ -42,8 +42,8 @@ def trim(broker: Broker, before: int) -> None:
     assert broker.log.bounds([QUEUE])[QUEUE].min_offset == before, "the test needs deleted messages"
 
 
-def named(offset: int) -> str:
-    return json.dumps({"in": {"embedded": {"0": offset}}})
+def named(*offsets: int) -> str:
+    return json.dumps({"in": {"embedded": {str(number): offset for number, offset in enumerate(offsets)}}})
 
 
 def reader_of(broker: Broker, **options: Any) -> BatchReader:
@@ -237,6 +237,18 @@ def test_a_group_that_is_past_the_end_that_was_asked_for_leaves_nothing_and_says
     commit(broker, 7)
     assert planned(broker, startingOffsets="committed", consumerGroup="g", endingOffsets=named(5)) == []
     assert "no messages of queue in/embedded/0 are read: its start offset 7 is beyond its end offset 5" in caplog.text
+
+
+@pytest.mark.parametrize("starting", [named(0, 0), named(7, 0), named(-1, 0), "earliest", "committed"])
+def test_a_queue_whose_end_is_minus_2_is_left_out(broker: Broker, caplog: pytest.LogCaptureFixture, starting: str) -> None:
+    """Whatever its beginning, and without a word about messages that were deleted or processed."""
+    broker.admin.add_queues("in", 2)
+    produce(broker, 30, 10)
+    trim(broker, 30)
+    commit(broker, 5)
+    group = {"consumerGroup": "g"} if starting == "committed" else {}
+    assert planned(broker, startingOffsets=starting, endingOffsets=named(-2, -1), **group) == []
+    assert caplog.text == ""
 
 
 def test_options_that_begin_after_they_end_are_told_so(broker: Broker) -> None:

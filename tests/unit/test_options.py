@@ -344,13 +344,6 @@ BAD_SOURCE = [
         False,
     ),
     Bad(
-        "an end before all",
-        {**BATCH, "endingOffsets": '{"orders": {"embedded": {"0": -2}}}'},
-        "INVALID",
-        ("endingOffsets", "orders/embedded/0", "-1 (latest)"),
-        False,
-    ),
-    Bad(
         "two ends",
         {**BATCH, "endingOffsets": "latest", "endingTimestamp": "0"},
         "CONFLICT",
