@@ -102,8 +102,11 @@ class TopicWatch:
         """Return ``start`` without topics that were deleted or recreated, and drop their queues from the session.
 
         Topics that the options no longer select stay in it while they exist, with a warning. Raises DataLossError unless the user accepts
-        the loss, OptionError CONFLICT if a query without a group would forget its position in a topic that exists.
+        the loss, OptionError CONFLICT if a query without a group would forget its position in a topic that exists, StoreError REPLACED
+        if ``start`` belongs to another store.
         """
+        for anchor in start.topics.values():
+            self._log.require_place_of(anchor)
         try:
             listed = {topic.name: topic.incarnation for topic in self.topics()}
         except TopicError as error:

@@ -169,6 +169,9 @@ class Log(Protocol):
         The text is "" while nothing identifies the topic. Raises TopicError MISSING.
         """
 
+    def require_place_of(self, anchor: str) -> None:
+        """Require that `anchor` returned this text for a topic of this store. A cluster cannot tell. Raises StoreError REPLACED."""
+
     def is_another(self, topic: str, anchor: str) -> bool:
         """Return whether the topic was deleted and created again since `anchor` returned this text, as far as the broker can see.
 

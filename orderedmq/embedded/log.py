@@ -19,6 +19,7 @@ from orderedmq.embedded.staging import EmbeddedStaging, discard, make_visible
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.layout import Chunk
+from orderedmq.embedded.store.store_file import another_store
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.embedded.topics import topic_of
 from orderedmq.errors import OptionError, StoreError, aged_out, beyond_end, recreated
@@ -127,12 +128,16 @@ class EmbeddedLog:
         return self.queues(topic)
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
-        """Return the topic's incarnation, which does not depend on ``offsets``."""
+        """Return the topic's incarnation and the store's id, which do not depend on ``offsets``. A copy of a store has the same id."""
         del offsets
-        return self.topic(topic).incarnation
+        return f"{self.topic(topic).incarnation}@{self._store.segments.store_id}"
+
+    def require_place_of(self, anchor: str) -> None:
+        if anchor and anchor.partition("@")[2] != self._store.segments.store_id:
+            raise another_store(self._store.path)
 
     def is_another(self, topic: str, anchor: str) -> bool:
-        return anchor not in ("", self.topic(topic).incarnation)
+        return _incarnation(anchor) not in ("", self.topic(topic).incarnation)
 
     def change(self) -> int:
         """Return a number that changes with every write to the store."""
@@ -227,7 +232,7 @@ class EmbeddedLog:
 
         def gather(txn: Transaction) -> tuple[TopicInfo, list[tuple[int, Chunk, Any]]]:
             topic = topic_of(txn, queue.topic)
-            if anchor is not None and anchor != topic.incarnation:
+            if anchor is not None and _incarnation(anchor) != topic.incarnation:
                 raise recreated(queue.topic)
             at = index.state(txn, queue)
             if offset < at.min_offset:
@@ -354,6 +359,11 @@ class EmbeddedLog:
             with contextlib.suppress(StoreError), self._store.write() as txn:
                 discard(txn, [receipt])
             raise
+
+
+def _incarnation(anchor: str) -> str:
+    """Return the topic's incarnation in an anchor. The anchor of a batch read has nothing else."""
+    return anchor.partition("@")[0]
 
 
 def _empty(columns: tuple[str, ...]) -> pa.RecordBatch:

@@ -444,14 +444,15 @@ def test_a_batch_read_of_aged_out_offsets_is_refused(rig: LoopRig) -> None:
     assert count(failOnDataLoss="false") == 5
 
 
-def test_a_checkpoint_of_another_store_is_refused(rig: LoopRig) -> None:
+@pytest.mark.parametrize("options", [{}, {"failOnDataLoss": "false"}], ids=["", "failOnDataLoss=false"])
+def test_a_checkpoint_of_another_store_is_refused(rig: LoopRig, options: dict[str, str]) -> None:
     rig.topic("in", 2, rows=20)
     rig.copied()
     rig.broker.close()
     shutil.move(rig.path, rig.path + "-before")
     with orderedmq.connect(rig.path) as broker:
         StoreRig(broker, rig.path, rig.folder).topic("in", 2, rows=4)
-    assert "ORDEREDMQ_DATA_LOSS.TOPIC_RECREATED" in rig.fails()
+    assert f"[ORDEREDMQ_STORE.REPLACED] the store at {rig.path} is not the one" in rig.fails(**options)
 
 
 def test_a_group_whose_offsets_are_gone_goes_on_at_the_checkpoint(rig: LoopRig) -> None:

@@ -187,6 +187,9 @@ class Process:
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
         return self.world.topic_info.incarnation
 
+    def require_place_of(self, anchor: str) -> None:
+        """Accept every anchor."""
+
     def is_another(self, topic: str, anchor: str) -> bool:
         return anchor != self.world.topic_info.incarnation
 

@@ -50,6 +50,15 @@ def not_the_same(path: str | Path) -> StoreError:
     )
 
 
+def another_store(path: str | Path) -> StoreError:
+    """Return the error for using offsets that belong to another store than the one at ``path``."""
+    return StoreError(
+        StoreCondition.REPLACED,
+        f"the store at {path} is not the one that this query's checkpoint has read: the path is wrong, or a new store was made there. "
+        "Correct option path, put the former store or a copy of it back, or start with a new checkpointLocation",
+    )
+
+
 def recognised(path: Path, before: File | None, store_id: str, expected: str) -> tuple[File, str]:
     """Return the file and the identity of a store that was just opened.
 

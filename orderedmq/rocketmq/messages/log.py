@@ -231,6 +231,9 @@ class RocketMQLog:
         found = self._puller.ask_as_group(lambda group: find_anchor(self._client, group, of_queues))
         return "" if found is None else str(found)
 
+    def require_place_of(self, anchor: str) -> None:
+        """Do nothing, because a cluster has no id."""
+
     def is_another(self, topic: str, anchor: str) -> bool:
         """See `Log.is_another`. Compares at most every 10 s. An anchor whose message or queue was deleted proves nothing."""
         now = time.monotonic()
