@@ -412,6 +412,30 @@ def test_a_store_on_a_read_only_file_system_says_so_and_goes_on_when_that_is_wri
     ]  # fmt: skip
 
 
+def test_a_process_with_the_number_of_another_one_is_told_that_containers_have_their_own_numbers(path: Path):
+    alone = ["unshare", "--pid", "--fork", *([] if os.getuid() == 0 else ["--map-root-user"])]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not allow users to create a namespace of processes")
+    code = "import orderedmq, sys; print(orderedmq.connect(sys.argv[1]).log.topics(), flush=True); sys.stdin.read()"
+    with connect(path) as broker:
+        broker.admin.create_topic("t", 1)
+
+    def start() -> subprocess.Popen[str]:
+        command = [*alone, sys.executable, "-c", code, str(path)]
+        return subprocess.Popen(
+            command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    with start() as first:
+        assert first.stdout is not None
+        assert first.stdout.readline().startswith("[TopicInfo")
+        _, said = start().communicate(timeout=60)
+        first.communicate(timeout=60)
+    assert "[ORDEREDMQ_STORE.IO]" in said
+    assert "another container" in said
+    assert "Run all processes that use a store in one container" in said
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_everything_in_the_directory_is_its_owners_alone_whatever_the_umask(path: Path, umask: int):
     script(

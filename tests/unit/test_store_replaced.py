@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 from orderedmq import connect, snapshot
@@ -210,6 +212,33 @@ def test_stores_are_told_apart_that_have_the_same_file_one_after_the_other(path:
         with connect(path) as after:
             assert bodies(after, QUEUE) == []
     opened.close()
+
+
+def test_other_threads_wait_while_a_failed_commit_closes_the_store(path: Path, broker: Broker) -> None:
+    """LMDB makes an environment unusable when it cannot write its meta page, and refuses to open it again before it is closed."""
+    store = Store.open(path)
+    env = store._env
+    results: list[list[str]] = []
+
+    class Closing:
+        """The environment, which another thread uses while it is being closed."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(env, name)
+
+        def close(self) -> None:
+            reader.start()
+            # It ends at once if it does not wait for the closing.
+            reader.join(1)
+            env.close()
+
+    reader = threading.Thread(target=lambda: results.append(bodies(broker, QUEUE)))
+    store._env = Closing()
+    with refused("STORE.IO", "Try again"), store.errors_mapped("write"):
+        raise lmdb.PanicError("cannot write the meta page")
+    reader.join()
+    assert results == [["a", "b"]]
+    store.close()
 
 
 # -- cached connections of tasks -----------------------------------------------------------------------------------------------------

@@ -49,6 +49,12 @@ _SHORT: Final = "Input/output error"
 _LITTLE: Final = 64 * 1024 * 1024
 _READ_ONLY: Final = os.strerror(errno.EROFS)
 _DENIED: Final = (os.strerror(errno.EACCES), os.strerror(errno.EPERM), _READ_ONLY)
+#: LMDB's error if another process holds the reader's lock of this process's number.
+_SAME_NUMBER: Final = os.strerror(errno.EAGAIN)
+_TWO_CONTAINERS: Final = (
+    "a process in another container uses it under the same process number, by which LMDB tells readers apart. Run all processes that use a "
+    "store in one container, or let the containers share process numbers (docker run --pid, or shareProcessNamespace in Kubernetes)"
+)
 _NO_DESCRIPTOR: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
@@ -94,8 +100,8 @@ class Store:
         self._handles: dict[str, Any] = {}
         #: The store's segment files, usable once the store is open.
         self.segments = Segments(lambda: self.path, "", self.require_here)
-        self._opening = threading.Lock()
-        self._dropping = threading.Lock()
+        #: Held while the environment is opened or closed. An error while it is opened closes it, so the lock is reentrant.
+        self._opening = threading.RLock()
         self._resize_lock = ResizeLock()
 
     # -- opening -----------------------------------------------------------------------------------------------------------
@@ -208,7 +214,8 @@ class Store:
                 self._drop()
 
     def _drop(self) -> None:
-        with self._dropping:
+        # Until the environment is closed, other threads wait, because LMDB refuses to open it a second time.
+        with self._opening:
             env, self._env, self._handles = self._env, None, {}
             if env is not None:
                 env.close()
@@ -245,7 +252,7 @@ class Store:
     def _forget(self) -> None:
         """Drop the parent's environment in a child after a fork. Closing it would end the parent's read transactions."""
         self._env, self._handles = None, {}
-        self._opening, self._dropping, self._resize_lock = threading.Lock(), threading.Lock(), ResizeLock()
+        self._opening, self._resize_lock = threading.RLock(), ResizeLock()
 
     def _environment(self, *, create: bool = False) -> tuple[Any, dict[str, Any]]:
         self.require_here()
@@ -459,6 +466,8 @@ class Store:
             text = str(error)
             if any(reason in text for reason in _FULL) or (_SHORT in text and _little_room(written)):
                 raise _no_room(written, error) from error
+            if _SAME_NUMBER in text:
+                raise self._failed(what, _TWO_CONTAINERS) from error
             if any(reason in text for reason in _DENIED):
                 raise _no_permission(written, error) from error
             raise self._failed(what, text) from error
