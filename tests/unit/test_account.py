@@ -18,6 +18,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.net.transport import connect
+from orderedmq.rocketmq.wire.group_requests import unlock
 from orderedmq.rocketmq.wire.message_requests import max_offset
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from orderedmq.secret_files import read_credentials
@@ -100,6 +101,19 @@ def test_a_refused_request_is_sent_again_with_the_new_account(client: Client, br
     # A client with separate connections also uses the new account.
     with client.another() as other:
         assert other.account == "new"
+
+
+@pytest.mark.holds("renewed account")
+def test_a_refused_unlock_on_the_connection_of_its_lock_is_sent_again(file: File, broker: Broker) -> None:
+    """The sink sends it without a client's retries. A lock that is not given back keeps other attempts waiting for 60 s."""
+    account = Account(file.source)
+    connection = Connection(broker.peer.address, connect(broker.peer.address, soon()), account=account)
+    assert account.current == OLD
+    broker.allowed = NEW
+    file.write(NEW)
+    connection.call(unlock("g", "attempt", [QUEUE]), soon())
+    assert broker.asked == ["old", "new"]
+    connection.close()
 
 
 def test_requests_that_were_on_their_way_together_are_all_repeatable(file: File, broker: Broker) -> None:

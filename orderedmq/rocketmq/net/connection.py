@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from orderedmq.conditions import UnavailableCondition
 from orderedmq.endpoint import Credentials
-from orderedmq.errors import OrderedMQError, RocketMQError
+from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError
 from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.account import NO_ACCOUNT, Account
 from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
@@ -174,8 +175,16 @@ class Connection:
     # --- requests
 
     def call(self, request: Request[T], deadline: float) -> T:
-        """Send a request and return its parsed answer. Raises the errors of `send` and `Pending.result`."""
-        return self.send(request, deadline).result()
+        """Send a request and return its parsed answer. Raises the errors of `send` and `Pending.result`.
+
+        If the account was renewed meanwhile, the request is sent again: the server refused it and did nothing.
+        """
+        while True:
+            try:
+                return self.send(request, deadline).result()
+            except RocketMQUnavailableError as error:
+                if error.sub != UnavailableCondition.ACCOUNT_RENEWED or time.monotonic() >= deadline:
+                    raise
 
     def send(self, request: Request[T], deadline: float, on_done: Callable[[Pending[T]], None] | None = None) -> Pending[T]:
         """Send a request without waiting for its answer.
