@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +25,7 @@ from orderedmq.rocketmq.group import groups, lock_rules, membership
 from orderedmq.rocketmq.group.groups import RocketMQGroups
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.fan_out import lock_queues
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from tests.unit.rocketmq_peer import Cluster, Link, Peer
@@ -179,6 +180,30 @@ def test_a_deleted_topic_does_not_stop_the_renewal_of_locks_at_other_brokers(clu
         assert all(held.confirmed > before + 4 for held in query.groups._held_locks.of_client(query.me.client_id))
         assert brokers["a"].numbers["T", "0"] == "5"
         assert ("gone", "0") not in brokers["a"].numbers
+
+
+def test_a_renewal_under_way_does_not_lock_a_queue_again_that_is_given_back(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The renewal has read the fence when the query gives the queue back, and then sends its lock request."""
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query, ThreadPoolExecutor(1) as threads:
+        [token] = query.lock(QUEUE)
+        unlocks: list[Future[None]] = []
+
+        def overtaken(client: Client, group: str, names: Mapping[MessageQueue, str], seconds: float) -> set[MessageQueue]:
+            unlocks.append(threads.submit(query.groups.unlock, [token]))
+            # The unlock may wait for the renewal, so this wait may end without it.
+            wait(unlocks, 1.0)
+            return lock_queues(client, group, names, seconds)
+
+        monkeypatch.setattr("orderedmq.rocketmq.group.groups.lock_queues", overtaken)
+        query.groups.renew([token])
+        unlocks[0].result()
+        assert broker.locks == {}
+        assert query.groups.renew([token]) == [token]
+        assert broker.locks == {}
 
 
 @pytest.mark.holds("one owner")

@@ -245,22 +245,11 @@ class RocketMQGroups:
         gone = {token for token in tokens if token not in locks or not locks[token].trusted(asked, self.trust)}
         failed: OrderedMQError | None = None
         for of_broker in by_broker(token for token in locks if token not in gone):
-            group = of_broker[0].group
             # Unreachable brokers share one time limit, so that locks at other brokers are renewed while they are still trusted.
             left = max(LEAST_TIMEOUT, asked + _RENEW_TIMEOUT - time.monotonic())
             try:
-                # Read the fences first, because a lock request would take back a queue that was taken from this client.
-                gone.update(self._fenced(of_broker, left))
-                kept = [token for token in of_broker if token not in gone]
-                at = time.monotonic()
-                granted = lock_queues(self._client, group, {token.queue: locks[token].name for token in kept}, left)
-                gone.update(token for token in kept if token.queue not in granted)
-                kept = [token for token in kept if token not in gone]
-                for token in kept:
-                    locks[token].confirmed = at
-                lost = self._commits.repeat([locks[token] for token in kept], self._held_locks, left)
-                self.unlock(lost)
-                gone.update(lost)
+                with self._held_locks.requests[of_broker[0].queue.broker_name]:
+                    gone.update(self._renew(of_broker, left))
             except RocketMQUnavailableError as error:
                 failed = error
         for token in gone:
@@ -268,6 +257,22 @@ class RocketMQGroups:
         if failed is not None and not gone:
             raise failed
         return [token for token in tokens if token in gone]
+
+    def _renew(self, tokens: Sequence[LockToken], seconds: float) -> set[LockToken]:
+        """Renew locks of one group at one broker. Return the tokens that are lost or were given back."""
+        locks = {token: lock for token in tokens if (lock := self._held_locks.own(token)) is not None}
+        # Read the fences first, because a lock request would take back a queue that was taken from this client.
+        fenced = self._fenced(list(locks), seconds)
+        kept = [token for token in locks if token not in fenced]
+        at = time.monotonic()
+        names = {token.queue: locks[token].name for token in kept}
+        granted = lock_queues(self._client, tokens[0].group, names, seconds)
+        kept = [token for token in kept if token.queue in granted]
+        for token in kept:
+            locks[token].confirmed = at
+        lost = self._commits.repeat([locks[token] for token in kept], self._held_locks, seconds)
+        self._give_back([locks[token] for token in lost])
+        return set(tokens).difference(kept).union(lost)
 
     def check(self, token: LockToken) -> bool:
         """See `Groups.check`. Outside of the client's process, this also renews the lock: brokers have no request that only checks it."""
@@ -344,23 +349,28 @@ class RocketMQGroups:
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
         """See `Groups.unlock`. A lingering lock expires like any lock that is not renewed, as with RocketMQ's unlockDelay."""
         for of_broker in by_broker(tokens):
-            locks = [lock for token in of_broker if (lock := self._held_locks.own(token)) is not None]
-            for lock in locks:
-                self._held_locks.forget(lock.token)
-            if linger > 0 or not locks:
-                continue
-            group = locks[0].token.group
-            # A lock that cannot be checked or given back now expires by itself.
-            with contextlib.suppress(RocketMQUnavailableError):
-                # A lock under the query's name may now belong to a later run, which has raised the fence in that case.
-                named = [lock.token for lock in locks if lock.name != lock.token.client_id]
-                fenced = self._fenced(named, _UNLOCK_TIMEOUT)
-                own = [lock for lock in locks if lock.token not in fenced]
-                # Raise the fences first, so that a task that checks its lock now does not take it again. A deleted topic or group needs
-                # no fence.
-                with contextlib.suppress(TopicError, GroupError):
-                    self._offsets.raise_fences(group, {one.token.queue: one.token.epoch for one in own}, _UNLOCK_TIMEOUT)
-                unlock_queues(self._client, group, {one.token.queue: one.name for one in own}, _UNLOCK_TIMEOUT)
+            with self._held_locks.requests[of_broker[0].queue.broker_name]:
+                locks = [lock for token in of_broker if (lock := self._held_locks.own(token)) is not None]
+                self._give_back(locks, linger)
+
+    def _give_back(self, locks: Sequence[HeldLock], linger: float = 0.0) -> None:
+        """Forget locks of one group at one broker and, unless they linger, unlock their queues."""
+        for lock in locks:
+            self._held_locks.forget(lock.token)
+        if linger > 0 or not locks:
+            return
+        group = locks[0].token.group
+        # A lock that cannot be checked or given back now expires by itself.
+        with contextlib.suppress(RocketMQUnavailableError):
+            # A lock under the query's name may now belong to a later run, which has raised the fence in that case.
+            named = [lock.token for lock in locks if lock.name != lock.token.client_id]
+            fenced = self._fenced(named, _UNLOCK_TIMEOUT)
+            own = [lock for lock in locks if lock.token not in fenced]
+            # Raise the fences first, so that a task that checks its lock now does not take it again. A deleted topic or group needs
+            # no fence.
+            with contextlib.suppress(TopicError, GroupError):
+                self._offsets.raise_fences(group, {one.token.queue: one.token.epoch for one in own}, _UNLOCK_TIMEOUT)
+            unlock_queues(self._client, group, {one.token.queue: one.name for one in own}, _UNLOCK_TIMEOUT)
 
     # -- offsets
 

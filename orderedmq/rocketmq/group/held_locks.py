@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -42,6 +43,9 @@ class HeldLocks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[tuple[str, MessageQueue], dict[str, HeldLock]] = {}
+        #: Held, by broker name, while locks are renewed or given back: a broker grants a free queue to a renewal that arrives after the
+        #: unlock. There is one for each broker, so that a broker that is away delays only its own locks.
+        self.requests: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def put(self, lock: HeldLock) -> None:
         token = lock.token
