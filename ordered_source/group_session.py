@@ -341,9 +341,11 @@ class GroupSession(Session):
             raise lost(token.group, token.queue, token.epoch, "before a renewal, and another query may own it now")
 
     def drop(self, queues: Iterable[MessageQueue]) -> None:
+        before = self.owner.tokens()
         super().drop(queues)
-        # A renewal reports the lock of a deleted topic as lost.
-        self._renewal.keep(self.owner.tokens())
+        left = set(self.owner.tokens())
+        # A deleted queue has a lock too, which another member would wait for if the topic is created again.
+        self._unlock([token for token in before if token not in left])
 
     # -- offsets -----------------------------------------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ class EmbeddedAdmin:
                 if messages:
                     raise lot_in_use(name, found[0], messages)
                 self._require_unused(txn, found[0], partial(lot_of_a_query, name))
-            _delete(txn, [topic])
+            _delete(txn, [topic], self._members().alive)
             if name.startswith(DEAD_LETTER_PREFIX):
                 _clear(txn, "dead", name.removeprefix(DEAD_LETTER_PREFIX))
 
@@ -265,7 +265,7 @@ class EmbeddedAdmin:
                 self._require_unused(txn, group)
                 queues = [queue for topic in lots for queue in index.queues_of(topic)]
                 _require_none_parked(txn, group, queues, delete_with_parked)
-            _delete(txn, lots)
+            _delete(txn, lots, self._members().alive)
             for database in ("groups", "locks", "members", "dead", "parked", "settled"):
                 _clear(txn, database, group)
 
@@ -285,7 +285,7 @@ class EmbeddedAdmin:
             now = self._clock.instant()
             for queue in queues:
                 lock = groups.lock_at(txn, group, queue)
-                if lock is None or not lock.held:
+                if lock is None or not lock.held or lock.orphaned:
                     continue
                 if not force and not lock.expired(now) and alive(lock.client_id):
                     raise in_use(group, f"{lock.client_id} owns queue {queue}")
@@ -308,7 +308,8 @@ class EmbeddedAdmin:
         store = self._open(False)
         with store.read() as txn:
             prefix = b"" if group is None else layout.group_prefix(group)
-            found = [(*layout.group_of(key), layout.lock_from_json(value)) for key, value in txn.scan("locks", prefix)]
+            every = [(*layout.group_of(key), layout.lock_from_json(value)) for key, value in txn.scan("locks", prefix)]
+            found = [one for one in every if not one[2].orphaned]
             said = [layout.member_from_json(value) for _, value in txn.scan("members", prefix)]
         names = _query_names(store) | {member.client_id: member.name for member in said if member.name is not None}
         now = self._clock.instant()
@@ -360,8 +361,11 @@ def _require_none_parked(
         raise error(group, sum(used.values()), [leader_of(group, lot) for lot in used])
 
 
-def _delete(txn: Transaction, topics: Sequence[TopicInfo]) -> None:
-    """Delete topics with their messages, their parking lots, and everything that groups and sinks have recorded about them."""
+def _delete(txn: Transaction, topics: Sequence[TopicInfo], alive: Callable[[str], bool]) -> None:
+    """Delete topics with their messages, their parking lots, and everything that groups and sinks have recorded about them.
+
+    Locks whose owners are alive are orphaned instead.
+    """
     going = list(topics)
     # The list grows during the loop, because a lot that another group reads may itself have lots.
     for topic in going:
@@ -377,8 +381,12 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo]) -> None:
         txn.delete("topics", layout.topic_key(topic.name))
     names = {topic.name for topic in going}
     for database in ("groups", "locks", "dead", "parked", "settled"):
-        for key in [key for key, _ in txn.scan(database) if layout.group_of(key)[1].topic in names]:
-            txn.delete(database, key)
+        for key, value in [(key, value) for key, value in txn.scan(database) if layout.group_of(key)[1].topic in names]:
+            lock = layout.lock_from_json(value) if database == "locks" else None
+            if lock is not None and lock.held and alive(lock.client_id):
+                groups.put_lock(txn, *layout.group_of(key), replace(lock, orphaned=True))
+            else:
+                txn.delete(database, key)
     outbox.forget_topics(txn, names)
 
 

@@ -32,11 +32,14 @@ def put_lock(txn: Transaction, group: str, queue: MessageQueue, lock: QueueLock)
     txn.put("locks", layout.group_key(group, queue), layout.lock_to_json(lock))
 
 
-def require_current(txn: Transaction, token: LockToken, doing: str) -> None:
-    """Require that the lock guarding the token's queue still has the epoch of ``token`` (the fence). Raises LockError LOST."""
+def require_current(txn: Transaction, token: LockToken, doing: str, *, deleted: bool = False) -> None:
+    """Require that the lock guarding the token's queue still has the epoch of ``token`` (the fence). Raises LockError LOST.
+
+    ``deleted``: whether the queue may have been deleted since, because only what was read before is completed.
+    """
     guard = guarding(token)
     lock = lock_at(txn, guard.group, guard.queue)
-    if not rules.is_current(lock, guard):
+    if lock is None or not rules.is_current(lock, guard) or (lock.orphaned and not deleted):
         raise _lost(guard, lock, doing)
 
 
@@ -48,7 +51,7 @@ def is_held(txn: Transaction, token: LockToken) -> bool:
 
 def _require_all(txn: Transaction, offsets: Mapping[LockToken, int]) -> None:
     for token, offset in offsets.items():
-        require_current(txn, token, f"its offset {offset} was committed")
+        require_current(txn, token, f"its offset {offset} was committed", deleted=True)
 
 
 def _lost(token: LockToken, lock: QueueLock | None, doing: str) -> LockError:
@@ -82,11 +85,13 @@ def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -
     txn.put("groups", layout.group_key(group, queue), layout.number(offset))
 
 
-def forward(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
-    """Move a group's offset forward, never back."""
-    known = offset_at(txn, group, queue)
-    if known is None or known < offset:
-        put_offset(txn, group, queue, offset)
+def forward(txn: Transaction, token: LockToken, offset: int) -> None:
+    """Move a group's offset in the queue of a current token forward, never back. A deleted queue has no offset."""
+    guard = guarding(token)
+    lock = lock_at(txn, guard.group, guard.queue)
+    known = offset_at(txn, token.group, token.queue)
+    if lock is not None and not lock.orphaned and (known is None or known < offset):
+        put_offset(txn, token.group, token.queue, offset)
 
 
 def all_members(txn: Transaction, group: str) -> dict[bytes, Member]:
@@ -250,7 +255,9 @@ class EmbeddedGroups:
             now = self._clock.instant()
             for token in tokens:
                 lock = rules.unlock(lock_at(txn, token.group, token.queue), token, now, linger)
-                if lock is not None:
+                if lock is not None and lock.orphaned:
+                    txn.delete("locks", layout.group_key(token.group, token.queue))
+                elif lock is not None:
                     put_lock(txn, token.group, token.queue, lock)
 
         self._store.write_even_if_full(give_back)
@@ -274,7 +281,7 @@ class EmbeddedGroups:
         with self._store.write() as txn:
             _require_all(txn, offsets)
             for token, offset in offsets.items():
-                forward(txn, token.group, token.queue, offset)
+                forward(txn, token, offset)
 
     def reset(self, offsets: Mapping[LockToken, int]) -> int:
         with self._store.write() as txn:

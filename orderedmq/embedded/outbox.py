@@ -3,7 +3,7 @@
 A publish writes index entries, not messages (except small chunks, which it stores or merges). Its steps, in order:
 
 1. If the batch number is already recorded, do nothing if the content is the same, and refuse the batch otherwise.
-2. Refuse the batch if this run registered a source whose lock epoch is now stale.
+2. Refuse the batch if this run registered a source whose lock epoch is now stale. A source that was deleted after it was read is not.
 3. Refuse the batch if another batch of the sink has published the same messages.
 4. Refuse the batch if a segment is missing.
 5. Make the rows visible in (partition, row) order, record the batch, and move the group offsets of the run's sources.
@@ -77,7 +77,7 @@ class EmbeddedOutbox:
                 return Published(True, {})
             for source in sources:
                 if source.token is not None:
-                    groups.require_current(txn, source.token, f"batch {batch.batch_id} was published")
+                    groups.require_current(txn, source.token, f"batch {batch.batch_id} was published", deleted=True)
             if batch.sink_id is not None:
                 self._require_new(txn, batch, sources)
             ranges = make_visible(txn, ordered, self._clock)
@@ -86,7 +86,7 @@ class EmbeddedOutbox:
             if move_offsets:
                 for source in sources:
                     if source.token is not None:
-                        groups.forward(txn, source.token.group, source.queue, source.offsets.end)
+                        groups.forward(txn, source.token, source.offsets.end)
             # The remaining receipts are other attempts of partitions that were published.
             discard(txn, receipts)
         garbage.collect(self._store, self._clock)

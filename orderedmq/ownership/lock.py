@@ -10,6 +10,8 @@ The constants are RocketMQ's: a lock lives 60 s at the broker, is renewed every 
 - An owner that is known to be dead holds no lock. If an owner stops while a task may still be running, its lock *lingers*: it
   outlives the owner.
 - Lineage: a lock that was given back remembers its last owner and the epoch at which that owner's unbroken tenure began.
+- If a queue is deleted while it is owned, its lock is *orphaned*: its owner can still end the batch in flight, which no other owner has
+  read, until the owner gives the queue back. For everyone else, the queue is free.
 
 The clock, the liveness of a client and the next epoch are arguments.
 """
@@ -100,7 +102,7 @@ class Refusal:
 class QueueLock:
     """The lock of one (group, queue) at the broker.
 
-    ``owner`` is kept when the lock is given back (lineage). A seek clears it.
+    ``owner`` is kept when the lock is given back (lineage). A seek clears it. ``orphaned``: the queue was deleted while the lock was held.
     """
 
     owner: str
@@ -111,6 +113,7 @@ class QueueLock:
     renewed: Instant
     life: float = LOCK_LIFE
     lingering: bool = False
+    orphaned: bool = False
 
     def age(self, now: Instant) -> float:
         """Return the seconds since the last grant or renewal, infinity if the machine was booted in between."""
@@ -136,6 +139,8 @@ def grant(
 
     ``alive(client_id)`` says whether that process is alive. It is called only if the result depends on it.
     """
+    if lock is not None and lock.orphaned:
+        lock = None
     if lock is not None and lock.held and not lock.expired(now):
         if lock.client_id == client.client_id and not lock.lingering:
             return replace(lock, renewed=now, life=life)

@@ -140,18 +140,31 @@ def test_a_deleted_topic_takes_its_groups_offsets_with_it(broker: Broker):
 
 
 @needs("owners", "epochs")
-def test_a_deleted_topic_takes_its_locks_with_it(broker: Broker):
+def test_an_owner_keeps_the_lock_of_a_deleted_queue_until_the_queue_has_another_owner(broker: Broker):
     broker.admin.create_topic("other", 1)
     queues, [other] = queues_of(broker), queues_of(broker, "other")
     tokens = locked(broker, "g", broker.groups.join("me"), [*queues, other])
     broker.admin.delete_topic("orders")
     assert [lock.queue for lock in broker.admin.locks("g")] == [other]
-    with refused("LOCK.LOST"):
-        broker.groups.commit({tokens[0]: 0})
+    assert broker.groups.renew(tokens) == broker.groups.stale(tokens) == []
+    broker.groups.commit({tokens[0]: 1})
     broker.admin.create_topic("orders", 3)
+    broker.groups.commit({tokens[0]: 1})
+    assert broker.groups.offsets("g", queues) == {}, "the offset belongs to the deleted queue"
     with refused("LOCK.LOST"):
-        broker.groups.commit({tokens[0]: 0})
-    assert broker.groups.renew(tokens) == tokens[:3]
+        broker.groups.reset({tokens[0]: 0})
+    them = broker.groups.join("them")
+    [theirs] = locked(broker, "g", them, queues[:1])
+    with refused("LOCK.LOST"):
+        broker.groups.commit({tokens[0]: 1})
+    assert broker.groups.renew(tokens) == tokens[:1]
+    broker.groups.unlock(tokens)
+    assert [lock.queue for lock in broker.admin.locks("g")] == [theirs.queue, other]
+    assert broker.groups.renew([theirs, *tokens]) == tokens
+    broker.groups.leave(them)
+    broker.admin.delete_topic("orders")
+    assert [lock.queue for lock in broker.admin.locks("g")] == [other]
+    assert broker.groups.stale([theirs]) == [theirs], "its owner has ended, so nobody completes a batch of the deleted queue"
 
 
 @needs("offsets of topics")

@@ -574,6 +574,35 @@ def test_a_write_inside_a_batch_checks_the_epochs_and_leaves_the_offsets(broker:
 
 
 @only_atomic
+@pytest.mark.holds("one owner")
+@pytest.mark.parametrize("before", ["owned", "taken over", "given back"])
+def test_a_batch_of_a_queue_that_is_deleted_before_the_publish(broker: Broker, source, clock: FakeClock, before: str):
+    """Its messages were read. It is refused if another owner may have processed them before the deletion."""
+    broker.admin.create_topic("read", 1)
+    [queue], target = queues_of(broker, "read"), queues_of(broker)[0]
+    broker.log.append({queue: rows("abcd")})
+    tokens = [token] = locked(broker, "g", broker.groups.join("me"), [queue])
+    batch = numbered(0)
+    broker.outbox.register(batch.run, queue, span(0, 4), token)  # type: ignore[arg-type]
+    receipt = staged(broker, batch, 0, (target, "a"))
+    if before == "taken over":
+        clock.pass_(61)
+        locked(broker, "g", broker.groups.join("them"), [queue])
+    elif before == "given back":
+        broker.groups.unlock(tokens)
+    broker.admin.delete_topic("read")
+    broker.admin.create_topic("read", 1)
+    if before == "owned":
+        assert not broker.outbox.publish(batch, [receipt]).replayed
+        assert bodies(broker, target) == ["a"]
+    else:
+        with refused("LOCK.LOST", queue):
+            broker.outbox.publish(batch, [receipt])
+        assert bodies(broker, target) == []
+    assert broker.groups.offsets("g", [queue]) == {}
+
+
+@only_atomic
 def test_an_earlier_runs_registrations_bind_only_that_run(broker: Broker, source, clock: FakeClock):
     queue = queues_of(broker)[0]
     me = broker.groups.join("me")

@@ -253,6 +253,16 @@ def test_a_seek_frees_the_queue_forgets_the_lineage_and_makes_every_token_stale(
     assert again.tenure == 10
 
 
+def test_an_orphaned_lock_holds_for_its_owner_and_a_new_queue_of_the_name_is_free():
+    orphan = replace(granted(), orphaned=True)
+    assert rules.is_current(orphan, token_of(orphan))
+    assert rules.renew(orphan, token_of(orphan), at(20.0)) is not None
+    for client in (A1, B1):
+        again = ask(orphan, client, 21.0, 2, unasked)
+        assert again is not None
+        assert (again.epoch, again.tenure, again.orphaned) == (2, 2, False)
+
+
 @pytest.mark.parametrize("seconds", [0.0, 59.9, 60.0])
 def test_age_and_remaining_add_up_to_the_life(seconds):
     assert granted().age(at(seconds)) + granted().remaining(at(seconds)) == pytest.approx(LOCK_LIFE)

@@ -360,8 +360,8 @@ class RocketMQGroups:
         if linger > 0 or not locks:
             return
         group = locks[0].token.group
-        # A lock that cannot be checked or given back now expires by itself.
-        with contextlib.suppress(RocketMQUnavailableError):
+        # A lock that cannot be checked or given back now, or whose topic was deleted, expires by itself.
+        with contextlib.suppress(RocketMQUnavailableError, TopicError):
             # A lock under the query's name may now belong to a later run, which has raised the fence in that case.
             named = [lock.token for lock in locks if lock.name != lock.token.client_id]
             fenced = self._fenced(named, _UNLOCK_TIMEOUT)
