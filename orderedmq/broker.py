@@ -292,6 +292,20 @@ class Groups(Protocol):
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
         """Move the group's offsets forward, all or none. A lower value changes nothing. Raises LockError LOST if any token is stale."""
 
+    def pass_on(
+        self,
+        token: LockToken,
+        rows: Mapping[MessageQueue, pa.RecordBatch],
+        among: Collection[MessageQueue],
+        offset: int | None,
+    ) -> None:
+        """Append rows to their queues for the owner of the token's queue, and commit ``offset`` unless it is None.
+
+        ``among``: see `Log.append`. Both happen in one transaction where publishing is atomic (Capabilities). Otherwise the lock is
+        checked before each request, and the offset is committed after the last one. Raises LockError LOST, and the errors of
+        `Log.append`.
+        """
+
     def reset(self, offsets: Mapping[LockToken, int]) -> int:
         """Set the group's offsets, forward or back, under the queues' locks. Increase the group's reset number and return it."""
 

@@ -237,8 +237,9 @@ def replay_letters(
 
     A letter becomes a new message at the end of its queue, after later messages of its key, for all groups that read the topic. The
     letter itself is kept. The offsets of the group dlq-replay record the replayed letters, so that group seek dlq-replay --topic
-    %DLQ%GROUP makes them replayable again. The record is written after every 500 letters. If a replay is killed, the next one repeats up
-    to 500 letters, so delivery is at least once.
+    %DLQ%GROUP makes them replayable again. The record is written with every 500 letters. If a replay of chosen letters, or any over
+    RocketMQ, is killed, the next one repeats up to 500 letters, so delivery is at least once. Over RocketMQ the next one can begin after a
+    minute.
 
     Each message records how often it was replayed. If it becomes a dead letter again after --max-replays replays, that letter is in
     quarantine, and only a replay with --quarantined sends it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -10,6 +10,7 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.embedded import dead_letters, parking_lots, settled
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
+from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.transaction import Transaction
@@ -282,6 +283,20 @@ class EmbeddedGroups:
             _require_all(txn, offsets)
             for token, offset in offsets.items():
                 forward(txn, token, offset)
+
+    def pass_on(
+        self,
+        token: LockToken,
+        rows: Mapping[MessageQueue, pa.RecordBatch],
+        among: Collection[MessageQueue],
+        offset: int | None,
+    ) -> None:
+        def commit(txn: Transaction) -> None:
+            require_current(txn, token, "rows made from its messages were appended")
+            if offset is not None:
+                forward(txn, token, offset)
+
+        EmbeddedLog(self._store, self._clock).append(rows, among=among, also=commit)
 
     def reset(self, offsets: Mapping[LockToken, int]) -> int:
         with self._store.write() as txn:

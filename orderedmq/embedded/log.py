@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -330,8 +330,10 @@ class EmbeddedLog:
         rows: Mapping[MessageQueue, pa.RecordBatch],
         delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None,
         among: Collection[MessageQueue] = (),
+        *,
+        also: Callable[[Transaction], None] = lambda _: None,
     ) -> dict[MessageQueue, OffsetRange]:
-        """See `Log.append`. One transaction adds all rows. Raises OptionError UNSUPPORTED if there are delayed rows."""
+        """See `Log.append`. One transaction calls ``also`` and adds all rows. Raises OptionError UNSUPPORTED if there are delayed rows."""
         for some in (delayed or {}).values():
             raise delays_nothing(" and ".join(f"column {name!r}" for name in DELAY_COLUMNS if name in some.schema.names))
         staging = EmbeddedStaging(self._store, self._clock, None)
@@ -345,6 +347,7 @@ class EmbeddedLog:
         with contextlib.closing(staging), self._published_or_gone(receipt), self._store.write() as txn:
             for topic in {queue.topic for queue in among}:
                 require_targets(topic, among, index.queues_of(topic_of(txn, topic)))
+            also(txn)
             ends = {queue: index.state(txn, queue).max_offset for queue in rows}
             added = make_visible(txn, [receipt], self._clock)
         garbage.collect(self._store, self._clock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from operator import index
 from typing import Final, Literal, TypeAlias
@@ -26,8 +26,13 @@ Rows: TypeAlias = Mapping[MessageQueue, pa.RecordBatch]
 _CHOICES: Final = 5
 
 
-def append_chosen(log: Log, targets: dict[str, list[MessageQueue]], choose: Callable[[], tuple[Rows, Rows]]) -> None:
-    """Append the rows, and the delayed rows, for which ``choose`` chooses queues among ``targets``.
+def append_chosen(
+    log: Log,
+    targets: dict[str, list[MessageQueue]],
+    choose: Callable[[], tuple[Rows, Rows]],
+    append: Callable[[Rows, Rows, Collection[MessageQueue]], object] | None = None,
+) -> None:
+    """Append the rows, and the delayed rows, for which ``choose`` chooses queues among ``targets``, by ``append`` (default: `Log.append`).
 
     ``targets`` has the targets of each topic. If a topic has other targets now, ``targets`` is updated and ``choose`` is called again.
     Raises the errors of `Log.append` and `Log.targets`.
@@ -37,7 +42,7 @@ def append_chosen(log: Log, targets: dict[str, list[MessageQueue]], choose: Call
         topics = {queue.topic for queue in (*rows, *delayed)}
         try:
             if topics:
-                log.append(rows, delayed, [queue for topic in topics for queue in targets[topic]])
+                (append or log.append)(rows, delayed, [queue for topic in topics for queue in targets[topic]])
             return
         except TopicError as error:
             # The broker may notice that a chosen queue is gone before it compares the targets. After either error no row is stored.

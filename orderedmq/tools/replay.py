@@ -1,9 +1,10 @@
 """Replays dead letters, which means to send them again.
 
-Rules: a replay is a consumer of the dead-letter queues, in the group REPLAY_GROUP of the same broker. It holds the queues' locks,
-appends one piece of the letters to their topics and then records that they were sent (`tools.dead_letters` says how). So no later
-replay sends these letters again, and two replays cannot run at the same time. If a replay dies between the append and the record,
-the next one sends that piece again: letters are sent at least once.
+Rules: a replay is a consumer of the dead-letter queues, in the group REPLAY_GROUP of the same broker. It is a separate owner and
+holds the queues' locks, so two replays cannot run at the same time. It appends one piece of the letters to their topics under the
+locks (`Groups.pass_on`) and records that they were sent (`tools.dead_letters` says how), so that no later replay sends them again. If
+a replay of chosen letters dies between the append and the record, or any replay over a broker where these are not one transaction, the
+next one sends that piece again: letters are sent at least once.
 
 A replay sends the original message, without the properties of its failure, to the queue that its sharding key chooses now. Letters
 have their keys as text. If a letter came from the queue that its key chooses as a number, and not from the queue that it chooses as
@@ -12,6 +13,7 @@ text, the producer hashed numbers. A replay of such a letter is refused until th
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,7 +81,8 @@ def replay(
     if to_topic is not None:
         check_topic(to_topic, writing=True)
         broker.log.topic(to_topic)
-    client = broker.groups.join(REPLAY_GROUP)
+    # Each replay is another owner: the runs of one owner may have the same lock over RocketMQ (group.lock_rules).
+    client = broker.groups.join(f"{REPLAY_GROUP}-{uuid.uuid4().hex}")
     try:
         answers = broker.groups.lock(REPLAY_GROUP, client, queues)
         tokens = [answer for answer in answers.values() if isinstance(answer, LockToken)]
@@ -88,8 +91,8 @@ def replay(
                 if isinstance(answer, Refusal):
                     raise LockError(
                         LockCondition.HELD_BY_OTHER,
-                        f"the dead letters of {queue.topic} are being replayed by {answer.client_id or answer.holder}. Wait until that "
-                        f"replay ends. If it is stuck, its lock ends in {answer.remaining:.0f} s at the latest",
+                        f"the dead letters of {queue.topic} are being replayed by {answer.client_id or 'another process'}. Wait "
+                        f"until that replay ends. If it was killed or is stuck, its lock ends in {answer.remaining:.0f} s at the latest",
                     )
             _Replay(broker, tokens, chosen, limit, to_topic, keying, done, progress).run()
         finally:
@@ -171,10 +174,10 @@ class _Replay:
             done.quarantined += len(piece.held)
         for piece in self._pieces(parts):
             if piece.letters:
-                self._send(piece, targets)
-            if in_turn:
+                self._send(piece, targets, piece.end if in_turn else None)
+            elif in_turn:
                 broker.groups.commit({piece.token: piece.end})
-            elif piece.letters:
+            if piece.letters and not in_turn:
                 broker.groups.settle(piece.token, [letter.offset for letter in piece.letters])
             done.letters += len(piece.letters)
             done.topics.update(self.to_topic or _origin(letter).topic for letter in piece.letters)
@@ -233,15 +236,23 @@ class _Replay:
         if self.to_topic is None and self.keying is None:
             _check_text(placed, targets)
 
-    def _send(self, piece: _Piece, targets: dict[str, list[MessageQueue]]) -> None:
-        if self.broker.groups.renew(self.tokens):
-            raise LockError(
-                LockCondition.LOST,
-                f"this replay of {piece.token.queue.topic} paused for too long, so another replay has begun and sends the remaining letters",
-            )
-        keying = self.keying or Keying()
-        append_chosen(
-            self.broker.log, targets, lambda: (_rows(_choose_queues(piece.letters, targets, self.to_topic, keying)), {})
+    def _send(self, piece: _Piece, targets: dict[str, list[MessageQueue]], offset: int | None) -> None:
+        """Send the letters of a piece, and commit ``offset`` unless it is None. Raises LockError LOST."""
+        groups, keying = self.broker.groups, self.keying or Keying()
+        try:
+            if not groups.renew(self.tokens):
+                return append_chosen(
+                    self.broker.log,
+                    targets,
+                    lambda: (_rows(_choose_queues(piece.letters, targets, self.to_topic, keying)), {}),
+                    lambda rows, _, among: groups.pass_on(piece.token, rows, among, offset),
+                )
+        except LockError as error:
+            if error.sub != LockCondition.LOST:
+                raise
+        raise LockError(
+            LockCondition.LOST,
+            f"this replay of {piece.token.queue.topic} paused for too long, so another replay has begun and sends the remaining letters",
         )
 
 

@@ -14,7 +14,7 @@ from orderedmq.listening.engine import Message
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MAX_OFFSET, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
-from orderedmq.tools.dead_letters import REPLAY_GROUP, LetterFilter
+from orderedmq.tools.dead_letters import ALL, REPLAY_GROUP, LetterFilter
 from orderedmq.tools.replay import Replayed, replay
 from tests.contract.support import (
     BIG,
@@ -272,6 +272,44 @@ def test_letters_of_a_topic_that_was_deleted_and_created_again_are_replayed(brok
             sent.append(done.letters)
         assert sent == counts
         broker.admin.delete_topic("%DLQ%g")
+
+
+@pytest.mark.holds("replay once")
+@pytest.mark.parametrize("chosen", [ALL, LetterFilter(since=0, quarantined=False)], ids=["all", "chosen"])
+def test_a_replay_that_was_paused_and_taken_over_sends_no_letter_again(
+    broker: Broker, place: Place, token: LockToken, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, chosen: LetterFilter
+):
+    """It is paused after it has renewed its locks, before it sends the letters."""
+    broker.groups.dead_letter(token, told(token.queue, [3, 4]), [3, 4])
+    queues, rival, renew = queues_of(broker, "%DLQ%g"), place.connect(), broker.groups.renew
+    late, other = Replayed(), Replayed()
+
+    def pause(tokens: Sequence[LockToken]) -> list[LockToken]:
+        lost = renew(tokens)
+        clock.pass_(61)
+        replay(rival, queues, chosen, other)
+        return lost
+
+    monkeypatch.setattr(broker.groups, "renew", pause)
+    with refused("LOCK.LOST", "another replay has begun"):
+        replay(broker, queues, chosen, late)
+    assert (late.letters, other.letters) == (0, 2)
+    assert sum(len(bodies(broker, queue)) for queue in queues_of(broker)) == 12
+
+
+@pytest.mark.holds("replay once")
+def test_a_second_replay_is_refused_until_the_first_has_ended(broker: Broker, place: Place, token: LockToken):
+    broker.groups.dead_letter(token, told(token.queue, [3, 4]), [3, 4])
+    queues, rival, done = queues_of(broker, "%DLQ%g"), place.connect(), Replayed()
+
+    def replay_beside(sent: int, of: int) -> None:
+        assert (sent, of) == (2, 2)
+        with refused("LOCK.HELD_BY_OTHER", "the dead letters of %DLQ%g are being replayed by"):
+            replay(rival, queues, ALL, Replayed())
+
+    replay(broker, queues, ALL, done, progress=replay_beside)
+    assert done.letters == 2
+    replay(rival, queues, ALL, Replayed())
 
 
 @pytest.mark.holds("quarantine")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -65,6 +65,7 @@ class RocketMQGroups:
 
     def __init__(self, client: Client, log: RocketMQLog) -> None:
         self._client = client
+        self._log = log
         self._offsets = GroupOffsets(client)
         self._dead_letters = DeadLetterTopic(client, log, self._offsets)
         self._parking_lots = ParkingLots(client, log, self._offsets)
@@ -381,6 +382,18 @@ class RocketMQGroups:
         """See `Groups.commit`. This process moves offsets only forward, although brokers accept any offset."""
         self._require(offsets, "committed")
         self._commits.move(offsets, self._held_locks)
+
+    def pass_on(
+        self,
+        token: LockToken,
+        rows: Mapping[MessageQueue, pa.RecordBatch],
+        among: Collection[MessageQueue],
+        offset: int | None,
+    ) -> None:
+        require_lock = self._required(token, "rows made from its messages were sent")
+        self._log.append(rows, among=among, require_lock=require_lock)
+        if offset is not None:
+            self.commit({token: offset})
 
     def reset(self, offsets: Mapping[LockToken, int]) -> int:
         self._require(offsets, "reset")

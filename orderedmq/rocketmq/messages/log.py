@@ -418,13 +418,16 @@ class RocketMQLog:
         rows: Mapping[MessageQueue, pa.RecordBatch],
         delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None,
         among: Collection[MessageQueue] = (),
+        *,
+        require_lock: Callable[[], None] = lambda: None,
     ) -> dict[MessageQueue, OffsetRange]:
         """See `Log.append`. Readers see the rows when this returns. Without other producers, a queue's rows have consecutive offsets.
 
         ``among`` is compared with a route that is at most 1 s old, before any row is sent.
 
         Also raises TopicError MISSING if a topic is deleted during the call, which may delete rows that were sent. The topic is not
-        created again. A delayed row may be delivered twice if the broker's answer was lost.
+        created again. A delayed row may be delivered twice if the broker's answer was lost. ``require_lock`` is called before each
+        request for ``rows``, and raises an error if the lock under which they are sent is lost.
         """
         delayed = delayed or {}
         for topic in {queue.topic for queue in among}:
@@ -444,7 +447,7 @@ class RocketMQLog:
             sender.send(late)
             for queue, (bodies, keys) in encoded.items():
                 try:
-                    added[queue] = self.sender.append_encoded(queue, bodies, keys, stored)
+                    added[queue] = self.sender.append_encoded(queue, bodies, keys, stored, require_lock)
                 except TopicError:
                     self.forget(queue.topic)
                     raise missing_topic(queue.topic) from None

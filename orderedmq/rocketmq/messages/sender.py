@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -57,16 +57,21 @@ class Sender:
         return list(encode(checked, keys, where, packing=packing)), keys
 
     def append_encoded(
-        self, queue: MessageQueue, bodies: Sequence[SendBody], keys: pa.Array, stored: Counter[MessageQueue] | None = None
+        self,
+        queue: MessageQueue,
+        bodies: Sequence[SendBody],
+        keys: pa.Array,
+        stored: Counter[MessageQueue] | None = None,
+        require_lock: Callable[[], None] = lambda: None,
     ) -> OffsetRange:
         """Append the requests that `encode` yielded. ``keys`` are the rows' UNIQ_KEYs, which no other message has.
 
-        ``stored`` counts the rows that the broker has acknowledged. Raises RocketMQError or RocketMQUnavailableError. The error has
-        ``outcome_unknown`` if more rows may be stored.
+        ``stored`` counts the rows that the broker has acknowledged. ``require_lock``: see `BrokerPort`. Raises RocketMQError or
+        RocketMQUnavailableError. The error has ``outcome_unknown`` if more rows may be stored.
         """
         with self._locks[queue]:
             # Create the port under the lock, because it takes over requests that the last append has left unsettled.
-            port = BrokerPort(self._client, queue, self.timing)
+            port = BrokerPort(self._client, queue, self.timing, require_lock=require_lock)
             rows = _NewRows(bodies, keys, port, self._puller, stored if stored is not None else Counter())
             appender = Appender(port, rows)
             try:
