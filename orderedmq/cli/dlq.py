@@ -288,4 +288,4 @@ def replay_letters(
             "--quarantined to send them"
         )
     if done.deleted:
-        shell.note(f"{done.deleted:,} dead letters were deleted by retention before they were replayed")
+        shell.note(f"{done.deleted:,} dead letters were deleted by retention before a replay of all letters reached them")

@@ -38,8 +38,6 @@ MAX_REPLAYS: Final = 3
 #: Maximum letters and bytes of bodies per commit. If the replay is killed between append and commit, up to this many are sent twice.
 PIECE: Final = 500
 PIECE_BYTES: Final = 8 * 1024 * 1024
-#: The number of offsets per request when the replayed letters are counted.
-_COUNTED: Final = 1 << 16
 #: Properties that describe a letter's origin and failure and do not belong to the original message.
 NOTED: Final = frozenset(
     (
@@ -143,7 +141,7 @@ ALL: Final = LetterFilter(quarantined=False)
 
 @dataclass(frozen=True)
 class LetterCount:
-    """Counts of a group's dead letters: those stored, those that no replay has sent or skipped, and all ever written."""
+    """Counts of a group's dead letters: those stored, those that no replay of all letters has reached, and all ever written."""
 
     stored: int
     waiting: int
@@ -263,17 +261,11 @@ def replayed(broker: Broker, queue: MessageQueue, letters: Sequence[DeadLetter],
     return {one.offset for one in letters if one.offset in alone or (one.offset < upto and not chosen.holds(one))}
 
 
-def waiting(broker: Broker, queue: MessageQueue, upto: int, end: int) -> int:
-    """Return the number of letters that no replay has sent or skipped. ``upto``: see `replayed_to`."""
-    parts = [OffsetRange(begin, min(begin + _COUNTED, end)) for begin in range(upto, end, _COUNTED)]
-    return max(end - upto, 0) - sum(len(broker.groups.settled(REPLAY_GROUP, queue, part)) for part in parts)
-
-
 def count(broker: Broker, group: str) -> LetterCount | None:
     """Return how many dead letters the group has; None if the account may not read them."""
     try:
         bounds = broker.log.bounds(broker.log.queues(DEAD_LETTER_PREFIX + group))
-        left = sum(waiting(broker, queue, replayed_to(broker, queue), at.max_offset) for queue, at in bounds.items())
+        left = sum(max(at.max_offset - replayed_to(broker, queue), 0) for queue, at in bounds.items())
         stored = sum(at.max_offset - at.min_offset for at in bounds.values())
         return LetterCount(stored, left, sum(at.max_offset for at in bounds.values()))
     except TopicError as error:

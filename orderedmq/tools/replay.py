@@ -38,7 +38,6 @@ from orderedmq.tools.dead_letters import (
     offset_and_bounds,
     read,
     replayed,
-    waiting,
 )
 from orderedmq.tools.producer import append_chosen
 
@@ -195,7 +194,7 @@ class _Replay:
             )
         upto = max(offset, at.min_offset)
         if in_turn:
-            self.done.deleted += waiting(broker, queue, offset, upto)
+            self.done.deleted += upto - offset
         # Letters in quarantine may also be before the offset, because replays of all letters have skipped them.
         begin = at.min_offset if self.chosen.offsets or self.chosen.quarantined is not False else upto
         return _Part(token, self.chosen.spans(broker.log, queue, begin, at.max_offset), upto)

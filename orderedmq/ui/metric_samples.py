@@ -61,7 +61,7 @@ _LETTERS: Final = MetricKind("orderedmq_group_dead_letters_total", _GROUP, "Dead
 _WAITING: Final = MetricKind(
     "orderedmq_group_dead_letters_waiting",
     _GROUP,
-    "Dead letters that no replay has sent or skipped.",
+    "Dead letters that no replay of all letters has reached.",
 )
 _PARKED: Final = MetricKind("orderedmq_group_parked_messages", _TOPIC, "Messages in the topic's parking lots.")
 _KEYS: Final = MetricKind("orderedmq_group_parked_keys", _TOPIC, "Keys that have parked messages, including held keys.")

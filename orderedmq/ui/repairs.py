@@ -83,15 +83,17 @@ class Repairs:
             begin = first if first is not None else at.min_offset if filtered else last - ROWS
             [(begin, _)] = chosen.spans(broker.log, queue, min(max(at.min_offset, begin), last), last)
             end = min(begin + (_SEARCHED if filtered else ROWS), last)
-            found = [one for piece in dead_letters.find(broker.log, queue, chosen, begin, end, ROWS) for one in piece]
-            replayed = dead_letters.replayed(broker, queue, found, chosen, upto)
+            found, replayed = list[DeadLetter](), set[int]()
+            for piece in dead_letters.find(broker.log, queue, chosen, begin, end, ROWS):
+                found += piece
+                replayed |= dead_letters.replayed(broker, queue, piece, chosen, upto)
             if filtered and len(found) == ROWS:
                 end = found[-1].offset + 1
             if len(queues) > 1:
                 given = {**given, "broker": queue.broker_name}
             names["queue"] = queue
             names["letters"] = [(one, _state(one, chosen, replayed)) for one in found]
-            names["waiting"] = dead_letters.waiting(broker, queue, upto, last)
+            names["waiting"] = max(last - upto, 0)
             conditions = _conditions(given)
             if begin > at.min_offset and not filtered:
                 names["earlier"] = group_url(group, "/dead", first=max(at.min_offset, begin - ROWS), **conditions)
@@ -131,7 +133,7 @@ class Repairs:
         if done.quarantined:
             said += f" Left out {done.quarantined:,} in quarantine."
         if done.deleted:
-            said += f" Retention deleted {done.deleted:,} before they were replayed."
+            said += f" Retention deleted {done.deleted:,} before a replay of all letters reached them."
         return self._site.done(said, group_url(group, "/dead", **_conditions(request.query_params)))
 
     # -- parked keys

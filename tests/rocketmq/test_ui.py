@@ -48,7 +48,7 @@ def test_owners_hand_overs_messages_letters_and_parked_keys_are_shown_and_mended
     broker.groups.dead_letter(tokens[0], pa.RecordBatch.from_pylist([letter], schema=PRODUCER_SCHEMA), [0])
     with served(world.connect(), allow_changes=True) as site:
         said = site.get("/").words
-        assert f"{group} : 1 dead letter not replayed" in said
+        assert f"{group} : 1 dead letter waiting" in said
         assert f"{group} : 1 parked message of 1 key" in said
         said = site.get(f"/groups/{group}").words
         assert re.search(rf"{topic}/broker-a/0 2 - 2 - 1 billing \d+\.\d s {topic}/broker-a/1 0 2 2 - 0 billing ", said), said

@@ -23,7 +23,7 @@ from orderedmq.cli.shell import Bar
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.listening.queue_engine import OrderPerQueue
-from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.model import PRODUCER_SCHEMA, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Put, Ticket
@@ -36,6 +36,7 @@ from orderedmq.tools.replay import Replayed, _choose_queues, replay
 from orderedmq.tools.seek import parse_target, resolve
 from tests.command import Run, bodies
 from tests.contract.support import locked
+from tests.ui_site import served
 from tests.unit.test_listener_shell import LATER, LETTERS, SUSPEND, Rig
 
 
@@ -263,6 +264,33 @@ def test_letters_of_a_key_are_in_one_queue_if_the_topic_grows_before_the_replay_
     keys = pa.array(sorted(letters))
     assert len(letters) == 20
     assert [letters[key].queue_id for key in keys.to_pylist()] == Keying().queues_of(keys, 8, "").tolist()
+
+
+def test_the_marks_of_letters_are_read_only_for_letters_that_are_shown_or_sent(
+    run: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over RocketMQ it takes a request to read the marks of 40 letters, and a queue may have millions."""
+    monkeypatch.setattr(dead_letters, "PIECE", 10)
+    give_up(broker, [(str(at), "x" if at in (0, 999) else "y", "bad") for at in range(1000)])
+    settled, spans = EmbeddedGroups.settled, list[OffsetRange]()
+
+    def counted(self: EmbeddedGroups, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
+        spans.append(span)
+        return settled(self, group, queue, span)
+
+    monkeypatch.setattr(EmbeddedGroups, "settled", counted)
+    assert dead_letters.count(broker, "g") == dead_letters.LetterCount(stored=1000, waiting=1000, written=1000)
+    assert spans == []
+    assert len(run("dlq", "list", "g", "--count", "20")) == 20
+    assert sum(span.messages for span in spans) <= 30
+    spans.clear()
+    with served(broker) as site:
+        assert "no replay of all letters has reached: 1,000." in site.get("/groups/g/dead?key=x").words
+    assert sum(span.messages for span in spans) == 2
+    assert broker.admin.trim("%DLQ%g", {LETTERS: 1000})
+    spans.clear()
+    assert run("dlq", "replay", "g", "--all")[0]["deleted"] == 1000
+    assert spans == []
 
 
 def test_progress_counts_what_is_sent_of_what_is_to_be_sent(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

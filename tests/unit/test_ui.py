@@ -75,7 +75,7 @@ def test_the_first_page_says_which_queue_is_behind_who_owns_it_and_what_is_parke
     shop.park(0, 3)
     shop.give_up(0, 1, "y")
     said = site.get("/").words
-    assert "billing : 1 dead letter not replayed" in said
+    assert "billing : 1 dead letter waiting" in said
     assert "billing : 1 parked message of 1 key" in said
     assert "billing 22 orders/1 (6) orders 4 1 owns 4 1 1 of 1" in said
     assert "dlq-replay" not in said
@@ -235,10 +235,10 @@ def test_dead_letters_show_origin_and_error_and_are_replayed(shop: Shop, mending
     assert re.search(r"0 orders/0 at 1 y ValueError: <bad> 3 - \S+ \S+ no given up", said), said
     done = mending.follow(mending.post(f"/groups/{GROUP}/dead/replay", [("offset", "1")])).words
     assert "Replayed 1 dead letter: 1 to orders." in done
-    assert "Not replayed yet: 1." in done
+    assert "no replay of all letters has reached: 2." in done
     done = mending.follow(mending.post(f"/groups/{GROUP}/dead/replay", [("all", "yes"), ("keying", "text")])).words
     assert "Replayed 1 dead letter: 1 to orders" in done
-    assert "Not replayed yet: 0." in done
+    assert "no replay of all letters has reached: 0." in done
     sent = [at.max_offset for at in shop.broker.log.bounds(shop.queues).values()]
     assert sum(sent) == 24 + 2
     assert [re.sub(r"^\S+ ", "", line) for line in mending.told] == [
