@@ -14,11 +14,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.conditions import MessageCondition
+from orderedmq.errors import MessageError
 
 Int64s = npt.NDArray[np.int64]
 
 #: The text columns of a message that a producer sets.
 TEXTS: Final = ("tags", "keys", "sharding_key", "properties")
+#: The greatest offset in a column whose offsets have 32 bits.
+_MOST_BYTES: Final = 2**31 - 1
 #: A UTF-16 surrogate encoded like UTF-8, complete or truncated. Java counts it as one malformed sequence, Python as two or three.
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 _REPLACEMENT: Final = "\ufffd".encode()
@@ -57,6 +63,27 @@ def valid(column: pa.Array) -> tuple[pa.Array, Int64s]:
         if malformed:
             rows.append(row)
     return pa.array(values, kind), np.array(rows, dtype=np.int64)
+
+
+def narrow(column: pa.Array, what: str) -> pa.Array:
+    """Return a column of large_string or large_binary as string or binary, and any other column unchanged.
+
+    Raises MessageError TOO_LARGE, which names ``what``, if the values have more than 2 GiB.
+    """
+    if not (pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)):
+        return column
+    kind = pa.string() if pa.types.is_large_string(column.type) else pa.binary()
+    size = pc.sum(pc.binary_length(column)).as_py() or 0
+    if size > _MOST_BYTES:
+        raise MessageError(
+            MessageCondition.TOO_LARGE,
+            f"{what} has {size} bytes, but at most {_MOST_BYTES} fit into one call. Send fewer rows at once",
+        )
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        # The offsets of a slice count from the beginning of the whole column. Those of a copy do not.
+        return column.take(pa.array(np.arange(len(column)))).cast(kind)
 
 
 def valid_rows(batch: pa.RecordBatch, names: Iterable[str] = TEXTS) -> tuple[pa.RecordBatch, Int64s]:

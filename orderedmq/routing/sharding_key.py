@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from orderedmq.conditions import MessageCondition, SchemaCondition
 from orderedmq.errors import MessageError, Remedy, SchemaError
 from orderedmq.routing.key_hash import HashedKeys
-from orderedmq.text import valid
+from orderedmq.text import narrow, valid
 
 #: The type that Java's producer hashes: a String, an Integer (or Short or Byte), or a Long.
 KeyType: TypeAlias = Literal["text", "int", "long"]
@@ -88,9 +88,10 @@ def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 
     """Return the keys of a column with their hashes. A string that is not UTF-8 is decoded as Java does (text.py).
 
     In errors, ``where`` names the rows, and ``first`` is the number of the first row. Raises SchemaError WRONG_TYPE, or MessageError
-    BAD_KEY for a key that is not a whole number or is too large for the type.
+    BAD_KEY for a key that is not a whole number or is too large for the type, TOO_LARGE for keys of more than 2 GiB.
     """
     kind = key_type(column.type, given)
+    column = narrow(column, f"the column of sharding keys of {where}")
     try:
         texts = valid(column)[0].cast(pa.string())
     except pa.ArrowInvalid as error:

@@ -24,7 +24,7 @@ from orderedmq.model import (
     TRANSIENT_PREFIX,
     is_reserved,
 )
-from orderedmq.text import TEXTS, valid
+from orderedmq.text import TEXTS, narrow, valid
 
 _TEXT = ("tags", "keys", "sharding_key")
 
@@ -43,19 +43,13 @@ def normalise(
     Reserved properties are removed. Texts that are not UTF-8 are converted (text.py), and ``malformed`` is called with the numbers of
     their rows, beginning with 0. In errors, ``where`` names the target, and ``first`` is the number of the first row. Raises
     SchemaError MISSING_COLUMN or WRONG_TYPE, or MessageError NULL_BODY, TOO_LARGE, KEY_TOO_LONG or PROPERTIES_TOO_LARGE with the row's
-    number.
+    number. TOO_LARGE also means that a column has more than 2 GiB.
     """
-    if "body" not in rows.schema.names:
-        raise SchemaError(SchemaCondition.MISSING_COLUMN, f"rows for {where} have no column 'body' (binary or string)")
+    rows = select_columns(rows, PRODUCER_COLUMNS, where)
     fields, arrays = [], []
-    for name in PRODUCER_COLUMNS:
-        indexes = rows.schema.get_all_field_indices(name)
-        if not indexes:
-            continue
-        if len(indexes) > 1:
-            raise SchemaError(SchemaCondition.WRONG_TYPE, f"rows for {where} have {len(indexes)} columns {name!r}")
+    for name, column in zip(rows.schema.names, rows.columns):
         field = PRODUCER_SCHEMA.field(name)
-        column = rows.column(indexes[0])
+        column = narrow(column, f"column {name!r} of the rows for {where}")
         if name in TEXTS and not pa.types.is_binary(column.type):
             column, bad = valid(column)
             if len(bad) and malformed is not None:
@@ -80,6 +74,24 @@ def normalise(
         _check_properties(column, where, first)
         checked = checked.set_column(index, checked.schema.field(index), column)
     return checked
+
+
+def select_columns(rows: pa.RecordBatch, names: Sequence[str], where: str) -> pa.RecordBatch:
+    """Return the columns ``names`` of a producer's rows, without those that are missing.
+
+    Raises SchemaError MISSING_COLUMN without a body, WRONG_TYPE if there are several columns of a name.
+    """
+    if "body" not in rows.schema.names:
+        raise SchemaError(SchemaCondition.MISSING_COLUMN, f"rows for {where} have no column 'body' (binary or string)")
+    chosen = [name for name in names if name in rows.schema.names]
+    for name in chosen:
+        count = rows.schema.names.count(name)
+        if count > 1:
+            raise SchemaError(
+                SchemaCondition.WRONG_TYPE,
+                f"rows for {where} have {count} columns {name!r}. Drop them, or give them other names",
+            )
+    return rows.select(chosen)
 
 
 def _first(mask: pa.Array) -> int:

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from orderedmq.broker import Log
 from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.errors import OptionError, Remedy, TopicError
-from orderedmq.model import MessageQueue, check_topic
+from orderedmq.model import PRODUCER_COLUMNS, MessageQueue, check_topic
 from orderedmq.routing.selector import KeyedSelectorName, keyed
 from orderedmq.routing.sharding_key import GivenKeyType, hashed_keys
 from orderedmq.rows.delays import DELAY_COLUMNS, LEVEL, TIME, delays, require_types, split
-from orderedmq.rows.message_rows import normalise
+from orderedmq.rows.message_rows import normalise, select_columns
 from orderedmq.trace_context import require, sending
 
 Rows: TypeAlias = Mapping[MessageQueue, pa.RecordBatch]
@@ -102,12 +102,13 @@ class Producer:
         each row.
 
         Many rows per call are cheaper: on the embedded broker a call is one transaction, over RocketMQ one or more requests per
-        queue. All rows are checked before any is sent. Delayed rows are sent first, one by one, without order and at least once.
-        Raises SchemaError; MessageError; OptionError CONFLICT for a delayed row with a key (unless ``delayed_rows`` is
-        "unordered"), UNSUPPORTED if the broker cannot delay messages; and the errors of `Log.append`. After an error no row is
-        stored on the embedded broker; over RocketMQ the error says how many delayed rows, and how many rows of which queues, were
-        stored.
+        queue. The rows of a queue have at most 2 GiB in each column. All rows are checked before any is sent. Delayed rows are sent
+        first, one by one, without order and at least once. Raises SchemaError; MessageError; OptionError CONFLICT for a delayed row
+        with a key (unless ``delayed_rows`` is "unordered"), UNSUPPORTED if the broker cannot delay messages; and the errors of
+        `Log.append`. After an error no row is stored on the embedded broker; over RocketMQ the error says how many delayed rows,
+        and how many rows of which queues, were stored.
         """
+        rows = select_columns(rows, (*PRODUCER_COLUMNS, *DELAY_COLUMNS), f"topic {self._topic!r}")
         rows = self._with_columns(rows, {LEVEL: delay_time_level, TIME: deliver_timestamp})
         if self._trace_context and rows.num_rows:
             with sending(self._targets[self._topic][0].broker_name, self._topic, rows) as carrying:

@@ -372,6 +372,16 @@ def test_a_producer_delays_all_rows_of_a_call() -> None:
     assert [row.get("deliver_timestamp") for row in found] == [None, None, at(NOW), at(NOW)]
 
 
+@pytest.mark.parametrize("name", ["sharding_key", "tags", "delay_time_level", "body"])
+def test_a_producer_refuses_a_column_that_is_there_twice_and_ignores_other_columns(name: str) -> None:
+    log = FakeLog()
+    body, number = pa.array([b"x"]), pa.array([1])
+    with pytest.raises(SchemaError, match=f"WRONG_TYPE.*'{name}'"):
+        producer(log).send(pa.RecordBatch.from_arrays([body, number, number], names=["body", name, name]))
+    producer(log).send(pa.RecordBatch.from_arrays([body, number, number], names=["body", "other", "other"]))
+    assert log.appended == [(0, [b"x"])]
+
+
 class Answering:
     """A broker that stores messages, except for those whose bodies have another answer in ``refuse``, and batches if ``full``."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -20,6 +22,7 @@ from orderedmq.model import (
     PROPERTIES_TYPE,
     RESERVED_PROPERTIES,
 )
+from orderedmq.routing.sharding_key import hashed_keys
 from orderedmq.rows.message_rows import normalise, several_tags
 
 
@@ -62,6 +65,26 @@ def test_dictionary_and_large_text_columns_are_taken_as_text():
     kept = normalise(rows, "queue q")
     assert kept.column("tags").to_pylist() == ["a", None, "a"]
     assert kept.column("keys").type == pa.string()
+
+
+def wide(kind: pa.DataType, size: int, count: int) -> pa.Array:
+    """Values of ``size`` bytes. They share pages of zeros that need no memory before they are written."""
+    offsets = pa.array(np.arange(count + 1, dtype=np.int64) * size)
+    return pa.Array.from_buffers(kind, count, [None, offsets.buffers()[1], pa.py_buffer(mmap.mmap(-1, size * count))])
+
+
+@pytest.mark.parametrize("kind", [pa.large_binary(), pa.large_string()])
+def test_rows_of_more_than_two_gibibytes_are_refused_as_too_large(kind: pa.DataType):
+    rows = batch(body=wide(kind, MAX_BODY_BYTES, 513))
+    assert "'body'" in refused(rows, "ORDEREDMQ_MESSAGE.TOO_LARGE")
+    assert normalise(rows.slice(512), "queue q").column("body").to_pylist() == [b"\0" * MAX_BODY_BYTES]
+
+
+def test_keys_of_more_than_two_gibibytes_are_refused_as_too_large():
+    keys = wide(pa.large_string(), MAX_BODY_BYTES, 513)
+    with pytest.raises(MessageError, match="TOO_LARGE"):
+        hashed_keys(keys, "auto", "a batch")
+    assert len(hashed_keys(keys.slice(512), "auto", "a batch").keys) == 1
 
 
 def test_rows_without_a_body_column_are_refused():
