@@ -99,10 +99,11 @@ def parse_address(address: str) -> tuple[str, int]:
     """Return host and port of ``host:port`` or ``[ip6]:port``. Raises RocketMQError ADDRESS."""
     host, _, port = address.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
+    if not host or re.search(r"[\s/@]", host) or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
         raise RocketMQError(
             RocketMQCondition.ADDRESS,
-            f"{address[:200]!r} is not the address of a RocketMQ server, because it does not have the form host:port",
+            f"{address[:200]!r} is not the address of a RocketMQ server, because it does not have the form host:port"
+            + (". Leave out https:// and set useTLS=true" if address.strip().lower().startswith("https://") else ""),
         )
     if not _is_name(host):
         raise RocketMQError(
@@ -122,8 +123,12 @@ def _is_name(host: str) -> bool:
 
 
 def parse_nameservers(text: str) -> tuple[str, ...]:
-    """Return the addresses of ``a:9876;b:9876`` in order, without duplicates. Raises RocketMQError ADDRESS."""
-    found = tuple(dict.fromkeys(address.strip() for address in re.split("[;,]", text) if address.strip()))
+    """Return the addresses of ``a:9876;b:9876`` in order, without duplicates and ``http://``. Raises RocketMQError ADDRESS.
+
+    The consoles of some clouds show a nameserver's address with ``http://``, which Java's and Go's clients drop.
+    """
+    addresses = (re.sub("^http://", "", address.strip(), flags=re.IGNORECASE) for address in re.split("[;,]", text))
+    found = tuple(dict.fromkeys(address for address in addresses if address))
     if not found:
         raise RocketMQError(
             RocketMQCondition.ADDRESS, f"{text[:200]!r} names no nameserver. Give host:port, and separate several by ';'"

@@ -46,7 +46,11 @@ class OptionRow(NamedTuple):
 #: Options that name the broker and the connection to it. The reader and the writer have them.
 BROKER_OPTIONS: Final = (
     Option("path", None, "directory of the embedded broker, on a local disk", f"{DEFAULT_DIRECTORY} in the working directory"),
-    Option("namesrvAddr", None, "instead of path: the nameservers of a RocketMQ cluster, as host:port;host:port"),
+    Option(
+        "namesrvAddr",
+        None,
+        "instead of path: the nameservers of a RocketMQ cluster, as host:port;host:port or http://host:port",
+    ),
     Option("accessKey", None, "with namesrvAddr: the name of the account, if the cluster has access control"),
     Option("secretKey", None, "the account's secret key"),
     Option("securityToken", None, "the account's token, if it is a temporary account"),

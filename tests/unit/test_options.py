@@ -128,6 +128,7 @@ BAD_SOURCE = [
     ),
     Bad("half a certificate", {**CLUSTER, "useTLS": "true", "tlsCertPath": "c"}, "MISSING", ("tlsCertPath", "tlsKeyPath")),
     Bad("no port", {**CLUSTER, "namesrvAddr": "h"}, "INVALID", ("namesrvAddr", "'h'", "host:port")),
+    Bad("HTTPS", {**CLUSTER, "namesrvAddr": "https://h:9876"}, "INVALID", ("namesrvAddr", "https://h:9876", "useTLS")),
     Bad("no address", {**CLUSTER, "namesrvAddr": " ; "}, "INVALID", ("namesrvAddr", "host:port")),
     # The place of the broker.
     Bad("two brokers", {**STREAM, "namesrvaddr": "h:9876"}, "CONFLICT", ("path", "namesrvAddr", "Drop one")),

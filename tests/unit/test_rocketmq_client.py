@@ -100,13 +100,20 @@ def test_what_may_not_be_done_twice_waits_for_its_answer_until_the_deadline(
 
 @pytest.mark.parametrize(
     ("text", "addresses"),
-    [("a:1", ("a:1",)), (" a:1 ; b:2;a:1; ", ("a:1", "b:2")), ("a:1,b:2", ("a:1", "b:2")), ("[::1]:1", ("[::1]:1",))],
+    [
+        ("a:1", ("a:1",)),
+        (" a:1 ; b:2;a:1; ", ("a:1", "b:2")),
+        ("a:1,b:2", ("a:1", "b:2")),
+        ("[::1]:1", ("[::1]:1",)),
+        ("http://a:1", ("a:1",)),
+        (" http://a:1; HTTP://b:2;a:1", ("a:1", "b:2")),
+    ],
 )
 def test_nameservers(text: str, addresses: tuple[str, ...]) -> None:
     assert parse_nameservers(text) == addresses
 
 
-@pytest.mark.parametrize("text", ["", " ; ", "a", "a:1;b", "a:x"])
+@pytest.mark.parametrize("text", ["", " ; ", "a", "a:1;b", "a:x", "http://a", "a:1;https://b:2"])
 def test_nameservers_that_are_none(text: str) -> None:
     with pytest.raises(RocketMQError) as caught:
         Client(text)

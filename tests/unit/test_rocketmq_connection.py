@@ -509,6 +509,7 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
 
 
 NO_ADDRESSES = ["", "h", "h:", ":1", "h:x", "h:0", "h:65536", "h:-1", "h:" + "9" * 5000]
+NO_ADDRESSES += ["http://h:1", "https://h:1", "tcp://h:1", "//h:1", "h/x:1", "user@h:1", "a h:1"]
 #: Names for which the system's look-up raises errors that are no OSError.
 NO_NAMES = ["mq..example.com:1", ".mq:1", "a" * 64 + ".com:1", "ä" * 70 + ":1", "a\0b:1", "mq\ud800:1"]
 
