@@ -28,9 +28,14 @@ def _tags(text: str, option: str) -> str:
     if text == ALL:
         return text
     for tag in (part.strip() for part in text.split("||")):
-        # Java ignores empty tags and accepts any other text as a tag, so a typing error would silently make a query read nothing.
-        if not tag or tag == ALL or "|" in tag:
-            raise invalid(option, f"{shown(text)} is not an expression of tags. Write for example A || B, or {ALL} for all")
+        # Java ignores empty tags and accepts any other text as a tag, so what is meant as a list or as a pattern would silently make a
+        # query read nothing.
+        if not tag or any(character in tag for character in (ALL, "|", ",")):
+            raise invalid(
+                option,
+                f"{shown(text)} is not an expression of tags, which are separated by || and have no patterns. Write for example A || B, or "
+                f"{ALL} for all",
+            )
     return text
 
 

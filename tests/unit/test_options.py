@@ -111,7 +111,7 @@ BAD_SOURCE = [
     Bad("Java's name of a filter", {**STREAM, "subExpression": "a"}, "UNSUPPORTED", ("subExpression", "Use tags")),
     *(
         Bad(f"tags like {text!r}", {**STREAM, "tags": text}, "INVALID", ("option tags", "A || B", "* for all"))
-        for text in ("", "a | b", "a ||", "|| a", "a || || b", "a || *", "a ||| b")
+        for text in ("", "a | b", "a ||", "|| a", "a || || b", "a || *", "a ||| b", "a,b", "a || b,c", "a*", "*a || b")
     ),
     Bad("an access key", {**STREAM, "accesskey": SECRET}, "CONFLICT", ("accessKey", "RocketMQ", "namesrvAddr")),
     Bad("half an account", {**CLUSTER, "accesskey": "me"}, "MISSING", ("accessKey", "secretKey", "Set both")),
