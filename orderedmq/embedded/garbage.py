@@ -21,6 +21,7 @@ from typing import Final
 
 from orderedmq.embedded import liveness, runs
 from orderedmq.embedded.clock import Clock, is_forgotten
+from orderedmq.embedded.runs import KEPT_RUNS
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.filesystem import without_owner
@@ -33,8 +34,6 @@ from orderedmq.ownership.lock import Instant
 #: Seconds between two collections, and the age from which a file without a header is deleted. The writer of a younger file may not
 #: have locked it yet.
 INTERVAL: Final = 60.0
-#: How many runs of a batch keep their segments: the last one, which is at work, and the one before, whose publish may have begun.
-KEPT_RUNS: Final = 2
 #: The file whose modification time is that of the last collection. Its name is not that of a segment.
 LOOKED: Final = "looked"
 

@@ -506,7 +506,7 @@ def test_a_damaged_note_of_what_a_run_reads_keeps_its_batch_from_being_published
     run = SourceRun("query", 3, "run")
     with EmbeddedBroker(place, clock=FixedClock()) as broker:
         broker.outbox.register(run, QUEUES[0], OffsetRange(3, 5), None)
-        [note] = (place / "runs" / "query" / "3").iterdir()
+        [note] = (place / "runs" / "query" / "3").glob("*/*")
         content = note.read_bytes()
         for at in range(len(content)):
             note.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])

@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from orderedmq.broker import SinkBatch
+from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.embedded import garbage, runs
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.clock import FORGOTTEN
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import Instant, LockToken
 from orderedmq.ownership.micro_batch import SourceRun
-from tests.contract.support import FakeClock, locked, refused, rows
+from tests.contract.support import FakeClock, bodies, locked, refused, rows
 
 QUEUE = MessageQueue("t", EMBEDDED_BROKER, 0)
 NOW = Instant("boot", FORGOTTEN)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def broker(path: Path, clock: FakeClock) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(path, clock=clock) as broker:
+        broker.admin.create_topic("t", 1)
+        broker.log.append({QUEUE: rows("abc")})
+        yield broker
+
+
+def staged(broker: EmbeddedBroker, batch: SinkBatch) -> Receipt:
+    staging = broker.outbox.open(batch, 0)
+    staging.add(QUEUE, rows("x"))
+    return staging.receipt()
 
 
 def note(store: Path, query: str, batch: int, run: str = "run", *, group: bool = True) -> None:
@@ -88,7 +108,7 @@ def test_what_a_run_noted_is_removed_when_the_run_has_ended(
     tmp_path: Path, group: bool, now: Instant, alive: bool, kept: bool
 ) -> None:
     note(tmp_path, "query", 7, group=group)
-    [file] = (tmp_path / runs.FOLDER).glob("*/*/*")
+    [file] = (tmp_path / runs.FOLDER).glob("*/*/*/*")
     os.utime(file, (1, 1))
     runs.sweep(tmp_path, now, lambda _: alive)
     assert (list((tmp_path / runs.FOLDER).iterdir()) != []) is kept
@@ -96,7 +116,7 @@ def test_what_a_run_noted_is_removed_when_the_run_has_ended(
 
 def test_an_incomplete_file_is_removed_when_it_is_a_week_old(tmp_path: Path) -> None:
     note(tmp_path, "query", 7)
-    [file] = (tmp_path / runs.FOLDER).glob("*/*/*")
+    [file] = (tmp_path / runs.FOLDER).glob("*/*/*/*")
     file.write_text("{")
     runs.sweep(tmp_path, NOW, lambda _: False)
     assert file.exists()
@@ -122,7 +142,49 @@ def test_a_query_that_repeats_a_batch_after_a_week_is_fenced_while_others_publis
         locked(broker, "g", broker.groups.join("other"), [QUEUE])
         with refused("LOCK.LOST"):
             broker.outbox.publish(again, [])
-        assert len(list((path / "runs" / "q" / "7").iterdir())) == 1, "the first run has ended"
+        assert [run.name for run in (path / "runs" / "q" / "7").iterdir()] == ["again"], "the first run has ended"
+
+
+@pytest.mark.holds("no leftovers")
+def test_a_query_in_a_restart_loop_keeps_the_registrations_of_two_runs(
+    path: Path, broker: EmbeddedBroker, clock: FakeClock
+) -> None:
+    [token] = locked(broker, "g", broker.groups.join("q"), [QUEUE])
+    batches = [SinkBatch("q", 7, SourceRun("q", 7, f"run-{number}")) for number in range(30)]
+    for batch in batches:
+        for begin in range(10):
+            broker.outbox.register(batch.run, QUEUE, OffsetRange(begin, begin + 1), token)  # type: ignore[arg-type]
+    assert len([file for file in (path / "runs").rglob("*") if file.is_file()]) == 2 * 10 + 1
+    # A run whose registrations are gone would not be fenced, so it can do nothing any more.
+    receipt = staged(broker, batches[0])
+    with refused("SINK.TOKEN_GONE", "batch 7", "two other runs"):
+        broker.outbox.publish(batches[0], [receipt])
+    with refused("SINK.TOKEN_GONE", "batch 7"):
+        broker.outbox.register(batches[0].run, QUEUE, OffsetRange(0, 1), token)  # type: ignore[arg-type]
+    assert bodies(broker, QUEUE) == list("abc")
+    clock.pass_(61)
+    locked(broker, "g", broker.groups.join("other"), [QUEUE])
+    for batch in batches[-2:]:
+        with refused("LOCK.LOST"):
+            broker.outbox.publish(batch, [])
+
+
+def test_a_run_whose_source_has_died_leaves_no_registration_after_a_minute(
+    path: Path, broker: EmbeddedBroker, clock: FakeClock
+) -> None:
+    """A query that starts with another checkpoint each time has another id each time."""
+    batches = [SinkBatch(f"q-{number}", 0, SourceRun(f"q-{number}", 0, "run")) for number in range(2)]
+    for batch in batches:
+        with EmbeddedBroker(path, clock=clock) as query:
+            [token] = locked(query, "g", query.groups.join("q"), [QUEUE])
+            query.outbox.register(batch.run, QUEUE, OffsetRange(0, 3), token)  # type: ignore[arg-type]
+        clock.pass_(40)
+    os.utime(path / "segments" / garbage.LOOKED, (1, 1))
+    broker.outbox.publish(SinkBatch("other", 0), [])
+    assert [file.parent.parent.parent.name for file in (path / "runs").glob("*/0/run/*")] == ["q-1"]
+    with refused("SINK.TOKEN_GONE", "batch 0"):
+        broker.outbox.publish(batches[0], [])
+    assert not broker.outbox.publish(batches[1], []).replayed
 
 
 @pytest.mark.holds("no leftovers")
