@@ -101,7 +101,7 @@ class Session:
         offset is not moved beyond that. ``recreated_topics``: topics whose former offsets are invalid.
         """
         del ends, recreated_topics
-        self.owner.enter(start, {}, 0, begins)
+        self.owner.enter(start, {}, begins)
 
     def skip(self, queue: MessageQueue, offset: int) -> None:
         """Continue at ``offset``, because the messages before it are lost and the user accepts that."""
@@ -135,11 +135,7 @@ class Session:
         """
         if missing:
             self._take(Lock(tuple(missing), all_or_none=not self.shared, repeating=True), patient=False)
-        self.owner.replay(start, end, self._reset_number(), self.offsets(sorted(self.owner.owned)))
-
-    def _reset_number(self) -> int:
-        """Return the group's reset number, which increases with each reset of the group's offsets."""
-        return 0
+        self.owner.replay(start, end, self.offsets(sorted(self.owner.owned)))
 
     # -- the end
 
@@ -352,14 +348,11 @@ class GroupSession(Session):
     def offsets(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         return self._groups.offsets(self.group, queues)
 
-    def _reset_number(self) -> int:
-        return self._groups.reset_number(self.group)
-
     def place(
         self, start: Checkpoint, begins: Mapping[MessageQueue, int], ends: OffsetMap, recreated_topics: Collection[str]
     ) -> None:
-        known, reset = self._reset(start, begins, recreated_topics)
-        commit, behind, left = self.owner.enter(start, known, reset, begins)
+        known = self._reset(start, begins, recreated_topics)
+        commit, behind, left = self.owner.enter(start, known, begins)
         for late in behind:
             log.warning(
                 "the checkpoint is behind group %s: queue %s is read again from %d, although the group's offset was %d",
@@ -376,27 +369,39 @@ class GroupSession(Session):
 
     def _reset(
         self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]
-    ) -> tuple[dict[MessageQueue, int], int]:
-        """Carry out the resets that are due when this query starts. Return the group's offsets of the queues and its reset number."""
-        known, reset = self.offsets(list(begins)), self._reset_number()
-        stale = {self._token(queue): begins[queue] for queue in known if queue.topic in recreated_topics}
-        if stale and reset == start.reset and not self._lineage and not self.shared:
-            # RocketMQ 4 keeps a group's offsets of deleted topics.
-            reset = self._groups.reset(stale)
-            known.update((token.queue, begin) for token, begin in stale.items())
+    ) -> dict[MessageQueue, int]:
+        """Carry out the resets that are due when this query starts. Return the group's offsets of the queues."""
+        known = self.offsets(list(begins))
+        if not self._lineage and not self.shared:
+            # RocketMQ 4 keeps a group's offsets of deleted topics. An offset that was reset since the checkpoint was logged is valid.
+            stale = [queue for queue in known if queue.topic in recreated_topics]
+            stale = [queue for queue in stale if not self.owner.reset_since(queue, start)]
+            known.update(self._begin_anew({queue: begins[queue] for queue in stale}))
         starting = self._options.starting
         if start.fresh and starting.explicit and starting.kind != "committed" and not self.shared:
             # Parking lots and retry topics are not reset: their messages are processed when they are due.
             begins = {queue: begin for queue, begin in begins.items() if not is_parked(queue) and not is_retry(queue)}
             log.warning("group %s is reset to %s, as the options say", self.group, offsets_to_json(begins))
-            reset = self._groups.reset({self._token(queue): begin for queue, begin in begins.items()})
-            known.update(begins)
-        return known, reset
+            known.update(self._begin_anew(begins))
+        return known
+
+    def _begin_anew(self, offsets: Mapping[MessageQueue, int]) -> Mapping[MessageQueue, int]:
+        """Reset the group's offsets in these owned queues, of which nothing is in flight, and return them.
+
+        This begins new tenures. If this query is killed before Spark logs its next offset, the next run follows the group's offsets.
+        """
+        if offsets:
+            # Otherwise a renewal at the same time would find that the former tokens are lost.
+            self._renewal.keep([token for token in self.owner.tokens() if token.queue not in offsets])
+            self.owner.restarted(self._groups.reset({self._token(queue): at for queue, at in offsets.items()}))
+            self._renewal.keep(self.owner.tokens())
+        return offsets
 
     def skip(self, queue: MessageQueue, offset: int) -> None:
-        if not is_parked(queue) and self.offsets([queue]).get(queue, 0) > offset:
+        if not is_parked(queue) and (self.owner.owned[queue].position or 0) > offset:
             # The broker lost the queue's end. Commits never move the group back, so the next owner would skip the messages that follow.
-            self.owner.reset = self._groups.reset({self._token(queue): offset})
+            # So would the next run, if it followed a checkpoint from before the loss.
+            self._begin_anew({queue: offset})
         super().skip(queue, offset)
 
     def _token(self, queue: MessageQueue) -> LockToken:

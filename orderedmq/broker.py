@@ -306,8 +306,12 @@ class Groups(Protocol):
         `Log.append`.
         """
 
-    def reset(self, offsets: Mapping[LockToken, int]) -> int:
-        """Set the group's offsets, forward or back, under the queues' locks. Increase the group's reset number and return it."""
+    def reset(self, offsets: Mapping[LockToken, int]) -> list[LockToken]:
+        """Set the group's offsets in these queues, forward or back, all or none, and begin a new tenure of each.
+
+        Return the new tokens, in the same order; the given ones are stale from then on. Queries whose checkpoints are older follow the
+        group's offsets in these queues. Raises LockError LOST if any token is stale, OffsetError INVALID.
+        """
 
     def settle(self, token: LockToken, offsets: Sequence[int]) -> None:
         """Record that messages of the token's queue were processed out of order. The group's offset does not change.
@@ -350,9 +354,6 @@ class Groups(Protocol):
         message that is sent back twice is delivered twice. Raises LockError LOST, DataLossError AGED_OUT, or OptionError UNSUPPORTED
         where brokers have no retry topics.
         """
-
-    def reset_number(self, group: str) -> int:
-        """Return how often the group was reset. A query whose checkpoint has a lower number follows the group's offsets."""
 
 
 class Staging(Protocol):
@@ -447,8 +448,8 @@ class Admin(Protocol):
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         """Return all committed offsets of a group. Raises GroupError MISSING."""
 
-    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> int:
-        """Set the group's offsets, end all tenures of the queues, increase the reset number and return it.
+    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> None:
+        """Set the group's offsets in these queues, and end all tenures of them.
 
         Raises GroupError IN_USE unless ``force`` is set, and PARKED if ``parked`` does not say what to do with parked messages.
         """

@@ -212,8 +212,7 @@ def seek(
     The command is refused while a query is at work in the group. It is also refused if messages of these queues are parked, unless
     --parked says what to do with them.
 
-    A seek increases the group's reset number. A query whose checkpoint has a lower number resumes at the new offsets instead of the
-    offsets in its checkpoint.
+    A query that restarts after a seek resumes at the new offsets in these queues, and at the offsets in its checkpoint in all others.
     """
     check_group(group)
     for name in topic or ():
@@ -232,7 +231,6 @@ def _show_sought(shell: Shell, group: str, done: Sought, dry_run: bool, copied_a
             **queue_fields(queue),
             "old": done.old.get(queue),
             "new": offset,
-            "reset": done.reset,
             "dry_run": dry_run,
             **({"time": copied_at} if copied_at else {}),
         }
@@ -243,7 +241,7 @@ def _show_sought(shell: Shell, group: str, done: Sought, dry_run: bool, copied_a
         Column("old", "old offset", number, right=True),
         Column("new", "new offset", number, right=True),
     )
-    title = f"group {group} would move to" if dry_run else f"group {group}, reset {done.reset}"
+    title = f"group {group} would move to" if dry_run else f"group {group}"
     shell.show(rows, columns, title=title, none="no queues")
     if copied_at is not None and not shell.json:
         shell.say(f"copied at {copied_at}")
@@ -285,8 +283,8 @@ def copy(
 
     Queries of SOURCE may be at work. The command uses their last commit and changes nothing in SOURCE. For TARGET this is a seek, which
     is refused while a query is at work in TARGET. It is also refused if TARGET has parked messages of these queues, unless --parked says
-    what to do with them. The seek increases TARGET's reset number. TARGET keeps its offsets in other queues. --dry-run only shows the
-    change. The output has the time of the copy (JSON: time), for the option --since of an audit.
+    what to do with them. TARGET keeps its offsets in other queues. --dry-run only shows the change. The output has the time of the copy
+    (JSON: time), for the option --since of an audit.
 
     Unless --leave-parked is given, the command is also refused if SOURCE has parked messages, because they are below its offsets. It is
     refused if retention has deleted messages that SOURCE has not processed.

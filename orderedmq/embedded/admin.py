@@ -213,7 +213,7 @@ class EmbeddedAdmin:
             known = {layout.group_of(key)[1]: layout.to_number(value) for key, value in found}
         return dict(sorted(known.items()))
 
-    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> int:
+    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> None:
         check_group(group)
         for queue in offsets:
             if leader_of(group, queue) != queue:
@@ -238,7 +238,6 @@ class EmbeddedAdmin:
                 lock = groups.lock_at(txn, group, queue)
                 if lock is not None:
                     groups.put_lock(txn, group, queue, rules.sought(txn.take_number("epoch"), now))
-            return groups.raise_reset_number(txn, group)
 
     def require_unused(self, group: str) -> None:
         check_group(group)

@@ -21,8 +21,6 @@ from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, LockToken, Queue
 from orderedmq.ownership.membership import Member, Subscription, present
 from orderedmq.parking.rules import Put, guarding, leader_of, parked_queue
 
-_RESETS = b"reset\0"
-
 
 def lock_at(txn: Transaction, group: str, queue: MessageQueue) -> QueueLock | None:
     value = txn.get("locks", layout.group_key(group, queue))
@@ -98,17 +96,6 @@ def forward(txn: Transaction, token: LockToken, offset: int) -> None:
 def all_members(txn: Transaction, group: str) -> dict[bytes, Member]:
     """Return every member record of a group, including those that are expired or whose process is dead."""
     return {key: layout.member_from_json(value) for key, value in txn.scan("members", layout.group_prefix(group))}
-
-
-def reset_number(txn: Transaction, group: str) -> int:
-    value = txn.get("meta", _RESETS + group.encode())
-    return layout.to_number(value) if value else 0
-
-
-def raise_reset_number(txn: Transaction, group: str) -> int:
-    number = reset_number(txn, group) + 1
-    txn.put("meta", _RESETS + group.encode(), layout.number(number))
-    return number
 
 
 class EmbeddedGroups:
@@ -298,17 +285,20 @@ class EmbeddedGroups:
 
         EmbeddedLog(self._store, self._clock).append(rows, among=among, also=commit)
 
-    def reset(self, offsets: Mapping[LockToken, int]) -> int:
+    def reset(self, offsets: Mapping[LockToken, int]) -> list[LockToken]:
+        out: list[LockToken] = []
         with self._store.write() as txn:
-            number = 0
-            for group in sorted({token.group for token in offsets}):
-                number = raise_reset_number(txn, group)
             for token, offset in offsets.items():
                 require_current(txn, token, f"its offset was reset to {offset}")
                 put_offset(txn, token.group, token.queue, offset)
                 dead_letters.forget(txn, token.group, token.queue, offset)
                 settled.forget(txn, token.group, token.queue)
-            return number
+                lock = lock_at(txn, token.group, token.queue)
+                assert lock is not None, "the token is current"
+                lock = rules.restarted(lock, txn.take_number("epoch"))
+                put_lock(txn, token.group, token.queue, lock)
+                out.append(rules.token_of(lock, token.group, token.queue))
+        return out
 
     def settle(self, token: LockToken, offsets: Sequence[int]) -> None:
         with self._store.write() as txn:
@@ -341,7 +331,3 @@ class EmbeddedGroups:
         """See `Groups.send_back`. Raises OptionError UNSUPPORTED, because this broker has no retry topics."""
         del token, messages, max_reconsume_times
         raise OptionError(OptionCondition.UNSUPPORTED, "the embedded broker has no retry topics. Read with parkingLot=true")
-
-    def reset_number(self, group: str) -> int:
-        with self._store.read() as txn:
-            return reset_number(txn, group)

@@ -9,7 +9,8 @@ The constants are RocketMQ's: a lock lives 60 s at the broker, is renewed every 
 - Age is measured by a monotonic clock that all processes of a machine share. A lock from an earlier boot is expired.
 - An owner that is known to be dead holds no lock. If an owner stops while a task may still be running, its lock *lingers*: it
   outlives the owner.
-- Lineage: a lock that was given back remembers its last owner and the epoch at which that owner's unbroken tenure began.
+- Lineage: a lock that was given back remembers its last owner and the epoch at which that owner's unbroken tenure began. A reset of
+  the group's offset in the queue (a seek, an explicit start, an accepted loss of the queue's end) ends the tenure.
 - If a queue is deleted while it is owned, its lock is *orphaned*: its owner can still end the batch in flight, which no other owner has
   read, until the owner gives the queue back. For everyone else, the queue is free.
 
@@ -61,7 +62,9 @@ class ClientIdentity:
 class LockToken:
     """The proof of a granted lock, passed with every change. ``tenure``: the epoch at which the owner's unbroken tenure began.
 
-    ``only_run``: whether a RocketMQ broker has the lock under the query's name, not the client's (rocketmq/group/lock_rules.py).
+    The other fields are for RocketMQ's brokers, which keep no lineage (rocketmq/group/lock_rules.py). ``only_run``: whether the broker
+    has the lock under the query's name, not the client's. ``reset``: the epoch of the queue's last reset, which no earlier grant
+    exceeds; 0 before the first reset.
     """
 
     group: str
@@ -71,6 +74,7 @@ class LockToken:
     epoch: int
     tenure: int
     only_run: bool = False
+    reset: int = 0
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,11 @@ def unlock(lock: QueueLock | None, token: LockToken, now: Instant, linger: float
 def sought(next_epoch: int, now: Instant) -> QueueLock:
     """Return the lock after a seek set the group's offset. It is free and has no lineage, and all earlier tokens are stale."""
     return QueueLock("", "", next_epoch, next_epoch, held=False, renewed=now)
+
+
+def restarted(lock: QueueLock, next_epoch: int) -> QueueLock:
+    """Return the lock after its owner reset the group's offset. A new tenure begins, and all earlier tokens are stale."""
+    return replace(lock, epoch=next_epoch, tenure=next_epoch)
 
 
 def released(lock: QueueLock, next_epoch: int) -> QueueLock:

@@ -68,7 +68,7 @@ class Checkpoint:
 
     owner: the query's id, chosen once and stored in the checkpoint. None in the initial offset, which is the same for all queries.
     gen: the epoch at which the owner's tenure of each queue began. A replay compares it with the lock's tenure.
-    topics: each topic's `Log.anchor`. reset: the group's reset number when these offsets were decided.
+    topics: each topic's `Log.anchor`.
     """
 
     owner: str | None = None
@@ -76,7 +76,6 @@ class Checkpoint:
     entered: OffsetMap = field(default_factory=dict)
     gen: OffsetMap = field(default_factory=dict)
     topics: Mapping[str, str] = field(default_factory=dict)
-    reset: int = 0
 
     @property
     def fresh(self) -> bool:
@@ -94,7 +93,6 @@ class Checkpoint:
             "entered": offsets_to_json(self.entered),
             "gen": offsets_to_json(self.gen),
             "topics": {name: self.topics[name] for name in sorted(self.topics)},
-            "reset": self.reset,
         }
 
     @classmethod
@@ -120,7 +118,6 @@ class Checkpoint:
             entered=offsets_from_json(value.get("entered", {}), "the checkpoint's entered offsets"),
             gen=offsets_from_json(value.get("gen", {}), "the checkpoint's tenures"),
             topics=dict(value.get("topics", {})),
-            reset=value.get("reset", 0),
         )
 
 
@@ -128,9 +125,9 @@ def _well_formed(value: Any) -> bool:
     """Whether this is a checkpoint of this format. Its offsets are not checked."""
     if not isinstance(value, Mapping) or type(value.get("v")) is not int or value["v"] != FORMAT:
         return False
-    topics, reset = value.get("topics", {}), value.get("reset", 0)
+    topics = value.get("topics", {})
     named = isinstance(topics, Mapping) and all(isinstance(text, str) for text in topics.values())
-    return isinstance(value.get("owner"), str) and named and type(reset) is int and reset >= 0
+    return isinstance(value.get("owner"), str) and named
 
 
 def ranges(start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange]:

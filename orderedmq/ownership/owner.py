@@ -5,9 +5,9 @@ The Owner decides and the reader (ordered_source) acts: each method returns acti
 
 A queue that was just locked is read from one of three offsets (the lineage rules, which an exhaustive model checks):
 
-- The checkpoint's offset, if the queue's tenure is the one that the checkpoint logged and the group was not reset since. The queue
-  *resumes*.
-- The group's offset otherwise, because another owner may have processed messages in between. The queue is *entered* there.
+- The checkpoint's offset, if the queue's tenure is the one that the checkpoint logged. The queue *resumes*.
+- The group's offset otherwise, because another owner may have processed messages in between, or the queue was reset, which ends its
+  tenure. The queue is *entered* there.
 - If the group has no offset: the checkpoint's offset, or if the checkpoint has none either, the beginning that the reader's options name.
 
 A broker that keeps no lineage cannot distinguish the first two cases: see ``unbroken``. A replay of a logged batch repeats a queue's
@@ -123,8 +123,6 @@ class Owner:
         #: Whether missing queues are requested. A run with availableNow takes all of its queues at its first boundary.
         self.taking = True
         self.owned: dict[MessageQueue, Owned] = {}
-        #: The group's reset number at the time when the positions were decided.
-        self.reset = 0
         self._planned: Checkpoint | None = None
 
     # -- the boundary between two micro-batches: nothing is in flight -------------------------------------------------------
@@ -190,6 +188,14 @@ class Owner:
         for queue in queues:
             self.owned[queue] = Owned(queue, None)
 
+    def restarted(self, tokens: Iterable[LockToken]) -> None:
+        """Take the tokens of new tenures, which begin when the group's offsets in these owned queues are reset."""
+        for token in tokens:
+            self.owned[token.queue].token = token
+            if self._companion is not None:
+                companion = self._companion(token)
+                self.owned[companion.queue].token = companion
+
     def lost(self, tokens: Collection[LockToken]) -> list[MessageQueue]:
         """Forget the queues of stale tokens, and return those that were owned. Their new owner resumes at the group's offset.
 
@@ -240,25 +246,29 @@ class Owner:
         """Return the action that reads the group's offsets of all queues whose positions are not decided."""
         return ReadOffset(tuple(sorted(queue for queue, owned in self.owned.items() if owned.position is None)))
 
-    def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
-        """Whether the queue had no other owner, and the group was not reset, since ``logged`` was written.
+    def unbroken(self, owned: Owned, logged: Checkpoint, at_group: int | None, own: int) -> bool:
+        """Whether the queue had no other owner and was not reset since ``logged`` was written.
 
         ``at_group``: the group's offset in the queue. If it is None, no other owner is known to have processed anything. ``own``: the
         highest offset that this query can have committed.
 
-        If the broker keeps no lineage, the result for an exclusive query is true unless the group's offset is above ``own``, because
-        only another owner can have moved it there. For a shared query it is false, because its queues may well have had other owners.
+        If the broker keeps no lineage, the result for an exclusive query is true unless the queue was reset or the group's offset is
+        above ``own``, because only another owner can have moved it there. For a shared query it is false, because its queues may well
+        have had other owners.
         """
         if owned.token is None or at_group is None:
             return True
-        if reset != logged.reset:
-            return False
         if not self.lineage and self.policy is Policy.REFUSE:
-            return at_group <= own
+            return not self.reset_since(owned.queue, logged) and at_group <= own
         return logged.gen.get(owned.queue) == owned.token.tenure
 
+    def reset_since(self, queue: MessageQueue, logged: Checkpoint) -> bool:
+        """Whether an owned queue was reset since ``logged`` was written. For a broker without lineage, which stores each queue's resets."""
+        token = self.owned[queue].token
+        return token is not None and logged.gen.get(queue, 0) <= token.reset
+
     def enter(
-        self, start: Checkpoint, group: OffsetMap, reset: int, beginnings: OffsetMap
+        self, start: Checkpoint, group: OffsetMap, beginnings: OffsetMap
     ) -> tuple[Commit | None, list[Behind], dict[MessageQueue, tuple[int, int]]]:
         """Decide the positions of all unplaced queues.
 
@@ -273,7 +283,7 @@ class Owner:
             owned = self.owned[queue]
             logged = start.next.get(queue)
             at_group = _at_group(owned, group)
-            if logged is not None and self.unbroken(owned, start, reset, at_group, logged):
+            if logged is not None and self.unbroken(owned, start, at_group, logged):
                 position = logged
                 if at_group is not None and at_group > logged:
                     behind.append(Behind(queue, logged, at_group))
@@ -287,7 +297,6 @@ class Owner:
             if owned.token is not None and (at_group is None or at_group < position) and (owned.leader is None or position):
                 # The condition leaves out a parking lot at offset 0, because it may not exist yet.
                 commits[owned.token] = position
-        self.reset = reset
         return (Commit(commits) if commits else None), behind, left
 
     # -- planning ----------------------------------------------------------------------------------------------------------
@@ -334,7 +343,7 @@ class Owner:
                 owned.plan(count)
             if owned.token is not None:
                 gen[queue] = owned.token.tenure
-        self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics), self.reset)
+        self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics))
         return self._planned
 
     # -- running what was logged -------------------------------------------------------------------------------------------
@@ -342,7 +351,7 @@ class Owner:
     def is_planned(self, end: Checkpoint) -> bool:
         return self._planned is not None and self._planned.to_spark() == end.to_spark()
 
-    def replay(self, start: Checkpoint, end: Checkpoint, reset: int, group: OffsetMap) -> None:
+    def replay(self, start: Checkpoint, end: Checkpoint, group: OffsetMap) -> None:
         """Plan again the ranges of a logged batch that this owner must repeat after a restart (see ``in_flight``).
 
         ``group``: the group's offsets, read after the queues were locked. Queues with a broken lineage stay unplaced, so that the
@@ -353,10 +362,9 @@ class Owner:
         for queue, span in ranges(start, end).items():
             owned = self.owned.get(queue)
             done = span.end - 1 if span.messages else span.end
-            if owned is None or not self.unbroken(owned, end, reset, _at_group(owned, group), done):
+            if owned is None or not self.unbroken(owned, end, _at_group(owned, group), done):
                 continue
             owned.repeat(span)
-        self.reset = reset
         self._planned = end
 
     # -- the end -----------------------------------------------------------------------------------------------------------

@@ -341,7 +341,7 @@ class RocketMQAdmin:
                     )
         return sorted(out, key=lambda lock: (lock.group, lock.queue, lock.client_id))
 
-    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> int:
+    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> None:
         """See `Admin.seek`. A running query loses the queues at its next commit or renewal, which is within 20 s."""
         lock_rules.check_name(group)
         for queue in offsets:
@@ -360,9 +360,11 @@ class RocketMQAdmin:
         with self._locks.held(group, list(offsets), force):
             if parked is None:
                 self._lots.require_none(group, lots, seek_with_parked)
-            self._offsets.fence_all(group, list(offsets))
+            epochs = self._offsets.next_epochs(group, list(offsets))
+            self._offsets.fence(group, epochs)
+            # If this process is killed between the two, a query follows the group's offsets, which are the old ones.
+            self._offsets.record_resets(group, epochs)
             self._offsets.write(group, {**offsets, **(self._lots.ends(lots) if parked == "drop" else {})})
-            return self._offsets.raise_reset_number(group, list(offsets))
 
     def require_unused(self, group: str) -> None:
         """See `Admin.require_unused`. This also finds locks of clients that are not members, because requesting these locks fails."""
@@ -405,7 +407,7 @@ class RocketMQAdmin:
             # Any member may hold these locks.
             raise in_use(group, self._locks.user(group, self._directory.ids_everywhere(group), held))
         with self._locks.held(group, held, force=True) as taken:
-            self._offsets.fence_all(group, taken)
+            self._offsets.fence(group, self._offsets.next_epochs(group, taken))
         left = [queue for queue in held if queue not in taken]
         if left:
             raise LockError(

@@ -41,11 +41,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Sought:
-    """The offsets that a seek has set, or would set. ``old`` leaves out queues without an offset. ``reset``: the group's reset number."""
+    """The offsets that a seek has set, or would set. ``old`` leaves out queues without an offset."""
 
     old: Mapping[MessageQueue, int]
     new: Mapping[MessageQueue, int]
-    reset: int
 
 
 def seek(
@@ -67,12 +66,13 @@ def seek(
     offsets = resolve(broker.log.reading(PullSettings(group)), target, queues)
     old = broker.groups.offsets(group, queues)
     if not dry_run:
-        return Sought(old, offsets, broker.admin.seek(group, offsets, force=force, parked=parked))
+        broker.admin.seek(group, offsets, force=force, parked=parked)
+        return Sought(old, offsets)
     if not force:
         broker.admin.require_unused(group)
     if parked is None:
         require_none_parked(broker, group, queues, seek_with_parked)
-    return Sought(old, offsets, broker.groups.reset_number(group))
+    return Sought(old, offsets)
 
 
 def copy_offsets(

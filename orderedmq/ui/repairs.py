@@ -236,7 +236,7 @@ class Repairs:
 
     def _done(self, group: str, done: Sought) -> Response:
         queues = f"{len(done.new):,} queue{'' if len(done.new) == 1 else 's'}"
-        said = f"Set the offsets of {queues} of group {group}. Its reset number is {done.reset}."
+        said = f"Set the offsets of {queues} of group {group}."
         self._site.tell(said)
         return self._site.done(said, group_url(group))
 

@@ -149,7 +149,7 @@ def state(broker: Broker, topics: Sequence[str]) -> Mapping[str, Any]:
         for queue in broker.log.queues(topic):
             out[str(queue)] = (broker.log.bounds([queue])[queue], read(broker, queue))
     for group in broker.admin.groups():
-        out[group] = (broker.admin.group_offsets(group), broker.groups.reset_number(group))
+        out[group] = broker.admin.group_offsets(group)
         out[f"{group} locks"] = [(lock.queue, lock.client_id, lock.epoch, lock.held) for lock in broker.admin.locks(group)]
     return out
 

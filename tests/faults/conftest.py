@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import orderedmq
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, LockInfo
 from orderedmq.embedded.integrity.check import check
 from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue
@@ -41,6 +41,8 @@ class Observer:
 
     def __init__(self, path: Path) -> None:
         self.events: list[dict[str, Any]] = []
+        #: The owner and the tenure of each queue of a group at the last look.
+        self._tenures: dict[tuple[str, MessageQueue], tuple[str, int]] = {}
         self._path = path
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="observer", daemon=True)
@@ -52,7 +54,7 @@ class Observer:
 
     def _watch(self) -> None:
         with orderedmq.connect(self._path) as broker:
-            change, resets = -1, dict[str, int]()
+            change = -1
             while not self._stopped.is_set():
                 now = broker.log.change()
                 if now is None or now == change:
@@ -61,21 +63,22 @@ class Observer:
                 change = now
                 at = time.monotonic_ns()
                 for lock in broker.admin.locks():
+                    if self._reset(lock):
+                        self._note({"event": "reset", "at": at, "group": lock.group})
                     if lock.held:
                         where = {"group": lock.group, "queue": str(lock.queue), "epoch": lock.epoch, "owner": lock.owner}
                         self._note({"event": "grant", "at": at, **where})
                 for group in broker.admin.groups():
                     # The group may have been deleted since it was listed.
                     with contextlib.suppress(GroupError):
-                        self._look_at(broker, group, at, resets)
+                        for event in checker.offsets(broker, group):
+                            self._note({"at": at, **event})
 
-    def _look_at(self, broker: Broker, group: str, at: int, resets: dict[str, int]) -> None:
-        number = broker.groups.reset_number(group)
-        if number != resets.setdefault(group, number):
-            resets[group] = number
-            self._note({"event": "reset", "at": at, "group": group})
-        for event in checker.offsets(broker, group):
-            self._note({"at": at, **event})
+    def _reset(self, lock: LockInfo) -> bool:
+        """Whether the queue was reset since the last look: a new tenure began without a new owner."""
+        owner, tenure = self._tenures.get((lock.group, lock.queue), (lock.owner, lock.tenure))
+        self._tenures[lock.group, lock.queue] = lock.owner, lock.tenure
+        return tenure != lock.tenure and lock.owner in ("", owner)
 
     def _note(self, event: dict[str, Any]) -> None:
         self.events.append(event)

@@ -287,7 +287,7 @@ def test_after_a_seek_messages_are_published_again_because_the_user_says_so(rig:
     tokens = rig.own()
     messages = [rig.attempt(run(0), queue.queue_id, 0, 20, token) for queue, token in tokens.items()]
     rig.sink().commit(messages, 0)
-    rig.broker.groups.reset(dict.fromkeys(tokens.values(), 5))
+    tokens = {token.queue: token for token in rig.broker.groups.reset(dict.fromkeys(tokens.values(), 5))}
     messages = [rig.attempt(run(1), queue.queue_id, 5, 20, token) for queue, token in tokens.items()]
     rig.sink().commit(messages, 1)
     assert rig.count() == 70

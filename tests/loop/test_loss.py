@@ -247,6 +247,17 @@ def test_an_accepted_lost_end_is_skipped_only_once(reads_as: dict[str, str], rig
     assert [batch.ranges for batch in query.batches] == [{"in/embedded/0": (10, 15)}]
 
 
+def test_an_accepted_lost_end_is_known_to_the_next_run_also_if_it_was_not_logged(rig: LoopRig) -> None:
+    source = {"topic": "in", "consumerGroup": "g"}
+    source["path"] = restored(rig, source)
+    query = rig.start({**source, **ACCEPT}, None)
+    query.advance("planned")
+    query.kill()
+    send_again(source["path"], 5)
+    query = rig.start(source, None, available_now=True).process_all_available()
+    assert [batch.ranges for batch in query.batches] == [{"in/embedded/0": (10, 15)}]
+
+
 def test_an_accepted_lost_end_moves_the_group_back(rig: LoopRig) -> None:
     rig.topic("in", 1, rows=10)
     support.commit_beyond_end(rig.broker, rig.broker.log.queues("in")[0], "g")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from tests import checker
 from tests.contract.support import locked
 from tests.loop.conftest import LoopRig, LoopWorld
 from tests.micro_batches import Point
+from tests.spark.conftest import numbers
 
 POINTS: list[Point] = ["planned", "logged", "written", "published", "committed", "idle"]
 
@@ -88,3 +90,30 @@ def test_each_scan_of_a_repeated_batch_leaves_out_what_another_owner_took(assign
     again.advance("committed")
     scan = again.reader.partitions(again.reader.initialOffset(), rig.checkpoints["ck"].end(0))
     assert {str(part.queue): (part.begin, part.end) for part in scan} == again.batches[0].ranges == {"in/embedded/0": (0, 5)}
+
+
+@pytest.mark.holds("other sinks")
+@pytest.mark.parametrize("reset", ["another query's startingOffsets", "a seek"])
+@pytest.mark.parametrize("point", ["published", "committed"])
+def test_a_reset_of_one_topic_repeats_no_message_of_another(point: Point, reset: str, rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=10)
+    rig.topic("other", 2, rows=10)
+    batches: dict[int, list[bytes]] = {}
+
+    def write(rows: pa.Table, batch: int) -> None:
+        # Like a sink that compares the number of the batch, ignore a batch that was written before.
+        batches.setdefault(batch, rows.column("body").to_pylist())
+
+    source = {"topic": "in", "consumerGroup": "g"}
+    query = rig.start(source, write)
+    query.advance(point)
+    query.stop()
+    if reset == "a seek":
+        rig.broker.admin.seek("g", dict.fromkeys(rig.broker.log.queues("other"), 5))
+    else:
+        other = {"topic": "other", "consumerGroup": "g", "startingOffsets": "earliest"}
+        rig.start(other, None, "ck2", available_now=True).process_all_available()
+    rig.fill("in", 4, first=10)
+    rig.start(source, write, available_now=True).process_all_available()
+    bodies = [body.decode() for rows in batches.values() for body in rows]
+    assert numbers({0: bodies}) == list(range(14))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,7 +22,6 @@ from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.group.dead_letter_topic import key_of
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.net import fan_out
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from tests.contract.support import letters, read, rows
@@ -73,7 +71,7 @@ def test_a_group_is_made_before_something_is_committed(world: World) -> None:
     [token, *_] = world.lock(world.broker, world.broker.groups.join("me"))
     world.broker.groups.commit({token: 0})
     assert world.group in world.broker.admin.groups()
-    assert world.broker.admin.seek(f"{world.group}-2", {world.queues[0]: 0}) == 1
+    world.broker.admin.seek(f"{world.group}-2", {world.queues[0]: 0})
     assert world.broker.admin.group_offsets(f"{world.group}-2") == {world.queues[0]: 0}
 
 
@@ -124,10 +122,10 @@ def test_a_group_from_outside(world: World) -> None:
     assert groups.stale(tokens) == tokens[:1] == groups.renew(tokens)
     [again] = world.lock(world.broker, me, world.queues[:1])
     assert again.epoch > tokens[0].epoch
-    assert admin.seek(world.group, {world.queues[1]: 0}, force=True) == 1 == groups.reset_number(world.group)
+    admin.seek(world.group, {world.queues[1]: 0}, force=True)
     assert groups.stale(tokens[1:]) == tokens[1:2]
     groups.leave(me)
-    assert admin.seek(world.group, {world.queues[1]: 0}) == 2
+    admin.seek(world.group, {world.queues[1]: 0})
     assert admin.group_offsets(world.group) == {world.queues[0]: 0, world.queues[1]: 0}
     admin.delete_group(world.group)
     assert condition(lambda: admin.seek(world.group, {world.queues[0]: 5})) == "OFFSET.BEYOND_END"
@@ -363,26 +361,6 @@ def test_a_java_consumer_takes_over_where_a_query_has_committed(usual: World, pe
     )
 
 
-def test_the_reset_number_of_a_broker_that_answers_at_the_second_try_is_believed(
-    usual: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a wrong reset number, a query would ignore its checkpoint and follow the group's offsets."""
-    groups = usual.broker.groups
-    [token, *_] = usual.lock(usual.broker, groups.join("me"))
-    number = groups.reset({token: 0})
-
-    def again(*asked: Any) -> Any:
-        usual.cluster.broker.resume()
-        return fan_out.ask_servers(*asked)
-
-    monkeypatch.setattr("orderedmq.rocketmq.group.offsets.ask_servers", again)
-    usual.cluster.broker.pause()
-    try:
-        assert groups.reset_number(usual.group) == number == 1
-    finally:
-        usual.cluster.broker.resume()
-
-
 @pytest.mark.parametrize("ahead", [True, False])
 def test_what_rocketmqs_own_tool_resets_is_where_a_query_goes_on(usual: World, peers: Peers, ahead: bool) -> None:
     """The broker stores the resets and accepts no commits until a client has read them once (useServerSideResetOffset)."""
@@ -394,7 +372,6 @@ def test_what_rocketmqs_own_tool_resets_is_where_a_query_goes_on(usual: World, p
     groups.heartbeat(usual.group, me, usual.shared())
     tokens = usual.lock(usual.broker, me, queues)
     groups.commit(dict.fromkeys(tokens, 4))
-    number = groups.reset_number(usual.group)
     client = peers.admin(usual.cluster.address).client
     client.resetOffsetByTimestamp(usual.topic, usual.group, int(time.time() * 1000) + 10_000 if ahead else 0, True)
     reset = dict.fromkeys(queues, 10 if ahead else 0)
@@ -403,7 +380,8 @@ def test_what_rocketmqs_own_tool_resets_is_where_a_query_goes_on(usual: World, p
     assert lost.condition == "ORDEREDMQ_LOCK.LOST"
     assert all(str(queue) in lost.message for queue in queues), lost.message
     assert usual.connect().groups.offsets(usual.group, queues) == reset
-    assert groups.reset_number(usual.group) == number + 1, "an older checkpoint must not be followed"
+    resets = groups._offsets.resets(usual.group, queues)
+    assert all(resets[token.queue] >= token.epoch for token in tokens), "an older checkpoint must not be followed"
     tokens = usual.lock(usual.broker, me, queues)
     groups.commit(dict.fromkeys(tokens, 10))
     assert usual.connect().groups.offsets(usual.group, queues) == dict.fromkeys(queues, 10)

@@ -387,7 +387,7 @@ def test_a_lock_of_nobody_who_is_known_is_in_use_and_cannot_be_taken_away(world:
     assert condition(lambda: admin.release(world.group, world.queues, force=True)) == "LOCK.HELD_BY_OTHER"
     groups.leave(me)
     assert admin.release(world.group, world.queues) == []
-    assert admin.seek(world.group, {token.queue: 0}) == 1
+    admin.seek(world.group, {token.queue: 0})
 
 
 def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -450,9 +450,13 @@ def test_a_reset_is_known_to_every_broker_behind_a_proxy(direct: Broker, through
         direct.log.append({queue: rows([b"a", b"b"])})
     tokens = locked(through, "resetter", through.groups.join("me"), queues)
     through.groups.commit(dict.fromkeys(tokens, 2))
-    assert through.groups.reset(dict.fromkeys(tokens, 1)) == 1
+    new = through.groups.reset(dict.fromkeys(tokens, 1))
     assert through.groups.offsets("resetter", queues) == dict.fromkeys(queues, 1)
-    assert through.groups.reset_number("resetter") == direct.groups.reset_number("resetter") == 1
+    assert all(token.reset > former.epoch for token, former in zip(new, tokens))
+    assert through.groups.stale([*tokens, *new]) == tokens
+    through.groups.unlock(new)
+    again = locked(direct, "resetter", direct.groups.join("me"), queues)
+    assert [token.reset for token in again] == [token.reset for token in new]
 
 
 @pytest.mark.nightly

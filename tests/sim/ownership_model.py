@@ -8,11 +8,15 @@ of the embedded outbox, and these faults of a query:
 - a pause that outlasts a lock;
 - a publish of an earlier run that takes effect late.
 
+While no query runs, an operator may seek a queue back to 0. Then its messages count as neither published nor delivered.
+
 After each step it checks:
 
 - atomic sink: the published messages of a queue are 0, 1, 2, … once and in order, and the group's offset never passes an
   unpublished message;
-- foreign sink: no message is first delivered before its predecessor, and the group's offset never passes an undelivered message.
+- foreign sink: no message is first delivered before its predecessor, and the group's offset never passes an undelivered message;
+- numbering sink, a foreign sink that ignores batches whose numbers it knows: no message is delivered twice while its queue has the same
+  owner and is not sought.
 
 The model checks safety only. The simulation checks that all messages are delivered in the end. ``python -m
 tests.sim.ownership_model`` explores larger bounds.
@@ -24,36 +28,44 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 #: Rules that a test can leave out one at a time, to check that the model then finds an error.
-RULES: Final = ("tenure", "fence", "replay_check", "own_run")
+RULES: Final = ("tenure", "fence", "replay_check", "own_run", "seek", "scope")
+#: What a sink knows of a batch: whether the source's epochs are current, its number, or nothing.
+Sink = Literal["atomic", "numbering", "foreign"]
 
 
 _T = TypeVar("_T")
 
 
 class Lock(NamedTuple):
-    """A lock. ``state``: free, held, former (held by a former run of ``holder``), or stale (expired without its holder's knowledge)."""
+    """A lock. ``state``: free, held, former (held by a former run of ``holder``), or stale (expired without its holder's knowledge).
+
+    ``reset``: the epoch of the last seek. ``turn``: a number that changes with the owner and with each seek, which no rule uses.
+    """
 
     state: str = "free"
     holder: str | None = None
     epoch: int = 0
     last: str | None = None
     tenure: int = 0
+    reset: int = 0
+    turn: tuple[str | None, int] = (None, 0)
 
 
 Span = tuple[int, int]
-#: A logged batch: the queue, range and tenure of each part.
-Batch = tuple[tuple[int, Span, int], ...]
+#: A logged batch: the queue, range, tenure and turn of each part.
+Batch = tuple[tuple[int, Span, int, tuple[str | None, int]], ...]
 
 
 class Running(NamedTuple):
-    """A batch that a run works on: its number, its ranges, and the epochs that its tasks registered."""
+    """A batch that a run works on: its number, its ranges, and the epochs that its tasks registered. ``turns``: see `Lock`."""
 
     batch: int
     ranges: tuple[tuple[int, Span], ...]
     epochs: tuple[tuple[int, int], ...]
+    turns: tuple[tuple[int, tuple[str | None, int]], ...]
 
 
 class Query(NamedTuple):
@@ -70,7 +82,8 @@ class Query(NamedTuple):
 class World(NamedTuple):
     """A state of the model. ``records``: batches that the sink knows; ``out``: published or delivered messages per queue.
 
-    ``late``: publishes that may take effect late; ``crashes``, ``pauses``, ``gives``: how many more of these may happen.
+    ``late``: publishes that may take effect late; ``crashes``, ``pauses``, ``gives``, ``seeks``: how many more of these may happen.
+    ``delivered``: what a numbering sink got of each queue, with its turn. ``twice``: a message that it got twice in a turn.
     """
 
     locks: tuple[Lock, ...]
@@ -83,6 +96,9 @@ class World(NamedTuple):
     crashes: int
     pauses: int
     gives: int
+    seeks: int
+    delivered: frozenset[tuple[int, tuple[str | None, int], int]] = frozenset()
+    twice: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +110,7 @@ class Bounds:
     crashes: int = 2
     pauses: int = 1
     gives: int = 1
+    seeks: int = 0
 
 
 @dataclass
@@ -109,15 +126,15 @@ class Result:
 class Model:
     """Two queries of one group.
 
-    ``atomic``: the sink publishes and moves the group's offset in one step. ``fenced``: the broker has epochs and tenures like the
+    An atomic sink publishes and moves the group's offset in one step. ``fenced``: the broker has epochs and tenures like the
     embedded broker; RocketMQ has neither. ``without``: the rule of RULES to leave out.
     """
 
     def __init__(
-        self, bounds: Bounds, *, atomic: bool, shared: bool = True, fenced: bool = True, without: str | None = None
+        self, bounds: Bounds, *, sink: Sink, shared: bool = True, fenced: bool = True, without: str | None = None
     ) -> None:
         self.bounds = bounds
-        self.atomic = atomic
+        self.sink = sink
         self.shared = shared
         self.fenced = fenced
         self.without = without
@@ -133,12 +150,13 @@ class Model:
             return None
         epoch = lock.epoch + 1
         tenure = lock.tenure if lock.last == name and self.fenced else epoch
-        return world._replace(locks=_put(world.locks, queue, Lock("held", name, epoch, name, tenure)))
+        turn = lock.turn if lock.turn[0] == name else (name, epoch)
+        return world._replace(locks=_put(world.locks, queue, Lock("held", name, epoch, name, tenure, lock.reset, turn)))
 
     def unbroken(self, world: World, name: str, queue: int, logged: int, processed: int) -> bool:
         """Whether the query ``name``, which has just locked the queue, resumes at its own position (``processed``)."""
         if not self.fenced and not self.shared:
-            return world.group[queue] <= processed
+            return world.group[queue] <= processed and (logged > world.locks[queue].reset or not self.has("seek"))
         lock = world.locks[queue]
         return lock.tenure == logged or not self.has("tenure")
 
@@ -147,7 +165,15 @@ class Model:
 
     def publish(self, world: World, name: str, run: Running) -> tuple[World, bool]:
         out, group = world.out, world.group
-        if not self.atomic:
+        if self.sink != "atomic":
+            if self.sink == "numbering":
+                if any((known_name, batch) == (name, run.batch) for known_name, batch, _ in world.records):
+                    return world, True
+                turns = dict(run.turns)
+                got = {(queue, turns[queue], at) for queue, span in run.ranges for at in range(*span)}
+                twice = next(((queue, at) for queue, _, at in got & world.delivered), world.twice)
+                records = world.records | {(name, run.batch, ())}
+                world = world._replace(delivered=world.delivered | got, twice=twice, records=records)
             for queue, (begin, end) in run.ranges:
                 # This limit keeps the model finite, because repeats could continue forever.
                 if len(out[queue]) < 3 * self.bounds.messages:
@@ -189,6 +215,22 @@ class Model:
         for name, run in world.late:
             published, _ = self.publish(world, name, run)
             yield f"late publish of {name}: {run.batch} {dict(run.ranges)}", published._replace(late=())
+        unused = not (world.A.up or world.B.up or world.late) and all(lock.state != "former" for lock in world.locks)
+        if world.seeks and unused:
+            for queue in range(self.bounds.queues):
+                yield f"an operator seeks queue {queue} to 0", self.sought(world, queue)
+
+    def sought(self, world: World, queue: int) -> World:
+        """Seek a queue, which ends its tenure. Without "scope", the tenures of all queues end."""
+        for other in range(self.bounds.queues) if not self.has("scope") else (queue,):
+            lock = world.locks[other]
+            epoch = lock.epoch + 1
+            after = lock._replace(epoch=epoch, turn=(None, epoch) if other == queue else lock.turn)
+            if self.has("seek"):
+                after = after._replace(last=None, tenure=epoch, reset=epoch)
+            world = world._replace(locks=_put(world.locks, other, after))
+        out, group = _put(world.out, queue, ()), _put(world.group, queue, 0)
+        return world._replace(out=out, group=group, seeks=world.seeks - 1)
 
     def start(self, world: World, name: str, query: Query) -> Iterator[tuple[str, World]]:
         up = query._replace(up=True, held=(), phase="idle", running=None)
@@ -197,7 +239,7 @@ class Model:
             return
         ranges: list[tuple[int, Span]] = []
         held: dict[int, tuple[int, int | None]] = {}
-        for queue, (begin, end), tenure in query.log[-1]:
+        for queue, (begin, end), tenure, _ in query.log[-1]:
             lock = world.locks[queue]
             granted = self.grant(world, name, queue)
             if granted is None:
@@ -214,7 +256,8 @@ class Model:
             else:
                 held[queue] = (epoch, None)
         epochs = tuple((queue, held[queue][0]) for queue, _ in ranges)
-        run = Running(len(query.log) - 1, tuple(ranges), epochs)
+        turns = tuple((queue, turn) for queue, _, _, turn in query.log[-1])
+        run = Running(len(query.log) - 1, tuple(ranges), epochs, turns)
         up = up._replace(phase="planned", running=run, held=tuple(sorted(held.items())))
         yield f"{name} starts, repeats {dict(ranges)}", _with(world, name, up)
 
@@ -248,7 +291,7 @@ class Model:
         yield from self.plan(at, name, now)
 
     def take(self, taken: World, name: str, query: Query, queue: int) -> tuple[str, World]:
-        logged = [(span[1], tenure) for batch in query.log for one, span, tenure in batch if one == queue]
+        logged = [(span[1], tenure) for batch in query.log for one, span, tenure, _ in batch if one == queue]
         position = taken.group[queue]
         if logged and self.unbroken(taken, name, queue, logged[-1][1], logged[-1][0]):
             position = logged[-1][0]
@@ -262,9 +305,10 @@ class Model:
             return
         ranges = tuple((queue, (at, at + 1)) for queue, at in found.items())
         epochs = tuple((queue, epoch) for queue, (epoch, _) in query.held if queue in found)
-        batch = tuple((queue, span, world.locks[queue].tenure) for queue, span in ranges)
+        batch = tuple((queue, span, world.locks[queue].tenure, _turn(world, name, queue)) for queue, span in ranges)
         held = tuple((queue, (epoch, found[queue] + 1 if queue in found else at)) for queue, (epoch, at) in query.held)
-        run = Running(len(query.log), ranges, epochs)
+        turns = tuple((queue, turn) for queue, _, _, turn in batch)
+        run = Running(len(query.log), ranges, epochs, turns)
         planned = query._replace(log=(*query.log, batch), held=held, phase="planned", running=run)
         yield f"{name} plans batch {run.batch}: {dict(ranges)}", _with(world, name, planned)
 
@@ -312,8 +356,10 @@ class Model:
     # -- exploration ---------------------------------------------------------------------------------------------------------
 
     def wrong(self, world: World) -> str | None:
+        if world.twice is not None:
+            return "queue {}: message {} was delivered twice".format(*world.twice)
         for queue, out in enumerate(world.out):
-            if self.atomic:
+            if self.sink == "atomic":
                 if out != tuple(range(len(out))):
                     return f"queue {queue}: published {out}"
                 if world.group[queue] > len(out):
@@ -333,7 +379,7 @@ class Model:
         queues = self.bounds.queues
         first = World(
             (Lock(),) * queues, (0,) * queues, frozenset(), ((),) * queues, Query(), Query(), (),
-            self.bounds.crashes, self.bounds.pauses, self.bounds.gives,
+            self.bounds.crashes, self.bounds.pauses, self.bounds.gives, self.bounds.seeks,
         )  # fmt: skip
         seen: dict[World, tuple[World, str] | None] = {first: None}
         waiting = deque([first])
@@ -350,6 +396,12 @@ class Model:
                     return Result(len(seen), complete=False)
                 waiting.append(after)
         return Result(len(seen))
+
+
+def _turn(world: World, name: str, queue: int) -> tuple[str | None, int]:
+    """Return the turn of a queue that the query ``name`` holds, or has lost without knowing it."""
+    lock = world.locks[queue]
+    return lock.turn if lock.turn[0] == name else (name, lock.epoch)
 
 
 def _put(values: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:
@@ -396,15 +448,19 @@ def _trace(seen: dict[World, tuple[World, str] | None], world: World) -> list[st
 if __name__ == "__main__":
     numbers = [int(word) for word in sys.argv[1:]]
     chosen, most = replace(Bounds(), **dict(zip(Bounds.__annotations__, numbers))), 10_000_000
-    for fenced, shared, atomic in (
-        (True, True, True),
-        (True, True, False),
-        (True, False, True),
-        (False, True, False),
-        (False, False, False),
-    ):
-        model = Model(chosen, atomic=atomic, shared=shared, fenced=fenced)
-        print(f"fenced {fenced}, shared {shared}, atomic {atomic}:", model.explore(most), flush=True)
+    every: tuple[tuple[bool, bool, Sink], ...] = (
+        (True, True, "atomic"),
+        (True, True, "foreign"),
+        (True, True, "numbering"),
+        (True, False, "atomic"),
+        (True, False, "numbering"),
+        (False, True, "foreign"),
+        (False, False, "numbering"),
+    )
+    for fenced, shared, sink in every:
+        model = Model(chosen, sink=sink, shared=shared, fenced=fenced)
+        print(f"fenced {fenced}, shared {shared}, sink {sink}:", model.explore(most), flush=True)
     for rule in RULES:
-        for atomic in (True, False):
-            print(f"without {rule}, atomic {atomic}:", Model(chosen, atomic=atomic, without=rule).explore(most), flush=True)
+        for fenced, shared, sink in every:
+            model = Model(chosen, sink=sink, shared=shared, fenced=fenced, without=rule)
+            print(f"without {rule}, fenced {fenced}, shared {shared}, sink {sink}:", model.explore(most), flush=True)

@@ -270,11 +270,6 @@ class Process:
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
         self._call(self.world.commit, offsets)
 
-    def reset_number(self, name: str) -> int:
-        if self.dead:
-            raise Killed
-        return self.world.resets
-
     def close(self) -> None:
         self.kill()
 

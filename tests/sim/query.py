@@ -397,4 +397,4 @@ def _short(end: dict[str, Any]) -> str:
         found = end.get(part, {}).get(TOPIC, {}).get("embedded", {})
         return " ".join(f"{number}:{offset}" for number, offset in found.items())
 
-    return f"next {of('next')} entered {of('entered') or '-'} gen {of('gen')} reset {end.get('reset')}"
+    return f"next {of('next')} entered {of('entered') or '-'} gen {of('gen')}"

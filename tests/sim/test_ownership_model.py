@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sim.ownership_model import RULES, Bounds, Model
+from tests.sim.ownership_model import RULES, Bounds, Model, Sink
 
 SMALL = Bounds(queues=1, messages=1, crashes=2, pauses=1, gives=1)
+#: A seek of one queue must not concern another one.
+SOUGHT = Bounds(queues=2, messages=1, crashes=1, pauses=0, gives=0, seeks=1)
 
 
 @pytest.fixture(autouse=True)
@@ -23,20 +25,24 @@ def _without_collector() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.holds("former run")
+@pytest.mark.holds("former run", "other sinks")
 @pytest.mark.parametrize(
-    ("fenced", "shared", "atomic"),
+    ("fenced", "shared", "sink", "bounds"),
     [
-        pytest.param(True, True, True, id="embedded-shared-atomic"),
-        pytest.param(True, True, False, id="embedded-shared-foreign"),
-        pytest.param(True, False, True, id="embedded-exclusive-atomic"),
-        pytest.param(True, False, False, id="embedded-exclusive-foreign"),
-        pytest.param(False, True, False, id="rocketmq-shared"),
-        pytest.param(False, False, False, id="rocketmq-exclusive"),
+        pytest.param(True, True, "atomic", SMALL, id="embedded-shared-atomic"),
+        pytest.param(True, True, "foreign", SMALL, id="embedded-shared-foreign"),
+        pytest.param(True, False, "atomic", SMALL, id="embedded-exclusive-atomic"),
+        pytest.param(True, False, "foreign", SMALL, id="embedded-exclusive-foreign"),
+        pytest.param(False, True, "foreign", SMALL, id="rocketmq-shared"),
+        pytest.param(False, False, "foreign", SMALL, id="rocketmq-exclusive"),
+        pytest.param(True, True, "atomic", SOUGHT, id="embedded-shared-atomic-seeks"),
+        pytest.param(True, True, "numbering", SOUGHT, id="embedded-shared-numbering-seeks"),
+        pytest.param(True, False, "numbering", SOUGHT, id="embedded-exclusive-numbering-seeks"),
+        pytest.param(False, False, "numbering", SOUGHT, id="rocketmq-exclusive-numbering-seeks"),
     ],
 )
-def test_no_interleaving_loses_or_reorders_a_message(fenced: bool, shared: bool, atomic: bool) -> None:
-    result = Model(SMALL, atomic=atomic, shared=shared, fenced=fenced).explore()
+def test_no_interleaving_loses_or_reorders_a_message(fenced: bool, shared: bool, sink: Sink, bounds: Bounds) -> None:
+    result = Model(bounds, sink=sink, shared=shared, fenced=fenced).explore()
     assert result.wrong is None, result.trace
     assert result.complete
     assert result.states > 10_000
@@ -44,12 +50,21 @@ def test_no_interleaving_loses_or_reorders_a_message(fenced: bool, shared: bool,
 
 @pytest.mark.parametrize("rule", RULES)
 def test_without_a_rule_a_promise_is_broken(rule: str) -> None:
-    result = Model(SMALL, atomic=True, without=rule).explore()
+    bounds: Bounds
+    sink: Sink
+    bounds, sink = (SOUGHT, "numbering") if rule in ("seek", "scope") else (SMALL, "atomic")
+    result = Model(bounds, sink=sink, without=rule).explore()
     assert result.wrong is not None, f"none of {result.states} states shows that {rule} is missing"
 
 
-@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "foreign"])
-def test_a_batch_whose_queue_a_former_run_of_the_query_holds_is_not_done_without_it(atomic: bool) -> None:
-    result = Model(SMALL, atomic=atomic, without="own_run").explore()
+@pytest.mark.parametrize("rule", ["seek", "scope"])
+def test_without_a_rule_a_promise_is_broken_on_a_broker_without_lineage(rule: str) -> None:
+    result = Model(SOUGHT, sink="numbering", shared=False, fenced=False, without=rule).explore()
+    assert result.wrong is not None, f"none of {result.states} states shows that {rule} is missing"
+
+
+@pytest.mark.parametrize("sink", ["atomic", "foreign"])
+def test_a_batch_whose_queue_a_former_run_of_the_query_holds_is_not_done_without_it(sink: Sink) -> None:
+    result = Model(SMALL, sink=sink, without="own_run").explore()
     assert result.wrong is not None
     assert any("former run ends" in step for step in result.trace)

@@ -73,7 +73,6 @@ class World:
         #: The offsets of each queue whose messages are dead letters.
         self.letters: dict[MessageQueue, set[int]] = {}
         self.group_members: dict[str, Member] = {}
-        self.resets = 0
         self.numbers = 0
         self.changes = 0
         self.ledger = Ledger(self)
@@ -158,7 +157,6 @@ class World:
             if self.lots is not None and self.keys is not None:
                 self.lots.sought(queue, offset, parked)
                 self.keys.sought(queue, offset)
-        self.resets += 1
 
     def dead_letter(self, token: LockToken, offsets: Iterable[int]) -> None:
         """Do what `Groups.dead_letter` promises. Like a commit, it is refused if the token is not current."""

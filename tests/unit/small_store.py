@@ -106,13 +106,12 @@ def topics(broker: EmbeddedBroker) -> Any:
 
 
 def group(broker: EmbeddedBroker, name: str) -> Any:
-    """A group's offsets, locks, members, and how often it was reset."""
+    """A group's offsets, locks and members."""
     offsets = broker.groups.offsets(name, QUEUES)
     return {
         "offsets": {str(queue): offset for queue, offset in offsets.items()},
         "described": {str(queue): offset for queue, offset in broker.admin.group_offsets(name).items()},
         "settled": sorted(broker.groups.settled(name, QUEUES[0], OffsetRange(0, 100))),
-        "resets": broker.groups.reset_number(name),
         "locks": [named(lock, LOCK) for lock in broker.admin.locks(name)],
         "members": [named(member.member, MEMBER) for member in broker.admin.members(name)],
     }

@@ -39,7 +39,7 @@ def began(policy: Policy = Policy.REFUSE) -> Owner:
     made = owner(policy)
     assert made.boundary(Checkpoint(), Q) == [Lock(tuple(Q), all_or_none=policy is Policy.REFUSE)]
     made.locked([token(queue) for queue in Q])
-    made.enter(Checkpoint(), {}, 0, dict.fromkeys([*Q, *P], 0))
+    made.enter(Checkpoint(), {}, dict.fromkeys([*Q, *P], 0))
     made.backlog({Q[0]: 10, Q[1]: 10, P[0]: 3, P[1]: 0})
     made._check()
     return made
@@ -83,11 +83,11 @@ def test_a_replay_repeats_the_companions_range_with_its_leaders() -> None:
     end = Checkpoint("owner", {Q[0]: 4, Q[1]: 0, P[0]: 3, P[1]: 0}, {}, dict.fromkeys([*Q, *P], 1))
     made = owner()
     made.locked([token(queue) for queue in Q])
-    made.replay(start, end, 0, dict.fromkeys([*Q, *P], 0))
+    made.replay(start, end, dict.fromkeys([*Q, *P], 0))
     assert made.in_flight() == {Q[0]: OffsetRange(0, 4), P[0]: OffsetRange(0, 3)}
     broken = owner()
     broken.locked([replace(token(queue, 7), tenure=7) for queue in Q])
-    broken.replay(start, end, 0, dict.fromkeys([*Q, *P], 0))
+    broken.replay(start, end, dict.fromkeys([*Q, *P], 0))
     assert broken.in_flight() == {}
 
 
@@ -104,10 +104,10 @@ def test_a_lot_of_which_nothing_was_committed_is_not_read_on_from_the_checkpoint
     group = dict.fromkeys(Q, 0)
     again = owner()
     again.locked([replace(token(queue, 7), tenure=7) for queue in Q])
-    again.replay(start, end, 0, group)
+    again.replay(start, end, group)
     assert again.in_flight() == {}
     # Spark nevertheless commits the batch. The lot was not read in it, so the next batch must begin with the lot's first message.
-    commit, behind, left = again.enter(end, group, 0, dict.fromkeys([*Q, *P], 0))
+    commit, behind, left = again.enter(end, group, dict.fromkeys([*Q, *P], 0))
     assert (commit, behind) == (None, [])
     assert left == {Q[0]: (4, 0), P[0]: (3, 0)}
     assert {queue: owned.position for queue, owned in again.owned.items()} == dict.fromkeys([*Q, *P], 0)
@@ -117,5 +117,5 @@ def test_a_lot_follows_the_checkpoint_if_the_group_was_deleted() -> None:
     logged = Checkpoint("owner", {Q[0]: 4, Q[1]: 0, P[0]: 3, P[1]: 0}, {}, dict.fromkeys([*Q, *P], 1))
     again = owner()
     again.locked([replace(token(queue, 7), tenure=7) for queue in Q])
-    again.enter(logged, {}, 0, dict.fromkeys([*Q, *P], 0))
+    again.enter(logged, {}, dict.fromkeys([*Q, *P], 0))
     assert again.owned[P[0]].position == 3

@@ -83,7 +83,6 @@ def test_what_lies_above_the_groups_offset_is_never_deleted_by_it(broker: Embedd
         broker.groups.commit({companion(token): offset})
     assert broker.log.bounds([LOT])[LOT].min_offset == BIG
     broker.groups.commit({companion(token): 2 * BIG})
-    broker.groups.reset({companion(token): BIG})
     assert len(bodies(broker, LOT, BIG)) == BIG
 
 
@@ -118,7 +117,6 @@ def test_a_lot_that_does_not_exist_gets_no_offset(broker: EmbeddedBroker, token:
     """A lot that is made later begins at 0. An offset of a former lot would wrongly settle messages parked in the new one."""
     broker.log.append({QUEUE: rows(range(10))})
     broker.groups.commit({token: 1, companion(token): 5})
-    broker.groups.reset({companion(token): 5})
     assert broker.groups.offsets("g", [QUEUE, LOT]) == {QUEUE: 1}
     assert broker.groups.park(token, puts(QUEUE, range(1, 3))) == [True, True]
     assert broker.groups.park(token, puts(LOT, range(1))) == [True]

@@ -22,7 +22,7 @@ def member(*queues: MessageQueue, strategy: str = "AVG") -> Owner:
     """A member that owns ``queues`` and has read each up to offset 0."""
     owner = Owner("me", strategy=divided(Allocation(strategy), "me@1"), policy=Policy.HAND_OVER)
     owner.locked([token(queue) for queue in queues])
-    owner.enter(Checkpoint(), dict.fromkeys(queues, 0), 0, {})
+    owner.enter(Checkpoint(), dict.fromkeys(queues, 0), {})
     return owner
 
 
@@ -75,7 +75,7 @@ def test_a_queue_taken_over_is_locked_first_then_its_groups_offset_is_read_and_i
     assert owner.unplaced().queues == (), "the offset of an unlocked queue may still move"
     owner.locked([token(Q2, 7)])
     assert owner.unplaced().queues == (Q2,)
-    owner.enter(start, {Q2: 6}, 0, {})
+    owner.enter(start, {Q2: 6}, {})
     end = planned(owner, q2=9)
     assert end.entered == {Q2: 6}
     assert end.next[Q2] == 9
@@ -90,7 +90,7 @@ def test_a_checkpoints_offset_of_a_queue_that_others_had_is_not_trusted():
     owner.locked([token(Q2, 8), token(Q3, 9)])
     for logged in (start, end):
         owner.unplace(Q2)
-        owner.enter(logged, {Q2: 11, Q3: 0}, 0, {})
+        owner.enter(logged, {Q2: 11, Q3: 0}, {})
         assert owner.owned[Q2].position == 11
 
 

@@ -10,6 +10,7 @@ long because half of it, the machine, is of no use elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -24,6 +25,7 @@ from orderedmq.ownership.lock import UNLOCK_DELAY, ClientIdentity, Instant, Lock
 from orderedmq.ownership.offsets import Checkpoint, OffsetMap, ranges
 from orderedmq.ownership.owned_queue import Owned
 from orderedmq.ownership.owner import Behind, Commit, Lock, Owner, Policy
+from orderedmq.parking.rules import companion, parked_queue
 
 Q0, Q1 = QUEUES = tuple(MessageQueue("orders", "embedded", number) for number in range(2))
 Ranges = dict[MessageQueue, OffsetRange]
@@ -35,14 +37,18 @@ def token(queue: MessageQueue, epoch: int = 1, tenure: int | None = None) -> Loc
     return LockToken("g", queue, "me", "me@1", epoch, epoch if tenure is None else tenure)
 
 
+def lot(queue: MessageQueue) -> MessageQueue:
+    return parked_queue("g", queue)
+
+
 def owner_of(*tokens: LockToken) -> Owner:
     owner = Owner("me")
     owner.locked(tokens)
     return owner
 
 
-def logged(next_: Mapping[MessageQueue, int], gen: Mapping[MessageQueue, int], reset: int = 0) -> Checkpoint:
-    return Checkpoint("me", next_, {}, gen, {}, reset)
+def logged(next_: Mapping[MessageQueue, int], gen: Mapping[MessageQueue, int]) -> Checkpoint:
+    return Checkpoint("me", next_, {}, gen, {})
 
 
 def test_the_first_boundary_asks_for_every_queue_in_order_all_or_none():
@@ -56,7 +62,7 @@ def test_a_new_queue_is_asked_for_at_the_next_boundary():
 def test_a_queue_that_nobody_knows_is_entered_at_its_beginning_and_the_group_learns_it():
     owner = owner_of(token(Q0))
     assert owner.unplaced().queues == (Q0,)
-    commit, behind, left = owner.enter(Checkpoint(), {}, 0, {Q0: 7})
+    commit, behind, left = owner.enter(Checkpoint(), {}, {Q0: 7})
     assert (commit, behind, left) == (Commit({token(Q0): 7}), [], {})
     assert owner.unplaced().queues == ()
     owner.backlog({Q0: 9})
@@ -65,43 +71,48 @@ def test_a_queue_that_nobody_knows_is_entered_at_its_beginning_and_the_group_lea
 
 def test_a_queue_of_another_owners_making_is_entered_at_the_groups_offset():
     owner = owner_of(token(Q0))
-    assert owner.enter(Checkpoint(), {Q0: 5}, 0, {}) == (None, [], {})
+    assert owner.enter(Checkpoint(), {Q0: 5}, {}) == (None, [], {})
     assert owner.backlog({Q0: 9}) == {Q0: OffsetRange(5, 9)}
 
 
 def test_an_unbroken_tenure_goes_on_at_the_checkpoint_and_tells_the_group():
     owner = owner_of(token(Q0, 4, 2))
-    assert owner.enter(logged({Q0: 8}, {Q0: 2}), {Q0: 5}, 0, {}) == (Commit({token(Q0, 4, 2): 8}), [], {})
+    assert owner.enter(logged({Q0: 8}, {Q0: 2}), {Q0: 5}, {}) == (Commit({token(Q0, 4, 2): 8}), [], {})
     assert not any(owned.entered for owned in owner.owned.values())
     assert owner.plan({}, {}).entered == {}
 
 
 def test_a_broken_tenure_leaves_the_checkpoint_for_the_groups_offset_and_says_so():
     owner = owner_of(token(Q0, 4, 4))
-    assert owner.enter(logged({Q0: 8}, {Q0: 2}), {Q0: 11}, 0, {}) == (None, [], {Q0: (8, 11)})
+    assert owner.enter(logged({Q0: 8}, {Q0: 2}), {Q0: 11}, {}) == (None, [], {Q0: (8, 11)})
     assert owner.plan({}, {}).entered == {Q0: 11}
 
 
-def test_a_group_that_was_reset_is_followed_even_in_an_unbroken_tenure():
-    owner = owner_of(token(Q0, 4, 2))
-    assert owner.enter(logged({Q0: 8}, {Q0: 2}, reset=1), {Q0: 3}, 2, {}) == (None, [], {Q0: (8, 3)})
-    assert owner.reset == 2
+def test_after_a_reset_the_next_offset_records_the_new_tenure_also_of_a_companion():
+    owner = Owner("me", companion=companion)
+    owner.locked([token(Q0, 4, 2), token(Q1, 5, 2)])
+    owner.enter(logged({Q0: 8, Q1: 8}, {Q0: 2, Q1: 2}), {Q0: 8, Q1: 8}, dict.fromkeys(map(lot, QUEUES), 0))
+    owner.restarted([token(Q0, 6)])
+    owner.skip(Q0, 3)
+    assert owner.plan({}, {}).gen == {Q0: 6, lot(Q0): 6, Q1: 2, lot(Q1): 2}
+    assert owner.tokens() == [token(Q0, 6), token(Q1, 5, 2)]
+    owner._check()
 
 
 def test_a_checkpoint_behind_the_group_is_followed_in_an_unbroken_tenure_and_said():
     owner = owner_of(token(Q0, 4, 2))
-    assert owner.enter(logged({Q0: 3}, {Q0: 2}), {Q0: 5}, 0, {}) == (None, [Behind(Q0, 3, 5)], {})
+    assert owner.enter(logged({Q0: 3}, {Q0: 2}), {Q0: 5}, {}) == (None, [Behind(Q0, 3, 5)], {})
     assert owner.backlog({Q0: 9}) == {Q0: OffsetRange(3, 9)}
 
 
 def test_a_checkpoint_goes_on_where_the_group_knows_nothing():
     owner = owner_of(token(Q0, 4, 4))
-    assert owner.enter(logged({Q0: 3}, {Q0: 2}), {}, 0, {Q0: 0}) == (Commit({token(Q0, 4, 4): 3}), [], {})
+    assert owner.enter(logged({Q0: 3}, {Q0: 2}), {}, {Q0: 0}) == (Commit({token(Q0, 4, 4): 3}), [], {})
 
 
 def test_the_groups_offset_moves_only_once_spark_has_committed_the_batch():
     owner = owner_of(token(Q0))
-    owner.enter(Checkpoint(), {Q0: 0}, 0, {})
+    owner.enter(Checkpoint(), {Q0: 0}, {})
     owner.backlog({Q0: 5})
     end = owner.plan({Q0: 3}, {})
     assert owner.in_flight() == {Q0: OffsetRange(0, 3)}
@@ -112,7 +123,7 @@ def test_the_groups_offset_moves_only_once_spark_has_committed_the_batch():
 
 def test_a_plan_that_spark_did_not_run_is_planned_again():
     owner = owner_of(token(Q0))
-    owner.enter(Checkpoint(), {Q0: 0}, 0, {})
+    owner.enter(Checkpoint(), {Q0: 0}, {})
     owner.backlog({Q0: 5})
     owner.plan({Q0: 3}, {})
     assert owner.boundary(Checkpoint(), [Q0]) == []
@@ -123,7 +134,7 @@ def test_a_plan_that_spark_did_not_run_is_planned_again():
 def test_a_plan_that_spark_did_not_run_is_not_taken_for_an_earlier_one_with_the_same_end():
     owner = owner_of(token(Q0, 4, 4))
     start = logged({Q0: 5}, {Q0: 2})
-    owner.enter(start, {Q0: 3}, 0, {})
+    owner.enter(start, {Q0: 3}, {})
     owner.backlog({Q0: 5})
     assert owner.plan({Q0: 2}, {}).next == start.next
     assert owner.boundary(start, [Q0]) == []
@@ -132,7 +143,7 @@ def test_a_plan_that_spark_did_not_run_is_not_taken_for_an_earlier_one_with_the_
 
 def test_a_queue_stays_entered_until_a_batch_that_says_so_has_run():
     owner = owner_of(token(Q0), token(Q1))
-    owner.enter(Checkpoint(), {Q0: 4, Q1: 2}, 0, {})
+    owner.enter(Checkpoint(), {Q0: 4, Q1: 2}, {})
     owner.backlog({Q0: 4, Q1: 3})
     end = owner.plan({Q1: 1}, {})
     assert (end.next, end.entered) == ({Q0: 4, Q1: 3}, {Q0: 4, Q1: 2})
@@ -142,7 +153,7 @@ def test_a_queue_stays_entered_until_a_batch_that_says_so_has_run():
 
 def test_is_planned_recognises_what_was_planned_and_nothing_else():
     owner = owner_of(token(Q0))
-    owner.enter(Checkpoint(), {Q0: 0}, 0, {})
+    owner.enter(Checkpoint(), {Q0: 0}, {})
     owner.backlog({Q0: 5})
     end = owner.plan({Q0: 3}, {})
     assert owner.is_planned(Checkpoint.from_spark(end.to_spark()))
@@ -153,26 +164,18 @@ def test_a_replay_repeats_queues_of_an_unbroken_tenure_and_leaves_the_others():
     start = logged({Q0: 2, Q1: 2}, {Q0: 1, Q1: 2})
     end = logged({Q0: 5, Q1: 6}, {Q0: 1, Q1: 2})
     owner = owner_of(token(Q0, 7, 1), token(Q1, 8, 8))
-    owner.replay(start, end, 0, {Q0: 2, Q1: 2})
+    owner.replay(start, end, {Q0: 2, Q1: 2})
     assert owner.in_flight() == {Q0: OffsetRange(2, 5)}
     assert owner.is_planned(end)
     assert owner.unplaced().queues == (Q1,)
     assert owner.boundary(end, QUEUES) == [Commit({token(Q0, 7, 1): 5})]
-    assert owner.enter(end, {Q0: 5, Q1: 9}, 0, {})[2] == {Q1: (6, 9)}
-
-
-def test_a_replay_after_a_reset_repeats_nothing():
-    start, end = logged({Q0: 2}, {Q0: 1}), logged({Q0: 5}, {Q0: 1})
-    owner = owner_of(token(Q0, 7, 1))
-    owner.replay(start, end, 1, {Q0: 2})
-    assert owner.in_flight() == {}
-    assert owner.unplaced().queues == (Q0,)
+    assert owner.enter(end, {Q0: 5, Q1: 9}, {})[2] == {Q1: (6, 9)}
 
 
 def test_a_replay_of_a_batch_that_only_changed_keys_reads_nothing_and_goes_on():
     owner = owner_of(token(Q0, 7, 1))
     end = logged({Q0: 5}, {Q0: 1})
-    owner.replay(end, end, 0, {Q0: 5})
+    owner.replay(end, end, {Q0: 5})
     assert owner.in_flight() == {}
     owner._check()
     assert owner.unplaced().queues == ()
@@ -181,17 +184,17 @@ def test_a_replay_of_a_batch_that_only_changed_keys_reads_nothing_and_goes_on():
 
 def test_a_skip_enters_the_queue_behind_what_is_lost():
     owner = owner_of(token(Q0))
-    owner.enter(Checkpoint(), {Q0: 0}, 0, {})
+    owner.enter(Checkpoint(), {Q0: 0}, {})
     owner.backlog({Q0: 9})
     owner.skip(Q0, 4)
     assert owner.backlog({Q0: 9}) == {Q0: OffsetRange(4, 9)}
     assert owner.plan({Q0: 5}, {}).entered == {Q0: 4}
 
 
-def without_lineage(policy: Policy) -> Owner:
-    """An owner that has just been granted Q0 by a broker that keeps no lineage."""
+def without_lineage(policy: Policy, reset: int = 0) -> Owner:
+    """An owner that has just been granted Q0 by a broker that keeps no lineage. ``reset``: the epoch of the queue's last reset."""
     owner = Owner("me", policy=policy, lineage=False)
-    owner.locked([token(Q0, 99)])
+    owner.locked([replace(token(Q0, 99), reset=reset)])
     return owner
 
 
@@ -211,15 +214,19 @@ def test_without_lineage_an_exclusive_query_believes_its_checkpoint_until_anothe
     group = {} if at_group is None else {Q0: at_group}
     for policy, position in ((Policy.REFUSE, exclusive), (Policy.HAND_OVER, shared)):
         owner = without_lineage(policy)
-        owner.enter(logged({Q0: 5}, {Q0: 4}), group, 0, {})
+        owner.enter(logged({Q0: 5}, {Q0: 4}), group, {})
         assert owner.owned[Q0].position == position
 
 
-def test_without_lineage_a_group_that_was_reset_is_followed() -> None:
-    for policy in Policy:
-        owner = without_lineage(policy)
-        owner.enter(logged({Q0: 5}, {Q0: 4}), {Q0: 3}, 1, {})
-        assert owner.owned[Q0].position == 3
+@pytest.mark.parametrize(("reset", "position"), [(3, 5), (4, 3), (50, 3)], ids=["before", "in the same microsecond", "since"])
+def test_without_lineage_a_queue_that_was_reset_since_the_checkpoint_follows_the_group(reset: int, position: int) -> None:
+    start, end = logged({Q0: 2}, {Q0: 4}), logged({Q0: 5}, {Q0: 4})
+    owner = without_lineage(Policy.REFUSE, reset)
+    owner.enter(end, {Q0: 3}, {})
+    assert owner.owned[Q0].position == position
+    owner = without_lineage(Policy.REFUSE, reset)
+    owner.replay(start, end, {Q0: 3})
+    assert owner.in_flight() == ({Q0: OffsetRange(2, 5)} if position == 5 else {})
 
 
 def test_without_lineage_an_exclusive_query_repeats_its_batch_unless_another_has_done_all_of_it() -> None:
@@ -236,10 +243,10 @@ def test_without_lineage_an_exclusive_query_repeats_its_batch_unless_another_has
         group = {} if at_group is None else {Q0: at_group}
         for policy, repeated in ((Policy.REFUSE, exclusive), (Policy.HAND_OVER, shared)):
             owner = without_lineage(policy)
-            owner.replay(start, end, 0, group)
+            owner.replay(start, end, group)
             assert owner.in_flight() == repeated
             owner.boundary(end, QUEUES)
-            owner.enter(end, group, 0, {})
+            owner.enter(end, group, {})
             assert owner.owned[Q0].position == (5 if repeated or at_group is None else at_group)
 
 
@@ -261,7 +268,7 @@ def test_a_shared_query_repeats_no_batch_without_what_a_former_run_of_it_holds()
 def test_stop_keeps_the_locks_of_what_is_in_flight_unless_it_was_published():
     for at_group, idle, busy in (({}, (), (token(Q0),)), ({Q0: 2}, (), (token(Q0),)), ({Q0: 3}, (token(Q0),), ())):
         owner = owner_of(token(Q0))
-        owner.enter(Checkpoint(), {Q0: 0}, 0, {})
+        owner.enter(Checkpoint(), {Q0: 0}, {})
         owner.backlog({Q0: 5})
         owner.plan({Q0: 3}, {})
         unlock = owner.stop(at_group)
@@ -271,7 +278,7 @@ def test_stop_keeps_the_locks_of_what_is_in_flight_unless_it_was_published():
 def test_without_a_group_there_is_nothing_to_commit_or_to_give_back():
     owner = Owner("me")
     owner.assume(QUEUES)
-    assert owner.enter(logged({Q0: 3}, {}), {}, 5, {Q1: 1}) == (None, [], {})
+    assert owner.enter(logged({Q0: 3}, {}), {}, {Q1: 1}) == (None, [], {})
     owner.backlog({Q0: 5, Q1: 4})
     end = owner.plan({Q0: 2, Q1: 1}, {})
     assert (end.next, end.entered, end.gen) == ({Q0: 5, Q1: 2}, {Q1: 1}, {})
@@ -283,7 +290,7 @@ def test_without_a_group_a_replay_repeats_everything():
     owner = Owner("me")
     owner.assume(QUEUES)
     start, end = logged({Q0: 1, Q1: 1}, {}), logged({Q0: 4, Q1: 1}, {})
-    owner.replay(start, end, 9, {})
+    owner.replay(start, end, {})
     assert owner.in_flight() == {Q0: OffsetRange(1, 4)}
 
 
@@ -422,7 +429,7 @@ class Query:
             self.die()
             return
         self.owner.locked(tokens)
-        self.owner.replay(self.start, end, 0, self.world.offsets)
+        self.owner.replay(self.start, end, self.world.offsets)
         self._plan_is(self.owner.in_flight())
         self.replayed = True
 
@@ -443,7 +450,7 @@ class Query:
             self.owner.locked(tokens)
         unplaced = self.owner.unplaced().queues
         known = {queue: self.world.offsets[queue] for queue in unplaced if queue in self.world.offsets}
-        commit, _, _ = self.owner.enter(self.start, known, 0, dict.fromkeys(unplaced, 0))
+        commit, _, _ = self.owner.enter(self.start, known, dict.fromkeys(unplaced, 0))
         assert not self.world.commit(commit), "a queue that was just locked must not be lost"
         self.phase = "bounded"
 
@@ -648,24 +655,24 @@ def test_two_queries_process_every_queue_in_order_in_many_random_walks(shared, a
 class IgnoresTenure(Owner):
     """Believes, whenever it was the last holder, that no other query had the queue in between."""
 
-    def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
+    def unbroken(self, owned: Owned, logged: Checkpoint, at_group: int | None, own: int) -> bool:
         return owned.token is None or owned.token.tenure < owned.token.epoch
 
 
 class FollowsTheCheckpoint(Owner):
     """Resumes where its checkpoint says even if another query has had the queue since, and repeats everything in a replay."""
 
-    def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
+    def unbroken(self, owned: Owned, logged: Checkpoint, at_group: int | None, own: int) -> bool:
         return True
 
 
 class ReplaysEverything(Owner):
     """Repeats a logged batch without checking which queries have had its queues since."""
 
-    def replay(self, start: Checkpoint, end: Checkpoint, reset: int, group: OffsetMap) -> None:
+    def replay(self, start: Checkpoint, end: Checkpoint, group: OffsetMap) -> None:
         self.unbroken = lambda *_: True  # type: ignore[method-assign]
         try:
-            super().replay(start, end, reset, group)
+            super().replay(start, end, group)
         finally:
             del self.unbroken
 
@@ -673,8 +680,8 @@ class ReplaysEverything(Owner):
 class CommitsWhatIsPlanned(Owner):
     """Commits the offsets of a batch that Spark has not committed."""
 
-    def enter(self, start, group, reset, beginnings):
-        _, behind, left = super().enter(start, group, reset, beginnings)
+    def enter(self, start, group, beginnings):
+        _, behind, left = super().enter(start, group, beginnings)
         return (
             Commit(
                 {owned.token: owned.position + 1 for owned in self.owned.values() if owned.token and owned.position is not None}

@@ -24,7 +24,6 @@ class Store:
         self.now, self.epoch = 0.0, 0
         self.lock: QueueLock | None = None
         self.group: int | None = S
-        self.reset = 0
         self.alive: set[str] = set()
 
     def instant(self) -> Instant:
@@ -51,8 +50,9 @@ class Case:
     name: str
     #: Steps: back = my run gave the lock back, die = my process died, expire = the lock expired, other = another query had the
     #: lock and gave it back, held = another query holds it, mine = after another query, my query had it again and gave it back,
-    #: seek = the lineage was cleared, reset = the group's reset number rose, former = my driver died but my process still has the
-    #: lock, ended = that process also ended, release = an operator removed the lock.
+    #: seek = the lineage was cleared, reset = my run reset the group's offset and was killed before its next offset was logged,
+    #: former = my driver died but my process still has the lock, ended = that process also ended, release = an operator removed the
+    #: lock.
     steps: tuple[str, ...]
     repeats: bool
     granted: bool = True
@@ -72,7 +72,7 @@ CASES = [
     Case("a former run's, whose lock another took", ("former", "expire", "other"), False),
     Case("a former run's, released by an operator", ("former", "release"), True),
     Case("sought", ("back", "seek"), False),
-    Case("reset", ("back", "reset"), False),
+    Case("reset", ("reset", "die"), False),
 ]
 
 
@@ -111,9 +111,10 @@ def happen(store: Store, token: LockToken, steps: tuple[str, ...]) -> None:
             case "seek":
                 store.epoch += 1
                 store.lock = rules.sought(store.epoch, store.instant())
-                store.reset += 1
             case "reset":
-                store.reset += 1
+                assert store.lock is not None
+                store.epoch += 1
+                store.lock = rules.restarted(store.lock, store.epoch)
 
 
 @pytest.mark.holds("other sinks", "shared other sinks")
@@ -141,7 +142,7 @@ def test_a_restart_repeats_goes_on_or_leaves_the_queue_to_others(
     if token is not None:
         owner.locked([token])
     known = {} if group is None else {QUEUE: group}
-    owner.replay(start, end, store.reset, known)
+    owner.replay(start, end, known)
     # After the group's offsets were deleted, nothing shows that another query could have processed the batch.
     repeats = case.repeats or (group is None and token is not None)
     assert owner.in_flight() == ({QUEUE: OffsetRange(S, E)} if repeats else {})
@@ -151,7 +152,7 @@ def test_a_restart_repeats_goes_on_or_leaves_the_queue_to_others(
         assert owner.boundary(end, [QUEUE]) == [Lock((QUEUE,), all_or_none=not shared)]
         return
     owner.boundary(end, [QUEUE])
-    owner.enter(end, known, store.reset, {QUEUE: 0})
+    owner.enter(end, known, {QUEUE: 0})
     assert owner.owned[QUEUE].position == (E if repeats else group)
     # If the queue does not resume at the checkpoint's end, the next logged offset records where it was entered.
     assert any(owned.entered for owned in owner.owned.values()) == (not repeats and group != E)
@@ -170,6 +171,6 @@ def test_a_restart_of_a_batch_that_spark_has_committed_repeats_nothing(case: Cas
     assert token is not None
     owner = Owner("me", policy=Policy.HAND_OVER)
     owner.locked([token])
-    commit, _, _ = owner.enter(start, {QUEUE: S}, store.reset, {QUEUE: 0})
+    commit, _, _ = owner.enter(start, {QUEUE: S}, {QUEUE: 0})
     assert owner.owned[QUEUE].position == (E if case.repeats else S)
     assert (commit is not None) == case.repeats, "only an unbroken tenure may commit its processed offset for the group"

@@ -219,8 +219,8 @@ class World(FakeBroker):
     def read(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
         return {}
 
-    def seek_number(self, group: str, queue: MessageQueue) -> int:
-        return 0
+    def resets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+        return dict.fromkeys(queues, 0)
 
 
 class Connection:

@@ -2,8 +2,7 @@
 
 Databases (key → value; integers in keys are big-endian, so that keys sort in the order of the numbers):
 
-    meta      name                       → format, store id, last transaction, next payload id, next epoch; reset numbers of groups;
-                                          the machine's clocks, as JSON
+    meta      name                       → format, store id, last transaction, next payload id, next epoch; the machine's clocks, as JSON
     topics    topic                      → TopicInfo as JSON
     queues    queue key                  → QueueState
     index     queue key, first offset    → Chunk: makes a payload visible at the offsets from the first one on
@@ -265,8 +264,6 @@ def described(database: str, key: bytes) -> str:
             return f"the size of the topic with incarnation {first!r}"
         case "batches":
             return f"batch {int.from_bytes(rest, 'big')} of sink {first!r}"
-        case "meta" if rest:
-            return f"the reset number of group {rest.decode(errors='backslashreplace')!r}"
         case _:
             return f"{database} entry {first!r}"
 

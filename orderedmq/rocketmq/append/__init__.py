@@ -34,7 +34,7 @@ producer      UNIQ_KEY, new for each call        the queue's end before the firs
 sink          stamp, and the row's content       one message before the sink's bookmark              the locks of the partition and of
                                                                                                      the run
 dead letters  UNIQ_KEY, a hash of the message's  LOOK_BACK letters before the topic's end            the source queue's lock
-              place and of the seek number
+              place and of the queue's last reset
 parking lot   PARKED_FROM, the message's place   the group's offset in the lot; messages before it   the source queue's lock
                                                  have been processed, so parking them again is right
 ============  =================================  ==================================================  ==============================
@@ -53,8 +53,8 @@ the last seconds, so a number can go back or disappear, but never increase. Even
 - If the *writer* recorded for a queue is missing or out of date, another run seems to be the writer. In that case, the attempt waits for
   that run's locks and makes its own run the writer again. A broker that was killed has also lost all locks. An attempt trusts its lock
   only on the connection on which it was granted, so both runs request their locks again.
-- If a queue's *seek number* (`group.offsets`) is forgotten, letters have the keys that they had before the seek. So letters that were
-  written before the seek count as written.
+- If a queue's last *reset* (`group.offsets`) is forgotten, letters have the keys that they had before it. So letters that were written
+  before the reset count as written.
 
 What this does not cover
 ------------------------

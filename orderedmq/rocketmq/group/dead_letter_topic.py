@@ -6,7 +6,7 @@ sent in this way, because this needs no right to create topics. Later letters ar
 like the first one if the account may not write to the topic. A letter is stored at the broker of its message's queue.
 
 `orderedmq.rocketmq.append` stores each letter once. A letter is identified by its UNIQ_KEY, a hash of (group, queue, offset) and of the
-queue's seek number, so that letters from before a reset of the queue do not count. The key is searched among the last LOOK_BACK
+epoch of the queue's last reset, so that letters from before it do not count. The key is searched among the last LOOK_BACK
 letters. Two clients that add letters of one queue at the same time can miss each other's letters. The queue's lock should prevent that.
 """
 
@@ -48,9 +48,9 @@ _PIECE: Final = 4096
 _TIMING: Final = Timing(patience=GROUP_TIMEOUT)
 
 
-def key_of(group: str, queue: MessageQueue, offset: int, seek: int = 0) -> str:
-    """Return the UNIQ_KEY of a letter: 32 hex digits, the form that RocketMQ's tools expect. ``seek``: the queue's seek number."""
-    identity = dead_letter_id(group, queue, offset) + (f"/{seek}" if seek else "")
+def key_of(group: str, queue: MessageQueue, offset: int, reset: int = 0) -> str:
+    """Return the UNIQ_KEY of a letter: 32 hex digits, the form that RocketMQ's tools expect. ``reset``: the queue's register `reset`."""
+    identity = dead_letter_id(group, queue, offset) + (f"/{reset}" if reset else "")
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest().upper()
 
 
@@ -123,8 +123,8 @@ class DeadLetterTopic:
         found = [(key, at) for key, at in every if (after := bisect_right(begins, at)) and at < spans[after - 1].end]
         if not found:
             return set()
-        seek = self._offsets.seek_number(group, queue)
-        return {at for key, at in found if key == key_of(group, queue, at, seek)}
+        reset = self._offsets.resets(group, [queue])[queue]
+        return {at for key, at in found if key == key_of(group, queue, at, reset)}
 
     def _look(self, group: str, target: MessageQueue) -> tuple[dict[str, _Origin], int]:
         """Return the last letters by key, and the queue's end. The end is 0 if the queue does not exist."""
@@ -175,8 +175,8 @@ class _Letters:
         self._rows = rows
         self._origin = _origin(letters, topic._client.names.spelled(queue.topic))
         self._offsets = offsets
-        seek = topic._offsets.seek_number(group, queue)
-        self._keys = [key_of(group, queue, offset, seek) for offset in offsets]
+        reset = topic._offsets.resets(group, [queue])[queue]
+        self._keys = [key_of(group, queue, offset, reset) for offset in offsets]
         self.target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
         self._seen: dict[str, _Origin] = {}
         # The rows of the letters that are not stored.

@@ -14,6 +14,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -210,10 +211,10 @@ class RocketMQGroups:
         self, group: str, client: ClientIdentity, queues: Mapping[MessageQueue, bool], asked: float
     ) -> dict[MessageQueue, LockToken]:
         """Return new tokens, and make all older ones stale. ``queues``: for each queue, whether its lock has the query's name."""
-        fences = self._offsets.fences(group, list(queues))
-        epochs = {queue: self._epochs.next(fences[queue]) for queue in queues}
+        fences, resets = self._offsets.fences(group, list(queues)), self._offsets.resets(group, list(queues))
+        epochs = {queue: self._epochs.next(max(fences[queue], resets[queue])) for queue in queues}
         tokens = {
-            queue: LockToken(group, queue, client.owner, client.client_id, epoch, epoch, only_run=queues[queue])
+            queue: LockToken(group, queue, client.owner, client.client_id, epoch, epoch, queues[queue], resets[queue])
             for queue, epoch in epochs.items()
         }
         self._offsets.fence(group, {queue: epoch - 1 for queue, epoch in epochs.items()})
@@ -395,16 +396,21 @@ class RocketMQGroups:
         if offset is not None:
             self.commit({token: offset})
 
-    def reset(self, offsets: Mapping[LockToken, int]) -> int:
+    def reset(self, offsets: Mapping[LockToken, int]) -> list[LockToken]:
+        """See `Groups.reset`. The offsets are not set all or none: after an error, a query follows the group's offset in each queue."""
         self._require(offsets, "reset")
-        raised = 0
-        for group, tokens in sorted(by_group(offsets).items()):
+        out: dict[LockToken, LockToken] = {}
+        for group, tokens in by_group(offsets).items():
+            resets = self._offsets.next_epochs(group, [token.queue for token in tokens])
+            self._offsets.record_resets(group, resets)
             self._commits.reset(group, {token: offsets[token] for token in tokens}, self._held_locks)
-            raised = self._offsets.raise_reset_number(group, [token.queue for token in tokens])
-        return raised
-
-    def reset_number(self, group: str) -> int:
-        return self._offsets.reset_number(group)
+            for token in tokens:
+                reset = resets[token.queue]
+                epoch = self._epochs.next(reset)
+                out[token] = replace(token, epoch=epoch, tenure=epoch, reset=reset)
+            self._offsets.fence(group, {token.queue: out[token].epoch - 1 for token in tokens})
+            self._held_locks.replace({token: out[token] for token in tokens})
+        return [out[token] for token in offsets]
 
     def settle(self, token: LockToken, offsets: Sequence[int]) -> None:
         self._required(token, f"{len(offsets)} of its messages were settled")

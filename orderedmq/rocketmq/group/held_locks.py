@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from orderedmq.model import MessageQueue
@@ -55,6 +55,13 @@ class HeldLocks:
     def get(self, group: str, queue: MessageQueue, client_id: str) -> HeldLock | None:
         with self._lock:
             return self._found.get((group, queue), {}).get(client_id)
+
+    def replace(self, tokens: Mapping[LockToken, LockToken]) -> None:
+        """Replace tokens of locks that are held and stay held, each by a token of the same client."""
+        for former, token in tokens.items():
+            held = self.own(former)
+            if held is not None:
+                self.put(HeldLock(token, held.confirmed, held.committed))
 
     def own(self, token: LockToken) -> HeldLock | None:
         """Return a token's lock; None if the lock was given back or lost, or belongs to another process."""

@@ -12,7 +12,10 @@ owners, and a renewal also grants a queue that is free. So these additional rule
   raise it, and a killed broker forgets changes of its last 5 s, so a token above the fence may still be stale.
 - *Restart of a broker*: roster.py prevents members from taking each other's queues while the broker does not know all members.
 - *Tenure*: always begins at the token's epoch, because the broker does not store earlier owners. So a restarted query of a shared group
-  resumes each queue at the group's offset. An exclusive query follows its checkpoint unless the group's offset is higher (Owner.unbroken).
+  resumes each queue at the group's offset. An exclusive query follows its checkpoint unless the group's offset is higher or the queue was
+  reset since (Owner.unbroken).
+- *Reset*: another number stored next to the offset is the epoch of the queue's last reset. A checkpoint whose tenure began before it is
+  older. It is also part of the identity of a dead letter.
 - *Name*: the client id of a lock may be any text, not only a member's id. A run uses its query's name while no other run of the
   query is a member, so a restarted query is granted its own locks immediately. Otherwise it uses its own client id, and the runs
   exclude each other like different queries. The token says which of the two names its lock has.

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from orderedmq.conditions import GroupCondition, LockCondition, OffsetCondition
-from orderedmq.errors import GroupError, LockError, OffsetError, OrderedMQError, RocketMQError, TopicError, not_an_offset
+from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError, TopicError, not_an_offset
 from orderedmq.model import RETRY_PREFIX, MessageQueue, OffsetRange
 from orderedmq.rocketmq.group.lock_rules import not_created
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
-from orderedmq.rocketmq.net.fan_out import ask_queues, ask_servers, existing
+from orderedmq.rocketmq.net.fan_out import ask_queues, existing
 from orderedmq.rocketmq.wire import group_requests, message_requests, registers
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
@@ -108,8 +108,8 @@ class GroupOffsets:
         """Like `write`, for a consumer that holds the locks of the queues ``held``.
 
         Raises LockError LOST if RocketMQ's own tools have reset the group. Before that, it finds and accepts all resets of the queues in
-        ``offsets`` and ``held``, and raises the group's reset number, so that a restarted query follows the offsets that the tools have
-        set instead of its checkpoint.
+        ``offsets`` and ``held``, and records them, so that a restarted query follows the offsets that the tools have set instead of its
+        checkpoint.
         """
         found = self.write(group, offsets, seconds)
         if not found:
@@ -117,8 +117,8 @@ class GroupOffsets:
         others = sorted(set(held).difference(offsets))
         # Write the other offsets again unchanged, because the broker's answers say which queues were reset.
         found += self.write(group, self.read(group, others, seconds), seconds)
-        # Raise the number before accepting the resets: if this process is killed in between, they are found again.
-        self.raise_reset_number(group, found)
+        # Record the resets before accepting them: if this process is killed in between, they are found again.
+        self.record_resets(group, self.next_epochs(group, found))
         self._accept_resets(group, found, seconds)
         raise LockError(
             LockCondition.LOST,
@@ -160,85 +160,37 @@ class GroupOffsets:
         known = self.fences(group, list(epochs), seconds)
         self.fence(group, {queue: epoch for queue, epoch in epochs.items() if epoch > known[queue]}, seconds)
 
-    def fence_all(self, group: str, queues: Sequence[MessageQueue]) -> None:
-        """Make the tokens of all grants so far stale. A broker may have forgotten the fence of the newest grant, so the time counts too."""
+    # -- resets
+
+    def resets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        """Return the epoch of each queue's last reset; 0 for a queue that was never reset."""
+        return dict(zip(queues, self._registers(group, [registers.reset(queue) for queue in queues])))
+
+    def record_resets(self, group: str, epochs: Mapping[MessageQueue, int]) -> None:
+        """Record resets of queues. ``epochs``: see `next_epochs`. The epochs of later grants are higher."""
+        kept = self.write(group, {registers.reset(queue): epoch for queue, epoch in epochs.items()})
+        assert not kept, "RocketMQ's tools do not know this register, so they never reset it"
+
+    def next_epochs(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        """Return for each queue an epoch that no grant so far exceeds, although a broker may have forgotten the newest grant's fence."""
         now = time.time_ns() // 1000
-        self.fence(group, {queue: max(known + 1, now) for queue, known in self.fences(group, queues).items()})
+        return {queue: max(fence + 1, now) for queue, fence in self.fences(group, queues).items()}
 
-    # -- the reset number
+    def make_retry_topic(self, group: str) -> None:
+        """Create the group's retry topic if brokers are reached through a Proxy. Without a Proxy, members' heartbeats create it.
 
-    def reset_number(self, group: str) -> int:
-        """Return the highest reset number of the group at any broker. Unreachable brokers are skipped, but one must answer."""
-        masters = self.masters()
-        answers = [0]
-        for name, address in masters.items():
-            with contextlib.suppress(RocketMQError, TopicError):
-                (offset, _) = self._client.call_address(
-                    address, _offset(group, registers.reset_number(group, name)), Deadline.after(5.0)
-                )
-                answers.append(offset or 0)
-        if len(answers) == 1 and masters:
-            # No broker answered. Ask one again, so that its error is raised: 0 would mean that the group was never reset.
-            name, address = next(iter(masters.items()))
-            asked = [(address, _offset(group, registers.reset_number(group, name)))]
-            [(offset, _)] = ask_servers(self._client, asked, Deadline.after(5.0))
-            answers.append(offset or 0)
-        return max(answers)
-
-    def seek_number(self, group: str, queue: MessageQueue) -> int:
-        """Return a number that each reset of the queue raises; 0 before the first reset."""
-        return self._registers(group, [registers.seek_number(queue)])[0]
-
-    def raise_reset_number(self, group: str, queues: Sequence[MessageQueue]) -> int:
-        """Raise the reset number at every reachable broker and return it.
-
-        ``queues`` are those whose offsets were set. The number is also stored as their seek number. If one of their brokers cannot be
-        reached, its error is raised.
+        A Proxy does not pass on heartbeats. A message makes the broker create the topic, and a pull makes it create the group.
         """
-        raised = self.reset_number(group) + 1
-        self.write(group, {registers.seek_number(queue): raised for queue in queues})
         deadline = Deadline.after(GROUP_TIMEOUT)
-        required = {queue.broker_name: self._client.address(queue.topic, queue.broker_name, deadline) for queue in queues}
-        for name, address in sorted({**self.masters(), **required}.items()):
-            try:
-                self._write_reset(group, name, address, raised, deadline)
-            except OrderedMQError:
-                if name in required:
-                    raise
-        return raised
-
-    def _write_reset(self, group: str, broker_name: str, address: str, value: int, deadline: float) -> None:
-        queue = registers.reset_number(group, broker_name)
-        request = group_requests.update_consumer_offset(group, queue, value)
-        try:
-            self._client.call_address(address, request, deadline)
-        except (GroupError, TopicError):
-            self._create_retry_topic(group, queue, address, deadline)
-            with _explain_missing(group):
-                self._client.call_address(address, request, deadline)
-
-    def _create_retry_topic(self, group: str, queue: MessageQueue, address: str, deadline: float) -> None:
-        """Create the group and its retry topic at a broker that lacks at least one of them."""
-        if self._client.behind_proxy(deadline):
-            # A Proxy does not pass on heartbeats. A message makes the broker create the topic, and a pull makes it create the group.
+        if not self._client.behind_proxy(deadline):
+            return
+        for name, address in self.masters().items():
+            queue = MessageQueue(RETRY_PREFIX + group, name, 0)
             with contextlib.suppress(RocketMQError, TopicError):
                 self._client.call_address(address, message_requests.send_nowhere(queue, group=group), deadline)
             with contextlib.suppress(RocketMQError, TopicError):
                 asked = message_requests.pull(message_requests.nowhere(queue), group, 0, 1)
                 self._client.call_address(address, asked, deadline)
-            return
-        # The group's first heartbeat creates both. This broker has had no heartbeat, so no member's subscription is replaced.
-        with self._client.another() as member:
-            name = f"orderedmq-reset@{time.time_ns()}"
-            member.call_address(address, group_requests.heartbeat(name, group, (), version=1), deadline)
-            member.call_address(address, group_requests.unregister(name, group), deadline)
-
-    def make_retry_topic(self, group: str) -> None:
-        """Create the group's retry topic if brokers are reached through a Proxy. Without a Proxy, members' heartbeats create it."""
-        deadline = Deadline.after(GROUP_TIMEOUT)
-        if self._client.behind_proxy(deadline):
-            for name, address in self.masters().items():
-                self._create_retry_topic(group, registers.reset_number(group, name), address, deadline)
 
     # -- messages that were settled out of order
 
@@ -255,9 +207,9 @@ class GroupOffsets:
         for offset in offsets:
             block, bit = divmod(offset, registers.SETTLED_BLOCK)
             new[block] = new.get(block, 0) | 1 << bit
-        places, seek = [registers.settled(queue, block) for block in new], self.seek_number(group, queue)
-        known = [registers.settled_bits(number, seek) for number in self._registers(group, places)]
-        numbers = [registers.settled_number(old | bits, seek) for old, bits in zip(known, new.values())]
+        places, reset = [registers.settled(queue, block) for block in new], self.resets(group, [queue])[queue]
+        known = [registers.settled_bits(number, reset) for number in self._registers(group, places)]
+        numbers = [registers.settled_number(old | bits, reset) for old, bits in zip(known, new.values())]
         self.write(group, dict(zip(places, numbers)))
 
     def settled(self, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
@@ -269,8 +221,8 @@ class GroupOffsets:
         numbers = self._registers(group, [registers.settled(queue, block) for block in blocks])
         if not any(numbers):
             return set()
-        seek = self.seek_number(group, queue)
-        found = [(block * size, registers.settled_bits(number, seek)) for block, number in zip(blocks, numbers)]
+        reset = self.resets(group, [queue])[queue]
+        found = [(block * size, registers.settled_bits(number, reset)) for block, number in zip(blocks, numbers)]
         every = {first + bit for first, bits in found for bit in range(size) if bits >> bit & 1}
         return {offset for offset in every if span.begin <= offset < end}
 

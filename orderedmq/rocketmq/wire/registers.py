@@ -13,8 +13,7 @@ id is below SETTLED_QUEUES.
 register         one for each                       what its number means
 ===============  =================================  =========================================================================
 `fence`          group, queue                       the greatest epoch that is stale for every client (group.lock_rules)
-`reset_number`   group, broker                      how often the group was reset. It is compared with a checkpoint's number
-`seek_number`    group, queue                       the group's reset number after the last reset of this queue
+`reset`          group, queue                       the epoch of the last reset of the group's offset (group.lock_rules)
 `mark`           sink's group, topic, broker        which sink the other registers belong to (sink.bookmarks)
 `writer`         sink's group, queue                the run and batch that may write to the queue (sink.bookmarks)
 `committed`      sink's group, topic, broker        the sink's newest committed batch plus 1
@@ -27,31 +26,26 @@ from __future__ import annotations
 
 from typing import Final
 
-from orderedmq.model import RETRY_PREFIX, MessageQueue
+from orderedmq.model import MessageQueue
 
 #: The number of ids in a register's span. It is greater than the maximum number of queues of a topic (MAX_QUEUES).
 SPAN: Final = 1 << 20
-_FENCES, _RESETS, _SEEKS, _MARKS, _WRITERS, _COMMITTED, _HISTORY = (number * SPAN for number in (1, 2, 4, 6, 8, 16, 17))
+_FENCES, _RESETS, _MARKS, _WRITERS, _COMMITTED, _HISTORY = (number * SPAN for number in (1, 4, 6, 8, 16, 17))
 _SETTLED: Final = 1 << 30
 SETTLED_QUEUES: Final = 1 << 10
 SETTLED_BLOCKS: Final = 1 << 20
-#: The number of messages in a block. The block's number has a bit for each of them. The bits above are the lowest bits of the queue's
-#: seek number.
+#: The number of messages in a block. The block's number has a bit for each of them. The bits above are the lowest bits of the epoch of
+#: the queue's last reset.
 SETTLED_BLOCK: Final = 40
-_SEEK_BITS: Final = 23
+_RESET_BITS: Final = 23
 
 
 def fence(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=queue.queue_id + _FENCES)
 
 
-def reset_number(group: str, broker_name: str = "") -> MessageQueue:
-    """Return a place in the group's own retry topic, because every group has this topic at every broker."""
-    return MessageQueue(RETRY_PREFIX + group, broker_name, _RESETS)
-
-
-def seek_number(queue: MessageQueue) -> MessageQueue:
-    return queue._replace(queue_id=queue.queue_id + _SEEKS)
+def reset(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=queue.queue_id + _RESETS)
 
 
 def mark(queue: MessageQueue) -> MessageQueue:
@@ -76,15 +70,15 @@ def settled(queue: MessageQueue, block: int) -> MessageQueue:
     return queue._replace(queue_id=_SETTLED + block * SETTLED_QUEUES + queue.queue_id)
 
 
-def settled_number(bits: int, seek: int) -> int:
-    """Return a block's number. ``bits`` marks the messages that were settled since the seek whose number is ``seek``."""
-    return seek % (1 << _SEEK_BITS) << SETTLED_BLOCK | bits
+def settled_number(bits: int, reset: int) -> int:
+    """Return a block's number. ``bits`` marks the messages that were settled since the reset whose epoch is ``reset``."""
+    return reset % (1 << _RESET_BITS) << SETTLED_BLOCK | bits
 
 
-def settled_bits(number: int, seek: int) -> int:
-    """Return the bits in a block's number, or 0 if they were set before the queue's last seek, whose number is ``seek``."""
-    of_seek, bits = divmod(number, 1 << SETTLED_BLOCK)
-    return bits if of_seek == seek % (1 << _SEEK_BITS) else 0
+def settled_bits(number: int, reset: int) -> int:
+    """Return the bits in a block's number, or 0 if they were set before the queue's last reset, whose epoch is ``reset``."""
+    of_reset, bits = divmod(number, 1 << SETTLED_BLOCK)
+    return bits if of_reset == reset % (1 << _RESET_BITS) else 0
 
 
 def queue_of(place: MessageQueue) -> MessageQueue:
