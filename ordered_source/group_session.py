@@ -69,14 +69,14 @@ class Session:
         del patient
         self.owner.assume(action.queues)
 
-    def take_former(self, queues: Iterable[MessageQueue]) -> None:
-        """Lock queues that this query no longer reads, so that `place` commits what it has processed. Queues of other queries are left out.
+    def take_former(self, start: Checkpoint, queues: Iterable[MessageQueue]) -> None:
+        """Lock queues of ``start`` that this query no longer reads, so that `place` commits what it has processed.
 
-        Raises LockError HELD_BY_OTHER for a queue that a former run of this query holds.
+        Queues of other queries are left out. Raises LockError HELD_BY_OTHER for a queue that a former run of this query holds.
         """
         missing = tuple(sorted(set(queues) - self.owner.owned.keys()))
         if missing:
-            self._take(Lock(missing, all_or_none=False, repeating=True), patient=False)
+            self._take(Lock(missing, all_or_none=False, repeating=True, tenures=start.gen), patient=False)
 
     def give_up(self, topics: Collection[str]) -> None:
         """Give back the queues of topics that this query no longer reads. Nothing of them is in flight."""
@@ -134,7 +134,7 @@ class Session:
         Raises LockError HELD_BY_OTHER.
         """
         if missing:
-            self._take(Lock(tuple(missing), all_or_none=not self.shared, repeating=True), patient=False)
+            self._take(Lock(tuple(missing), all_or_none=not self.shared, repeating=True, tenures=end.gen), patient=False)
         self.owner.replay(start, end, self.offsets(sorted(self.owner.owned)))
 
     # -- the end
@@ -262,7 +262,7 @@ class GroupSession(Session):
         deadline = time.monotonic() + self._options.lock_timeout
         wanted: Sequence[MessageQueue] = action.queues
         while True:
-            answers = self._groups.lock(self.group, self._client, wanted)
+            answers = self._groups.lock(self.group, self._client, wanted, action.tenures)
             refused = [answer for answer in answers.values() if isinstance(answer, Refusal)]
             granted = [answer for answer in answers.values() if isinstance(answer, LockToken)]
             if refused and action.all_or_none:
@@ -342,6 +342,12 @@ class GroupSession(Session):
         left = set(self.owner.tokens())
         # A deleted queue has a lock too, which another member would wait for if the topic is created again.
         self._unlock([token for token in before if token not in left])
+
+    def repeat(self, start: Checkpoint, end: Checkpoint, missing: Sequence[MessageQueue]) -> None:
+        super().repeat(start, end, missing)
+        left_out = {queue: end.gen[queue] for queue in missing if queue not in self.owner.owned and queue in end.gen}
+        if left_out:
+            self._groups.end_tenures(self.group, left_out)
 
     # -- offsets -----------------------------------------------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         queues = watch.queues(known, self._target, shared=run.session.shared)
         run.session.boundary(since, queues, patient=self._admission.available_now)
         former = watch.former_topics(known)
-        run.session.take_former([queue for queue in without_lots(known.next) if queue.topic in former])
+        run.session.take_former(known, [queue for queue in without_lots(known.next) if queue.topic in former])
         run.positions.place(known)
         run.session.give_up(former)
         log, now = broker.log.reading(self.options.pull_settings), time.monotonic()

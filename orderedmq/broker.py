@@ -270,9 +270,17 @@ class Groups(Protocol):
         """Return the group's current members, sorted by client id."""
 
     def lock(
-        self, group: str, client: ClientIdentity, queues: Sequence[MessageQueue]
+        self,
+        group: str,
+        client: ClientIdentity,
+        queues: Sequence[MessageQueue],
+        tenures: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, LockToken | Refusal]:
-        """Request the lock of each queue separately. A lock that this client already holds is renewed under the same epoch."""
+        """Request the lock of each queue separately. A lock that this client already holds is renewed under the same epoch.
+
+        ``tenures``: the epochs at which the query's tenures began according to its checkpoint. A broker that does not keep earlier owners
+        compares them with the last tenure of each queue.
+        """
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
         """Renew the locks, and return the tokens that are *lost*. Never locks a queue that is free."""
@@ -285,6 +293,12 @@ class Groups(Protocol):
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
         """Give queues back. They are free within ``linger`` seconds, as a task may still be at work. A stale token changes nothing."""
+
+    def end_tenures(self, group: str, tenures: Mapping[MessageQueue, int]) -> None:
+        """End a query's tenures, which began at these epochs, because it leaves the queues out of a batch that it repeats.
+
+        Others hold the queues. When the query gets them again, it must not resume after the batch.
+        """
 
     def offsets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         """Return the next offset to process per queue. Leaves out queues without a commit."""

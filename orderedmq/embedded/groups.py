@@ -179,8 +179,14 @@ class EmbeddedGroups:
         return present(known.values(), self._clock.instant(), self.alive)
 
     def lock(
-        self, group: str, client: ClientIdentity, queues: Sequence[MessageQueue]
+        self,
+        group: str,
+        client: ClientIdentity,
+        queues: Sequence[MessageQueue],
+        tenures: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, LockToken | Refusal]:
+        """See `Groups.lock`. The locks themselves keep the tenures."""
+        del tenures
         check_group(group)
         out: dict[MessageQueue, LockToken | Refusal] = {}
         known: dict[str, bool] = {}
@@ -249,6 +255,9 @@ class EmbeddedGroups:
                     put_lock(txn, token.group, token.queue, lock)
 
         self._store.write_even_if_full(give_back)
+
+    def end_tenures(self, group: str, tenures: Mapping[MessageQueue, int]) -> None:
+        """See `Groups.end_tenures`. The holder's grant has ended the tenure: `Owner.indispensable` leaves out no queue of a former run."""
 
     def offsets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         out: dict[MessageQueue, int] = {}

@@ -10,13 +10,13 @@ A queue that was just locked is read from one of three offsets (the lineage rule
   tenure. The queue is *entered* there.
 - If the group has no offset: the checkpoint's offset, or if the checkpoint has none either, the beginning that the reader's options name.
 
-A broker that keeps no lineage cannot distinguish the first two cases: see ``unbroken``. A replay of a logged batch repeats a queue's
-whole range if the queue resumes at the checkpoint's offset, and no part of it if the queue is entered at the group's offset.
+A broker that keeps no lineage cannot always distinguish the first two cases: see ``unbroken``. A replay of a logged batch repeats a
+queue's whole range if the queue resumes at the checkpoint's offset, and no part of it if the queue is entered at the group's offset.
 
 Spark commits a logged batch as a whole, even the ranges that were not repeated. So a replay may leave a queue out only if another
 query holds or held the queue, because the next run that locks it then enters it at the group's offset. If a former run of this
 same query still holds the queue, its tenure is unbroken, so the next run would resume after messages that were never processed: see
-``indispensable``.
+``indispensable``. At a broker without lineage, the session ends the tenure instead (`Groups.end_tenures`).
 
 Exclusive mode is the strategy "all queues" with the policy "refuse": every queue or none. Shared mode is an
 AllocateMessageQueueStrategy with the policy "hand over": at a boundary, where nothing is in flight, a queue that the strategy
@@ -31,7 +31,7 @@ renewed or unlocked alone, and no strategy divides it. Pure: no clock, no broker
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from orderedmq.model import MessageQueue, OffsetRange
@@ -58,11 +58,13 @@ class Lock:
     """Ask for the locks of these queues. ``all_or_none``: if one lock is refused, give the granted locks back.
 
     ``repeating``: the queues belong to a logged batch, which Spark has committed, or commits once its tasks have run.
+    ``tenures``: where the query's tenures began according to its checkpoint.
     """
 
     queues: tuple[MessageQueue, ...]
     all_or_none: bool
     repeating: bool = False
+    tenures: OffsetMap = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Owner:
                 actions.append(Unlock(given_up, ()))
         missing = tuple(sorted(wanted - self.owned.keys()))
         if missing and self.taking:
-            actions.append(Lock(missing, all_or_none=self.policy is Policy.REFUSE))
+            actions.append(Lock(missing, all_or_none=self.policy is Policy.REFUSE, tenures=start.gen))
         return actions
 
     def give_up(self, wanted: set[MessageQueue]) -> tuple[LockToken, ...]:
@@ -252,15 +254,16 @@ class Owner:
         ``at_group``: the group's offset in the queue. If it is None, no other owner is known to have processed anything. ``own``: the
         highest offset that this query can have committed.
 
-        If the broker keeps no lineage, the result for an exclusive query is true unless the queue was reset or the group's offset is
-        above ``own``, because only another owner can have moved it there. For a shared query it is false, because its queues may well
-        have had other owners.
+        If the broker keeps no lineage, the result is false if the queue was reset, or if the group's offset is above ``own``, because
+        only another owner can have moved it there: consumers in other languages record no tenure. An exclusive query, which has the
+        group for itself, needs no more.
         """
         if owned.token is None or at_group is None:
             return True
-        if not self.lineage and self.policy is Policy.REFUSE:
-            return not self.reset_since(owned.queue, logged) and at_group <= own
-        return logged.gen.get(owned.queue) == owned.token.tenure
+        same = logged.gen.get(owned.queue) == owned.token.tenure
+        if self.lineage:
+            return same
+        return not self.reset_since(owned.queue, logged) and at_group <= own and (same or self.policy is Policy.REFUSE)
 
     def reset_since(self, queue: MessageQueue, logged: Checkpoint) -> bool:
         """Whether an owned queue was reset since ``logged`` was written. For a broker without lineage, which stores each queue's resets."""

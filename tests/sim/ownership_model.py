@@ -32,6 +32,8 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 #: Rules that a test can leave out one at a time, to check that the model then finds an error.
 RULES: Final = ("tenure", "fence", "replay_check", "own_run", "seek", "scope")
+#: The rules of a broker that keeps no lineage, where a query and a Java consumer share a group.
+JAVA_RULES: Final = ("tenure", "end_tenure")
 #: What a sink knows of a batch: whether the source's epochs are current, its number, or nothing.
 Sink = Literal["atomic", "numbering", "foreign"]
 
@@ -42,7 +44,8 @@ _T = TypeVar("_T")
 class Lock(NamedTuple):
     """A lock. ``state``: free, held, former (held by a former run of ``holder``), or stale (expired without its holder's knowledge).
 
-    ``reset``: the epoch of the last seek. ``turn``: a number that changes with the owner and with each seek, which no rule uses.
+    ``tenure``: the epoch at which the last owner's tenure began, which a Java consumer does not change. ``reset``: the epoch of the last
+    seek. ``turn``: a number that changes with the owner and with each seek, which no rule uses.
     """
 
     state: str = "free"
@@ -69,12 +72,12 @@ class Running(NamedTuple):
 
 
 class Query(NamedTuple):
-    """``log``: batches logged by Spark; ``committed``: how many are committed; ``held``: queue → (epoch, position or None)."""
+    """``log``: batches logged by Spark; ``committed``: how many are committed; ``held``: queue → (epoch, position or None, tenure)."""
 
     up: bool = False
     log: tuple[Batch, ...] = ()
     committed: int = 0
-    held: tuple[tuple[int, tuple[int, int | None]], ...] = ()
+    held: tuple[tuple[int, tuple[int, int | None, int]], ...] = ()
     phase: str = "idle"
     running: Running | None = None
 
@@ -126,17 +129,25 @@ class Result:
 class Model:
     """Two queries of one group.
 
-    An atomic sink publishes and moves the group's offset in one step. ``fenced``: the broker has epochs and tenures like the
-    embedded broker; RocketMQ has neither. ``without``: the rule of RULES to leave out.
+    An atomic sink publishes and moves the group's offset in one step. ``fenced``: the broker has epochs and keeps earlier
+    owners like the embedded broker; RocketMQ does neither. ``java``: B is a Java consumer. ``without``: the rule to leave out.
     """
 
     def __init__(
-        self, bounds: Bounds, *, sink: Sink, shared: bool = True, fenced: bool = True, without: str | None = None
+        self,
+        bounds: Bounds,
+        *,
+        sink: Sink,
+        shared: bool = True,
+        fenced: bool = True,
+        java: bool = False,
+        without: str | None = None,
     ) -> None:
         self.bounds = bounds
         self.sink = sink
         self.shared = shared
         self.fenced = fenced
+        self.java = java
         self.without = without
 
     # -- rules -------------------------------------------------------------------------------------------------------------
@@ -144,21 +155,33 @@ class Model:
     def has(self, rule: str) -> bool:
         return rule != self.without
 
-    def grant(self, world: World, name: str, queue: int) -> World | None:
+    def is_java(self, name: str) -> bool:
+        return self.java and name == "B"
+
+    def grant(self, world: World, name: str, queue: int, logged: int | None) -> World | None:
+        """Grant the lock, or return None. ``logged``: where the query's tenure began according to its checkpoint."""
         lock = world.locks[queue]
         if lock.state == "former" or (lock.state == "held" and lock.holder != name):
             return None
         epoch = lock.epoch + 1
-        tenure = lock.tenure if lock.last == name and self.fenced else epoch
+        if self.fenced:
+            unbroken = lock.last == name
+        else:
+            unbroken = self.is_java(name) or (logged == lock.tenure and (logged > lock.reset or not self.has("seek")))
+        tenure = lock.tenure if unbroken else epoch
         turn = lock.turn if lock.turn[0] == name else (name, epoch)
         return world._replace(locks=_put(world.locks, queue, Lock("held", name, epoch, name, tenure, lock.reset, turn)))
 
     def unbroken(self, world: World, name: str, queue: int, logged: int, processed: int) -> bool:
         """Whether the query ``name``, which has just locked the queue, resumes at its own position (``processed``)."""
-        if not self.fenced and not self.shared:
-            return world.group[queue] <= processed and (logged > world.locks[queue].reset or not self.has("seek"))
+        if self.is_java(name):
+            return False
         lock = world.locks[queue]
-        return lock.tenure == logged or not self.has("tenure")
+        same = lock.tenure == logged or not self.has("tenure")
+        if self.fenced:
+            return same
+        reset = logged <= lock.reset and self.has("seek")
+        return world.group[queue] <= processed and not reset and (same or not self.shared)
 
     def stale(self, world: World, queue: int, epoch: int) -> bool:
         return self.fenced and self.has("fence") and world.locks[queue].epoch != epoch
@@ -238,23 +261,25 @@ class Model:
             yield f"{name} starts", _with(world, name, up)
             return
         ranges: list[tuple[int, Span]] = []
-        held: dict[int, tuple[int, int | None]] = {}
+        held: dict[int, tuple[int, int | None, int]] = {}
         for queue, (begin, end), tenure, _ in query.log[-1]:
             lock = world.locks[queue]
-            granted = self.grant(world, name, queue)
+            granted = self.grant(world, name, queue, tenure)
             if granted is None:
                 own = self.fenced and lock.state == "former" and lock.holder == name
                 if not self.shared or (own and self.has("own_run")):
                     # The query waits and finally fails. It processes nothing of the batch and keeps no lock.
                     return
+                if not self.fenced and not self.is_java(name) and lock.tenure == tenure and self.has("end_tenure"):
+                    world = world._replace(locks=_put(world.locks, queue, lock._replace(tenure=-1)))
                 continue
             world = granted
-            epoch = world.locks[queue].epoch
+            epoch, began = world.locks[queue].epoch, world.locks[queue].tenure
             if self.unbroken(world, name, queue, tenure, end - 1) or not self.has("replay_check"):
                 ranges.append((queue, (begin, end)))
-                held[queue] = (epoch, end)
+                held[queue] = (epoch, end, began)
             else:
-                held[queue] = (epoch, None)
+                held[queue] = (epoch, None, began)
         epochs = tuple((queue, held[queue][0]) for queue, _ in ranges)
         turns = tuple((queue, turn) for queue, _, _, turn in query.log[-1])
         run = Running(len(query.log) - 1, tuple(ranges), epochs, turns)
@@ -264,14 +289,14 @@ class Model:
     def boundary(self, world: World, query: Query) -> tuple[World, Query]:
         """Commit processed offsets and forget lost queues."""
         held = []
-        for queue, (epoch, position) in query.held:
+        for queue, (epoch, position, tenure) in query.held:
             if self.stale(world, queue, epoch):
                 continue
             if position is None:
                 position = world.group[queue]
             else:
                 world = world._replace(group=_put(world.group, queue, max(world.group[queue], position)))
-            held.append((queue, (epoch, position)))
+            held.append((queue, (epoch, position, tenure)))
         return world, query._replace(held=tuple(held))
 
     def idle(self, world: World, name: str, query: Query) -> Iterator[tuple[str, World]]:
@@ -281,7 +306,8 @@ class Model:
         mine = dict(now.held)
         for queue in range(self.bounds.queues):
             if queue not in mine:
-                taken = self.grant(at, name, queue)
+                logged = _logged(query, queue)
+                taken = self.grant(at, name, queue, logged and logged[1])
                 if taken is not None:
                     yield self.take(taken, name, now, queue)
             elif at.gives:
@@ -291,22 +317,26 @@ class Model:
         yield from self.plan(at, name, now)
 
     def take(self, taken: World, name: str, query: Query, queue: int) -> tuple[str, World]:
-        logged = [(span[1], tenure) for batch in query.log for one, span, tenure, _ in batch if one == queue]
+        logged = _logged(query, queue)
         position = taken.group[queue]
-        if logged and self.unbroken(taken, name, queue, logged[-1][1], logged[-1][0]):
-            position = logged[-1][0]
+        if logged is not None and self.unbroken(taken, name, queue, logged[1], logged[0]):
+            position = logged[0]
             taken = taken._replace(group=_put(taken.group, queue, max(taken.group[queue], position)))
-        held = tuple(sorted((*query.held, (queue, (taken.locks[queue].epoch, position)))))
+        lock = taken.locks[queue]
+        held = tuple(sorted((*query.held, (queue, (lock.epoch, position, lock.tenure)))))
         return f"{name} takes queue {queue} at {position}", _with(taken, name, query._replace(held=held))
 
     def plan(self, world: World, name: str, query: Query) -> Iterator[tuple[str, World]]:
-        found = {queue: at for queue, (_, at) in query.held if at is not None and at < self.bounds.messages}
+        found = {queue: at for queue, (_, at, _) in query.held if at is not None and at < self.bounds.messages}
         if not found:
             return
         ranges = tuple((queue, (at, at + 1)) for queue, at in found.items())
-        epochs = tuple((queue, epoch) for queue, (epoch, _) in query.held if queue in found)
-        batch = tuple((queue, span, world.locks[queue].tenure, _turn(world, name, queue)) for queue, span in ranges)
-        held = tuple((queue, (epoch, found[queue] + 1 if queue in found else at)) for queue, (epoch, at) in query.held)
+        epochs = tuple((queue, epoch) for queue, (epoch, _, _) in query.held if queue in found)
+        mine = dict(query.held)
+        batch = tuple((queue, span, mine[queue][2], _turn(world, name, queue)) for queue, span in ranges)
+        held = tuple(
+            (queue, (epoch, found[queue] + 1 if queue in found else at, tenure)) for queue, (epoch, at, tenure) in query.held
+        )
         turns = tuple((queue, turn) for queue, _, _, turn in batch)
         run = Running(len(query.log), ranges, epochs, turns)
         planned = query._replace(log=(*query.log, batch), held=held, phase="planned", running=run)
@@ -344,7 +374,7 @@ class Model:
                     said = f"{name}'s driver is killed during a publish while its runner still holds the locks"
                     yield said, orphan._replace(late=((name, query.running),))
         if world.pauses:
-            for queue, (epoch, _) in query.held:
+            for queue, (epoch, _, _) in query.held:
                 lock = world.locks[queue]
                 if (lock.state, lock.holder, lock.epoch) == ("held", name, epoch):
                     expired = _put(world.locks, queue, lock._replace(state="stale"))
@@ -417,7 +447,12 @@ def _down(query: Query) -> Query:
 
 
 def _tokens(query: Query) -> list[tuple[int, int]]:
-    return [(queue, epoch) for queue, (epoch, _) in query.held]
+    return [(queue, epoch) for queue, (epoch, _, _) in query.held]
+
+
+def _logged(query: Query, queue: int) -> tuple[int, int] | None:
+    """Return the end of the queue in the newest batch that has it, and the tenure that the batch logged."""
+    return next(((span[1], tenure) for batch in query.log[::-1] for one, span, tenure, _ in batch if one == queue), None)
 
 
 def _release(world: World, name: str, tokens: list[tuple[int, int]]) -> World:

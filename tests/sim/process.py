@@ -251,7 +251,11 @@ class Process:
         return self._call(self.world.members)
 
     def lock(
-        self, name: str, client: ClientIdentity, queues: Sequence[MessageQueue]
+        self,
+        name: str,
+        client: ClientIdentity,
+        queues: Sequence[MessageQueue],
+        tenures: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, LockToken | Refusal]:
         return self._call(self.world.lock, client, queues)
 
@@ -263,6 +267,9 @@ class Process:
 
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
         return self._call(self.world.stale, tokens)
+
+    def end_tenures(self, name: str, tenures: Mapping[MessageQueue, int]) -> None:
+        """The world's broker keeps lineage."""
 
     def offsets(self, name: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         return self._call(self.world.offsets, queues)

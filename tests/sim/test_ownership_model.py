@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sim.ownership_model import RULES, Bounds, Model, Sink
+from tests.sim.ownership_model import JAVA_RULES, RULES, Bounds, Model, Sink
 
 SMALL = Bounds(queues=1, messages=1, crashes=2, pauses=1, gives=1)
 #: A seek of one queue must not concern another one.
@@ -60,6 +60,19 @@ def test_without_a_rule_a_promise_is_broken(rule: str) -> None:
 @pytest.mark.parametrize("rule", ["seek", "scope"])
 def test_without_a_rule_a_promise_is_broken_on_a_broker_without_lineage(rule: str) -> None:
     result = Model(SOUGHT, sink="numbering", shared=False, fenced=False, without=rule).explore()
+    assert result.wrong is not None, f"none of {result.states} states shows that {rule} is missing"
+
+
+@pytest.mark.holds("shared other sinks")
+def test_no_interleaving_with_a_java_consumer_loses_or_reorders_a_message() -> None:
+    result = Model(SMALL, sink="foreign", fenced=False, java=True).explore()
+    assert result.wrong is None, result.trace
+    assert result.complete
+
+
+@pytest.mark.parametrize("rule", JAVA_RULES)
+def test_without_a_rule_of_brokers_without_lineage_a_promise_is_broken(rule: str) -> None:
+    result = Model(SMALL, sink="foreign", fenced=False, java=rule != "tenure", without=rule).explore()
     assert result.wrong is not None, f"none of {result.states} states shows that {rule} is missing"
 
 

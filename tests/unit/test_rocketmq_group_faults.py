@@ -17,15 +17,19 @@ import pytest
 
 from orderedmq.conditions import LockCondition
 from orderedmq.errors import LockError, RocketMQUnavailableError
-from orderedmq.model import MessageQueue
+from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.ownership.membership import Subscription
+from orderedmq.ownership.offsets import Checkpoint
+from orderedmq.ownership.owner import Owner, Policy
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.group import groups, lock_rules, membership
 from orderedmq.rocketmq.group.groups import RocketMQGroups
+from orderedmq.rocketmq.group.held_locks import HeldLock
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.fan_out import lock_queues
+from orderedmq.rocketmq.wire import registers
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from tests.unit.rocketmq_peer import Cluster, Link, Peer
@@ -37,11 +41,18 @@ QUEUE = MessageQueue("T", "a", 0)
 class Broker:
     """A broker's members, locks and numbers. ``deleted``: topics for which it takes no offset, as from 5.3 on."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: Mapping[tuple[str, str], str] = {}) -> None:
+        """``numbers``: those that the broker wrote to disk before a restart."""
         self.members: dict[str, Link] = {}
         self.locks: dict[str, str] = {}
-        self.numbers: dict[tuple[str, str], str] = {}
+        self.numbers = dict(numbers)
         self.deleted: set[str] = set()
+        self.requests: list[RemotingCommand] = []
+
+    def forget(self, *queues: MessageQueue) -> None:
+        """Forget these numbers, as a killed broker forgets those of its last 5 s."""
+        for queue in queues:
+            del self.numbers[queue.topic, str(queue.queue_id)]
 
     def script(self, link: Link) -> None:
         try:
@@ -52,6 +63,7 @@ class Broker:
 
     def answer(self, link: Link, request: RemotingCommand) -> None:
         place = request.ext.get("topic", ""), request.ext.get("queueId", "")
+        self.requests.append(request)
         match request.code:
             case RequestCode.HEART_BEAT:
                 self.members[json.loads(bytes(request.body))["clientID"]] = link
@@ -102,9 +114,18 @@ class Query:
     def beat(self) -> list[str]:
         return [member.client_id for member in self.groups.heartbeat("g", self.me, self.subscription)]
 
-    def lock(self, *queues: MessageQueue) -> list[LockToken]:
-        answers = self.groups.lock("g", self.me, queues)
+    def lock(self, *queues: MessageQueue, tenures: Mapping[MessageQueue, int] | None = None) -> list[LockToken]:
+        answers = self.groups.lock("g", self.me, queues, tenures)
         return [answer for answer in answers.values() if isinstance(answer, LockToken)]
+
+    def owner(self) -> Owner:
+        """An Owner of this query, as of a run that begins."""
+        return Owner(self.me.owner, policy=Policy.HAND_OVER, lineage=False)
+
+    def held(self, token: LockToken) -> HeldLock:
+        held = self.groups._held_locks.own(token)
+        assert held is not None
+        return held
 
     def member_client(self) -> Any:
         return self.groups._member_clients[self.me.client_id]
@@ -204,6 +225,185 @@ def test_a_renewal_under_way_does_not_lock_a_queue_again_that_is_given_back(
         assert broker.locks == {}
         assert query.groups.renew([token]) == [token]
         assert broker.locks == {}
+
+
+@pytest.mark.holds("late renewal")
+@pytest.mark.parametrize("meanwhile", ["nobody", "another query", "a Java consumer", "another owner now"])
+def test_a_lock_that_was_not_renewed_in_time_is_lost_only_if_another_had_the_queue(cluster: Cluster, meanwhile: str) -> None:
+    """Its broker or this process was paused. The lock lives 60 s at the broker, and is trusted for 30 s."""
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(names := cluster.nameserver(), "q")) as query:
+        [token] = query.lock(QUEUE)
+        query.groups.commit({token: 50})
+        query.held(token).confirmed -= 61
+        if meanwhile != "nobody":
+            broker.locks.clear()
+        if meanwhile == "a Java consumer":
+            broker.numbers["T", "0"] = "60"
+        if meanwhile.startswith("another"):
+            with contextlib.closing(Query(names, "other")) as other:
+                other.groups.trust = 0.0
+                theirs = other.lock(QUEUE)
+                if meanwhile == "another query":
+                    other.groups.unlock(theirs)
+        lost = [] if meanwhile == "nobody" else [token]
+        assert query.groups.stale([token]) == query.groups.renew([token]) == lost
+        if lost:
+            with pytest.raises(LockError):
+                query.groups.commit({token: 70})
+        else:
+            query.groups.commit({token: 70})
+            assert query.groups.offsets("g", [QUEUE]) == {QUEUE: 70}
+            query.held(token).confirmed -= 61
+            assert query.lock(QUEUE) == [token]
+
+
+@pytest.mark.holds("late renewal")
+def test_a_broker_that_is_away_for_long_costs_no_lock(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_RENEW_TIMEOUT", "GROUP_TIMEOUT"):
+        monkeypatch.setattr(groups, name, 0.2)
+    peer = cluster.scripted("a", (before := Broker()).script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query:
+        [token] = query.lock(QUEUE)
+        peer.close()
+        query.held(token).confirmed -= 35
+        for call in (query.groups.renew, query.groups.stale):
+            with pytest.raises(RocketMQUnavailableError):
+                call([token])
+        cluster.scripted("a", Broker(before.numbers).script, port=peer.port)
+        monkeypatch.setattr(groups, "GROUP_TIMEOUT", 25.0)
+        assert query.groups.stale([token]) == []
+        assert query.held(token).trusted(time.monotonic())
+
+
+@pytest.mark.holds("group offset")
+def test_offsets_that_a_killed_broker_forgot_are_committed_again_before_an_unlock(cluster: Cluster) -> None:
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query:
+        for linger in (0.0, 20.0):
+            [token] = query.lock(QUEUE)
+            query.groups.commit({token: 50})
+            broker.forget(QUEUE)
+            broker.requests.clear()
+            query.groups.unlock([token], linger)
+            codes = [request.code for request in broker.requests]
+            assert broker.numbers["T", "0"] == "50"
+            assert (RequestCode.UNLOCK_BATCH_MQ in codes) == (not linger)
+            if not linger:
+                assert codes.index(RequestCode.UPDATE_CONSUMER_OFFSET) < codes.index(RequestCode.UNLOCK_BATCH_MQ)
+
+
+@pytest.mark.holds("group offset")
+def test_a_reset_is_not_undone_by_an_unlock(cluster: Cluster) -> None:
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query:
+        [token] = query.lock(QUEUE)
+        query.groups.commit({token: 50})
+        RocketMQAdmin(query.client, query.log).seek("g", {QUEUE: 10}, force=True)
+        query.groups.unlock([token])
+        assert broker.numbers["T", "0"] == "10"
+
+
+def test_a_renewal_stores_a_fence_again_that_a_killed_broker_forgot(cluster: Cluster) -> None:
+    """Otherwise a restarted query could not see that the queue has had another owner."""
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query:
+        [token] = query.lock(QUEUE)
+        fences = query.groups._offsets.fences("g", [QUEUE])
+        broker.forget(registers.fence(QUEUE))
+        assert query.groups.renew([token]) == []
+        assert query.groups._offsets.fences("g", [QUEUE]) == fences
+
+
+@pytest.mark.holds("one owner")
+@pytest.mark.parametrize("returns", [True, False], ids=["the owner returns", "the owner is dead"])
+def test_a_member_that_joins_while_a_broker_restarts_gets_no_queue_of_a_living_owner(cluster: Cluster, returns: bool) -> None:
+    """The broker knows neither the owner nor its lock before the owner's next heartbeat, and the new member has never seen the owner."""
+    peer, names = cluster.scripted("a", (before := Broker()).script), cluster.nameserver()
+    free = QUEUE._replace(queue_id=1)
+    with contextlib.closing(Query(names, "owner")) as owner:
+        token, given_back = owner.lock(QUEUE, free)
+        owner.groups.unlock([given_back])
+        peer.close()
+        cluster.scripted("a", Broker(before.numbers).script, port=peer.port)
+        with contextlib.closing(Query(names, "new")) as new:
+            assert [one.queue for one in new.lock(QUEUE, free)] == [free], "only a queue that was given back may be taken"
+            if returns:
+                assert owner.groups.renew([token]) == []
+                assert len(owner.beat()) == 2
+                assert new.lock(QUEUE) == []
+                owner.groups.unlock([token])
+            else:
+                new.groups.trust = 0.0
+            assert [one.queue for one in new.lock(QUEUE)] == [QUEUE]
+
+
+@pytest.mark.holds("killed owner")
+def test_a_restarted_query_gets_its_queues_at_once_from_a_broker_that_restarted_too(cluster: Cluster) -> None:
+    peer, names = cluster.scripted("a", (before := Broker()).script), cluster.nameserver()
+    with contextlib.closing(Query(names, "q")) as killed:
+        assert len(killed.lock(QUEUE)) == 1
+        peer.close()
+    cluster.scripted("a", Broker(before.numbers).script, port=peer.port)
+    with contextlib.closing(Query(names, "q")) as again:
+        assert len(again.lock(QUEUE)) == 1
+
+
+@pytest.mark.holds("shared source to sink")
+@pytest.mark.parametrize("meanwhile", ["killed", "killed twice", "gave back", "another query", "a Java consumer", "seek"])
+def test_a_restarted_query_of_a_shared_group_repeats_its_batch_if_nobody_else_had_the_queue(
+    cluster: Cluster, meanwhile: str
+) -> None:
+    """Its last batch was logged, but the group's offset is that of the batch before."""
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(names := cluster.nameserver(), "q")) as former:
+        [token] = former.lock(QUEUE)
+        former.groups.commit({token: 10})
+        tenures = {QUEUE: token.tenure}
+        if meanwhile != "killed":
+            former.groups.unlock([token])
+    match meanwhile:
+        case "killed twice":
+            with contextlib.closing(Query(names, "q")) as again:
+                again.lock(QUEUE, tenures=tenures)
+        case "another query":
+            with contextlib.closing(Query(names, "other")) as other:
+                other.groups.unlock(other.lock(QUEUE))
+        case "a Java consumer":
+            broker.numbers["T", "0"] = "20"
+    with contextlib.closing(Query(names, "q")) as again:
+        if meanwhile == "seek":
+            RocketMQAdmin(again.client, again.log).seek("g", {QUEUE: 5}, force=True)
+        owner = again.owner()
+        owner.locked(again.lock(QUEUE, tenures=tenures))
+        start, end = (Checkpoint("q", {QUEUE: at}, {}, tenures) for at in (10, 20))
+        owner.replay(start, end, again.groups.offsets("g", [QUEUE]))
+        same = meanwhile in ("killed", "killed twice", "gave back")
+        assert owner.in_flight() == ({QUEUE: OffsetRange(10, 20)} if same else {})
+
+
+@pytest.mark.holds("former run")
+def test_a_queue_that_a_repeated_batch_leaves_out_is_entered_at_the_groups_offset(cluster: Cluster) -> None:
+    """A Java consumer holds the queue while the batch is repeated, and ends without a commit. Spark has committed the batch."""
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    names = cluster.nameserver()
+    with contextlib.closing(Query(names, "q")) as former:
+        [token] = former.lock(QUEUE)
+        former.groups.commit({token: 10})
+    end = Checkpoint("q", {QUEUE: 20}, {}, {QUEUE: token.tenure})
+    with contextlib.closing(Query(names, "q")) as repeating:
+        repeating.groups.end_tenures("g", end.gen)
+    with contextlib.closing(Query(names, "q")) as again:
+        owner = again.owner()
+        owner.locked(again.lock(QUEUE, tenures=end.gen))
+        owner.enter(end, again.groups.offsets("g", [QUEUE]), {})
+        assert owner.owned[QUEUE].position == 10
 
 
 @pytest.mark.holds("one owner")

@@ -89,12 +89,25 @@ def test_a_lock_is_in_the_querys_name_or_the_clients() -> None:
 
 
 @given(st.lists(st.integers(0, 2**60), max_size=50))
-def test_epochs_grow_and_lie_above_the_fence(asked: list[int]) -> None:
-    epochs, last = lock_rules.Epochs(), time.time_ns() // 1000 - 1
-    for fence in asked:
-        epoch = epochs.next(fence)
-        assert epoch > max(fence + 1, last), "a grant sets the fence to its epoch minus 1"
+def test_epochs_grow_and_lie_above_the_fence(fences: list[int]) -> None:
+    epochs, last, mine = lock_rules.Epochs(), 0, lock_rules.new_client("a").client_id
+    for fence in fences:
+        epoch = epochs.next(fence, mine)
+        assert epoch > max(lock_rules.last_epoch(fence), last)
+        assert lock_rules.last_epoch(lock_rules.fence_of(epoch)) == lock_rules.last_epoch(epoch) == epoch
         last = epoch
+
+
+@given(st.integers(0, 2**60), st.booleans())
+def test_a_fence_shows_whether_another_query_owns_the_queue(fence: int, given_back: bool) -> None:
+    mine, again, others = (lock_rules.new_client(owner).client_id for owner in ("a", "a", "b"))
+    epoch = lock_rules.Epochs().next(fence, mine)
+    fence = epoch if given_back else lock_rules.fence_of(epoch)
+    assert lock_rules.is_owned_by_other(fence, others) is not given_back
+    assert not lock_rules.is_owned_by_other(fence, again)
+    freed = lock_rules.freed(fence)
+    assert freed > epoch
+    assert not lock_rules.is_owned_by_other(freed, others)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 121, "x" * 200])

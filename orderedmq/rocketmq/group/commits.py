@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from orderedmq.errors import LockError, TopicError
 from orderedmq.model import MessageQueue, is_parked
@@ -62,7 +62,12 @@ class Commits:
         lots = {queue: at for queue, at in moves.items() if is_parked(queue)}
         for part in (lots, {queue: at for queue, at in moves.items() if queue not in lots}):
             if part:
-                self._offsets.move(group, part, held_locks.queues(group), seconds)
+                try:
+                    self._offsets.move(group, part, held_locks.queues(group), seconds)
+                except LockError:
+                    # RocketMQ's own tools have reset the group. The offsets that were committed before must not be written again.
+                    held_locks.forget_offsets(group)
+                    raise
 
     def reset(self, group: str, offsets: Mapping[LockToken, int], held_locks: HeldLocks) -> None:
         """Set offsets of one group in any direction. Raises the errors of `move`."""
@@ -73,14 +78,24 @@ class Commits:
                 if held is not None:
                     held.committed[token.queue] = at
 
-    def repeat(self, locks: Sequence[HeldLock], held_locks: HeldLocks, seconds: float) -> list[LockToken]:
+    def repeat(
+        self,
+        locks: Sequence[HeldLock],
+        held_locks: HeldLocks,
+        seconds: float,
+        doubtful: Collection[HeldLock] = (),
+        *,
+        wait: float = 0.0,
+    ) -> list[LockToken]:
         """Restore offsets of the last 5 s that a killed broker has forgotten. Return the tokens of locks that turn out to be lost.
 
-        All ``locks`` are of the same group.
+        All ``locks`` are of the same group. A ``doubtful`` lock is lost if the group's offset is above the last committed one, because
+        only another owner, such as a Java consumer, can have moved it there. ``wait``: seconds to wait for a commit in progress.
         """
-        # Do not wait for a commit in progress: it writes the newest offsets, and a renewal has no time to wait.
-        if not self._committing.acquire(blocking=False):
+        # A renewal does not wait for a commit in progress: it has no time, and that commit writes the newest offsets.
+        if not self._committing.acquire(timeout=wait):
             return []
+        overtaken: list[LockToken] = []
         behind: dict[MessageQueue, int] = {}
         done: dict[MessageQueue, tuple[int, LockToken]] = {}
         try:
@@ -88,6 +103,8 @@ class Commits:
             if done:
                 group = locks[0].token.group
                 known = self._offsets.read(group, list(done), seconds)
+                suspects = {lock.token for lock in doubtful}
+                overtaken = [token for queue, (at, token) in done.items() if token in suspects and known.get(queue, -1) > at]
                 behind = {queue: at for queue, (at, _) in done.items() if at > known.get(queue, -1)}
                 # A lot without an offset may be a new lot of the same name, in which the committed offset would hide parked messages.
                 behind = {queue: at for queue, at in behind.items() if known.get(queue) or not is_parked(queue)}
@@ -99,7 +116,7 @@ class Commits:
                             group, {queue: at for queue, at in behind.items() if queue.topic == topic}, held_locks, seconds
                         )
         except LockError:
-            return list(dict.fromkeys(done[queue][1] for queue in behind))
+            return list(dict.fromkeys([*overtaken, *(done[queue][1] for queue in behind)]))
         finally:
             self._committing.release()
-        return []
+        return list(dict.fromkeys(overtaken))

@@ -52,7 +52,7 @@ from orderedmq.rocketmq.net.fan_out import lock_queues, unlock_queues
 _LOCK_TIMEOUT: Final = 15.0
 #: Seconds for renewing locks at all brokers. This time, RENEW_INTERVAL and the next heartbeat together take less than HOLDER_TRUST.
 _RENEW_TIMEOUT: Final = 3.0
-#: Seconds for giving queues back. A lock whose broker cannot be reached expires by itself.
+#: Seconds for giving queues back when a client leaves. A lock whose broker cannot be reached expires by itself.
 _UNLOCK_TIMEOUT: Final = 3.0
 #: Seconds for which `stale` reuses a fence, because a query calls `stale` between any two batches. Tasks and commits always read the
 #: fence.
@@ -106,7 +106,7 @@ class RocketMQGroups:
         member_client = self._member_clients.pop(client.client_id, None)
         if member_client is None:
             return
-        self.unlock([lock.token for lock in self._held_locks.of_client(client.client_id)])
+        self._unlock([lock.token for lock in self._held_locks.of_client(client.client_id)], 0.0, _UNLOCK_TIMEOUT)
         member_client.leave()
 
     def close(self) -> None:
@@ -153,9 +153,13 @@ class RocketMQGroups:
     # -- locks
 
     def lock(
-        self, group: str, client: ClientIdentity, queues: Sequence[MessageQueue]
+        self,
+        group: str,
+        client: ClientIdentity,
+        queues: Sequence[MessageQueue],
+        tenures: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, LockToken | Refusal]:
-        """See `Groups.lock`. A lock that was not confirmed within HOLDER_TRUST becomes a new grant. Waits for brokers that are away.
+        """See `Groups.lock`. Waits for brokers that are away.
 
         Raises RocketMQUnavailableError. After that error, the client holds only queues that it held before.
         """
@@ -163,14 +167,14 @@ class RocketMQGroups:
         deadline = Deadline.after(GROUP_TIMEOUT)
         while queues:
             try:
-                return self._lock(group, client, queues)
+                return self._lock(group, client, queues, tenures or {})
             except RocketMQUnavailableError:
                 if time.monotonic() >= deadline:
                     raise
         return {}
 
     def _lock(
-        self, group: str, client: ClientIdentity, queues: Sequence[MessageQueue]
+        self, group: str, client: ClientIdentity, queues: Sequence[MessageQueue], tenures: Mapping[MessageQueue, int]
     ) -> dict[MessageQueue, LockToken | Refusal]:
         asked = time.monotonic()
         by_name = self._brokers_of(queues)
@@ -179,45 +183,57 @@ class RocketMQGroups:
             member_client.send_heartbeat_to_new(group, by_name)
         ids = self._roster.ids(group, brokers, self.trust)
         only_run = lock_rules.is_only_run(client.client_id, [*ids, *self._held_locks.clients(group)])
-        known = {queue: self._held_locks.get(group, queue, client.client_id) for queue in queues}
-        wanted = [queue for queue, lock in known.items() if lock is None]
-        forgotten = self._roster.forgotten_locks(group, wanted, client.client_id, ids, brokers, self.trust)
-        names = {
-            queue: lock.name if lock is not None else lock_name(client.client_id, only_run=only_run)
-            for queue, lock in known.items()
-            if queue not in forgotten
-        }
-        kept = {queue: held for queue, held in known.items() if held is not None and held.trusted(asked, self.trust)}
-        fresh = {queue: name for queue, name in names.items() if queue not in kept}
+        held = [lock.token for queue in queues if (lock := self._held_locks.get(group, queue, client.client_id)) is not None]
+        lost = self._confirm(held, asked + _LOCK_TIMEOUT)
+        out: dict[MessageQueue, LockToken | Refusal] = {token.queue: token for token in held if token not in lost}
+        wanted = [queue for queue in queues if queue not in out]
+        left_out = self._left_out(group, wanted, client.client_id, ids, brokers)
+        names = {queue: lock_name(client.client_id, only_run=only_run) for queue in wanted if queue not in left_out}
+        asked = time.monotonic()
         try:
             granted = lock_queues(self._client, group, names, _LOCK_TIMEOUT)
-            new = {queue: name != client.client_id for queue, name in fresh.items() if queue in granted}
-            out: dict[MessageQueue, LockToken | Refusal] = {**self._grant(group, client, new, asked)}
+            new = {queue: name != client.client_id for queue, name in names.items() if queue in granted}
+            out.update(self._grant(group, client, new, tenures, asked))
         except OrderedMQError:
             # Give back all new locks, because one broker may have granted some although another broker could not be reached.
-            unlock_queues(self._client, group, fresh, _UNLOCK_TIMEOUT)
+            unlock_queues(self._client, group, names, _UNLOCK_TIMEOUT)
             raise
-        for queue, lock in known.items():
-            if queue in kept and queue in granted:
-                kept[queue].confirmed = asked
-                out[queue] = kept[queue].token
-            elif lock is not None and queue not in granted:
-                self._held_locks.forget(lock.token)
         missing = [queue for queue in queues if queue not in out]
         out.update((queue, self._refusal(group, queue, client.client_id, ids, brokers)) for queue in missing)
         return {queue: out[queue] for queue in queues}
 
+    def _left_out(
+        self, group: str, queues: Sequence[MessageQueue], mine: str, ids: Sequence[str], brokers: Sequence[str]
+    ) -> set[MessageQueue]:
+        """Return which of ``queues`` others may hold under locks that a restarted broker has forgotten and would grant again."""
+        if not queues or not self._roster.may_lack_members(group, mine, ids, self.trust):
+            return set()
+        fences = self._offsets.fences(group, queues)
+        owned = {queue for queue, fence in fences.items() if lock_rules.is_owned_by_other(fence, mine)}
+        return owned | self._roster.forgotten_locks(group, queues, mine, ids, brokers, self.trust)
+
     def _grant(
-        self, group: str, client: ClientIdentity, queues: Mapping[MessageQueue, bool], asked: float
+        self,
+        group: str,
+        client: ClientIdentity,
+        queues: Mapping[MessageQueue, bool],
+        tenures: Mapping[MessageQueue, int],
+        asked: float,
     ) -> dict[MessageQueue, LockToken]:
         """Return new tokens, and make all older ones stale. ``queues``: for each queue, whether its lock has the query's name."""
         fences, resets = self._offsets.fences(group, list(queues)), self._offsets.resets(group, list(queues))
-        epochs = {queue: self._epochs.next(max(fences[queue], resets[queue])) for queue in queues}
+        epochs = {queue: self._epochs.next(max(fences[queue], resets[queue]), client.client_id) for queue in queues}
+        last = self._offsets.tenures(group, [queue for queue in queues if tenures.get(queue, 0) > resets[queue]])
+        began = {queue: last[queue] if queue in last and last[queue] == tenures[queue] else epochs[queue] for queue in queues}
+        # Another owner's tenure ends before this one's token can be used.
+        self._offsets.set_tenures(group, {queue: epoch for queue, epoch in began.items() if epoch == epochs[queue]})
+        self._offsets.fence(group, {queue: lock_rules.fence_of(epoch) for queue, epoch in epochs.items()})
         tokens = {
-            queue: LockToken(group, queue, client.owner, client.client_id, epoch, epoch, queues[queue], resets[queue])
-            for queue, epoch in epochs.items()
+            queue: LockToken(
+                group, queue, client.owner, client.client_id, epochs[queue], began[queue], queues[queue], resets[queue]
+            )
+            for queue in queues
         }
-        self._offsets.fence(group, {queue: epoch - 1 for queue, epoch in epochs.items()})
         for token in tokens.values():
             self._held_locks.put(HeldLock(token, asked))
         return tokens
@@ -238,20 +254,23 @@ class RocketMQGroups:
         return Refusal(queue, "", ", ".join(others[:5]), None, False, LOCK_LIFE)
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """See `Groups.renew`. Also commits offsets again if a broker has forgotten them.
+        """See `Groups.renew`. Also stores offsets and fences again if a broker has forgotten them.
 
-        Raises RocketMQUnavailableError if a broker could not be reached and no lock is known to be lost.
+        A lock that is no longer trusted is renewed too, if it provably had no other owner. Raises RocketMQUnavailableError if a broker
+        could not be reached and no lock is known to be lost.
         """
-        asked = time.monotonic()
+        return self._confirm(tokens, time.monotonic() + _RENEW_TIMEOUT)
+
+    def _confirm(self, tokens: Sequence[LockToken], deadline: float) -> list[LockToken]:
         locks = {token: lock for token in tokens if (lock := self._held_locks.own(token)) is not None}
-        gone = {token for token in tokens if token not in locks or not locks[token].trusted(asked, self.trust)}
+        gone = {token for token in tokens if token not in locks}
         failed: OrderedMQError | None = None
-        for of_broker in by_broker(token for token in locks if token not in gone):
+        for of_broker in by_broker(locks):
             # Unreachable brokers share one time limit, so that locks at other brokers are renewed while they are still trusted.
-            left = max(LEAST_TIMEOUT, asked + _RENEW_TIMEOUT - time.monotonic())
+            left = max(LEAST_TIMEOUT, deadline - time.monotonic())
             try:
                 with self._held_locks.requests[of_broker[0].queue.broker_name]:
-                    gone.update(self._renew(of_broker, left))
+                    gone.update(self._confirm_at_broker(of_broker, left))
             except RocketMQUnavailableError as error:
                 failed = error
         for token in gone:
@@ -260,21 +279,28 @@ class RocketMQGroups:
             raise failed
         return [token for token in tokens if token in gone]
 
-    def _renew(self, tokens: Sequence[LockToken], seconds: float) -> set[LockToken]:
+    def _confirm_at_broker(self, tokens: Sequence[LockToken], left: float) -> set[LockToken]:
         """Renew locks of one group at one broker. Return the tokens that are lost or were given back."""
-        locks = {token: lock for token in tokens if (lock := self._held_locks.own(token)) is not None}
+        group = tokens[0].group
+        locks = [lock for token in tokens if (lock := self._held_locks.own(token)) is not None]
         # Read the fences first, because a lock request would take back a queue that was taken from this client.
-        fenced = self._fenced(list(locks), seconds)
-        kept = [token for token in locks if token not in fenced]
-        at = time.monotonic()
-        names = {token.queue: locks[token].name for token in kept}
-        granted = lock_queues(self._client, tokens[0].group, names, seconds)
-        kept = [token for token in kept if token.queue in granted]
-        for token in kept:
-            locks[token].confirmed = at
-        lost = self._commits.repeat([locks[token] for token in kept], self._held_locks, seconds)
-        self._give_back([locks[token] for token in lost])
-        return set(tokens).difference(kept).union(lost)
+        fences = self._offsets.fences(group, [lock.token.queue for lock in locks], left)
+        kept = [lock for lock in locks if fences[lock.token.queue] < lock.token.epoch]
+        asked = time.monotonic()
+        doubtful = [lock for lock in kept if not lock.trusted(asked, self.trust)]
+        granted = lock_queues(self._client, group, {lock.token.queue: lock.name for lock in kept}, left)
+        doubtful = [lock for lock in doubtful if lock.token.queue in granted]
+        # Another query may have had a doubtful lock in between. If it gave the queue back after the fences were read, they show it now.
+        fenced = set(self._fenced([lock.token for lock in doubtful], left))
+        kept = [lock for lock in kept if lock.token.queue in granted and lock.token not in fenced]
+        for lock in kept:
+            lock.confirmed = asked
+        forgotten = [lock.token for lock in kept if fences[lock.token.queue] < lock_rules.fence_of(lock.token.epoch)]
+        self._offsets.set_tenures(group, {token.queue: token.tenure for token in forgotten}, left)
+        self._offsets.fence(group, {token.queue: lock_rules.fence_of(token.epoch) for token in forgotten}, left)
+        moved = self._commits.repeat(kept, self._held_locks, left, doubtful)
+        self._give_back([lock for lock in kept if lock.token in moved])
+        return set(tokens).difference(lock.token for lock in kept).union(moved)
 
     def check(self, token: LockToken) -> bool:
         """See `Groups.check`. Outside of the client's process, this also renews the lock: brokers have no request that only checks it."""
@@ -292,15 +318,11 @@ class RocketMQGroups:
 
     def _stale_locks(self, tokens: Sequence[LockToken], fence_age: float) -> set[LockToken]:
         now = time.monotonic()
-        gone: set[LockToken] = set()
-        foreign: list[LockToken] = []
-        for token in tokens:
-            lock = self._held_locks.own(token)
-            if lock is not None and not lock.trusted(now, self.trust):
-                gone.add(token)
-            elif lock is None:
-                # All locks of this process's clients are known here, so a lock that is not known is lost.
-                (gone.add if token.client_id in self._own_clients else foreign.append)(token)
+        own = {token: lock for token in tokens if (lock := self._held_locks.own(token)) is not None}
+        # All locks of this process's clients are known here, so a lock that is not known is lost.
+        gone = {token for token in tokens if token not in own and token.client_id in self._own_clients}
+        foreign = [token for token in tokens if token not in own and token not in gone]
+        gone.update(self._lost_by_delay([token for token, lock in own.items() if not lock.trusted(now, self.trust)]))
         doubtful = [token for token in tokens if token not in gone and self._held_locks.must_read_fence(token, now, fence_age)]
         fenced = self._fenced(doubtful)
         self._held_locks.record_fences_read(doubtful, fenced, now)
@@ -312,6 +334,14 @@ class RocketMQGroups:
         held = {token for token in asked if self._still_granted(token)}
         gone.update(token for token in foreign if token not in held)
         return gone
+
+    def _lost_by_delay(self, tokens: Sequence[LockToken]) -> list[LockToken]:
+        """Renew locks that were not renewed in time, because their broker or this process was paused. Return the tokens that are lost.
+
+        Waits for brokers that are away.
+        """
+        deadline = Deadline.after(GROUP_TIMEOUT)
+        return self._confirm(tokens, deadline) if tokens else []
 
     def _still_granted(self, token: LockToken) -> bool:
         names = {token.queue: lock_name(token.client_id, only_run=token.only_run)}
@@ -349,30 +379,43 @@ class RocketMQGroups:
         return out
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
-        """See `Groups.unlock`. A lingering lock expires like any lock that is not renewed, as with RocketMQ's unlockDelay."""
+        """See `Groups.unlock`. A lingering lock expires like any lock that is not renewed, as with RocketMQ's unlockDelay.
+
+        Waits for brokers that are away, because a broker that was killed may have forgotten the offsets at which the next owner begins.
+        """
+        self._unlock(tokens, linger, GROUP_TIMEOUT)
+
+    def _unlock(self, tokens: Sequence[LockToken], linger: float, seconds: float) -> None:
         for of_broker in by_broker(tokens):
             with self._held_locks.requests[of_broker[0].queue.broker_name]:
                 locks = [lock for token in of_broker if (lock := self._held_locks.own(token)) is not None]
-                self._give_back(locks, linger)
+                self._give_back(locks, linger, seconds)
 
-    def _give_back(self, locks: Sequence[HeldLock], linger: float = 0.0) -> None:
+    def _give_back(self, locks: Sequence[HeldLock], linger: float = 0.0, seconds: float = _UNLOCK_TIMEOUT) -> None:
         """Forget locks of one group at one broker and, unless they linger, unlock their queues."""
         for lock in locks:
             self._held_locks.forget(lock.token)
-        if linger > 0 or not locks:
+        if not locks:
             return
         group = locks[0].token.group
         # A lock that cannot be checked or given back now, or whose topic was deleted, expires by itself.
         with contextlib.suppress(RocketMQUnavailableError, TopicError):
-            # A lock under the query's name may now belong to a later run, which has raised the fence in that case.
-            named = [lock.token for lock in locks if lock.name != lock.token.client_id]
-            fenced = self._fenced(named, _UNLOCK_TIMEOUT)
+            fenced = self._fenced([lock.token for lock in locks], seconds)
             own = [lock for lock in locks if lock.token not in fenced]
+            self._commits.repeat(own, self._held_locks, seconds, wait=seconds)
+            if linger > 0:
+                return
+            # A fenced lock under the query's name may now belong to a later run.
+            own += [lock for lock in locks if lock.token in fenced and lock.name == lock.token.client_id]
             # Raise the fences first, so that a task that checks its lock now does not take it again. A deleted topic or group needs
             # no fence.
             with contextlib.suppress(TopicError, GroupError):
-                self._offsets.raise_fences(group, {one.token.queue: one.token.epoch for one in own}, _UNLOCK_TIMEOUT)
-            unlock_queues(self._client, group, {one.token.queue: one.name for one in own}, _UNLOCK_TIMEOUT)
+                self._offsets.raise_fences(group, {one.token.queue: one.token.epoch for one in own}, seconds)
+            unlock_queues(self._client, group, {one.token.queue: one.name for one in own}, seconds)
+
+    def end_tenures(self, group: str, tenures: Mapping[MessageQueue, int]) -> None:
+        last = self._offsets.tenures(group, list(tenures))
+        self._offsets.set_tenures(group, {queue: 0 for queue, epoch in tenures.items() if last[queue] == epoch})
 
     # -- offsets
 
@@ -406,9 +449,10 @@ class RocketMQGroups:
             self._commits.reset(group, {token: offsets[token] for token in tokens}, self._held_locks)
             for token in tokens:
                 reset = resets[token.queue]
-                epoch = self._epochs.next(reset)
+                epoch = self._epochs.next(reset, token.client_id)
                 out[token] = replace(token, epoch=epoch, tenure=epoch, reset=reset)
-            self._offsets.fence(group, {token.queue: out[token].epoch - 1 for token in tokens})
+            self._offsets.set_tenures(group, {token.queue: out[token].tenure for token in tokens})
+            self._offsets.fence(group, {token.queue: lock_rules.fence_of(out[token].epoch) for token in tokens})
             self._held_locks.replace({token: out[token] for token in tokens})
         return [out[token] for token in offsets]
 

@@ -89,6 +89,13 @@ class HeldLocks:
             if not held:
                 self._found.pop((token.group, token.queue), None)
 
+    def forget_offsets(self, group: str) -> None:
+        """Forget the last committed offsets of a group, because somebody else has changed the offsets at the broker."""
+        with self._lock:
+            for (name, _), held in self._found.items():
+                for lock in held.values() if name == group else ():
+                    lock.committed.clear()
+
     def of_client(self, client_id: str) -> list[HeldLock]:
         with self._lock:
             return [held[client_id] for held in self._found.values() if client_id in held]

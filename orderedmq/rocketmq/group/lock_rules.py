@@ -3,17 +3,20 @@
 The broker's lock table (RebalanceLockManager) stores a client id and a time for each (group, queue). It stores no epoch and no earlier
 owners, and a renewal also grants a queue that is free. So these additional rules apply:
 
-- *Trust*: a lock is trusted for HOLDER_TRUST (30 s, half of its life) from when its last successful request was sent. After
-  that, another client may have held the queue, so ``lock`` treats a success as a new grant, with a new epoch, and ``renew`` reports a loss.
-- *Epoch*: the time of the grant in microseconds since 1970, raised above all earlier epochs of this process and of the queue. Clocks
-  differ and are corrected, so the queue's *fence* counts and not the time: the epoch of its newest grant is at most the fence plus 1.
+- *Trust*: a lock is trusted for HOLDER_TRUST (30 s, half of its life) from when its last successful request was sent. After that,
+  another client may have held the queue, so nothing is done under the lock until it is renewed. It is lost, although the broker grants it
+  again, if its fence was raised, or if the group's offset is above the last one that its holder committed (a Java consumer's doing).
+- *Epoch*: the time of the grant in milliseconds since 1970, raised above all earlier epochs of this process and of the queue, and then 19
+  bits that identify the query and one that is 0. Clocks differ and are corrected, so the queue's *fence* counts and not the time.
 - *Fence*: a number stored next to the group's offset in the queue (offsets.py). A token whose epoch is not above the fence is stale.
-  Grants set the fence to their epoch minus 1. Unlocks, seeks and forced releases raise it to at least that epoch. Java consumers do not
-  raise it, and a killed broker forgets changes of its last 5 s, so a token above the fence may still be stale.
-- *Restart of a broker*: roster.py prevents members from taking each other's queues while the broker does not know all members.
-- *Tenure*: always begins at the token's epoch, because the broker does not store earlier owners. So a restarted query of a shared group
-  resumes each queue at the group's offset. An exclusive query follows its checkpoint unless the group's offset is higher or the queue was
-  reset since (Owner.unbroken).
+  Grants set the fence to their epoch minus 1, so it is odd while the queue is owned. Unlocks, seeks and forced releases raise it to that
+  epoch or another even number. Java consumers do not raise it. A killed broker forgets changes of its last 5 s, which the next renewal
+  makes again.
+- *Restart of a broker*: it forgets locks and members. So for HOLDER_TRUST after a client had to rejoin, or has joined, it does not ask for
+  a queue that another query owns according to the fence, nor for one that a member reports (roster.py). A living owner has returned by then.
+- *Tenure*: the broker stores no earlier owners, so each grant stores the epoch at which the owner's tenure began next to the fence. A
+  restarted query continues its tenure if this number is the one in its checkpoint. Java consumers do not change it, so the group's offset
+  must not be above the checkpoint's either (Owner.unbroken).
 - *Reset*: another number stored next to the offset is the epoch of the queue's last reset. A checkpoint whose tenure began before it is
   older. It is also part of the identity of a dead letter.
 - *Name*: the client id of a lock may be any text, not only a member's id. A run uses its query's name while no other run of the
@@ -37,6 +40,7 @@ from orderedmq.conditions import GroupCondition
 from orderedmq.errors import GroupError, LockError, lost
 from orderedmq.model import check_group
 from orderedmq.ownership.lock import ClientIdentity, LockToken
+from orderedmq.rocketmq.wire.registers import OWNER_BITS
 
 #: Prefix of this package's client ids. The last part is unique to a run: ``orderedmq-<query>@<host>-<pid>-<random>``.
 PREFIX: Final = "orderedmq-"
@@ -97,6 +101,37 @@ def lock_names(client_id: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((query_of(client_id), client_id)))
 
 
+def _owner_bits(client_id: str) -> int:
+    """Return an even number that identifies the client's query, and is the same on every machine."""
+    digest = hashlib.blake2b(query_of(client_id).encode(), digest_size=4).digest()
+    return int.from_bytes(digest) % (1 << OWNER_BITS) & ~1
+
+
+def _time_above(number: int) -> int:
+    """Return the time in milliseconds since 1970, or more if that is needed for an epoch above ``number``."""
+    return max((number >> OWNER_BITS) + 1, time.time_ns() // 1_000_000)
+
+
+def fence_of(epoch: int) -> int:
+    """Return the fence of a queue that is owned under this epoch."""
+    return epoch - 1
+
+
+def last_epoch(fence: int) -> int:
+    """Return the epoch of the last grant that this fence shows, also if the lock was given back."""
+    return fence + (fence & 1)
+
+
+def is_owned_by_other(fence: int, client_id: str) -> bool:
+    """Return whether the last grant went to another query than the client's, and was not given back."""
+    return fence & 1 == 1 and last_epoch(fence) % (1 << OWNER_BITS) != _owner_bits(client_id)
+
+
+def freed(fence: int) -> int:
+    """Return a fence that makes all tokens so far stale, also if the broker has forgotten the fence of the newest grant."""
+    return _time_above(last_epoch(fence)) << OWNER_BITS
+
+
 class Epochs:
     """Numbers that always grow within a process, and across processes as far as their clocks agree. Thread-safe."""
 
@@ -104,10 +139,10 @@ class Epochs:
         self._lock = threading.Lock()
         self._last = 0
 
-    def next(self, fence: int) -> int:
-        """Return an epoch greater than every earlier epoch, also than that of the newest grant that set ``fence``."""
+    def next(self, fence: int, client_id: str) -> int:
+        """Return an epoch for a grant to the client. It is above every earlier one, also above that of the grant that set ``fence``."""
         with self._lock:
-            self._last = max(self._last, fence + 1, time.time_ns() // 1000) + 1
+            self._last = _time_above(max(self._last, last_epoch(fence))) << OWNER_BITS | _owner_bits(client_id)
             return self._last
 
 

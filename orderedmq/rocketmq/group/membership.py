@@ -59,6 +59,8 @@ class _Membership:
     topics: list[TopicSubscription]
     #: The addresses of the brokers that get heartbeats, by broker name.
     brokers: dict[str, str]
+    #: When the client joined (monotonic seconds).
+    since: float
 
 
 class MemberClient:
@@ -109,7 +111,8 @@ class MemberClient:
             version=self._version,
         )
         # Set this before the heartbeat is sent, because other members may ask for it immediately afterwards.
-        self._groups[group] = _Membership(member, topics, brokers)
+        since = before.since if before is not None else time.monotonic()
+        self._groups[group] = _Membership(member, topics, brokers, since)
         reached, failed, began = list[str](), None, time.monotonic()
         for broker, address in brokers.items():
             try:
@@ -160,6 +163,11 @@ class MemberClient:
     def rejoined_within(self, seconds: float) -> bool:
         """Return whether this client rejoined a broker within the last ``seconds`` because the connection to it had ended."""
         return time.monotonic() - self._rejoined < seconds
+
+    def joined_within(self, group: str, seconds: float) -> bool:
+        """Return whether this client became a member of the group within the last ``seconds``."""
+        known = self._groups.get(group)
+        return known is not None and time.monotonic() - known.since < seconds
 
     def cut_off(self) -> bool:
         """Return whether a connection to a broker has ended, and with it this client's membership at that broker."""

@@ -8,13 +8,13 @@ offsets, with the request that replicas use.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from orderedmq.conditions import GroupCondition, LockCondition, OffsetCondition
 from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError, TopicError, not_an_offset
 from orderedmq.model import RETRY_PREFIX, MessageQueue, OffsetRange
+from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.lock_rules import not_created
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -160,7 +160,14 @@ class GroupOffsets:
         known = self.fences(group, list(epochs), seconds)
         self.fence(group, {queue: epoch for queue, epoch in epochs.items() if epoch > known[queue]}, seconds)
 
-    # -- resets
+    # -- tenures and resets
+
+    def tenures(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        """Return the epoch at which the tenure of each queue's last owner began; 0 for a queue without one."""
+        return dict(zip(queues, self._registers(group, [registers.tenure(queue) for queue in queues])))
+
+    def set_tenures(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
+        self.write(group, {registers.tenure(queue): epoch for queue, epoch in epochs.items()}, seconds)
 
     def resets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         """Return the epoch of each queue's last reset; 0 for a queue that was never reset."""
@@ -172,9 +179,8 @@ class GroupOffsets:
         assert not kept, "RocketMQ's tools do not know this register, so they never reset it"
 
     def next_epochs(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """Return for each queue an epoch that no grant so far exceeds, although a broker may have forgotten the newest grant's fence."""
-        now = time.time_ns() // 1000
-        return {queue: max(fence + 1, now) for queue, fence in self.fences(group, queues).items()}
+        """Return for each queue an epoch that no grant so far exceeds. With this fence, the queue counts as given back."""
+        return {queue: lock_rules.freed(fence) for queue, fence in self.fences(group, queues).items()}
 
     def make_retry_topic(self, group: str) -> None:
         """Create the group's retry topic if brokers are reached through a Proxy. Without a Proxy, members' heartbeats create it.

@@ -87,12 +87,20 @@ class Roster:
         self._listed[group] = listed
         return sorted(listed)
 
+    def may_lack_members(self, group: str, mine: str, ids: Sequence[str], trust: float) -> bool:
+        """Return whether owners of queues may be missing in ``ids`` because a broker has forgotten them.
+
+        For ``trust`` seconds after the client ``mine`` joined, it may not know members that a restarted broker had before.
+        """
+        client = self.clients.get(mine)
+        return (client is not None and client.joined_within(group, trust)) or self._rejoins(group, ids, trust)
+
     def forgotten_locks(
         self, group: str, queues: Sequence[MessageQueue], mine: str, ids: Sequence[str], brokers: Sequence[str], trust: float
     ) -> set[MessageQueue]:
-        """Return which of ``queues`` other members may hold under locks that a restarted broker has forgotten.
+        """Return which of ``queues`` other members report as theirs, if a broker may have forgotten their locks.
 
-        The broker would grant these queues again. A member that does not answer may hold any of them.
+        A member that does not answer may hold any of them.
         """
         if not self._rejoins(group, ids, trust):
             return set()

@@ -13,6 +13,7 @@ id is below SETTLED_QUEUES.
 register         one for each                       what its number means
 ===============  =================================  =========================================================================
 `fence`          group, queue                       the greatest epoch that is stale for every client (group.lock_rules)
+`tenure`         group, queue                       the epoch at which the last owner's unbroken tenure began (group.lock_rules)
 `reset`          group, queue                       the epoch of the last reset of the group's offset (group.lock_rules)
 `mark`           sink's group, topic, broker        which sink the other registers belong to (sink.bookmarks)
 `writer`         sink's group, queue                the run and batch that may write to the queue (sink.bookmarks)
@@ -30,11 +31,13 @@ from orderedmq.model import MessageQueue
 
 #: The number of ids in a register's span. It is greater than the maximum number of queues of a topic (MAX_QUEUES).
 SPAN: Final = 1 << 20
-_FENCES, _RESETS, _MARKS, _WRITERS, _COMMITTED, _HISTORY = (number * SPAN for number in (1, 4, 6, 8, 16, 17))
+_FENCES, _TENURES, _RESETS, _MARKS, _WRITERS, _COMMITTED, _HISTORY = (number * SPAN for number in (1, 2, 4, 6, 8, 16, 17))
 _SETTLED: Final = 1 << 30
 SETTLED_QUEUES: Final = 1 << 10
 SETTLED_BLOCKS: Final = 1 << 20
-#: The number of messages in a block. The block's number has a bit for each of them. The bits above are the lowest bits of the epoch of
+#: An epoch is a time in milliseconds, and below it so many bits that identify the query (group.lock_rules).
+OWNER_BITS: Final = 20
+#: The number of messages in a block. The block's number has a bit for each of them. The bits above are the lowest bits of the time of
 #: the queue's last reset.
 SETTLED_BLOCK: Final = 40
 _RESET_BITS: Final = 23
@@ -42,6 +45,10 @@ _RESET_BITS: Final = 23
 
 def fence(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=queue.queue_id + _FENCES)
+
+
+def tenure(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=queue.queue_id + _TENURES)
 
 
 def reset(queue: MessageQueue) -> MessageQueue:
@@ -72,13 +79,17 @@ def settled(queue: MessageQueue, block: int) -> MessageQueue:
 
 def settled_number(bits: int, reset: int) -> int:
     """Return a block's number. ``bits`` marks the messages that were settled since the reset whose epoch is ``reset``."""
-    return reset % (1 << _RESET_BITS) << SETTLED_BLOCK | bits
+    return _time(reset) << SETTLED_BLOCK | bits
 
 
 def settled_bits(number: int, reset: int) -> int:
     """Return the bits in a block's number, or 0 if they were set before the queue's last reset, whose epoch is ``reset``."""
     of_reset, bits = divmod(number, 1 << SETTLED_BLOCK)
-    return bits if of_reset == reset % (1 << _RESET_BITS) else 0
+    return bits if of_reset == _time(reset) else 0
+
+
+def _time(reset: int) -> int:
+    return (reset >> OWNER_BITS) % (1 << _RESET_BITS)
 
 
 def queue_of(place: MessageQueue) -> MessageQueue:
