@@ -24,7 +24,7 @@ from orderedmq.concise import concise_calls
 from orderedmq.conditions import MessageCondition, SinkCondition, StoreCondition
 from orderedmq.connections import reach
 from orderedmq.errors import MessageError, OrderedMQError, RocketMQError, SinkError, StoreError
-from orderedmq.model import DEFAULT_COMPRESSION
+from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue
 from orderedmq.options.sink import NO_KEY, SinkOptions
 from orderedmq.routing.selector import selector
 
@@ -35,10 +35,11 @@ COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 
 
 class _Planned:
-    """The checked options and columns, the store's identity, and the job's name. Both writers use this class.
+    """The checked options and columns, the store's identity, the topic's queues, and the job's name. Both writers use this class.
 
-    Tasks refuse a store with another identity, for example a store on another machine. Spark makes one writer for all tasks of a
-    job, and another writer for each job that writes the same batch again.
+    The queues are chosen here, so that all tasks and attempts of the job spread their rows over the same ones. Tasks refuse a store with
+    another identity, for example a store on another machine. Spark makes one writer for all tasks of a job, and another writer for each
+    job that writes the same batch again.
     """
 
     def __init__(
@@ -55,14 +56,18 @@ class _Planned:
         self.streaming = streaming
         # Load a user's selector function here, so that a mistake is reported before any task starts.
         selector(self.options.selector, 0)
-        self.identity = self._connected() if for_tasks else ""
+        self.identity = ""
+        #: The queues of option topic. Empty if a column names the topics.
+        self.queues: Sequence[MessageQueue] = ()
+        if for_tasks:
+            self._connect()
         self.job = uuid.uuid4().hex
 
-    def _connected(self) -> str:
-        """Connect to the broker, and return what `_prepare` returns."""
+    def _connect(self) -> None:
+        """Connect to the broker, and call `_prepare`."""
         with reach(self.options.endpoint) as broker:
             try:
-                return self._prepare(broker)
+                self._prepare(broker)
             except RocketMQError as error:
                 # A Proxy that checks accounts refuses even the request for routes and names only one right, so report all missing rights
                 # here.
@@ -71,15 +76,15 @@ class _Planned:
                     broker.outbox.require_rights(self.options.topic, self.options.sink_group, identified=identified)
                 raise
 
-    def _prepare(self, broker: Broker) -> str:
-        """Check the broker's abilities, create the topic if it is missing and the options allow that, and return the broker's identity."""
+    def _prepare(self, broker: Broker) -> None:
+        """Check the broker's abilities, create the topic if it is missing and the options allow that, and choose its queues."""
         if self.plan.delays:
             broker.outbox.require_delays(self.plan.delays, self.options.topic)
         if self.options.trace_topic is not None:
             broker.traced(self.options.trace_topic)
         if self.options.topic is not None:
             try:
-                target_queues(broker, self.options.topic, self.options)
+                self.queues = target_queues(broker, self.options.topic, self.options)
             except StoreError as error:
                 if error.sub != StoreCondition.MISSING or self.options.topic_queue_nums is None:
                     raise
@@ -88,10 +93,11 @@ class _Planned:
                     self.options.topic_queue_nums,
                     compression=self.options.compression or DEFAULT_COMPRESSION,
                 )
-        return broker.identity
+                self.queues = target_queues(broker, self.options.topic, self.options)
+        self.identity = broker.identity
 
     def write(self, rows: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return write(rows, self.options, self.plan, self.identity, self.job, streaming=self.streaming)
+        return write(rows, self.options, self.plan, self.identity, self.job, self.queues, streaming=self.streaming)
 
     def publish(self, messages: Sequence[WriterCommitMessage | None]) -> Published | None:
         """Publish the batch. Return what became visible, or None if no task sent a commit message."""

@@ -7,7 +7,7 @@ task collects about 16 MiB of rows before it routes them, so that each queue get
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -72,11 +72,18 @@ def sink_batch(options: SinkOptions, run: SourceRun | None, job: str = "", *, st
 
 
 def write(
-    rows: Iterator[pa.RecordBatch], options: SinkOptions, plan: Plan, identity: str, job: str = "", *, streaming: bool
+    rows: Iterator[pa.RecordBatch],
+    options: SinkOptions,
+    plan: Plan,
+    identity: str,
+    job: str = "",
+    queues: Sequence[MessageQueue] = (),
+    *,
+    streaming: bool,
 ) -> Written:
     """Stage all rows of one attempt of one task. Capabilities.atomic_publish says whether readers see them only after the commit.
 
-    ``job``: see `SinkBatch`.
+    ``job``: see `SinkBatch`. ``queues``: those of option topic, as the driver has chosen them for all attempts of the job.
     """
     context = TaskContext.get()
     assert context is not None, "a writer runs in a Spark task"
@@ -87,7 +94,7 @@ def write(
     staging = broker.outbox.open(batch, context.partitionId())
     try:
         seed = batch.batch_id * 65537 + context.partitionId()
-        task = _Task(broker, staging, options, plan, context.partitionId(), seed)
+        task = _Task(broker, staging, options, plan, context.partitionId(), seed, queues)
         for gathered in _gather_rows(rows, options):
             task.route(gathered)
         if task.malformed:
@@ -139,7 +146,16 @@ def _gather_rows(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterat
 class _Task:
     """The state of a writing task: known topics, the selector, the keys seen, and counts of rows."""
 
-    def __init__(self, broker: Broker, staging: Staging, options: SinkOptions, plan: Plan, partition: int, seed: int) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        staging: Staging,
+        options: SinkOptions,
+        plan: Plan,
+        partition: int,
+        seed: int,
+        proposed: Sequence[MessageQueue],
+    ) -> None:
         self._broker = broker
         self._staging = staging
         self._options = options
@@ -148,6 +164,7 @@ class _Task:
         self.rows = self.null_keys = self.several_tags = 0
         # Without atomic publishing, sent rows stay, so a retry that gets its rows in another order must choose the same queues.
         self._selector = selector(options.selector, seed, by_content=not broker.capabilities.atomic_publish)
+        self._proposed = proposed
         self._queues: dict[str, list[MessageQueue]] = {}
         self.seen = SeenKeys()
         #: Number of rows that contain a text that is not UTF-8.
@@ -232,9 +249,11 @@ class _Task:
     def _queues_of(self, topic: str) -> list[MessageQueue]:
         known = self._queues.get(topic)
         if known is None:
+            proposed = self._proposed
             if self._plan.topic is not None:
                 check_topic(topic, writing=True)
-            known = self._queues[topic] = target_queues(self._broker, topic, self._options)
+                proposed = target_queues(self._broker, topic, self._options)
+            known = self._queues[topic] = self._staging.targets(topic, proposed)
         return known
 
 

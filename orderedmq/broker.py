@@ -373,6 +373,14 @@ class Groups(Protocol):
 class Staging(Protocol):
     """The rows of one attempt of one writing task. They are invisible until published if publishing is atomic (Capabilities)."""
 
+    def targets(self, topic: str, proposed: Sequence[MessageQueue]) -> list[MessageQueue]:
+        """Return the queues over which the batch's rows of a topic are spread. Call this before the first `add` to the topic.
+
+        ``proposed``: the queues that all attempts of this job propose, in the order of the indices that selectors compute. If another
+        job has written the batch over other queues, these are returned, so that a repeat finds its rows. Raises SinkError QUEUES_AWAY
+        if rows may be there and not all of these queues accept rows.
+        """
+
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         """Stage rows (PRODUCER_COLUMNS, ``body`` required) after all rows that were added before.
 

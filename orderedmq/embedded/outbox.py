@@ -168,7 +168,8 @@ def forget_topics(txn: Transaction, topics: Collection[str]) -> None:
             continue
         kept.add(sink)
         if rows != record["rows"]:
-            txn.put("batches", key, json.dumps(record | {"rows": rows}).encode())
+            spread = {topic: count for topic, count in record["spread"].items() if topic not in topics}
+            txn.put("batches", key, json.dumps(record | {"rows": rows, "spread": spread}).encode())
 
 
 def _latest(txn: Transaction, key: bytes) -> int | None:
@@ -183,7 +184,9 @@ def _record(txn: Transaction, sources: Iterable[Registration], receipts: Iterabl
     """
     rows: dict[MessageQueue, int] = {}
     content: dict[str, int] = {}
+    spread: dict[str, int] = {}
     for receipt in receipts:
+        spread |= receipt.staged.spread
         for queue, count in receipt.rows.items():
             rows[queue] = rows.get(queue, 0) + count
         for topic, total in receipt.staged.content.items():
@@ -201,6 +204,8 @@ def _record(txn: Transaction, sources: Iterable[Registration], receipts: Iterabl
         ],
         "rows": [[queue.topic, queue.queue_id, rows[queue]] for queue in sorted(rows) if rows[queue]],
         "content": {topic: f"{total % (1 << 64):016x}" for topic, total in sorted(content.items())},
+        # A repeat of the batch must choose the same queues, also after the topic got more.
+        "spread": spread,
     }
 
 

@@ -8,10 +8,11 @@ rows through an in-memory queue with two places, so that reading, routing and wr
 from __future__ import annotations
 
 import contextlib
+import json
 import queue as queues
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ from orderedmq.embedded.store.segment_file import Header, SegmentWriter
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.embedded.topics import topic_of
 from orderedmq.errors import SinkError, StoreError, rows_gone
-from orderedmq.model import MessageQueue, OffsetRange, check_topic
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, check_topic
 from orderedmq.routing.content_hash import content_sum64
 from orderedmq.rows.message_rows import normalise
 
@@ -55,6 +56,8 @@ class Staged(NamedTuple):
     chunks: tuple[StagedChunk, ...]
     size: int
     content: Mapping[str, int]
+    #: Over how many queues the rows of each topic are spread.
+    spread: Mapping[str, int]
 
 
 class EmbeddedStaging:
@@ -68,6 +71,7 @@ class EmbeddedStaging:
         self.token = uuid.uuid4().hex
         self._rows: dict[MessageQueue, int] = {}
         self._content: dict[str, int] = {}
+        self._spread: dict[str, int] = {}
         self._codecs: dict[str, int] = {}
         self._waiting: list[tuple[MessageQueue, pa.RecordBatch]] = []
         self._waiting_bytes = 0
@@ -88,6 +92,17 @@ class EmbeddedStaging:
         if batch is None or batch.sink_id is None:
             return False
         return batch.run is None or not runs.has_sources(self._store.path, batch.run)
+
+    def targets(self, topic: str, proposed: Sequence[MessageQueue]) -> list[MessageQueue]:
+        """See `Staging.targets`. Only a published batch has rows that readers see, so only its queues are kept."""
+        count = None
+        if self._batch is not None and self._batch.sink_id is not None:
+            with self._store.read() as txn:
+                record = txn.get("batches", layout.sink_key(self._batch.sink_id) + layout.number(self._batch.batch_id))
+            count = json.loads(record)["spread"].get(topic) if record is not None else None
+        queues = list(proposed) if count is None else [MessageQueue(topic, EMBEDDED_BROKER, number) for number in range(count)]
+        self._spread[topic] = len(queues)
+        return queues
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         if self._error is not None:
@@ -134,7 +149,8 @@ class EmbeddedStaging:
         return Receipt(self.token, self._partition, dict(self._rows), self._staged(self._writer.size))
 
     def _staged(self, size: int) -> Staged:
-        return Staged(tuple(self._chunks), size, {topic: total % (1 << 64) for topic, total in self._content.items()})
+        content = {topic: total % (1 << 64) for topic, total in self._content.items()}
+        return Staged(tuple(self._chunks), size, content, self._spread)
 
     def abandon(self) -> None:
         """See `Staging.abandon`. Do not call this once the receipt was passed on."""

@@ -228,6 +228,39 @@ def test_a_repeat_whose_rows_without_keys_are_in_other_queues_is_the_same_batch(
     assert (bodies(broker, first), bodies(broker, second)) == (["a", "c"], ["b", "d"])
 
 
+def spread(broker: Broker, batch: SinkBatch, keys: str) -> Receipt:
+    """Stage a row per key, whose queue is chosen by its place in the list of targets."""
+    staging = broker.outbox.open(batch, 0)
+    targets = staging.targets("orders", broker.log.targets("orders"))
+    for key in keys:
+        staging.add(targets[ord(key) % len(targets)], rows(key))
+    return staging.receipt()
+
+
+@pytest.mark.holds("sink once")
+@pytest.mark.holds("same key, same queue")
+def test_attempts_of_a_batch_use_the_same_queues_although_the_topic_got_more(broker: Broker):
+    queues_of(broker)
+    spread(broker, numbered(0, "dead"), "abcd")
+    broker.admin.add_queues("orders", 8)
+    assert not broker.outbox.publish(numbered(0), [spread(broker, numbered(0), "abcdefgh")]).replayed
+    queues = broker.log.targets("orders")
+    assert sorted(body for queue in queues for body in bodies(broker, queue)) == list("abcdefgh")
+
+
+@pytest.mark.holds("changed replay")
+def test_a_published_batch_is_the_same_although_the_topic_got_queues_since(broker: Broker):
+    queues_of(broker)
+    broker.outbox.publish(numbered(0), [spread(broker, numbered(0), "abcdefgh")])
+    broker.admin.add_queues("orders", 8)
+    before = state(broker, ["orders"])
+    assert broker.outbox.publish(numbered(0, "again"), [spread(broker, numbered(0, "again"), "abcdefgh")]).replayed
+    assert state(broker, ["orders"]) == before
+    # The next batch uses the new queues.
+    broker.outbox.publish(numbered(1), [spread(broker, numbered(1), "ABCDEFGH")])
+    assert len([queue for queue in broker.log.targets("orders") if bodies(broker, queue)]) == 8
+
+
 def test_sinks_do_not_mix(broker: Broker):
     queue = queues_of(broker)[0]
     for sink in ("a", "a/b", "ä", "x" * 1000, "x" * 1001, "a\0b", ""):

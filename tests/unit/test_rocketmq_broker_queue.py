@@ -252,7 +252,7 @@ def test_a_broker_that_is_busy_full_or_away_is_borne_with_for_a_while(sub: str, 
 # --- the requests of a task
 
 
-READ = [RequestCode.QUERY_CONSUMER_OFFSET] * 3 + [RequestCode.GET_MAX_OFFSET]
+READ = [RequestCode.QUERY_CONSUMER_OFFSET] * 4 + [RequestCode.GET_MAX_OFFSET]
 
 
 def test_the_usual_task_asks_for_the_lock_for_all_numbers_at_once_and_for_one_pull() -> None:
@@ -266,7 +266,7 @@ def test_the_usual_task_asks_for_the_lock_for_all_numbers_at_once_and_for_one_pu
     assert case.log.pulls == 1
     writer.let_go()
     # The answers to the sends contain the rows' offsets, so a single request checks whether the rows can be read yet.
-    assert case.client.used.asked[7:] == [RequestCode.GET_MAX_OFFSET, RequestCode.UNLOCK_BATCH_MQ]
+    assert case.client.used.asked[8:] == [RequestCode.GET_MAX_OFFSET, RequestCode.UNLOCK_BATCH_MQ]
 
 
 def test_the_first_task_of_a_batch_makes_its_run_the_queue_s_writer_and_asks_nothing_twice() -> None:

@@ -489,5 +489,5 @@ def _settled(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[st
 def _batches(contents: Contents) -> Iterator[str]:
     for key, value in contents.scan("batches"):
         record = json.loads(value)
-        if set(record) != {"sources", "rows", "content"}:
+        if set(record) != {"sources", "rows", "content", "spread"}:
             yield f"batch {layout.to_number(key[-8:])} of sink {key[:-9]!r} has a record of {sorted(record)}"

@@ -53,6 +53,7 @@ the last seconds, so a number can go back or disappear, but never increase. Even
 - If the *writer* recorded for a queue is missing or out of date, another run seems to be the writer. In that case, the attempt waits for
   that run's locks and makes its own run the writer again. A broker that was killed has also lost all locks. An attempt trusts its lock
   only on the connection on which it was granted, so both runs request their locks again.
+- If the record of a *batch's queues* is missing at a broker, it is assembled from the other brokers' records (`sink.batch_queues`).
 - If a queue's last *reset* (`group.offsets`) is forgotten, letters have the keys that they had before it. So letters that were written
   before the reset count as written.
 

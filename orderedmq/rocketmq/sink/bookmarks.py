@@ -34,6 +34,8 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues
 from orderedmq.rocketmq.sink import commit_history
+from orderedmq.rocketmq.sink.agreement import BrokerState
+from orderedmq.rocketmq.sink.batch_queues import Record
 from orderedmq.rocketmq.sink.commit_history import Committed
 from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, sink_mark
 from orderedmq.rocketmq.wire import admin_requests, message_requests, registers
@@ -76,11 +78,13 @@ class Numbers(NamedTuple):
     """The numbers of a queue that a task needs before it writes.
 
     ``bookmark``: see `Bookmarks.get`. ``committed``: the newest batch known to be committed; -1 for none. ``end``: the queue's end.
+    ``record``: see `batch_queues`.
     """
 
     bookmark: int | None
     committed: int
     entry: WriterEntry
+    record: Record
     end: int
 
 
@@ -114,18 +118,42 @@ class Bookmarks:
 
         A bookmark after the queue's end would hide messages, so it is reset.
         """
-        places = [queue, registers.committed(queue), registers.writer(queue)]
+        places = [queue, registers.committed(queue), registers.writer(queue), registers.queues(queue)]
         if self._mark is not None:
             places.append(registers.mark(queue))
         asked = [(queue, consumer_offset(self.group, place)) for place in places]
-        bookmark, committed, entry, *mark = ask_queues(self._client, asked, Deadline.after(self._timeout))
+        bookmark, committed, entry, record, *mark = ask_queues(self._client, asked, Deadline.after(self._timeout))
         # Request the end last: it must not be older than the entry, and a broker answers requests for ends and offsets in any order.
         end = self._ask(queue, message_requests.max_offset(queue))
         is_own = not mark or mark[0] == self._mark
         if is_own and bookmark is not None and bookmark > end:
             self.forget(queue)
             is_own = False
-        return Numbers(bookmark if is_own else None, (committed or 0) - 1 if is_own else -1, WriterEntry.parse(entry or 0), end)
+        return Numbers(
+            bookmark if is_own else None,
+            (committed or 0) - 1 if is_own else -1,
+            WriterEntry.parse(entry or 0),
+            Record.parse((record or 0) if is_own else 0),
+            end,
+        )
+
+    def states(self, queues: Sequence[MessageQueue], timeout: float) -> list[BrokerState]:
+        """Return what the brokers of these queues store about the sink's last batches. See `read` about numbers of another sink."""
+        places = [
+            place for queue in queues for place in (registers.queues(queue), registers.committed(queue), registers.mark(queue))
+        ]
+        asked = [(place, consumer_offset(self.group, place)) for place in places]
+        numbers = [number or 0 for number in ask_queues(self._client, asked, Deadline.after(timeout))]
+        return [
+            BrokerState(Record.parse(record), committed - 1, record > 0)
+            if self._mark in (None, mark)
+            else BrokerState(Record.parse(0), -1, False)
+            for record, committed, mark in zip(numbers[::3], numbers[1::3], numbers[2::3])
+        ]
+
+    def write_record(self, queue: MessageQueue, record: Record) -> None:
+        """Store the record of a batch's queues at the queue's broker. Call `enter` before the first call."""
+        self.move(registers.queues(queue), record.value)
 
     def committed(self, queue: MessageQueue, batch: int) -> Committed:
         """Return what the queue's broker knows about the batch. Numbers of another sink in the group count as missing."""
@@ -171,7 +199,8 @@ class Bookmarks:
         self._forget_batches(queue)
 
     def _forget_batches(self, queue: MessageQueue) -> None:
-        for place in (registers.committed(queue), *(registers.history(queue, slot) for slot in range(commit_history.SLOTS))):
+        slots = (registers.history(queue, slot) for slot in range(commit_history.SLOTS))
+        for place in (registers.queues(queue), registers.committed(queue), *slots):
             if self.get(place):
                 self.move(place, 0)
 
@@ -261,8 +290,12 @@ class Bookmarks:
 
     def _ends(self, queue: MessageQueue) -> dict[MessageQueue, int]:
         """Return the ends of all queues of the topic at the queue's broker, because each broker stores its queues' bookmarks."""
-        route = self._client.route(self._topic, Deadline.after(self._timeout))
-        queues = [one for one in route.publish_list() if one.broker_name == queue.broker_name]
+        # A broker that is read-only now may accept rows later.
+        counts = {
+            data.broker_name: max(data.read_queues, data.write_queues)
+            for data in self._client.route(self._topic, Deadline.after(self._timeout)).queues
+        }
+        queues = [queue._replace(queue_id=number) for number in range(counts.get(queue.broker_name, 0))]
         return {one: self._ask(one, message_requests.max_offset(one)) for one in dict.fromkeys([*queues, queue])}
 
     def _has_group(self, queue: MessageQueue) -> bool:

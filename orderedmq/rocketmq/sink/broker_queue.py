@@ -33,6 +33,7 @@ from orderedmq.rocketmq.net.backoff import Backoff
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.sink.agreement import Agreement
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks, Numbers, WriterEntry
 from orderedmq.rocketmq.sink.boundaries import Boundaries
 from orderedmq.rocketmq.sink.lookback import PROBE
@@ -83,8 +84,12 @@ class RocketMQQueue(BrokerPort):
         timing: LockTiming,
         stop: threading.Event,
         waits: Callable[[], None] = lambda: None,
+        agreement: Agreement | None = None,
     ) -> None:
-        """``waits`` is called from time to time while this attempt waits for a lock of another attempt."""
+        """``waits`` is called from time to time while this attempt waits for a lock of another attempt.
+
+        ``agreement``: on the batch's queues; None if no row is sent to a queue that the batch does not have there already.
+        """
         super().__init__(
             client, queue, timing, request=lambda body: send_request(queue, body, SINK_PRODUCER_GROUP, client.trace)
         )
@@ -93,6 +98,7 @@ class RocketMQQueue(BrokerPort):
         self._lock_timing = timing
         self._stop = stop
         self._waits = waits
+        self._agreement = agreement
         if writer is not None:
             self._bookmarks = Bookmarks(client, writer.sink, queue.topic, writer.group)
             self._entry = WriterEntry.of(writer)
@@ -123,10 +129,22 @@ class RocketMQQueue(BrokerPort):
             self.enter()
             numbers = self._bookmarks.read(self.queue)
         self._entered = True
+        if (
+            self._agreement is not None
+            and self._committed(numbers) < self._writer.batch
+            and not self._agreement.holds(self.queue.broker_name, numbers.record)
+        ):
+            # The broker was killed and has forgotten the record.
+            self._agreement.renew()
+            numbers = self._bookmarks.read(self.queue)
         for _ in range(_TAKE_OVERS):
             # A run that starts now waits for the lock that this attempt holds. If the batch is committed, this attempt sends nothing, and
             # the entry may name the run of a later batch.
-            if numbers.committed >= self._writer.batch or numbers.entry.covers(self._entry) or self._take_over(numbers.entry):
+            if (
+                self._committed(numbers) >= self._writer.batch
+                or numbers.entry.covers(self._entry)
+                or self._take_over(numbers.entry)
+            ):
                 self._numbers = numbers
                 return
             numbers = self._bookmarks.read(self.queue)
@@ -135,6 +153,24 @@ class RocketMQQueue(BrokerPort):
             f"other runs of the same batch take over queue {self.queue} again and again, so the query may be running twice. Stop one of "
             "the runs",
         )
+
+    def _committed(self, numbers: Numbers) -> int:
+        """Return the newest batch that the queue's broker or another one knows to be committed."""
+        return max(numbers.committed, self._agreement.committed if self._agreement is not None else -1)
+
+    @contextlib.contextmanager
+    def gate(self, unless: Callable[[], bool]) -> Iterator[Callable[[], bool] | None]:
+        """See `TopicBrokers.gates`; for the queue's broker."""
+        keys = [self._lock_named("queues")]
+        got = self._lock_all(keys, unless=unless)
+        if got is None:
+            yield None
+            return
+        connection, since = got
+        try:
+            yield lambda: not connection.closed and time.monotonic() - since <= self._lock_timing.lock_trust
+        finally:
+            self._unlock(keys, Deadline.after(self._timing.send_timeout))
 
     def enter(self) -> None:
         """Create the sink's group and bookmarks at the queue's broker if they are missing."""
@@ -274,7 +310,7 @@ class RocketMQQueue(BrokerPort):
     def start(self) -> Start:
         # Use numbers that were read under the lock, because the batch may have been committed while this attempt waited for the lock.
         numbers, self._numbers = self._numbers or self._bookmarks.read(self.queue), None
-        return Start(numbers.end, numbers.bookmark, numbers.committed)
+        return Start(numbers.end, numbers.bookmark, self._committed(numbers))
 
     def require_rights(self) -> None:
         """Check the account's rights. Raises RocketMQError NO_PERMISSION if it lacks one that a sink needs."""

@@ -171,8 +171,10 @@ class RocketMQOutbox:
         others: dict[tuple[str, str], _TopicBroker] = {}
         for topic in topics:
             with contextlib.suppress(TopicError, RocketMQUnavailableError):
+                # Brokers that are read-only now may accept rows later.
                 route = self._client.route(topic, Deadline.after(_OTHER_BROKERS))
-                others.update({(topic, queue.broker_name): _TopicBroker(queue, False) for queue in route.publish_list()})
+                names = [name for name, broker in route.brokers.items() if broker.master is not None]
+                others.update({(topic, name): _TopicBroker(MessageQueue(topic, name, 0), False) for name in names})
         return list({**others, **required}.values())
 
     def _marks(self, batch: SinkBatch, queue: MessageQueue, timeout: float = TIMEOUT) -> Bookmarks:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import itertools
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import pyarrow as pa
 
 from orderedmq.broker import Receipt, SinkBatch
-from orderedmq.errors import TopicError
+from orderedmq.errors import OrderedMQError, TopicError
 from orderedmq.model import MessageQueue, check_topic
 from orderedmq.rocketmq.append.message_type import packing_for
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.sink.agreement import Agreement
+from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue, abandoned
 from orderedmq.rocketmq.sink.commit_report import Token
 from orderedmq.rocketmq.sink.delayed_rows import DelayedRows
 from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, run_name, sink_name
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
+from orderedmq.rocketmq.sink.topic_brokers import RocketMQTopicBrokers
 from orderedmq.rocketmq.wire import rights
 from orderedmq.rows import delays
 from orderedmq.rows.message_rows import normalise
@@ -67,6 +70,8 @@ class RocketMQStaging:
         #: The client id of this attempt's locks. No other attempt has the same.
         self._client_id = f"sink@{uuid.uuid4().hex}"
         self._backlogs: dict[MessageQueue, _Backlog] = {}
+        #: By topic, on the queues of the batch.
+        self._agreements: dict[str, Agreement] = {}
         self._delayed = DelayedRows(client, batch.batch_id, partition, timing, self._enter, self._explain)
         self._pool: ThreadPoolExecutor | None = None
         self._stop = threading.Event()
@@ -75,6 +80,20 @@ class RocketMQStaging:
         self._waiting_bytes = 0
         self._busy = 0
         self._error: BaseException | None = None
+
+    def targets(self, topic: str, proposed: Sequence[MessageQueue]) -> list[MessageQueue]:
+        """See `Staging.targets`. Nothing has been sent to the topic if this raises SinkError QUEUES_AWAY or a broker's error."""
+        if self._writer is None or not proposed:
+            return list(proposed)
+        bookmarks = Bookmarks(self._client, self._writer.sink, topic, self._writer.group)
+        brokers = RocketMQTopicBrokers(self._log, bookmarks, topic, self._broker_queue, self._stop)
+        agreement = Agreement(brokers, self._writer.batch, self._timing.patience)
+        try:
+            queues = agreement.reach(proposed)
+        except OrderedMQError as error:
+            raise self._explain(error, proposed[0]) from error
+        self._agreements[topic] = agreement
+        return list(queues)
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         """Take rows, which are sent later by a thread. Also raises the error of earlier rows, some of which may have been sent."""
@@ -146,7 +165,15 @@ class RocketMQStaging:
 
     def _broker_queue(self, queue: MessageQueue) -> RocketMQQueue:
         return RocketMQQueue(
-            self._client, self._log, queue, self._writer, self._client_id, self._timing, self._stop, self._yield
+            self._client,
+            self._log,
+            queue,
+            self._writer,
+            self._client_id,
+            self._timing,
+            self._stop,
+            self._yield,
+            self._agreements.get(queue.topic),
         )
 
     def _enter(self, queue: MessageQueue) -> Start | None:

@@ -17,6 +17,7 @@ register         one for each                       what its number means
 `reset`          group, queue                       the epoch of the last reset of the group's offset (group.lock_rules)
 `mark`           sink's group, topic, broker        which sink the other registers belong to (sink.bookmarks)
 `writer`         sink's group, queue                the run and batch that may write to the queue (sink.bookmarks)
+`queues`         sink's group, topic, broker        over which queues the sink's last batch is spread (sink.batch_queues)
 `committed`      sink's group, topic, broker        the sink's newest committed batch plus 1
 `history`        sink's group, topic, broker, slot  which batches before `committed` are committed (sink.commit_history)
 `settled`        group, queue, block of messages    which messages of the block were processed out of order since the last reset
@@ -31,7 +32,9 @@ from orderedmq.model import MessageQueue
 
 #: The number of ids in a register's span. It is greater than the maximum number of queues of a topic (MAX_QUEUES).
 SPAN: Final = 1 << 20
-_FENCES, _TENURES, _RESETS, _MARKS, _WRITERS, _COMMITTED, _HISTORY = (number * SPAN for number in (1, 2, 4, 6, 8, 16, 17))
+_FENCES, _TENURES, _RESETS, _MARKS, _WRITERS, _QUEUES, _COMMITTED, _HISTORY = (
+    number * SPAN for number in (1, 2, 4, 6, 8, 10, 16, 17)
+)
 _SETTLED: Final = 1 << 30
 SETTLED_QUEUES: Final = 1 << 10
 SETTLED_BLOCKS: Final = 1 << 20
@@ -61,6 +64,10 @@ def mark(queue: MessageQueue) -> MessageQueue:
 
 def writer(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=queue.queue_id + _WRITERS)
+
+
+def queues(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=_QUEUES)
 
 
 def committed(queue: MessageQueue) -> MessageQueue:

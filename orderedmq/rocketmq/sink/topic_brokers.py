@@ -1,0 +1,84 @@
+"""The brokers of a sink's topic, with the records and gates that `agreement` uses."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from orderedmq.errors import RocketMQUnavailableError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.messages.log import RocketMQLog
+from orderedmq.rocketmq.sink.agreement import BrokerState, States
+from orderedmq.rocketmq.sink.batch_queues import Record
+from orderedmq.rocketmq.sink.bookmarks import Bookmarks
+from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, abandoned
+from orderedmq.rocketmq.wire.route import Route
+
+#: Seconds to wait for the numbers of a broker before it counts as away.
+_TIMEOUT: Final = 5.0
+
+
+class RocketMQTopicBrokers:
+    """The `TopicBrokers` of one topic. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        log: RocketMQLog,
+        bookmarks: Bookmarks,
+        topic: str,
+        port: Callable[[MessageQueue], RocketMQQueue],
+        stop: threading.Event,
+    ) -> None:
+        """``port`` returns a queue at its broker, for its locks and bookmarks."""
+        self._log = log
+        self._bookmarks = bookmarks
+        self._topic = topic
+        self._port = port
+        self._stop = stop
+
+    def route(self) -> Route:
+        return self._log.route(self._topic)
+
+    def read(self, names: Sequence[str]) -> States:
+        queues = [self._queue(name) for name in names]
+        with contextlib.suppress(RocketMQUnavailableError):
+            return dict(zip(names, self._bookmarks.states(queues, _TIMEOUT)))
+        return {name: self._state(queue) for name, queue in zip(names, queues)}
+
+    def _state(self, queue: MessageQueue) -> BrokerState | RocketMQUnavailableError:
+        try:
+            return self._bookmarks.states([queue], _TIMEOUT)[0]
+        except RocketMQUnavailableError as error:
+            return error
+
+    @contextlib.contextmanager
+    def gates(self, names: Sequence[str], unless: Callable[[], bool]) -> Iterator[Callable[[], bool] | None]:
+        with contextlib.ExitStack() as gates:
+            held: list[Callable[[], bool]] = []
+            for name in names:
+                still = gates.enter_context(self._port(self._queue(name)).gate(unless))
+                if still is None:
+                    yield None
+                    return
+                held.append(still)
+            yield lambda: all(still() for still in held)
+
+    def enter(self, name: str) -> None:
+        self._port(self._queue(name)).enter()
+
+    def write(self, name: str, record: Record) -> None:
+        self._bookmarks.write_record(self._queue(name), record)
+
+    def wait(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise abandoned(self._queue(""))
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def _queue(self, name: str) -> MessageQueue:
+        """Return a queue that identifies the broker."""
+        return MessageQueue(self._topic, name, 0)
