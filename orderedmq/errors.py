@@ -268,6 +268,15 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
     return error
 
 
+def stays_here(address: object) -> OptionError:
+    """Return the error for a connection to ``address`` that is pickled, as in a function that Spark sends to its workers."""
+    return OptionError(
+        OptionCondition.UNSUPPORTED,
+        f"a connection to {address} cannot be sent to another process, nor can its log, groups, outbox and admin, or a Producer. Call "
+        "orderedmq.connect inside the function that runs there, or in __init__ of a listener's class",
+    )
+
+
 def topic_exists(topic: str, queues: int) -> TopicError:
     """Return the error for a new topic whose name is taken."""
     return TopicError(

@@ -7,7 +7,7 @@ import threading
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 from orderedmq.capabilities import EMBEDDED, Capabilities
 from orderedmq.conditions import OptionCondition, StoreCondition
@@ -19,7 +19,7 @@ from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.outbox import EmbeddedOutbox
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.store_file import not_the_same
-from orderedmq.errors import OptionError, StoreError
+from orderedmq.errors import OptionError, StoreError, stays_here
 from orderedmq.forks import BeginAnew
 
 
@@ -52,6 +52,9 @@ class EmbeddedBroker:
 
     def __repr__(self) -> str:
         return f"<EmbeddedBroker {str(self.path)!r} {'open' if self._opened else 'not open'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise stays_here(self.path)
 
     def _open(self, create: bool) -> Store:
         with self._opening:

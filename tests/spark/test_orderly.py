@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
+import orderedmq
 from ordered_source import (
     ConsumeOrderlyContext,
     ConsumeOrderlyStatus,
@@ -88,6 +89,8 @@ def test_what_cannot_be_consumed_orderly_is_refused_by_name(rig: Rig) -> None:
         consume_orderly(rig.stream(topic="in", consumerGroup="g"), lambda messages, context: SUCCESS)
     with pytest.raises(PySparkException, match=r"read without a lock"):
         consume_orderly(rig.batch(topic="in", includeLockToken="true"), lambda messages, context: SUCCESS).collect()
+    with orderedmq.connect(rig.path) as broker, pytest.raises(Exception, match=r"OPTION.UNSUPPORTED.*orderedmq\.connect"):
+        run(rig, lambda messages, context: broker.log.topics() and SUCCESS)
     with pytest.raises(Exception, match=r"max_reconsume_times"):
         run(rig, lambda messages, context: SUCCESS, max_reconsume_times=-2)
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+import orderedmq
 from orderedmq.conditions import LockCondition, StoreCondition, StoreFullCondition, UnavailableCondition
 from orderedmq.demo.play import DemoError
-from orderedmq.errors import ErrorOf, OrderedMQError, Remedy, RocketMQError, StoreError, StoreFullError, TopicError
+from orderedmq.errors import ErrorOf, OptionError, OrderedMQError, Remedy, RocketMQError, StoreError, StoreFullError, TopicError
 from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX, missing_topic
 from orderedmq.testing import QueryTestError
+from orderedmq.tools.producer import Producer
 
 
 def classes(base: type[OrderedMQError] = OrderedMQError) -> Iterator[type[OrderedMQError]]:
@@ -74,3 +77,17 @@ def test_a_missing_topic_of_a_group_is_not_to_be_created(topic: str, says: str) 
         assert "create" not in said
         assert "--queues" not in said
     assert "create" in missing_topic("orders").message
+
+
+@pytest.mark.parametrize("address", ["path", "namesrv_addr"])
+def test_a_connection_and_what_belongs_to_it_cannot_be_sent_to_another_process(address: str, tmp_path: Path) -> None:
+    where: Any = {address: str(tmp_path / "store") if address == "path" else "127.0.0.1:1"}
+    with orderedmq.connect(**where) as broker:
+        with pytest.raises(OptionError, match=r"UNSUPPORTED.*orderedmq\.connect"):
+            pickle.dumps(broker)
+        if address == "path":
+            broker.admin.create_topic("t", 1)
+        parts = [broker, broker.log, broker.groups, broker.outbox, broker.admin, broker.log.append]
+        for part in [*parts, *([Producer(broker.log, "t")] if address == "path" else [])]:
+            with pytest.raises(OptionError, match=r"UNSUPPORTED.*orderedmq\.connect"):
+                pickle.dumps(part)

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, NoReturn, TypeVar
 
 import lmdb
 
@@ -27,7 +27,7 @@ from orderedmq.embedded.store.resize_lock import ResizeLock
 from orderedmq.embedded.store.segments import Segments
 from orderedmq.embedded.store.store_file import File, Whereabouts, file_at, recognised
 from orderedmq.embedded.store.transaction import Transaction, damaged
-from orderedmq.errors import StoreError, StoreFullError, map_full, no_store
+from orderedmq.errors import StoreError, StoreFullError, map_full, no_store, stays_here
 from orderedmq.forks import call_in_child
 
 #: Bytes of address space, not of disk space: the file grows as it is written.
@@ -103,6 +103,9 @@ class Store:
         #: Held while the environment is opened or closed. An error while it is opened closes it, so the lock is reentrant.
         self._opening = threading.RLock()
         self._resize_lock = ResizeLock()
+
+    def __reduce__(self) -> NoReturn:
+        raise stays_here(self._path)
 
     # -- opening -----------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, NoReturn, TypeVar
 
 from orderedmq.conditions import RocketMQCondition, UnavailableCondition
-from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError
+from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError, stays_here
 from orderedmq.rocketmq.net.account import NO_ACCOUNT, Account
 from orderedmq.rocketmq.net.backoff import CONNECT
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
@@ -87,6 +87,9 @@ class Endpoints:
         self._on_push = on_push
         self._names = names
         self._closing = threading.Event()
+
+    def __reduce__(self) -> NoReturn:
+        raise stays_here(";".join(self._nameservers))
 
     def connection(self, address: str, deadline: float, *, wait: bool = True) -> Connection:
         """See `Client.connection`."""
