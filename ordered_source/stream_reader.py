@@ -285,6 +285,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ensure_run(self, offsets: Checkpoint) -> QueryRun:
         if self._run is None:
             broker, watch = self._connect()
+            watch.require_place_of(offsets)
             if self.options.parking_lot is None and self.options.consumer_group is not None:
                 require_none(broker, self.options, plan.queues_of(broker, watch.topics()))
             self._run = QueryRun(broker, watch, self.options, offsets.owner or uuid.uuid4().hex)

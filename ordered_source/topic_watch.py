@@ -14,8 +14,8 @@ from ordered_source.group_session import Session
 from ordered_source.lot_planner import without_lots
 from orderedmq.broker import Broker, TopicInfo
 from orderedmq.conditions import DataLossCondition, OptionCondition, TopicCondition
-from orderedmq.errors import DataLossError, OptionError, TopicError, recreated, topic_deleted
-from orderedmq.model import MessageQueue
+from orderedmq.errors import DataLossError, OptionError, TopicError, of_other_kind, recreated, topic_deleted
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint
 
@@ -98,15 +98,19 @@ class TopicWatch:
         """Return the topics of ``known`` that the options no longer select."""
         return {name for name in known.topics if not plan.selects(self._options, name)}
 
+    def require_place_of(self, start: Checkpoint) -> None:
+        """Refuse a checkpoint of another store or of the other kind of broker. Raises StoreError REPLACED, OffsetError INVALID."""
+        if self._options.endpoint.embedded and any(queue.broker_name != EMBEDDED_BROKER for queue in start.next):
+            raise of_other_kind("a RocketMQ cluster", "Set namesrvAddr to that cluster")
+        for anchor in start.topics.values():
+            self._log.require_place_of(anchor)
+
     def drop_lost_topics(self, session: Session, start: Checkpoint) -> Checkpoint:
         """Return ``start`` without topics that were deleted or recreated, and drop their queues from the session.
 
         Topics that the options no longer select stay in it while they exist, with a warning. Raises DataLossError unless the user accepts
-        the loss, OptionError CONFLICT if a query without a group would forget its position in a topic that exists, StoreError REPLACED
-        if ``start`` belongs to another store.
+        the loss, OptionError CONFLICT if a query without a group would forget its position in a topic that exists.
         """
-        for anchor in start.topics.values():
-            self._log.require_place_of(anchor)
         try:
             listed = {topic.name: topic.incarnation for topic in self.topics()}
         except TopicError as error:

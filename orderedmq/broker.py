@@ -170,7 +170,10 @@ class Log(Protocol):
         """
 
     def require_place_of(self, anchor: str) -> None:
-        """Require that `anchor` returned this text for a topic of this store. A cluster cannot tell. Raises StoreError REPLACED."""
+        """Require that `anchor` returned this text for a topic of this store. A cluster only sees that it is a store's.
+
+        Raises StoreError REPLACED, or OffsetError INVALID for a store's text.
+        """
 
     def is_another(self, topic: str, anchor: str) -> bool:
         """Return whether the topic was deleted and created again since `anchor` returned this text, as far as the broker can see.

@@ -268,6 +268,15 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
     return error
 
 
+def of_other_kind(of: str, remedy: str) -> OffsetError:
+    """Return the error for a checkpoint that belongs to ``of``, which is another kind of broker than the options name."""
+    return OffsetError(
+        OffsetCondition.INVALID,
+        f"the checkpoint's offsets belong to {of}, which the options do not name. {remedy} again, or start with a new checkpointLocation: "
+        "the query then begins where startingOffsets says",
+    )
+
+
 def stays_here(address: object) -> OptionError:
     """Return the error for a connection to ``address`` that is pickled, as in a function that Spark sends to its workers."""
     return OptionError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
 from ordered_source.columns import full_schema
@@ -17,12 +18,14 @@ from ordered_source.stream_reader import QueryRun, StreamReader
 from orderedmq.broker import Broker
 from orderedmq.conditions import TopicCondition
 from orderedmq.embedded.groups import EmbeddedGroups
-from orderedmq.errors import TopicError
+from orderedmq.errors import OffsetError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
+from orderedmq.ownership import offsets
 from orderedmq.ownership.lock import LockToken
 from tests.micro_batches import Checkpoint, MicroBatches
 from tests.stopped_readers import stopped
+from tests.unit.rocketmq_peer import Cluster
 
 QUEUES = [MessageQueue("in", "embedded", number) for number in range(2)]
 
@@ -78,3 +81,22 @@ def test_a_query_whose_retry_topic_does_not_come_leaves_its_group(broker: Broker
     with pytest.raises(TopicError, match="no retry topic"):
         QueryRun(broker, watch, replace(SourceOptions.parse(options(broker), streaming=True), retry_topic=True), "owner")
     assert broker.groups.members("g") == []
+
+
+def test_a_checkpoint_of_a_store_is_refused_with_a_cluster_before_the_query_joins_its_group() -> None:
+    logged = offsets.Checkpoint("owner", {QUEUES[0]: 7}, {QUEUES[0]: 0}, {QUEUES[0]: 1}, {"T": "0123456789ABCDEF@" + "0" * 32})
+    with Cluster() as cluster:
+        cluster.scripted("a", lambda link: link.wait_for_end())
+        there = {"namesrvAddr": cluster.nameserver().address, "topic": "T", "consumerGroup": "g"}
+        reader = StreamReader(there, full_schema(False))
+        with stopped(reader), pytest.raises(OffsetError, match=r"INVALID.*embedded broker.*checkpointLocation"):
+            reader.latestOffset(logged.to_spark(), ReadAllAvailable())
+
+
+@pytest.mark.parametrize("anchor", ["", "broker-a/0/6@1f"])
+def test_a_checkpoint_of_a_cluster_is_refused_with_a_store(broker: Broker, anchor: str) -> None:
+    queue = QUEUES[0]._replace(broker_name="broker-a")
+    logged = offsets.Checkpoint("owner", {queue: 7}, {queue: 0}, {queue: 1}, {"in": anchor})
+    reader = StreamReader(options(broker), full_schema(False))
+    with stopped(reader), pytest.raises(OffsetError, match=r"INVALID.*RocketMQ.*checkpointLocation"):
+        reader.latestOffset(logged.to_spark(), ReadAllAvailable())

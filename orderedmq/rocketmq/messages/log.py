@@ -28,6 +28,7 @@ from orderedmq.errors import (
     RocketMQUnavailableError,
     TopicError,
     no_such_queue,
+    of_other_kind,
     recreated,
 )
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, missing_topic, select_schema
@@ -232,7 +233,9 @@ class RocketMQLog:
         return "" if found is None else str(found)
 
     def require_place_of(self, anchor: str) -> None:
-        """Do nothing, because a cluster has no id."""
+        """See `Log.require_place_of`. A cluster has no id, but only the anchors of a cluster name a queue."""
+        if anchor and parse_anchor(anchor) is None:
+            raise of_other_kind("an embedded broker", "Set path to its store")
 
     def is_another(self, topic: str, anchor: str) -> bool:
         """See `Log.is_another`. Compares at most every 10 s. An anchor whose message or queue was deleted proves nothing."""
