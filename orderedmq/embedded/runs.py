@@ -92,7 +92,7 @@ def _made_folder(query: Path, run: SourceRun) -> Path:
     batch = query / str(run.batch_id)
     folder = batch / _plain(run.run_id)
     # parents=True would create the parents with the process's default mode.
-    query.mkdir(mode=0o700, exist_ok=True)
+    _is_new(query)
     if _is_new(batch):
         _forget_before(query, run.batch_id - 1)
     if not folder.is_dir():
@@ -105,7 +105,7 @@ def _made_folder(query: Path, run: SourceRun) -> Path:
 
 
 def _is_new(folder: Path) -> bool:
-    """Make a folder. Return False if it exists."""
+    """Make a folder. Return False if it exists, even if `sweep` removes it at this moment, as Path.mkdir with exist_ok would not."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
