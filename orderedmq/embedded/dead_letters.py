@@ -60,7 +60,7 @@ def put(
     begin = append_rows(txn, topic, target, rows, clock.wall()).begin
     for count, offset in enumerate(new):
         txn.put("dead", layout.message_key(group, queue, offset), layout.number(begin + count))
-    index.retain(txn, topic, clock)
+    index.retain(txn, topic, clock, most=index.most_after(len(new)))
     return len(new)
 
 

@@ -1,9 +1,12 @@
-"""Deletes segment files that are no longer needed: those of killed attempts, and of runs that can no longer publish them.
+"""Deletes what is no longer needed: segment files of killed attempts and of runs that can no longer publish them, and old messages.
 
 Rules: a file is deleted only if it is a segment of this store, no index entry points to it, its writer has ended (the file's
 ``flock`` is free), and no run can publish it any more. The check runs in a write transaction, so that no publish runs at the same
-time. Every publish, append and new connection asks for a collection, but a collection runs at most once a minute. The modification time of
-the file LOOKED is the time of the last collection.
+time. Every publish, append, renewal and new connection asks for a collection, but a collection runs at most once a minute. The modification
+time of the file LOOKED is the time of the last collection.
+
+A write applies the retention of the topics that it writes to. Publishes, appends and renewals also apply that of all other topics, at most
+once a minute in each process. A new connection does not, so that the retention of a restored store can be raised before messages go.
 
 If a batch is killed and repeated again and again, only its last two runs keep their segments. An earlier run has ended, because a query
 is started again only after it has failed. Should it still be alive, its publish raises TOKEN_GONE and makes no row visible.
@@ -19,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from orderedmq.embedded import liveness, runs
+from orderedmq.embedded import index, liveness, runs, topics
 from orderedmq.embedded.clock import Clock, is_forgotten
 from orderedmq.embedded.runs import KEPT_RUNS
 from orderedmq.embedded.store import layout
@@ -28,12 +31,15 @@ from orderedmq.embedded.store.filesystem import without_owner
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, was_begun
 from orderedmq.embedded.store.segments import SegmentName, parse_name
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.errors import StoreError
+from orderedmq.embedded.topics import topic_of
+from orderedmq.errors import StoreError, TopicError
 from orderedmq.ownership.lock import Instant
 
 #: Seconds between two collections, and the age from which a file without a header is deleted. The writer of a younger file may not
 #: have locked it yet.
 INTERVAL: Final = 60.0
+#: Maximum chunks of a topic that retention deletes at once if it is not applied by a write to the topic.
+RETIRED_AT_ONCE: Final = 1024
 #: The file whose modification time is that of the last collection. Its name is not that of a segment.
 LOOKED: Final = "looked"
 
@@ -48,6 +54,28 @@ def collect(store: Store, clock: Clock) -> None:
             collect_now(store, clock)
             runs.sweep(store.path, clock.instant(), partial(liveness.is_alive, store.path))
             liveness.sweep(store.path)
+
+
+def tidy(store: Store, clock: Clock) -> None:
+    """Apply the retention of all topics, unless this process did that within the last minute, and `collect`. Errors are ignored."""
+    now = clock.instant()
+    if store.retained is None or now.since(store.retained) >= INTERVAL:
+        store.retained = now
+        with contextlib.suppress(StoreError):
+            with store.read() as txn:
+                names = [topic.name for topic in topics.every(txn)]
+            for name in names:
+                # An error of one topic does not keep others from being deleted.
+                with contextlib.suppress(StoreError, TopicError):
+                    _retain(store, clock, name)
+    collect(store, clock)
+
+
+def _retain(store: Store, clock: Clock, name: str) -> None:
+    with store.read() as txn:
+        if not index.is_overdue(txn, topic_of(txn, name), clock):
+            return
+    store.write_deletion(lambda txn: index.retain(txn, topic_of(txn, name), clock, most=RETIRED_AT_ONCE))
 
 
 def collect_now(store: Store, clock: Clock) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import pyarrow as pa
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.embedded import dead_letters, parking_lots, settled
+from orderedmq.embedded import dead_letters, garbage, parking_lots, settled
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.embedded.log import EmbeddedLog
@@ -234,7 +234,9 @@ class EmbeddedGroups:
                     put_lock(txn, token.group, token.queue, lock)
             return gone
 
-        return self._store.write_even_if_full(prolong)
+        lost_tokens = self._store.write_even_if_full(prolong)
+        garbage.tidy(self._store, self._clock)
+        return lost_tokens
 
     def check(self, token: LockToken) -> bool:
         with self._store.read() as txn:

@@ -9,6 +9,7 @@ topic's oldest chunks.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -23,7 +24,6 @@ from orderedmq.embedded.store.layout import INLINE, Chunk, QueueState
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import StoreError, no_such_queue
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, missing_topic
-from orderedmq.ownership.lock import Instant
 from orderedmq.rows.retention import Clocks
 
 #: A tail chunk of this many rows or more is not merged. It is at least half full, and reading it costs about as much per row as reading
@@ -31,7 +31,8 @@ from orderedmq.rows.retention import Clocks
 MERGE_BELOW: Final = 8192
 #: A tail chunk of this many bytes or more is not merged, so that a chunk of large messages is not rewritten to add a few more.
 MERGE_BELOW_BYTES: Final = 1024 * 1024
-#: Maximum chunks that one append or publish retires per queue, so that its transaction stays short.
+#: Maximum chunks of a topic that one write deletes by retention, so that its transaction stays short. It may also delete twice as many as
+#: it adds. Otherwise the topic could grow for ever.
 RETIRE_AT_ONCE: Final = 64
 
 
@@ -125,29 +126,11 @@ def add(
     return OffsetRange(first, after)
 
 
-def retire(
-    txn: Transaction,
-    topic: TopicInfo,
-    queue: MessageQueue,
-    *,
-    before: int | None = None,
-    older: int | None = None,
-    most: int | None = None,
-) -> int:
-    """Delete whole chunks from the front of a queue of ``topic``, and return the number of messages deleted.
-
-    A chunk is deleted if it ends at or before offset ``before``, or if its last message was stored before ``older`` (µs since the
-    epoch). The deletion ends at the first chunk that meets neither condition. ``most``: maximum number of chunks.
-    """
+def retire(txn: Transaction, topic: TopicInfo, queue: MessageQueue, *, before: int) -> int:
+    """Delete the chunks of a queue of ``topic`` that end at or before ``before``. Return the number of messages deleted."""
     at = state(txn, queue)
-    gone: list[tuple[int, Chunk]] = []
-    for first, chunk in chunks(txn, queue, at, at.min_offset):
-        by_offset = before is not None and first + chunk.rows <= before
-        by_age = older is not None and chunk.last_stored < older
-        if not (by_offset or by_age) or (most is not None and len(gone) >= most):
-            break
-        gone.append((first, chunk))
-    return _delete(txn, topic, queue, gone)
+    found = chunks(txn, queue, at, at.min_offset)
+    return _delete(txn, topic, queue, list(itertools.takewhile(lambda part: part[0] + part[1].rows <= before, found)))
 
 
 def _delete(txn: Transaction, topic: TopicInfo, queue: MessageQueue, gone: Sequence[tuple[int, Chunk]]) -> int:
@@ -168,34 +151,67 @@ def queues_of(topic: TopicInfo) -> list[MessageQueue]:
     return [MessageQueue(topic.name, EMBEDDED_BROKER, number) for number in range(topic.queues)]
 
 
-def retain(txn: Transaction, topic: TopicInfo, clock: Clock, *, most: int | None = RETIRE_AT_ONCE) -> dict[MessageQueue, int]:
-    """Apply a topic's retention, and return the messages deleted per queue. ``most``: maximum number of chunks per queue.
+def retain(txn: Transaction, topic: TopicInfo, clock: Clock, *, most: int | None) -> dict[MessageQueue, int]:
+    """Apply a topic's retention, and return the messages deleted per queue. ``most``: maximum number of chunks.
 
-    Call this after each write to the topic, even if it has no retention: it also records whether the wall clock was set, which a later
-    retention must know.
+    Call this after each write to the topic (`most_after`), even if it has no retention: it also records whether the wall clock was set,
+    which a later retention must know.
     """
     out: dict[MessageQueue, int] = {}
-    now, wall = clock.instant(), clock.wall()
-    clocks = _recorded(txn, now, wall)
-    if topic.retention_seconds is not None:
-        older = wall - clocks.ahead(now, topic.retention_seconds) - int(topic.retention_seconds * 1e6)
-        for queue in queues_of(topic):
-            out[queue] = retire(txn, topic, queue, older=older, most=most)
-    if topic.retention_bytes is not None:
-        for queue, gone in _oldest(txn, topic, topic.retention_bytes, most).items():
+    known, clocks = _clocks(txn, clock)
+    if clocks is not known:
+        txn.put("meta", layout.CLOCKS, layout.clocks_to_json(clocks))
+    for overdue in (_expired, _oldest):
+        for queue, gone in overdue(txn, topic, clocks, clock, most).items():
             out[queue] = out.get(queue, 0) + _delete(txn, topic, queue, gone)
-    return {queue: count for queue, count in out.items() if count}
+            most = None if most is None else most - len(gone)
+    return out
 
 
-def _oldest(txn: Transaction, topic: TopicInfo, limit: int, most: int | None) -> dict[MessageQueue, list[tuple[int, Chunk]]]:
-    """Return the chunks to delete: the topic's oldest ones, from all queues, such that at least ``limit`` bytes remain.
+def most_after(added: int) -> int:
+    """Return how many chunks a write that has added ``added`` chunks to a topic may delete there."""
+    return RETIRE_AT_ONCE + 2 * added
+
+
+def is_overdue(txn: Transaction, topic: TopicInfo, clock: Clock) -> bool:
+    """Whether `retain` would delete a message now."""
+    _, clocks = _clocks(txn, clock)
+    return any(overdue(txn, topic, clocks, clock, 1) for overdue in (_expired, _oldest))
+
+
+def _expired(
+    txn: Transaction, topic: TopicInfo, clocks: Clocks, clock: Clock, most: int | None
+) -> dict[MessageQueue, list[tuple[int, Chunk]]]:
+    """Return the first chunks of each queue whose messages are all too old."""
+    out: dict[MessageQueue, list[tuple[int, Chunk]]] = {}
+    if topic.retention_seconds is None:
+        return out
+    older = clock.wall() - clocks.ahead(clock.instant(), topic.retention_seconds) - int(topic.retention_seconds * 1e6)
+    for queue in queues_of(topic):
+        at = state(txn, queue)
+        found = itertools.takewhile(lambda part: part[1].last_stored < older, chunks(txn, queue, at, at.min_offset))
+        gone = list(itertools.islice(found, most))
+        if gone:
+            out[queue] = gone
+            most = None if most is None else most - len(gone)
+    return out
+
+
+def _oldest(
+    txn: Transaction, topic: TopicInfo, clocks: Clocks, clock: Clock, most: int | None
+) -> dict[MessageQueue, list[tuple[int, Chunk]]]:
+    """Return the topic's oldest chunks, from all queues, such that at least the bytes of its limit remain.
 
     The space of a chunk in a segment becomes free only when the segment is deleted. So a chunk is deleted if the topic's share of the
     whole segment is no more than the bytes above the limit. The segment's other chunks are deleted when they are the oldest. Deleted
-    messages whose segment is still needed count as used space, so more messages are deleted because of them. But at least ``limit``
-    bytes of readable messages always remain.
+    messages whose segment is still needed count as used space, so more messages are deleted because of them. But at least the
+    limit's bytes of readable messages always remain.
     """
+    del clocks, clock
     out: dict[MessageQueue, list[tuple[int, Chunk]]] = {}
+    limit = topic.retention_bytes
+    if limit is None:
+        return out
     states = {queue: state(txn, queue) for queue in queues_of(topic)}
     readable = sum(at.stored_bytes for at in states.values()) - limit
     excess = payloads.space(txn, topic) - limit
@@ -206,12 +222,12 @@ def _oldest(txn: Transaction, topic: TopicInfo, limit: int, most: int | None) ->
 
     def push(queue: MessageQueue, rest: Iterator[tuple[int, Chunk]]) -> None:
         found = next(rest, None)
-        if found is not None and (most is None or len(out.get(queue, ())) < most):
+        if found is not None:
             heapq.heappush(waiting, (found[1].last_stored, queue, *found, rest))
 
     for queue, at in states.items():
         push(queue, chunks(txn, queue, at, at.min_offset))
-    while waiting:
+    while waiting and (most is None or most > 0):
         _, queue, first, chunk, rest = heapq.heappop(waiting)
         if chunk.stored_bytes > readable:
             continue
@@ -226,15 +242,14 @@ def _oldest(txn: Transaction, topic: TopicInfo, limit: int, most: int | None) ->
                 going.add(chunk.segment)
         readable -= chunk.stored_bytes
         out.setdefault(queue, []).append((first, chunk))
+        most = None if most is None else most - 1
         push(queue, rest)
     return out
 
 
-def _recorded(txn: Transaction, now: Instant, wall: int) -> Clocks:
-    """Return the store's record of the clocks. It is updated if the wall clock was set or the machine restarted."""
+def _clocks(txn: Transaction, clock: Clock) -> tuple[Clocks | None, Clocks]:
+    """Return the store's record of the clocks, and what it should be: the same, unless the wall clock was set or the machine restarted."""
     value = txn.get("meta", layout.CLOCKS)
     known = None if value is None else layout.clocks_from_json(value)
-    clocks = Clocks(now, wall) if known is None else known.read(now, wall)
-    if clocks is not known:
-        txn.put("meta", layout.CLOCKS, layout.clocks_to_json(clocks))
-    return clocks
+    now, wall = clock.instant(), clock.wall()
+    return known, Clocks(now, wall) if known is None else known.read(now, wall)

@@ -350,7 +350,7 @@ class EmbeddedLog:
             also(txn)
             ends = {queue: index.state(txn, queue).max_offset for queue in rows}
             added = make_visible(txn, [receipt], self._clock)
-        garbage.collect(self._store, self._clock)
+        garbage.tidy(self._store, self._clock)
         return {queue: added.get(queue, OffsetRange(end, end)) for queue, end in ends.items()}
 
     @contextlib.contextmanager

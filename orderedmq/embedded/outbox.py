@@ -89,7 +89,7 @@ class EmbeddedOutbox:
                         groups.forward(txn, source.token, source.offsets.end)
             # The remaining receipts are other attempts of partitions that were published.
             discard(txn, receipts)
-        garbage.collect(self._store, self._clock)
+        garbage.tidy(self._store, self._clock)
         return Published(False, ranges)
 
     def discard(self, receipts: Sequence[Receipt]) -> None:

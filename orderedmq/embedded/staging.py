@@ -12,6 +12,7 @@ import json
 import queue as queues
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -221,6 +222,7 @@ def make_visible(txn: Transaction, receipts: Iterable[Receipt], clock: Clock) ->
     """
     now = clock.wall()
     topics: dict[str, TopicInfo] = {}
+    added: Counter[str] = Counter()
     ranges: dict[MessageQueue, OffsetRange] = {}
     for receipt in receipts:
         staged: Staged = receipt.staged
@@ -233,11 +235,12 @@ def make_visible(txn: Transaction, receipts: Iterable[Receipt], clock: Clock) ->
                 payloads.hold(txn, topic, chunk)
         # Count all chunks before adding any, because merging one chunk could otherwise release the segment that has the next.
         for queue, chunk, payload in staged.chunks:
-            added = index.add(txn, topics[queue.topic], queue, chunk, now, None if payload is None else [payload])
+            added[queue.topic] += 1
+            span = index.add(txn, topics[queue.topic], queue, chunk, now, None if payload is None else [payload])
             before = ranges.get(queue)
-            ranges[queue] = OffsetRange(before.begin if before else added.begin, added.end)
+            ranges[queue] = OffsetRange(before.begin if before else span.begin, span.end)
     for topic in topics.values():
-        index.retain(txn, topic, clock)
+        index.retain(txn, topic, clock, most=index.most_after(added[topic.name]))
     return ranges
 
 

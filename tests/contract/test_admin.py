@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -317,6 +318,40 @@ def test_publishing_applies_retention_too(broker: Broker, clock: FakeClock):
         broker.outbox.publish(SinkBatch("s", number), [staging.receipt()])
         clock.pass_(11)
     assert broker.log.bounds([queue])[queue] == QueueBounds(2 * BIG, 3 * BIG)
+
+
+@needs("topic settings")
+@pytest.mark.parametrize("retention", [{"retention_seconds": 10.0}, {"retention_bytes": 1_000_000}], ids=["age", "size"])
+def test_retention_keeps_up_with_writes_of_many_chunks(broker: Broker, clock: FakeClock, retention: dict[str, Any]):
+    broker.admin.create_topic("t", 1, compression="none", **retention)
+    [queue], chunk = queues_of(broker, "t"), rows([b""] * BIG)
+    for number in range(5):
+        staging = broker.outbox.open(SinkBatch("s", number), 0)
+        for _ in range(100):
+            staging.add(queue, chunk)
+        broker.outbox.publish(SinkBatch("s", number), [staging.receipt()])
+        clock.pass_(11)
+    # The last write stays, and by size perhaps a part of the one before.
+    assert 100 <= sum(info.chunks for info in broker.admin.describe_topic("t")) <= 200
+
+
+@needs("topic settings")
+@pytest.mark.parametrize("occasion", ["append", "publish", "renewal"])
+def test_retention_reaches_a_topic_that_nobody_writes_to(place: Place, broker: Broker, clock: FakeClock, occasion: str):
+    broker.admin.create_topic("t", 1, retention_seconds=100.0)
+    [idle], other = queues_of(broker, "t"), queues_of(broker)[0]
+    broker.log.append({idle: rows(range(BIG))})
+    clock.pass_(200)
+    [token] = locked(broker, "g", broker.groups.join("me"), [other])
+    # Before, somebody can still make the retention longer, as for a store that was restored.
+    assert place.connect().log.bounds([idle])[idle] == QueueBounds(0, BIG)
+    if occasion == "append":
+        broker.log.append({other: rows("a")})
+    elif occasion == "publish":
+        broker.outbox.publish(SinkBatch("s", 0), [])
+    else:
+        broker.groups.renew([token])
+    assert broker.log.bounds([idle])[idle] == QueueBounds(BIG, BIG)
 
 
 def test_how_long_messages_are_kept_is_told_where_it_is_known(place: Place, broker: Broker):

@@ -29,6 +29,7 @@ from orderedmq.embedded.store.store_file import File, Whereabouts, file_at, reco
 from orderedmq.embedded.store.transaction import Transaction, damaged
 from orderedmq.errors import StoreError, StoreFullError, map_full, no_store, stays_here
 from orderedmq.forks import call_in_child
+from orderedmq.ownership.lock import Instant
 
 #: Bytes of address space, not of disk space: the file grows as it is written.
 MAP_SIZE: Final = 1 << 40
@@ -91,6 +92,8 @@ class Store:
         self.identity = ""
         #: None until the store is opened for the first time.
         self._whereabouts: Whereabouts | None = None
+        #: When this process last applied the retention of all topics (`garbage.tidy`).
+        self.retained: Instant | None = None
         self._users = 0
         self._writes = 0
         self._closed = False
