@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -44,6 +44,8 @@ class TopicWatch:
         #: Topics without which the query continues, because the user accepts their loss with failOnDataLoss=false or no longer selects
         #: them, as (topic, its anchor in the checkpoint).
         self._accepted: set[tuple[str, str]] = set()
+        #: Queues that a shared group does not read because they cannot be read.
+        self._left_out: set[MessageQueue] = set()
 
     @property
     def names(self) -> list[str]:
@@ -89,10 +91,31 @@ class TopicWatch:
             # With availableNow, queues that appear later are left to the next run.
             queues = [queue for queue in queues if queue in target]
         if shared:
-            return queues
+            return self._shared(queues)
         former = self.former_topics(known)
         read = {queue for queue in without_lots(known.next) if queue.topic not in former}
         return [*queues, *sorted(read - set(queues))]
+
+    def _shared(self, queues: list[MessageQueue]) -> list[MessageQueue]:
+        """Return the queues that the group's members divide: those that may be read, as Java's consumers also divide them.
+
+        If none of a topic's queues may be read, return all of them, so that the query fails where it would read.
+        """
+        divided: list[MessageQueue] = []
+        for topic in self._topics:
+            every = [queue for queue in queues if queue.topic == topic.name]
+            readable = set(self._log.readable(topic.name))
+            divided += [queue for queue in every if queue in readable] or every
+        left_out = set(queues).difference(divided)
+        if left_out - self._left_out:
+            log.warning(
+                "%d queues cannot be read at the moment, as their permissions say (%s, ...). The group's members read the others, and "
+                "continue in these queues when they can be read",
+                len(left_out),
+                min(left_out),
+            )
+        self._left_out = left_out
+        return divided
 
     def former_topics(self, known: Checkpoint) -> set[str]:
         """Return the topics of ``known`` that the options no longer select."""
@@ -126,7 +149,7 @@ class TopicWatch:
         stale = {name for name, incarnation in self._incarnations.items() if listed.get(name) != incarnation}
         gone: set[str] = set()
         for name, anchor in sorted(start.topics.items()):
-            loss = self._loss(name, anchor, listed)
+            loss = self._loss(name, anchor, listed, [queue for queue in start.next if queue.topic == name])
             if loss is not None:
                 gone.add(name)
             elif name not in former:
@@ -162,11 +185,14 @@ class TopicWatch:
         """Return the topics whose deletion or recreation the user accepted and that ``start`` does not contain yet."""
         return {name for name, _ in self._accepted}.difference(start.topics)
 
-    def _loss(self, name: str, anchor: str, listed: Mapping[str, str]) -> DataLossError | None:
-        """Return the error for a topic that was deleted or recreated since it was read, or None if it is the same topic."""
-        try:
+    def _loss(self, name: str, anchor: str, listed: Mapping[str, str], queues: Sequence[MessageQueue]) -> DataLossError | None:
+        """Return the error for a topic that was deleted or recreated since it was read, or None if it is the same topic.
+
+        ``queues``: its queues in the checkpoint. A topic that is not listed may exist at a broker of which the nameserver has not heard.
+        """
+        with contextlib.suppress(TopicError):
             if name in listed:
                 return recreated(name) if self._log.is_another(name, anchor) else None
-        except TopicError:
-            pass
+        if self._log.bounds(queues):
+            return None
         return topic_deleted(name, "this query has read it before")

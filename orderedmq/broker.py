@@ -59,7 +59,10 @@ class Keep(Enum):
 
 @dataclass(frozen=True)
 class QueueInfo:
-    """One queue as ``topic describe`` shows it. Sizes are stored bytes. Times are µs since 1970, None without a stored message."""
+    """One queue as ``topic describe`` shows it. Sizes are stored bytes. Times are µs since 1970, None without a message that can be read.
+
+    ``readable``: whether the queue's messages can be read at the moment.
+    """
 
     queue: MessageQueue
     bounds: QueueBounds
@@ -67,6 +70,7 @@ class QueueInfo:
     stored_bytes: int
     first_timestamp: int | None
     last_timestamp: int | None
+    readable: bool = True
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,13 @@ class Log(Protocol):
         """Return the topic called ``name``. Raises TopicError MISSING."""
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """Return the readable queues of a topic, in order. Raises TopicError MISSING."""
+        """Return the queues of a topic that readers read, in order, also while a permission forbids reading them.
+
+        Raises TopicError MISSING.
+        """
+
+    def readable(self, topic: str) -> list[MessageQueue]:
+        """Return the `queues` that may be read at the moment. The members of a shared group divide these. Raises TopicError MISSING."""
 
     def targets(self, topic: str) -> list[MessageQueue]:
         """Return the queues that messages may be sent to, at least one. Queue selectors choose by index in this order.
@@ -183,7 +193,7 @@ class Log(Protocol):
         """
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
-        """Return the current bounds of the queues that exist."""
+        """Return the current bounds of the queues that exist, also of those that cannot be read at the moment."""
 
     def change(self) -> int | None:
         """Return a number that is different after any change to the broker's data; None if the broker has no such number."""

@@ -17,7 +17,7 @@ from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.options.offsets_json import EARLIEST, LATEST, parse_offsets_json
 from orderedmq.options.values import invalid, parse_duration, parse_size, shown
-from orderedmq.tools.readable import duration, moment, number, short_moment, size
+from orderedmq.tools.readable import duration, moment, number, short_moment, size, yes_no
 
 T = TypeVar("T")
 
@@ -151,6 +151,7 @@ def describe(shell: Shell, name: Name) -> None:
             "chunks": queue.chunks,
             "first_stored": moment(queue.first_timestamp),
             "last_stored": moment(queue.last_timestamp),
+            "readable": queue.readable,
             **({} if message_type is None else {"message_type": message_type}),
         }
         for queue in found
@@ -165,6 +166,7 @@ def describe(shell: Shell, name: Name) -> None:
         Column("chunks", "chunks", number, right=True),
         Column("first_stored", "oldest (UTC)", short_moment),
         Column("last_stored", "newest (UTC)", short_moment),
+        *(() if all(row["readable"] for row in rows) else (Column("readable", "readable", yes_no),)),
     )
     total = (
         f"{number(sum(row['messages'] for row in rows))} messages{'' if message_type is None else f' of type {message_type}'}"
@@ -294,7 +296,7 @@ def _limits(name: str, before: str, bounds: dict[MessageQueue, Any]) -> dict[Mes
 def delete(shell: Shell, name: Name, yes: Yes = False) -> None:
     """Delete a topic with its messages, its parked messages and all groups' offsets in it. Asks first."""
     with shell.broker() as broker:
-        bounds = broker.log.bounds(broker.log.queues(name)).values()
+        bounds = [queue.bounds for queue in broker.admin.describe_topic(name)]
         messages = sum(at.max_offset - at.min_offset for at in bounds)
         shell.ask(f"Delete topic {name} with {messages:,} messages and its parked messages from {shell.address}?", yes)
         broker.admin.delete_topic(name)

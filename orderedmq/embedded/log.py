@@ -124,6 +124,9 @@ class EmbeddedLog:
     def queues(self, topic: str) -> list[MessageQueue]:
         return index.queues_of(self.topic(topic))
 
+    def readable(self, topic: str) -> list[MessageQueue]:
+        return self.queues(topic)
+
     def targets(self, topic: str) -> list[MessageQueue]:
         return self.queues(topic)
 

@@ -53,6 +53,7 @@ from orderedmq.parking.rules import (
     lots_left,
     origin,
     parked_queue,
+    parked_topic,
     seek_with_parked,
 )
 from orderedmq.rocketmq.codec.encode import encode, property_columns
@@ -195,11 +196,15 @@ class RocketMQAdmin:
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
         """See `Admin.describe_topic`. ``chunks`` and ``stored_bytes`` are 0, because brokers do not report how a queue is stored."""
-        bounds = self._log.bounds(self._log.queues(name))
+        route = self._log.route(name, fresh=True)
+        bounds = self._log.bounds(route.all_queues())
         filled = {queue: at for queue, at in bounds.items() if at.min_offset < at.max_offset}
         first = self._log.stored_at({queue: at.min_offset for queue, at in filled.items()})
         last = self._log.stored_at({queue: at.max_offset - 1 for queue, at in filled.items()})
-        return [QueueInfo(queue, at, 0, 0, first.get(queue), last.get(queue)) for queue, at in bounds.items()]
+        readable = set(route.subscribe_set())
+        return [
+            QueueInfo(queue, at, 0, 0, first.get(queue), last.get(queue), queue in readable) for queue, at in bounds.items()
+        ]
 
     def waiting_bytes(self, name: str) -> int:
         """Return 0, because brokers do not report how a queue is stored."""
@@ -305,7 +310,7 @@ class RocketMQAdmin:
         there: set[MessageQueue] = set()
         for topic in {queue.topic for queue in found if not queue.topic.startswith(RETRY_PREFIX)}:
             with contextlib.suppress(TopicError):
-                there.update(self._log.queues(topic))
+                there.update(self._log.route(topic, fresh=True).all_queues())
         return {queue: found[queue] for queue in sorted(found) if queue in there}
 
     def _owned(self, group: str) -> list[MessageQueue]:
@@ -354,8 +359,8 @@ class RocketMQAdmin:
             end = bounds[queue].max_offset if queue in bounds else 0
             if not 0 <= offset <= end:
                 raise outside_queue(queue, offset, end)
-        topics = {queue.topic for queue in offsets}
-        lots = self._lots.queues_of(name for name, (_, topic) in self._lots.find(group=group).items() if topic in topics)
+        # Ask for the lots by name, because a restarted nameserver may not list them yet.
+        lots = self._lots.queues_of(parked_topic(group, topic) for topic in sorted({queue.topic for queue in offsets}))
         lots = [lot for lot in lots if leader_of(group, lot) in offsets]
         with self._locks.held(group, list(offsets), force):
             if parked is None:

@@ -265,6 +265,8 @@ def _find_targets(log: Log, letters: Sequence[DeadLetter], targets: dict[str, li
         try:
             targets[topic] = log.targets(topic)
         except TopicError as error:
+            if error.sub != TopicCondition.MISSING:
+                raise
             raise TopicError(
                 error.sub,
                 f"dead letter {letter.offset} came from topic {topic!r}, which no longer exists",

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import re
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from typer.testing import CliRunner
 
 import orderedmq
 from ordered_sink.writer import target_queues
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker
+from orderedmq.cli import app
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.sink import SinkOptions
@@ -27,16 +32,20 @@ from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group import groups as groups_module
 from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.local.probe import ask
-from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.local.servers import BrokerServer, Cluster
 from orderedmq.rocketmq.messages import log as log_module
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.wire import admin_requests
+from orderedmq.rocketmq.wire import admin_requests, message_requests
 from orderedmq.tools.producer import Producer
+from tests.micro_batches import Checkpoint, MicroBatchLoop
 from tests.rocketmq.peers import Peers
 from tests.stopped_readers import stopped
 from tests.waits import soon, until
 
 UPDATE_BROKER_CONFIG = 25
+
+#: Makes a `MicroBatchLoop`.
+Query = Callable[..., MicroBatchLoop]
 
 
 class World:
@@ -80,6 +89,47 @@ class World:
             with Client(self.cluster.address) as client:
                 until(lambda: len(client.cluster(soon()).brokers) == 2, "the nameserver knows both brokers")
 
+    def reads(self, query: Query, checkpoint: Checkpoint | None = None, **options: object) -> tuple[MicroBatchLoop, list[str]]:
+        """Start a query and return it with a list to which it adds the bodies that it reads, as "queue body"."""
+        bodies: list[str] = []
+        source = {"namesrvAddr": self.cluster.address, "topic": self.topic, "consumerGroup": f"{self.topic}-g"}
+
+        def record(rows: pa.Table, number: int) -> None:
+            del number
+            columns = (rows.column(name).to_pylist() for name in ("broker_name", "queue_id", "body"))
+            bodies.extend(f"{name}/{number} {body.decode()}" for name, number, body in zip(*columns, strict=True))
+
+        return query({**source, "startingOffsets": "earliest", **options}, record, checkpoint), bodies
+
+    @contextlib.contextmanager
+    def unreadable(self, how: str, broker: BrokerServer) -> Iterator[None]:
+        """Forbid reading at one broker: of the topic, or of all its topics."""
+
+        def allow(perm: int) -> None:
+            if how == "broker":
+                ask(broker.address, UPDATE_BROKER_CONFIG, body=b"brokerPermission=%d\n" % perm)
+            else:
+                with Client(self.cluster.address) as client:
+                    client.call_address(broker.address, admin_requests.create_topic(self.topic, 2, perm=perm), soon())
+            until(lambda: (broker.name in self._readable()) is (perm == 6), "the route has the permission")
+
+        allow(2)
+        try:
+            yield
+        finally:
+            allow(6)
+
+    def _readable(self) -> set[str]:
+        return {queue.broker_name for queue in self.broker.log.readable(self.topic)}
+
+    def resize(self, broker: BrokerServer, read: int, write: int) -> None:
+        """Give the topic these numbers of queues for reading and for writing at one broker."""
+        request = admin_requests.create_topic(self.topic, 1)
+        counts = {"readQueueNums": str(read), "writeQueueNums": str(write)}
+        with Client(self.cluster.address) as client:
+            client.call_address(broker.address, replace(request, ext={**request.ext, **counts}), soon())
+        until(lambda: len(self.broker.log.targets(self.topic)) == 2 + write, "the route has the numbers")
+
 
 @pytest.fixture
 def world(two_brokers: Cluster) -> Iterator[World]:
@@ -91,6 +141,13 @@ def world(two_brokers: Cluster) -> Iterator[World]:
 def positions(offset: dict[str, Any], topic: str) -> dict[MessageQueue, int]:
     found = offset["next"][topic]
     return {MessageQueue(topic, name, int(number)): at for name, ids in found.items() for number, at in ids.items()}
+
+
+def read_all(run: MicroBatchLoop) -> MicroBatchLoop:
+    """Run batches until there is nothing to read, also directly after a call that found nothing."""
+    if run.reader is not None:
+        run.reader._quiet_until = 0.0
+    return run.process_all_available()
 
 
 def blame(call: Callable[[], object]) -> str:
@@ -207,3 +264,121 @@ def test_a_topic_for_reading_only_is_refused_before_any_row(world: World) -> Non
             target_queues(world.broker, world.topic, parsed)
     with pytest.raises(TopicError, match="NO_SUCH_QUEUE"):
         Producer(world.broker.log, world.topic)
+
+
+@pytest.mark.holds("unreadable is not lost")
+@pytest.mark.parametrize("how", ["broker", "topic"])
+def test_messages_of_a_broker_that_may_not_be_read_for_a_moment_are_not_lost(
+    world: World, query: Query, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with failOnDataLoss=false: the query waits, then fails, and reads them later."""
+    second = world.cluster.brokers[1]
+    expected = sorted(f"{queue.broker_name}/{queue.queue_id} {number}" for queue in world.queues for number in range(10))
+    first, bodies = world.reads(query, failOnDataLoss="false")
+    read_all(first)
+    assert sorted(bodies) == expected
+    for queue in world.queues:
+        world.broker.log.append({queue: pa.record_batch({"body": [b"later"]})})
+    with world.unreadable(how, second):
+        with monkeypatch.context() as patch:
+            patch.setattr(log_module, "READABLE_PATIENCE", 1.0)
+            with pytest.raises(RocketMQUnavailableError, match="NOT_READABLE") as caught:
+                read_all(first)
+        assert "failOnDataLoss" not in caught.value.message
+        resumed, later = world.reads(query, first.checkpoint, failOnDataLoss="false")
+        timer = threading.Timer(1.0, partial(ask, second.address, UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n"))
+        if how == "broker":
+            timer.start()
+            read_all(resumed)
+            timer.join()
+    read_all(resumed)
+    assert sorted({*bodies, *later}) == sorted(
+        [*expected, *(f"{queue.broker_name}/{queue.queue_id} later" for queue in world.queues)]
+    )
+
+
+def test_a_shared_group_reads_the_other_queues_while_some_may_not_be_read(
+    world: World, query: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, bodies = world.reads(query, assignment="shared", consumeFromWhere="first", startingOffsets="committed")
+    read_all(run)
+    assert len(bodies) == 40
+    with world.unreadable("broker", world.cluster.brokers[1]), caplog.at_level(logging.WARNING, "orderedmq"):
+        for queue in world.queues:
+            world.broker.log.append({queue: pa.record_batch({"body": [b"later"]})})
+        read_all(run)
+        assert [body for body in bodies if body.endswith("later")] == ["broker-a/0 later", "broker-a/1 later"]
+        assert "2 queues cannot be read at the moment" in caplog.text
+    read_all(run)
+    assert sorted(body for body in bodies if body.endswith("later")) == [
+        f"{queue.broker_name}/{queue.queue_id} later" for queue in world.queues
+    ]
+
+
+@pytest.mark.parametrize(("read", "write"), [(4, 2), (2, 4)])
+def test_a_topic_with_fewer_queues_for_reading_or_for_writing_is_read_and_written(
+    world: World, query: Query, read: int, write: int
+) -> None:
+    """RocketMQ's way to grow a topic: first the queues for reading, then those for writing. Rows in the other order arrive later."""
+    world.resize(world.cluster.brokers[1], read, write)
+    run, bodies = world.reads(query)
+    read_all(run)
+    assert len(bodies) == 40
+    keys = [f"key-{number}" for number in range(60)]
+    Producer(world.broker.log, world.topic).send(
+        pa.record_batch({"body": [key.encode() for key in keys], "sharding_key": keys})
+    )
+    read_all(run)
+    if read < write:
+        assert 40 < len(bodies) < 100, "some rows must be in queues that cannot be read yet"
+        described = world.broker.admin.describe_topic(world.topic)
+        assert [f"{row.queue.broker_name}/{row.queue.queue_id}" for row in described if not row.readable] == [
+            "broker-b/2",
+            "broker-b/3",
+        ]
+        assert sum(row.bounds.max_offset for row in described) == 100
+    world.resize(world.cluster.brokers[1], 4, 4)
+    until(lambda: read_all(run) and len(bodies) == 100, "every row was read")
+    assert len(set(bodies)) == 100
+
+
+def test_tools_do_not_show_a_topic_that_may_not_be_read_as_empty(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "READABLE_PATIENCE", 0.5)
+    run = CliRunner()
+    letters = f"%DLQ%{world.topic}-g"
+    with Client(world.cluster.address) as client:
+        for broker in world.cluster.brokers:
+            for name in (world.topic, letters):
+                client.call_address(broker.address, admin_requests.create_topic(name, 2, perm=2), soon())
+    until(
+        lambda: world.broker.log.readable(world.topic) == [] == world.broker.log.readable(letters), "the routes have the change"
+    )
+    with Client(world.cluster.address) as client:
+        target = world.broker.log.queues(letters)[0]
+        sent = message_requests.send(target, b"letter", "", group="p", born=0)
+        client.call(sent, soon(), topic=letters, broker_name=target.broker_name)
+    for command in (
+        ["peek", world.topic],
+        ["peek", world.topic, "--last", "5"],
+        ["dlq", "list", f"{world.topic}-g"],
+        ["dlq", "replay", f"{world.topic}-g", "--all"],
+    ):
+        result = run.invoke(app, ["--namesrv", world.cluster.address, *command])
+        assert result.exit_code not in (0, None), (command, result.output)
+        assert "NOT_READABLE" in result.output, (command, result.output)
+    result = run.invoke(app, ["--namesrv", world.cluster.address, "--json", "topic", "describe", world.topic])
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in result.output.splitlines()]
+    assert [(row["messages"], row["readable"]) for row in rows] == [(10, False)] * 4
+
+
+def test_a_topic_that_grows_while_a_query_reads_it_loses_no_new_queue(world: World, query: Query) -> None:
+    run, bodies = world.reads(query, failOnDataLoss="false")
+    read_all(run)
+    for total in range(5, 11):
+        world.broker.admin.add_queues(world.topic, total)
+        for queue in world.broker.log.queues(world.topic):
+            world.broker.log.append({queue: pa.record_batch({"body": [b"of %d" % total]})})
+        read_all(run)
+    until(lambda: read_all(run) and len(bodies) == 40 + sum(range(5, 11)), "every row was read")
+    assert len(set(bodies)) == len(bodies)

@@ -152,6 +152,8 @@ class Cluster:
         self.fields: dict[str, Any] = {}
         #: The permissions of the topics' queues: 4 to read, 2 to write.
         self.perm = 6
+        #: The topics' numbers of queues for reading and for writing, at each broker.
+        self.counts = (1, 1)
         #: Brokers that report to the nameservers.
         self.reporting = {"a"}
         self.asked: list[tuple[int, RemotingCommand]] = []
@@ -174,7 +176,13 @@ class Cluster:
                         {"brokerName": name, "cluster": "C", "brokerAddrs": addresses} for name, addresses in brokers.items()
                     ]
                     queues = [
-                        {"brokerName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": self.perm} for name in brokers
+                        {
+                            "brokerName": name,
+                            "readQueueNums": self.counts[0],
+                            "writeQueueNums": self.counts[1],
+                            "perm": self.perm,
+                        }
+                        for name in brokers
                     ]
                     link.reply(request, body=json.dumps({"brokerDatas": datas, "queueDatas": queues}).encode(), **self.fields)
                 elif request.code == RequestCode.GET_BROKER_CLUSTER_INFO:

@@ -64,7 +64,7 @@ class Stored:
             body = b""
             if request.code == RequestCode.DELETE_TOPIC_IN_BROKER:
                 self.names.discard(name)
-            elif request.code == RequestCode.GET_TOPIC_STATS_INFO and name not in self.names:
+            elif request.code in (RequestCode.GET_TOPIC_STATS_INFO, RequestCode.PULL_MESSAGE) and name not in self.names:
                 link.reply(request, 17, remark="no topic")
                 continue
             elif request.code == RequestCode.GET_ALL_CONSUMER_OFFSET:

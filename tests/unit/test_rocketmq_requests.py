@@ -124,11 +124,14 @@ def test_any_answer_is_read_or_a_protocol_error(request: Request[Any], ext: dict
     [
         (1, "boom", RocketMQError, "ORDEREDMQ_ROCKETMQ.SERVER_ERROR", False),
         (1, "org.apache.rocketmq.acl.common.AclException: no", RocketMQError, "ORDEREDMQ_ROCKETMQ.NO_PERMISSION", False),
+        (1, "connect to 127.0.0.1:9876 failed", RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.UNREACHABLE", True),
         (1, "name server not ready", RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.UNAVAILABLE", True),
         (2, "[REJECTREQUEST]busy", RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.BUSY", True),
         (13, None, RocketMQError, "ORDEREDMQ_ROCKETMQ.MESSAGE_ILLEGAL", False),
         (14, None, RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.UNAVAILABLE", True),
         (16, None, RocketMQError, "ORDEREDMQ_ROCKETMQ.NO_PERMISSION", False),
+        (16, "the topic[T] pulling message is forbidden", RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.NOT_READABLE", True),
+        (16, "the broker[h] pulling message is forbidden", RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.NOT_READABLE", True),
         (17, None, TopicError, "ORDEREDMQ_TOPIC.MISSING", False),
         (23, None, RocketMQError, "ORDEREDMQ_ROCKETMQ.FILTER", False),
         (24, None, RocketMQError, "ORDEREDMQ_ROCKETMQ.FILTER", False),
@@ -162,6 +165,27 @@ def test_a_proxy_that_refuses_a_message_for_the_topics_type_is_not_supported() -
     assert caught.value.sub == "NOT_SUPPORTED"
     for text in ("topic 'T' has type FIFO", "type NORMAL or MIXED", "nameserver", "+message.type=MIXED"):
         assert text in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("remark", "condition"),
+    [
+        ("send request to <127.0.0.1:10911> failed", "CONNECTION_LOST"),
+        ("wait response on the channel <127.0.0.1:10911> timeout, 3000(ms)", "TIMEOUT"),
+    ],
+)
+def test_a_send_that_a_proxy_passed_on_without_an_answer_may_be_stored(remark: str, condition: str) -> None:
+    with pytest.raises(RocketMQUnavailableError) as caught:
+        answer(message_requests.send(QUEUE, b"x", "", group="g", born=0), 1, remark)
+    assert caught.value.sub == condition
+    assert caught.value.outcome_unknown
+
+
+def test_a_topic_whose_type_a_proxy_could_not_get_has_no_wrong_type() -> None:
+    remark = "TopicMessageType validate failed, the expected type is UNSPECIFIED, but actual type is NORMAL"
+    for asked in (message_requests.send(QUEUE, b"x", "", group="g", born=0), message_requests.refused_type(QUEUE, "")):
+        with pytest.raises(RocketMQUnavailableError, match="UNAVAILABLE"):
+            answer(asked, 13, remark)
 
 
 def test_a_proxy_names_the_type_of_a_topic_and_a_broker_does_not() -> None:

@@ -74,7 +74,7 @@ def test_what_to_type_keeps_what_the_account_has() -> None:
         (ResponseCode.SYSTEM_ERROR, "check signature failed.", "code 1", "Check accessKey and secretKey"),
         (ResponseCode.SYSTEM_ERROR, FIRST.format("group:billing"), "lacks groupPerms billing=SUB. ", "plain_acl.yml"),
         (ResponseCode.SYSTEM_ERROR, "AclException: Need admin permission for request", "lacks admin: true", "an administrator's account"),
-        (ResponseCode.NO_PERMISSION, "the topic[a] pulling message is forbidden", "code 16", "the permissions of topic and broker"),
+        (ResponseCode.NO_PERMISSION, "the broker[a] sending message is forbidden", "code 16", "the permissions of topic and broker"),
     ],
 )  # fmt: skip
 def test_an_error_names_the_right_and_what_to_type(code: ResponseCode, remark: str, lacks: str, remedy: str) -> None:
@@ -89,5 +89,5 @@ def test_an_error_names_the_right_and_what_to_type(code: ResponseCode, remark: s
 def test_a_proxy_that_may_not_ask_for_a_group_is_named() -> None:
     request = pull(MessageQueue("a", "broker-a", 0), "billing", 0, 1)
     error = refusal(request, RemotingCommand(ResponseCode.SYSTEM_ERROR, remark="group not found: billing"), "proxy:8080")
-    assert error.condition == "ORDEREDMQ_ROCKETMQ.SERVER_ERROR"
+    assert error.condition == "ORDEREDMQ_ROCKETMQ.UNAVAILABLE", "the brokers may also be away"
     assert "innerClientAuthenticationCredentials" in error.message

@@ -48,11 +48,12 @@ def test_a_topic_that_cannot_be_read_has_a_type() -> None:
 
     def script(link: Link) -> None:
         for request in link.requests():
-            link.reply(request, body=b'{"attributes":{"message.type":"FIFO"}}')
+            link.reply(request, body=b'{"attributes":{"message.type":"FIFO"}}', offset="0")
 
     with Cluster() as cluster:
         cluster.perm = 2
         cluster.scripted("a", script)
         with orderedmq.connect(namesrv_addr=cluster.nameserver().address) as broker:
-            assert broker.admin.describe_topic("T") == []
+            [queue] = broker.admin.describe_topic("T")
+            assert not queue.readable
             assert broker.admin.message_type("T") == "FIFO"

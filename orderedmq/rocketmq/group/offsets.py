@@ -23,6 +23,7 @@ from orderedmq.rocketmq.wire import group_requests, message_requests, registers
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.request import Request, int_field
+from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 
 #: Seconds for an operation on a group with all its retries.
 GROUP_TIMEOUT: Final = 25.0
@@ -43,7 +44,13 @@ class GroupOffsets:
     def read(self, group: str, queues: Sequence[MessageQueue], seconds: float = GROUP_TIMEOUT) -> dict[MessageQueue, int]:
         """Return the committed offsets. Queues that do not exist or have no committed offset are left out."""
         deadline = Deadline.after(seconds)
-        there = existing(self._client, queues, lambda topic, fresh: self._client.route(topic, deadline, fresh=fresh), deadline)
+        there = existing(
+            self._client,
+            queues,
+            lambda topic, fresh: self._client.route(topic, deadline, fresh=fresh),
+            (TOOLS_GROUP, group),
+            deadline,
+        )
         answers = ask_queues(self._client, [(queue, _offset(group, queue)) for queue in there], deadline)
         found: dict[MessageQueue, int] = {}
         doubtful: dict[str, list[MessageQueue]] = {}

@@ -48,7 +48,7 @@ class RetryTopic:
     def _require(self, group: str, queue: MessageQueue) -> None:
         """Check that the queue's broker has a retry queue, because a broker without one drops the messages without an error."""
         topic = RETRY_PREFIX + group
-        if not any(one.broker_name == queue.broker_name for one in self._log.route(topic).subscribe_set()):
+        if not self._log.bounds([MessageQueue(topic, queue.broker_name, 0)]):
             raise TopicError(
                 TopicCondition.NO_SUCH_QUEUE,
                 f"broker {queue.broker_name!r} has no queue of {topic!r}, so it would drop messages that are sent back. Give the group a "

@@ -326,7 +326,9 @@ class Fetch:
                     self._heard, self._failures, self._skipped_since = now, 0, None
                 else:
                     self._take(result, begin, count, now)
-            elif self._replica == MASTER_ID and not isinstance(result, RocketMQUnavailableError):
+            elif self._replica == MASTER_ID and (
+                not isinstance(result, RocketMQUnavailableError) or result.sub == UnavailableCondition.NOT_READABLE
+            ):
                 raise result
             else:
                 # A replica copies topics and groups from its master every 10 s, so it may not know new ones yet.

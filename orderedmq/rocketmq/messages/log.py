@@ -1,12 +1,12 @@
 """The Log protocol over a RocketMQ cluster: finds, pulls and appends messages.
 
-For a queue that does not exist, brokers return the bounds of an empty queue, so the route is checked first. A missing route
-proves little, because a restarted nameserver has no routes until the brokers report to it, up to 30 s later. If a route is missing, the
-brokers are therefore asked whether the topic exists.
+For a queue that does not exist, brokers return the bounds of an empty queue, so the route is checked first. What it lacks is looked for
+at the brokers (`wire.queue_state`). A queue that cannot be read has bounds; a pull of it waits until it can be read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections import Counter
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
-from orderedmq.conditions import DataLossCondition, RocketMQCondition, TopicCondition
+from orderedmq.conditions import DataLossCondition, RocketMQCondition, TopicCondition, UnavailableCondition
 from orderedmq.errors import (
     DataLossError,
     OrderedMQError,
@@ -46,9 +46,11 @@ from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.net.connection import Pending
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
-from orderedmq.rocketmq.net.fan_out import ask_queues, existing
+from orderedmq.rocketmq.net.fan_out import ask_queues, existing, holds
 from orderedmq.rocketmq.wire import message_requests, rights
-from orderedmq.rocketmq.wire.route import Route, user_topics
+from orderedmq.rocketmq.wire.queue_state import ROUTE_FORBIDS, RouteState, not_readable, state_of
+from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
+from orderedmq.rocketmq.wire.route import BrokerData, Route, user_topics
 from orderedmq.routing.selector import require_targets
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
@@ -57,6 +59,8 @@ T = TypeVar("T")
 
 #: Seconds for which a route that the nameserver confirmed counts as fresh.
 ROUTE_FRESH: Final = 1.0
+#: Seconds to wait for a queue that cannot be read.
+READABLE_PATIENCE: Final = 25.0
 #: Seconds between two comparisons of a topic with its anchor.
 COMPARISON_AGE: Final = 10.0
 _MOST_COMPARED: Final = 10_000
@@ -75,6 +79,7 @@ class RocketMQLog:
 
     def __init__(self, client: Client, settings: PullSettings = DEFAULT_PULL) -> None:
         self._client = client
+        self._settings = settings
         self._puller = Puller(client, settings)
         self._by_settings: dict[PullSettings, RocketMQLog] = {}
         #: Appends without the checks of `append`, for topics to which users' producers may not write.
@@ -108,7 +113,7 @@ class RocketMQLog:
                 self._client.refuse_proxy("a list of topics, which the option topicPattern needs (the option topic does not),")
             raise
         names = user_topics(listed, self._client.cluster(deadline))
-        return [TopicInfo(name, len(route.subscribe_set()), ONLY_INCARNATION) for name, route in self._routes(names)]
+        return [TopicInfo(name, len(route.reading_list()), ONLY_INCARNATION) for name, route in self._routes(names)]
 
     def _routes(self, names: Sequence[str]) -> Iterator[tuple[str, Route]]:
         """Request all routes at the same time, and yield those of topics that exist and are not static."""
@@ -143,13 +148,19 @@ class RocketMQLog:
         return TopicInfo(name, len(self.queues(name)), ONLY_INCARNATION)
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        self._confirmed.pop(topic, None)
-        return list(self.route(topic).subscribe_set())
+        """See `Log.queues`. Raises RocketMQUnavailableError NOT_READABLE for a topic that has only queues for writing."""
+        route = self.route(topic, fresh=True)
+        queues = list(route.reading_list())
+        if not queues and route.all_queues():
+            raise not_readable(f"topic {topic!r}", "its readQueueNums is 0")
+        return queues
+
+    def readable(self, topic: str) -> list[MessageQueue]:
+        return list(self.route(topic, fresh=True).subscribe_set())
 
     def targets(self, topic: str) -> list[MessageQueue]:
         """See `Log.targets`. A topic that shrinks may have fewer queues for writing than for reading, and a broker may be read-only."""
-        self._confirmed.pop(topic, None)
-        queues = list(self.route(topic).publish_list())
+        queues = list(self.route(topic, fresh=True).publish_list())
         if not queues:
             raise TopicError(
                 TopicCondition.NO_SUCH_QUEUE,
@@ -162,15 +173,16 @@ class RocketMQLog:
         self._confirmed.pop(topic, None)
         self._compared = {pair: found for pair, found in self._compared.items() if pair[0] != topic}
 
-    def route(self, topic: str) -> Route:
-        """Return the topic's route. It is at most 1 s old if a nameserver answers.
+    def route(self, topic: str, *, fresh: bool = False) -> Route:
+        """Return the topic's route. It is at most 1 s old if a nameserver answers, and new if it is ``fresh``.
 
         Raises TopicError MISSING, RocketMQError STATIC_TOPIC.
         """
         deadline = Deadline.after(REQUEST_TIMEOUT)
         now = time.monotonic()
-        if now - self._confirmed.get(topic, float("-inf")) < ROUTE_FRESH:
+        if not fresh and now - self._confirmed.get(topic, float("-inf")) < ROUTE_FRESH:
             return self._client.route(topic, deadline)
+        self._confirmed.pop(topic, None)
         try:
             check_topic(topic, writing=False)
             route = self._client.route(topic, now + NAMESERVER_TIMEOUT, fresh=True)
@@ -182,26 +194,54 @@ class RocketMQLog:
         return route
 
     def _still_there(self, topic: str, deadline: float) -> Route:
-        """Return the last known route of a topic that the nameserver lacks, if a broker has the topic. Raises TopicError MISSING."""
+        """Return the last known route of a topic that the nameserver lacks, if a broker has the topic. Raises TopicError MISSING.
+
+        A Proxy may know a broker and not yet its topics. If no route of the topic is known, wait for one.
+        """
+        route: Route | None = None
+        failures = 0
+        while True:
+            with contextlib.suppress(TopicError):
+                route = self._client.route(topic, deadline)
+            if route is not None:
+                brokers = route.brokers
+            else:
+                brokers = self._client.cluster(deadline).brokers if self._client.behind_proxy(deadline) else {}
+            answers = [self._has(broker, topic, deadline) for broker in brokers.values()]
+            if route is not None and not all(answer is False for answer in answers):
+                return route
+            if True not in answers:
+                raise missing_topic(topic)
+            failures += 1
+            delay = RETRY.delay(failures, random.random())
+            if time.monotonic() + delay >= deadline:
+                raise RocketMQUnavailableError(
+                    UnavailableCondition.NO_BROKER,
+                    f"the brokers have topic {topic!r}, but the Proxy does not know its route yet. It keeps routes for 20 s",
+                )
+            time.sleep(delay)
+
+    def _has(self, broker: BrokerData, topic: str, deadline: float) -> bool | None:
+        """Return whether a broker has the topic; None if the account may not read it there. False without a master."""
+        if broker.master is None:
+            return False
         try:
-            route = self._client.route(topic, deadline)
-            for name, broker in route.brokers.items():
-                if broker.master is not None:
-                    self._client.call(message_requests.topic_stats(topic), deadline, topic=topic, broker_name=name)
-                    return route
+            answer = holds(self._client, broker.master, MessageQueue(topic, broker.name, 0), self._groups, deadline)
         except TopicError:
-            pass
-        except RocketMQError as error:
-            # A Proxy does not know this request, and its answers about topics come from nameservers.
-            if error.sub != RocketMQCondition.NOT_SUPPORTED:
-                raise
-        raise missing_topic(topic)
+            return False
+        return None if answer is None else True
+
+    @property
+    def _groups(self) -> tuple[str, ...]:
+        """The groups in which the account may read."""
+        return (TOOLS_GROUP,) if self._settings.group is None else (TOOLS_GROUP, self._settings.group)
 
     def require(self, queue: MessageQueue) -> None:
-        """Check that a queue can be read. Raises TopicError MISSING or NO_SUCH_QUEUE."""
-        found = self.route(queue.topic).subscribe_set()
-        if queue not in found and not self._existing([queue]):
-            raise no_such_queue(queue.topic, f"{queue.broker_name}/{queue.queue_id}", f"it has {len(found)} queues")
+        """Check that a queue exists. Raises TopicError MISSING or NO_SUCH_QUEUE."""
+        route = self.route(queue.topic)
+        if state_of(queue, route) is RouteState.UNKNOWN and not self._existing([queue]):
+            known = f"it has {len(route.all_queues())} queues"
+            raise no_such_queue(queue.topic, f"{queue.broker_name}/{queue.queue_id}", known)
 
     def refuse_hidden_static(self, topic: str) -> None:
         """Refuse to write to a static topic through a Proxy. Raises RocketMQError STATIC_TOPIC.
@@ -210,25 +250,25 @@ class RocketMQLog:
         gets that error when it requests the bounds of its queues.
         """
         if topic not in self._plain and self._client.behind_proxy(Deadline.after(REQUEST_TIMEOUT)):
-            self.bounds(self.queues(topic))
+            self.bounds(self.route(topic).all_queues())
             self._plain.add(topic)
 
     def _existing(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        """Return ``queues`` without those that are known to be deleted; see `fan_out.existing`."""
-
-        def route(topic: str, fresh: bool) -> Route:
-            if fresh:
-                self._confirmed.pop(topic, None)
-            return self.route(topic)
-
-        return existing(self._client, queues, route, Deadline.after(REQUEST_TIMEOUT))
+        """Return ``queues`` without those that are certain not to exist; see `fan_out.existing`."""
+        return existing(
+            self._client,
+            queues,
+            lambda topic, fresh: self.route(topic, fresh=fresh),
+            self._groups,
+            Deadline.after(REQUEST_TIMEOUT),
+        )
 
     # -- anchors
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
         """See `Log.anchor`. The anchor is a message before one of the offsets. This takes one request if that message is stored."""
-        there = self.route(topic).subscribe_set()
-        of_queues = {queue: at for queue, at in offsets.items() if queue in there}
+        route = self.route(topic)
+        of_queues = {queue: at for queue, at in offsets.items() if state_of(queue, route) is RouteState.READABLE}
         found = self._puller.ask_as_group(lambda group: find_anchor(self._client, group, of_queues))
         return "" if found is None else str(found)
 
@@ -238,7 +278,7 @@ class RocketMQLog:
             raise of_other_kind("an embedded broker", "Set path to its store")
 
     def is_another(self, topic: str, anchor: str) -> bool:
-        """See `Log.is_another`. Compares at most every 10 s. An anchor whose message or queue was deleted proves nothing."""
+        """See `Log.is_another`. Compares at most every 10 s. An anchor whose message or queue cannot be read proves nothing."""
         now = time.monotonic()
         at, another = self._compared.get((topic, anchor), (float("-inf"), False))
         if not another and now - at >= COMPARISON_AGE:
@@ -249,9 +289,10 @@ class RocketMQLog:
         return another
 
     def _is_another(self, topic: str, anchor: str) -> bool:
-        there = self.route(topic).subscribe_set()
-        parsed = parse_anchor(anchor)
-        if parsed is None or MessageQueue(topic, parsed.broker_name, parsed.queue_id) not in there:
+        route, parsed = self.route(topic), parse_anchor(anchor)
+        if parsed is None:
+            return False
+        if state_of(MessageQueue(topic, parsed.broker_name, parsed.queue_id), route) is not RouteState.READABLE:
             return False
         return self._puller.ask_as_group(lambda group: is_same_topic(self._client, group, topic, parsed)) is False
 
@@ -304,8 +345,8 @@ class RocketMQLog:
         return int(row.column(0).cast(pa.int64())[0].as_py())
 
     def stored_at(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """See `Log.stored_at`. Pulls all messages at the same time."""
-        asked = self._existing(list(offsets))
+        """See `Log.stored_at`. Pulls all messages at the same time. Leaves out queues that cannot be read."""
+        asked = [queue for queue in offsets if state_of(queue, self.route(queue.topic)) is RouteState.READABLE]
         found = self._puller.ask_as_group(
             lambda group: ask_queues(
                 self._client,
@@ -377,23 +418,39 @@ class RocketMQLog:
         if anchor and self.is_another(queue.topic, anchor):
             raise recreated(queue.topic)
         try:
-            return self._pull_again(queue, offset, pull)
-        except TopicError:
+            return self._pull_again(queue, offset, partial(self._pull_existing, queue, pull))
+        except TopicError as error:
+            if error.sub == TopicCondition.NO_SUCH_QUEUE:
+                raise
             self.forget(queue.topic)
             raise missing_topic(queue.topic) from None
+
+    def _pull_existing(self, queue: MessageQueue, pull: Callable[[], T]) -> T:
+        """Pull. Raises TopicError NO_SUCH_QUEUE or RocketMQUnavailableError NOT_READABLE if the broker refuses the queue's number."""
+        try:
+            return pull()
         except RocketMQError as error:
             if error.sub in (RocketMQCondition.SERVER_ERROR, RocketMQCondition.INVALID_PARAMETER):
-                # A broker answers with one of these errors for a deleted queue, but also for other reasons.
+                # A broker answers with one of these errors for a queue that is deleted or for writing only, but also for other reasons.
                 self.forget(queue.topic)
                 self.require(queue)
+                if state_of(queue, self.route(queue.topic)) is RouteState.UNREADABLE:
+                    raise not_readable(f"queue {queue}", ROUTE_FORBIDS) from None
             raise
 
     def _pull_again(self, queue: MessageQueue, offset: int, pull: Callable[[], T]) -> T:
-        """Pull, and retry while the broker skips messages that its own minimum offset says it still has."""
+        """Pull, and retry while the queue cannot be read, or the broker skips messages that its own minimum says it still has."""
         deadline, failures = 0.0, 0
         while True:
             try:
                 return pull()
+            except RocketMQUnavailableError as error:
+                if not failures:
+                    deadline = Deadline.after(READABLE_PATIENCE)
+                failures += 1
+                delay = RETRY.delay(failures, random.random())
+                if error.sub != UnavailableCondition.NOT_READABLE or time.monotonic() + delay >= deadline:
+                    raise
             except DataLossError as error:
                 if not failures:
                     # The pull itself may have waited for a broker that was away.

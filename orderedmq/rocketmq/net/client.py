@@ -179,7 +179,9 @@ class Client:
         if last.route.brokers.keys() <= route.brokers.keys():
             return _Known(route, time.monotonic())
         try:
-            reporting = self.cluster(deadline).brokers
+            found = self.cluster(deadline)
+            # A Proxy keeps the route from which the brokers are taken, also after one of them has gone away.
+            reporting = {} if found.behind_proxy else found.brokers
             # Request the route again, so that it has brokers that have reported since the first request.
             route = self.call_nameserver(topic_route(route.topic), deadline)
         except (RocketMQUnavailableError, TopicError):
@@ -234,9 +236,20 @@ class Client:
 
         Raises RocketMQUnavailableError; for a Proxy in local mode, RocketMQError NOT_SUPPORTED.
         """
-        found = behind_proxy.find_cluster(partial(self.call_nameserver, deadline=deadline), self._proxied)
-        self._proxied = found.behind_proxy
-        return found
+
+        def try_broker(request: Request[T]) -> T:
+            return self.call_nameserver(request, min(deadline, Deadline.after(NAMESERVER_TIMEOUT)))
+
+        failures = 0
+        while True:
+            try:
+                found = behind_proxy.find_cluster(partial(self.call_nameserver, deadline=deadline), self._proxied, try_broker)
+            except RocketMQUnavailableError as error:
+                failures += 1
+                self._endpoints.pause(RETRY.delay(failures, random.random()), deadline, error)
+            else:
+                self._proxied = found.behind_proxy
+                return found
 
     def whole_cluster(self, deadline: float, enough: Callable[[ClusterInfo], bool] | None = None) -> ClusterInfo:
         """Return every broker that any nameserver knows. Raises the errors of `cluster`.
@@ -292,7 +305,12 @@ class Client:
 
         Raises RocketMQUnavailableError NO_BROKER, and the errors of `route`.
         """
-        broker = self.route(topic, deadline).brokers.get(broker_name, BrokerData(broker_name, "", {}))
+        try:
+            brokers = self.route(topic, deadline).brokers
+        except TopicError:
+            # The nameserver may not have heard of the topic yet. The broker itself knows whether it exists.
+            brokers = self.cluster(deadline).brokers
+        broker = brokers.get(broker_name, BrokerData(broker_name, "", {}))
         there: Callable[[int], str | None] = broker.address if any_replica else broker.addresses.get
         found = there(broker_id)
         if found is None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from orderedmq.errors import RocketMQUnavailableError, TopicError
+from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.behind_proxy import answered_together
 from orderedmq.rocketmq.net.client import Client, attempt_deadline
 from orderedmq.rocketmq.net.connection import Connection, Pending
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import group_requests
+from orderedmq.rocketmq.wire.message_requests import is_there
+from orderedmq.rocketmq.wire.queue_state import RouteState, state_of
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import Route
 
@@ -20,38 +22,63 @@ T = TypeVar("T")
 
 
 def existing(
-    client: Client, queues: Sequence[MessageQueue], route: Callable[[str, bool], Route], deadline: float
+    client: Client,
+    queues: Sequence[MessageQueue],
+    route: Callable[[str, bool], Route],
+    groups: Iterable[str],
+    deadline: float,
 ) -> list[MessageQueue]:
-    """Return ``queues`` without duplicates and without those that are known not to exist.
+    """Return ``queues`` without duplicates and without those that are certain not to exist (`wire.queue_state`).
 
-    Routes decide this, because brokers answer for any queue, even one that does not exist. A broker that the nameserver does not know at
-    the moment may still have its queues. Such queues are kept, so that requests for them fail, and their messages do not count as lost.
-    ``route(topic, fresh)`` returns a topic's route. A missing topic has no queues.
+    ``route(topic, fresh)`` returns a topic's route. A queue that a route lacks is dropped only if its broker then answers that it does
+    not have it, or the account may read in none of ``groups``, so that the broker does not say. A queue of a broker that the nameserver
+    does not know is kept, so that requests for it fail, and its messages do not count as lost.
     """
 
-    def routes(topics: Iterable[str], fresh: bool) -> dict[str, Route]:
-        found = {}
-        for topic in topics:
+    def missed(asked: Collection[MessageQueue], fresh: bool) -> list[MessageQueue]:
+        routes: dict[str, Route] = {}
+        for topic in {queue.topic for queue in asked}:
             with contextlib.suppress(TopicError):
-                found[topic] = route(topic, fresh)
-        return found
+                routes[topic] = route(topic, fresh)
+        return [queue for queue in asked if state_of(queue, routes.get(queue.topic)) is RouteState.UNKNOWN]
 
-    def there(found: Mapping[str, Route]) -> set[MessageQueue]:
-        return {queue for one in found.values() for queue in one.subscribe_set()}
+    wanted = list(dict.fromkeys(queues))
+    unknown = missed(wanted, False)
+    if not unknown:
+        return wanted
+    reporting = client.cluster(deadline).brokers
+    # Request the routes again, so that they have queues and brokers that were reported since the first request.
+    absent: set[MessageQueue] = set()
+    for (_, name), of_broker in _by_topic_and_broker(missed(unknown, True)).items():
+        master = reporting[name].master if name in reporting else None
+        if master is None:
+            continue
+        try:
+            absent.update(queue for queue in of_broker if not holds(client, master, queue, groups, deadline))
+        except TopicError:
+            absent.update(of_broker)
+    return [queue for queue in wanted if queue not in absent]
 
-    known = routes({queue.topic for queue in queues}, False)
-    found = there(known)
-    away = {
-        queue
-        for queue in queues
-        if queue not in found and queue.topic in known and queue.broker_name not in known[queue.topic].brokers
-    }
-    if away:
-        reporting = client.cluster(deadline).brokers
-        # Request the routes again, so that they have brokers that have reported since the first request.
-        found |= there(routes({queue.topic for queue in away}, True))
-        found |= {queue for queue in away if queue.broker_name not in reporting}
-    return [queue for queue in dict.fromkeys(queues) if queue in found]
+
+def holds(client: Client, master: str, queue: MessageQueue, groups: Iterable[str], deadline: float) -> bool | None:
+    """Ask a broker whether its topic has a queue. Return None if the account may read the topic in none of ``groups``.
+
+    Raises TopicError MISSING if the broker does not have the topic, and the errors of `Client.call`.
+    """
+    for group in groups:
+        try:
+            return client.call_address(master, is_there(queue, group), deadline)
+        except RocketMQError as error:
+            if not error.denied:
+                raise
+    return None
+
+
+def _by_topic_and_broker(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], list[MessageQueue]]:
+    together: dict[tuple[str, str], list[MessageQueue]] = {}
+    for queue in queues:
+        together.setdefault((queue.topic, queue.broker_name), []).append(queue)
+    return together
 
 
 def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]], deadline: float) -> list[T]:

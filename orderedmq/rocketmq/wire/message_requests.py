@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 from orderedmq.conditions import MessageCondition
 from orderedmq.errors import MessageError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.wire import route
+from orderedmq.rocketmq.wire import queue_state, route
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
-from orderedmq.rocketmq.wire.request import Request, ignore_answer, int_field, types_in
+from orderedmq.rocketmq.wire.request import Request, ignore_answer, int_field, require_type, types_in
 from orderedmq.rows.filters import ALL, Filter
 from orderedmq.rows.message_trace import REGION
 
@@ -196,13 +196,14 @@ def send_nowhere(queue: MessageQueue, properties: str = "", *, group: str = PROD
 def refused_type(queue: MessageQueue, properties: str) -> Request[str | None]:
     """Ask a Proxy whether it passes messages with ``properties`` on to the topic. Nothing is stored.
 
-    The answer is None if it does, and otherwise the type that the topic's messages must have. A broker before 5.3.2 has no response
+    The answer is None if it does, and otherwise the type that the topic's messages must have. Raises RocketMQUnavailableError if the
+    Proxy does not know the type. A broker before 5.3.2 has no response
     code for the refusal of a queue that does not exist.
     """
 
     def parse(response: RemotingCommand) -> str | None:
         types = types_in(response.remark or "")
-        return types[0] if types is not None else None
+        return require_type(f"topic {queue.topic!r}", types[0]) if types is not None else None
 
     asked = send_nowhere(queue, properties)
     return Request(
@@ -317,6 +318,20 @@ def pull(
             BROKER_NAME: queue.broker_name,
         },
         accepts=_PULLED,
+    )
+
+
+def is_there(queue: MessageQueue, group: str) -> Request[bool]:
+    """Ask the queue's broker whether the queue exists, by a pull. Raises TopicError MISSING if the topic does not exist there."""
+    asked = pull(queue, group, 0, 1)
+    return Request(
+        asked.code,
+        f"request for the existence of queue {queue}",
+        asked.resource,
+        queue_state.is_there,
+        asked.ext,
+        accepts=_PULLED,
+        absent=queue_state.ABOUT_QUEUE,
     )
 
 

@@ -19,7 +19,7 @@ from orderedmq.errors import (
     RocketMQUnavailableError,
     TopicError,
 )
-from orderedmq.rocketmq.wire import rights
+from orderedmq.rocketmq.wire import queue_state, rights
 from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE, RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
 
@@ -30,6 +30,15 @@ _INT64 = range(-(2**63), 2**63)
 #: The remark of a Proxy with enableTopicMessageTypeCheck, with the types of topic and message (DefaultTopicMessageTypeValidator).
 _TYPES: Final = re.compile(r"TopicMessageType validate failed, the expected type is (\w+), but actual type is (\w+)")
 _SUCCESS: Final = frozenset((ResponseCode.SUCCESS,))
+#: The type of a topic whose settings a Proxy could not get (TopicMessageType).
+_UNKNOWN_TYPE: Final = "UNSPECIFIED"
+#: The remarks of a Proxy about a server that is away, which have the code SYSTEM_ERROR (RemotingConnectException,
+#: RemotingSendRequestException, RemotingTimeoutException), and what each of them means.
+_BEHIND: Final = (
+    (re.compile(r"connect to \S+ failed"), UnavailableCondition.UNREACHABLE),
+    (re.compile(r"send request to <\S+> failed"), UnavailableCondition.CONNECTION_LOST),
+    (re.compile(r"wait response on the channel <\S+> timeout"), UnavailableCondition.TIMEOUT),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,7 @@ class Request(Generic[T]):
     """A request to send, and the parser of its answer.
 
     ``what`` and ``resource`` are for errors: "pull from queue t/a/0", "topic t". ``parse`` gets the answers with a code in
-    ``accepts``. It also gets a SYSTEM_ERROR whose remark matches ``absent``, because some servers have no code for "does not exist".
+    ``accepts``. It also gets a refusal whose remark matches ``absent``, because some servers have no code for "does not exist".
     ``repeatable``: executing the request twice has the same effect as once, so it may be sent again if no answer came.
     """
 
@@ -53,11 +62,7 @@ class Request(Generic[T]):
 
     def answer(self, response: RemotingCommand, server: str) -> T:
         """Return the parsed answer. Raises the error for its response code, or ProtocolError if it cannot be parsed."""
-        is_absent = (
-            self.absent is not None
-            and response.code == ResponseCode.SYSTEM_ERROR
-            and self.absent.search(response.remark or "") is not None
-        )
+        is_absent = self.absent is not None and self.absent.search(response.remark or "") is not None
         if response.code in self.accepts or is_absent:
             try:
                 return self.parse(response)
@@ -105,6 +110,16 @@ def types_in(remark: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found is not None else None
 
 
+def require_type(resource: str, expected: str) -> str:
+    """Return a topic's type. Raises RocketMQUnavailableError if the Proxy does not know it."""
+    if expected == _UNKNOWN_TYPE:
+        raise RocketMQUnavailableError(
+            UnavailableCondition.UNAVAILABLE,
+            f"the RocketMQ Proxy does not know the type of {resource}: the brokers of the topic are away, or it was deleted",
+        )
+    return expected
+
+
 def wrong_type(resource: str, expected: str, actual: str, why: str, remedy: str = "") -> RocketMQError:
     """Return the error for messages of the type ``actual`` that a Proxy does not pass on to a topic of another type.
 
@@ -130,6 +145,8 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
         elif "name server not ready" in remark:
             code = ResponseCode.SERVICE_NOT_AVAILABLE
     match code:
+        case ResponseCode.NO_PERMISSION if queue_state.FORBIDDEN.match(remark):
+            return queue_state.not_readable(request.what.removeprefix("pull from "), said)
         case ResponseCode.NO_PERMISSION:
             refused = rights.refusal(request.code, remark)
             why = (
@@ -163,6 +180,7 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
                 "nameserver's address instead (usually port 9876)",
             )
         case ResponseCode.MESSAGE_ILLEGAL if (types := types_in(remark)) is not None:
+            require_type(request.resource, types[0])
             return wrong_type(request.resource, *types, f"this message is sent as type {types[1]}: {said}")
         case ResponseCode.MESSAGE_ILLEGAL:
             return RocketMQError(
@@ -183,11 +201,13 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             return RocketMQError(RocketMQCondition.FILTER, f"the subscription of {request.resource} is not usable: {said}")
         case ResponseCode.SYSTEM_ERROR if remark.startswith("group not found"):
             # A Proxy of 5.5 sends this remark to members of a group if it cannot get the group's settings from a broker.
-            return RocketMQError(
-                RocketMQCondition.SERVER_ERROR,
-                f"{said}. A RocketMQ Proxy does not find the group: the brokers may not create groups (autoCreateSubscriptionGroup), or "
-                "they check accounts and the Proxy has none (innerClientAuthenticationCredentials, enableAclRpcHookForClusterMode). Give "
-                "the Proxy an account, or name the nameserver's address (usually port 9876)",
+            return RocketMQUnavailableError(
+                UnavailableCondition.UNAVAILABLE,
+                f"{said}. A RocketMQ Proxy does not find the group: its brokers are away, or may not create groups "
+                "(autoCreateSubscriptionGroup), or check accounts and the Proxy has none (innerClientAuthenticationCredentials, "
+                "enableAclRpcHookForClusterMode). Give the Proxy an account, or name the nameserver's address (usually port 9876)",
             )
+        case ResponseCode.SYSTEM_ERROR if away := [sub for pattern, sub in _BEHIND if pattern.search(remark)]:
+            return RocketMQUnavailableError(away[0], f"{said}. The Proxy cannot reach that server")
         case _:
             return RocketMQError(RocketMQCondition.SERVER_ERROR, said)

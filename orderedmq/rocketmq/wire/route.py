@@ -79,6 +79,11 @@ class QueueData:
     perm: int
 
     @property
+    def all_queues(self) -> int:
+        """The number of queues that exist. A broker stores messages also in queues that cannot be read (SendMessageProcessor)."""
+        return max(self.read_queues, self.write_queues)
+
+    @property
     def readable(self) -> bool:
         return bool(self.perm & _READ)
 
@@ -117,13 +122,22 @@ class Route:
 
     def subscribe_set(self) -> tuple[MessageQueue, ...]:
         """Return the queues that consumers divide, sorted. They include brokers without a master, because replicas can be read."""
-        found = {
-            MessageQueue(self.topic, data.broker_name, i)
-            for data in self.queues
-            if data.readable
-            for i in range(data.read_queues)
-        }
-        return tuple(sorted(found, key=lambda queue: (java_order(queue.broker_name), queue.queue_id)))
+        return self._sorted((data, data.read_queues) for data in self.queues if data.readable)
+
+    def reading_list(self) -> tuple[MessageQueue, ...]:
+        """Return `subscribe_set` with the queues whose permission forbids reading at the moment.
+
+        They keep their messages, so a reader that left them out would take them for deleted.
+        """
+        return self._sorted((data, data.read_queues) for data in self.queues)
+
+    def all_queues(self) -> tuple[MessageQueue, ...]:
+        """Return every queue of the topic, sorted, also those for reading only or for writing only."""
+        return self._sorted((data, data.all_queues) for data in self.queues)
+
+    def _sorted(self, counts: Iterable[tuple[QueueData, int]]) -> tuple[MessageQueue, ...]:
+        queues = {MessageQueue(self.topic, data.broker_name, i) for data, count in counts for i in range(count)}
+        return tuple(sorted(queues, key=lambda queue: (java_order(queue.broker_name), queue.queue_id)))
 
     def with_unknown(self, before: Route, names: Iterable[str]) -> Route:
         """Return this route, extended by the brokers ``names`` and their queues from the route ``before``.
