@@ -15,7 +15,7 @@ from typing import Final
 from ordered_source.renewal import Renewal
 from orderedmq.broker import Broker
 from orderedmq.conditions import LockCondition
-from orderedmq.errors import FORMER_RUN, GroupError, LockError, TopicError, lost
+from orderedmq.errors import FORMER_RUN, GroupError, LockError, RocketMQUnavailableError, TopicError, lost
 from orderedmq.model import MessageQueue, OffsetRange, is_parked, is_retry
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership import membership
@@ -195,7 +195,7 @@ class GroupSession(Session):
         return self._groups.heartbeat(self.group, self._client, self._subscription, self._options.allocation.room)
 
     def _join(self) -> None:
-        """Become a member. If other members exclude this query, wait up to lockTimeout until they leave.
+        """Become a member. If other members exclude this query, or servers are away, wait up to lockTimeout.
 
         Raises GroupError DISAGREES if a member has another subscription, IN_USE if another run of this query is a member.
         """
@@ -207,7 +207,7 @@ class GroupSession(Session):
                     # Check before the first heartbeat, so that no member divides the queues with a query that is refused.
                     membership.refuse_second_run(self.group, self._client, self._groups.members(self.group))
                 membership.refuse(self.group, self._client, self._beat())
-            except GroupError as error:
+            except (GroupError, RocketMQUnavailableError) as error:
                 if time.monotonic() >= deadline:
                     raise
                 if not waiting:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -34,7 +35,7 @@ from orderedmq.broker import Broker, SinkBatch
 from orderedmq.cli import app
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.endpoint import TlsOptions
-from orderedmq.errors import RocketMQError, TopicError
+from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Order, Put, Ticket, companion, parked_queue, parked_topic
@@ -44,10 +45,12 @@ from orderedmq.rocketmq.local.servers import BrokerServer, Cluster
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.wire import admin_requests
+from orderedmq.rocketmq.wire.codes import ResponseCode
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.message_trace import TracedCall, TracedMessage
 from tests.contract.support import locked, rows
+from tests.micro_batches import MicroBatchLoop
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.outbox_world import SHORT_SENDS, World, numbered, spoil
 from tests.rocketmq.peers import Peers
@@ -90,6 +93,40 @@ def test_a_query_reads_and_writes_through_a_proxy_and_goes_on_there_after_a_rest
     send(source, range(300, 400))
     rig.write(rig.stream(source), target)
     in_order(bodies(rig.broker, target), 400)
+
+
+@pytest.mark.holds("unreadable is not lost")
+def test_a_nameserver_that_restarts_behind_a_proxy_ends_no_query(
+    newest: Cluster, proxy: ProxyServer, direct: Broker, query: Callable[..., MicroBatchLoop]
+) -> None:
+    """The Proxy then answers that the topic does not exist, until the brokers have reported again and its own routes are old."""
+    for name in ("restarts", "not-asked-for"):
+        direct.admin.create_topic(name, 2)
+    queues = direct.log.queues("restarts")
+    with orderedmq.connect(namesrv_addr=proxy.address) as through:
+        until(lambda: _queues(through, "restarts"), "the Proxy knows the topic")
+    read: list[bytes] = []
+    source = {"namesrvAddr": proxy.address, "topic": "restarts", "consumerGroup": "restarts", "startingOffsets": "earliest"}
+    run = query({**source, "failOnDataLoss": "false"}, lambda rows, number: read.extend(rows.column("body").to_pylist()))
+    direct.log.append({queue: rows([b"before"]) for queue in queues})
+    run.process_all_available()
+    direct.log.append({queue: rows([b"after"]) for queue in queues})
+    newest.namesrv.kill()
+    with Client(proxy.address) as client, pytest.raises(RocketMQUnavailableError, match="UNREACHABLE"):
+        client.route("not-asked-for", soon(2.0))
+    newest.namesrv.start()
+    until(lambda: ask(proxy.address, 105, {"topic": "restarts"})[0] == ResponseCode.TOPIC_NOT_EXIST, "the Proxy has no route")
+
+    def report() -> None:
+        for broker in newest.brokers:
+            ask(broker.address, 25, body=b"brokerPermission=6\n")
+
+    timer = threading.Timer(3.0, report)
+    timer.start()
+    run.reader._quiet_until = 0.0
+    run.process_all_available()
+    timer.join()
+    assert sorted(read) == [b"after"] * 2 + [b"before"] * 2
 
 
 @pytest.mark.holds("backlog through a Proxy")

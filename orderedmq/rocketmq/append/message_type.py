@@ -21,7 +21,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.errors import RocketMQError
+from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.encode import Packing
@@ -50,6 +50,8 @@ def packing_for(
     if packing is None:
         try:
             expected = _expected(client, queue, "", seconds)
+        except RocketMQUnavailableError:
+            raise
         except RocketMQError:
             # The account may lack the right to write. In that case the first send gets the same error.
             return Packing.BATCH
@@ -73,6 +75,8 @@ def require_delayable(client: Client, queue: MessageQueue, seconds: float) -> No
     if client.behind_proxy(Deadline.after(seconds)):
         try:
             expected = _expected(client, queue, f"{names.DELAY}\x011\x02", seconds)
+        except RocketMQUnavailableError:
+            raise
         except RocketMQError:
             return
         if expected is not None:

@@ -29,7 +29,7 @@ def require(client: Client, matching: Filter, topics: Iterable[str], route: Call
     for topic in topics:
         wanted = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
         request = group_requests.check_client_config("orderedmq", rights.TOOLS_GROUP, wanted)
-        for name in sorted({queue.broker_name for queue in route(topic).subscribe_set()} - asked):
+        for name in sorted({queue.broker_name for queue in route(topic).reading_list()} - asked):
             asked.add(name)
             try:
                 client.call(request, deadline, topic=topic, broker_name=name)
