@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Final, Generic, NamedTuple, Self, TypeVar
 
 from orderedmq.conditions import (
     DataLossCondition,
@@ -80,7 +80,8 @@ class OrderedMQError(Exception):
     family: ClassVar[str]
     #: The conditions of this class's errors. Empty for a class that is never raised itself.
     conditions: ClassVar[type[StrEnum] | tuple[()]] = ()
-    #: True if the same call may succeed later although nothing else changes.
+    #: True if the same call may succeed later although nothing else changes. This is the only distinction between errors that pass and
+    #: permanent ones: who waits for an error to pass asks for it, and sets a limit to the wait.
     retriable: ClassVar[bool] = False
     #: True if the cause is an exception raised by the user's code. Only its traceback explains it.
     from_users_code: bool = False
@@ -98,6 +99,12 @@ class OrderedMQError(Exception):
     @property
     def condition(self) -> str:
         return f"{self.family}.{self.sub}"
+
+    def during(self, step: str) -> Self:
+        """Return this error with ``step``, a clause that says what failed and where, before its message."""
+        error = type(self)(self.sub, f"{step}: {self.message}")
+        error.typed = f"{step}: {self.typed}"
+        return error
 
     def __reduce__(self) -> tuple[type[OrderedMQError], tuple[StrEnum, str], dict[str, str]]:
         return type(self), (self.sub, self.message), {"typed": self.typed}

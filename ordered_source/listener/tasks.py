@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, Final
 
@@ -17,18 +19,21 @@ from orderedmq.broker import Broker
 from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.endpoint import Credentials, TlsOptions
-from orderedmq.errors import OptionError, SchemaError
+from orderedmq.errors import LockError, MessageError, OptionError, OrderedMQError, SchemaError
 from orderedmq.listening.engine import Message
-from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.model import MAX_PROPERTIES_BYTES, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.pulls import pulls_at
-from orderedmq.rows.dead_letters import dead_letter_properties
+from orderedmq.rows.dead_letters import dead_letter_properties, left_out
 from orderedmq.rows.pull_settings import PullSettings
+
+log = logging.getLogger("orderedmq")
 
 #: Required columns: the queue, offset, body and lock of a message.
 NEEDED: Final = ("topic", "broker_name", "queue_id", "queue_offset", "body", LOCK_TOKEN)
-#: The columns of a message that its dead letter contains, in addition to the body.
-_OF_LETTERS: Final = ("tags", "keys", "sharding_key", "properties", "message_id")
+#: The columns of a message that its dead letter contains, in addition to the body. Over RocketMQ, the first ones are also properties.
+_TEXTS: Final = ("tags", "keys", "sharding_key")
+_OF_LETTERS: Final = (*_TEXTS, "properties", "message_id")
 #: Spark's setting that starts a second attempt of a slow task on another host.
 SPECULATION: Final = "spark.speculation"
 #: Maximum number and bytes of messages that one pull reads for dead letters.
@@ -139,35 +144,98 @@ def by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, ReadContext 
         begin += size
 
 
+@contextmanager
+def naming(queue: MessageQueue, messages: Sequence[Message], what: str) -> Iterator[None]:
+    """Say in the broker's errors, except for a lost lock, which messages of a queue cannot ``what``, such as "be parked"."""
+    try:
+        yield
+    except LockError:
+        raise
+    except OrderedMQError as error:
+        first, last = messages[0]._offset, messages[-1]._offset
+        which = f"message {first}" if len(messages) == 1 else f"messages {first} to {last}"
+        raise error.during(f"{which} of queue {queue} cannot {what}") from error
+
+
 def write_letters(broker: Broker, token: LockToken, messages: Sequence[Message], errors: Sequence[str | None]) -> None:
     """Write messages of the token's queue to the dead letters, each with its error.
 
     Fields that the DataFrame lacks are read from the queue, so that a letter contains the whole message, including the property that
-    counts its replays. Raises the errors of `Groups.dead_letter` and `Log.pull`.
+    counts its replays. If a row cannot be stored as a message, for example because the query has set its body to null, its letter is
+    the message as it was sent. Raises the errors of `Groups.dead_letter` and `Log.pull`.
     """
-    letters, read = [], _read(broker, token, messages)
-    for message, error in zip(messages, errors, strict=True):
-        known = read.get(message._offset, {})
-        found = {name: known[name] if name in known else getattr(message, name, None) for name in _OF_LETTERS}
-        # The number of retries that the listener saw in the last call is one less than the failed calls, as in Java.
-        retries = message._attempts - 1 if message._attempts else getattr(message, "reconsume_times", 0) or 0
-        properties = dead_letter_properties(
-            token.queue,
-            message._offset,
-            message_id=found["message_id"] or "",
-            reconsume_times=retries,
-            error=error or "",
-            properties=dict(found["properties"] or {}),
-        )
-        letters.append({"body": message.body, **found, "properties": list(properties.items())})
-    rows = pa.RecordBatch.from_pylist(letters, schema=PRODUCER_SCHEMA)
+    if not messages:
+        return
+    names = messages[0]._rows.columns.names
+    sent = _read(broker, token, messages, [name for name in _OF_LETTERS if name not in names])
+    try:
+        with naming(token.queue, messages, "become a dead letter" if len(messages) == 1 else "become dead letters"):
+            _write_letters(broker, token, messages, errors, sent)
+    except (MessageError, SchemaError):
+        # None of these letters is stored.
+        half = len(messages) // 2
+        if half:
+            write_letters(broker, token, messages[:half], errors[:half])
+            write_letters(broker, token, messages[half:], errors[half:])
+            return
+        sent = _read(broker, token, messages, ("body", *_OF_LETTERS))
+        if not sent:
+            raise
+        with naming(token.queue, messages, "become a dead letter"):
+            _write_letters(broker, token, messages, errors, sent)
+
+
+def _write_letters(
+    broker: Broker,
+    token: LockToken,
+    messages: Sequence[Message],
+    errors: Sequence[str | None],
+    sent: Mapping[int, Mapping[str, Any]],
+) -> None:
+    """Write dead letters with the rows' fields, except for those in ``sent``.
+
+    Raises MessageError or SchemaError before any letter is stored.
+    """
+    try:
+        letters = [
+            _letter(token.queue, message, error or "", sent.get(message._offset, {}))
+            for message, error in zip(messages, errors, strict=True)
+        ]
+        rows = pa.RecordBatch.from_pylist(letters, schema=PRODUCER_SCHEMA)
+    except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
+        why = f"a column has values of another type than in a message: {error}"
+        raise SchemaError(SchemaCondition.WRONG_TYPE, why) from error
     broker.groups.dead_letter(token, rows, [message._offset for message in messages])
 
 
-def _read(broker: Broker, token: LockToken, messages: Sequence[Message]) -> dict[int, dict[str, Any]]:
-    """Return the fields that the rows of messages lack, by offset. Messages that the broker has deleted are left out."""
-    there: Collection[str] = messages[0]._rows.columns.names if messages else _OF_LETTERS
-    missing = tuple(name for name in _OF_LETTERS if name not in there)
+def _letter(queue: MessageQueue, message: Message, error: str, sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a message's dead letter. ``sent``: the fields that are not those of the DataFrame's row."""
+    fields = {name: sent[name] if name in sent else getattr(message, name, None) for name in ("body", *_OF_LETTERS)}
+    own = dict(fields["properties"] or {})
+    properties = dead_letter_properties(
+        queue,
+        message._offset,
+        message_id=fields["message_id"] or "",
+        # The number of retries that the listener saw in the last call is one less than the failed calls, as in Java.
+        reconsume_times=message._attempts - 1 if message._attempts else getattr(message, "reconsume_times", 0) or 0,
+        error=error,
+        properties=own,
+        texts=[fields[name] or "" for name in _TEXTS],
+    )
+    if names := left_out(own, properties):
+        log.warning(
+            "the dead letter of message %d of queue %s has no room for its properties %s, because all properties together may have %d "
+            "bytes. A replay sends the message without them",
+            message._offset,
+            queue,
+            ", ".join(names),
+            MAX_PROPERTIES_BYTES,
+        )
+    return {**fields, "properties": list(properties.items())}
+
+
+def _read(broker: Broker, token: LockToken, messages: Sequence[Message], missing: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """Return fields of messages as they were sent, by offset. Messages that the broker has deleted are left out."""
     at = broker.log.bounds([token.queue]).get(token.queue) if missing else None
     if at is None:
         return {}
@@ -175,6 +243,6 @@ def _read(broker: Broker, token: LockToken, messages: Sequence[Message]) -> dict
     log = broker.log.reading(PullSettings(token.group))
     return {
         offset: row
-        for chosen, rows in pulls_at(log, token.queue, offsets, _READ, _READ_BYTES, missing)
+        for chosen, rows in pulls_at(log, token.queue, offsets, _READ, _READ_BYTES, tuple(missing))
         for offset, row in zip(chosen, rows.to_pylist(), strict=True)
     }

@@ -11,31 +11,15 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from orderedmq.conditions import GroupCondition
 from orderedmq.embedded import index
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.log import append_rows
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.embedded.topics import made
-from orderedmq.errors import GroupError
-from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MAX_OFFSET, PROPERTIES_TYPE, MessageQueue, OffsetRange
+from orderedmq.model import MAX_OFFSET, PROPERTIES_TYPE, MessageQueue, OffsetRange
+from orderedmq.rows.dead_letters import dead_letter_topic
 from orderedmq.rows.message_rows import normalise
-
-
-def topic_name(group: str) -> str:
-    """Return the name of the group's dead-letter topic.
-
-    Raises GroupError BAD_NAME if that name is too long for a topic, even though the group's name is valid by itself.
-    """
-    longest = MAX_NAME_LENGTH - len(DEAD_LETTER_PREFIX)
-    if len(group) > longest:
-        raise GroupError(
-            GroupCondition.BAD_NAME,
-            f"the name of consumer group {group!r} has {len(group)} characters, but a group with dead letters may have at most {longest}, "
-            f"because the name of its topic {DEAD_LETTER_PREFIX}<group> may have only {MAX_NAME_LENGTH}. Choose a shorter name",
-        )
-    return DEAD_LETTER_PREFIX + group
 
 
 def put(
@@ -48,7 +32,7 @@ def put(
             new[offset] = row
     if not new:
         return 0
-    topic = made(txn, topic_name(group), 1)
+    topic = made(txn, dead_letter_topic(group), 1)
     # Letters always go to the first queue, even if queues were added.
     target = index.queues_of(topic)[0]
     taken = letters.take(pa.array(new.values(), pa.int64()))

@@ -39,6 +39,7 @@ from orderedmq.options.values import (
 )
 from orderedmq.ownership.allocate import Allocation
 from orderedmq.parking.rules import origin, read_as_a_stream
+from orderedmq.rows.dead_letters import dead_letter_topic
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
 
@@ -150,6 +151,10 @@ class SourceOptions:
         assignment = parse_assignment(given, model, streaming)
         allocation = parse_allocation(given, assignment, embedded=endpoint.embedded)
         failed = parse_failed_messages(given, endpoint, group, allocation, streaming)
+        lock_token = given.value("includeLockToken", parse_bool)
+        if lock_token and group is not None and streaming:
+            # A listener gets the token. Refuse a group for which it could write no dead letters before the listener gets a message.
+            dead_letter_topic(group)
         _require_read("allocateQueues", allocation.queues, topics, pattern, endpoint)
         consume_from, consume_timestamp = _consume_from(given)
         starting = _starting(given, model, group, consume_from, consume_timestamp, streaming)
@@ -187,7 +192,7 @@ class SourceOptions:
             pull_batch_size=given.value("pullBatchSize", integer(1, MAX_PULL_BATCH, 16384)),
             pull_settings=_pull_settings(given, endpoint, group),
             include_properties=given.value("includeProperties", parse_bool),
-            include_lock_token=given.value("includeLockToken", parse_bool),
+            include_lock_token=lock_token,
             parking_lot=failed.parking_lot,
             retry_topic=failed.retry_topic,
             query_name=given.optional("queryName", parse_name),

@@ -36,12 +36,18 @@ def _reserved() -> pa.Array:
 
 
 def normalise(
-    rows: pa.RecordBatch, where: str, first: int = 0, malformed: Callable[[Sequence[int]], None] | None = None
+    rows: pa.RecordBatch,
+    where: str,
+    first: int = 0,
+    malformed: Callable[[Sequence[int]], None] | None = None,
+    *,
+    most_key_bytes: int = MAX_KEY_BYTES,
 ) -> pa.RecordBatch:
     """Return the producer's columns of ``rows``, checked and in the types of the message schema.
 
     Reserved properties are removed. Texts that are not UTF-8 are converted (text.py), and ``malformed`` is called with the numbers of
-    their rows, beginning with 0. In errors, ``where`` names the target, and ``first`` is the number of the first row. Raises
+    their rows, beginning with 0. In errors, ``where`` names the target, and ``first`` is the number of the first row. ``most_key_bytes``:
+    the limit of tags, keys and sharding keys, which RocketMQ itself does not have. Raises
     SchemaError MISSING_COLUMN or WRONG_TYPE, or MessageError NULL_BODY, TOO_LARGE, KEY_TOO_LONG or PROPERTIES_TOO_LARGE with the row's
     number. TOO_LARGE also means that a column has more than 2 GiB.
     """
@@ -67,7 +73,7 @@ def normalise(
     _check_body(checked.column("body"), where, first)
     for name in _TEXT:
         if name in checked.schema.names:
-            _check_length(checked.column(name), name, where, first)
+            _check_length(checked.column(name), name, where, first, most_key_bytes)
     if "properties" in checked.schema.names:
         index = checked.schema.get_field_index("properties")
         column = _without_reserved(checked.column(index))
@@ -115,15 +121,15 @@ def _check_body(body: pa.Array, where: str, first: int) -> None:
         )
 
 
-def _check_length(column: pa.Array, name: str, where: str, first: int) -> None:
+def _check_length(column: pa.Array, name: str, where: str, first: int, most: int) -> None:
     if column.null_count == len(column):
         return
     lengths = pc.binary_length(column)
-    if (pc.max(lengths).as_py() or 0) > MAX_KEY_BYTES:
-        row = _first(pc.fill_null(pc.greater(lengths, MAX_KEY_BYTES), False))
+    if (pc.max(lengths).as_py() or 0) > most:
+        row = _first(pc.fill_null(pc.greater(lengths, most), False))
         raise MessageError(
             MessageCondition.KEY_TOO_LONG,
-            f"row {first + row} for {where} has a {name} of {lengths[row].as_py()} bytes, but at most {MAX_KEY_BYTES} are allowed",
+            f"row {first + row} for {where} has a {name} of {lengths[row].as_py()} bytes, but at most {most} are allowed",
         )
 
 

@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from orderedmq.errors import TopicError
+from ordered_source.listener.rows import Columns, Rows
+from ordered_source.listener.tasks import write_letters
+from orderedmq.errors import OrderedMQError, TopicError
+from orderedmq.listening.engine import Message
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.allocate import Allocation, allocate
 from orderedmq.ownership.membership import Subscription, refuse
-from orderedmq.rocketmq.append.broker_port import BrokerPort
+from orderedmq.parking.lot import SOURCE_COLUMNS
+from orderedmq.rocketmq.append.broker_port import BrokerPort, send_request
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.group.dead_letter_topic import key_of
@@ -237,6 +241,64 @@ def test_dead_letters_are_where_rocketmq_looks_for_them(world: World) -> None:
     while len(bodies) < 2002:
         bodies += log.pull(dead, len(bodies), 4096, 1 << 30, ("body",)).column(0).to_pylist()
     assert bodies[1:] == [b"body %d" % offset for offset in range(4, 2005)]
+
+
+def store(broker: RocketMQBroker, queue: MessageQueue, properties: dict[str, str]) -> OrderedMQError | None:
+    """Send a message with any properties, as a Java producer does. Return the broker's error if it refuses the message."""
+    text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+    request = send_request(queue, SendBody(0, 1, memoryview(b"body"), text), "p")
+    try:
+        broker._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
+    except OrderedMQError as error:
+        return error
+    return None
+
+
+@pytest.mark.holds("orderly listener")
+def test_a_message_has_a_dead_letter_whatever_its_properties_are(world: World) -> None:
+    """RocketMQ stores up to 32,767 bytes of properties, including those that the broker adds. A letter has further ones."""
+    world.broker.admin.create_topic(topic := f"{world.topic}-{'t' * 110}", 1)
+    [queue] = world.broker.log.queues(topic)
+    parts = {f"p{number:02}": "x" * 995 for number in range(31)}
+    sent = [{**parts, "last": "x" * room} for room in range(1900, 1500, -1)]
+    largest = next(number for number, properties in enumerate(sent) if store(world.broker, queue, properties) is None)
+    several = {**parts, "KEYS": "k" * 1000, "__SHARDINGKEY": "s" * 500, "TAGS": "t" * 100}
+    messages = [
+        sent[largest],
+        {**parts, "last": "x" * 1185},
+        several,
+        {"KEYS": "k" * 30_000, "own": "x"},
+        {"KEYS": "k" * 32_300},
+    ]
+    for properties in messages[1:]:
+        assert store(world.broker, queue, properties) is None
+    me = world.broker.groups.join("me")
+    world.broker.groups.heartbeat(world.group, me, Subscription("shared", topic, "AVG"))
+    [token] = world.lock(world.broker, me, [queue])
+    assert world.broker.log.bounds([queue])[queue].max_offset == len(messages)
+    columns = Columns(world.broker.log.pull(queue, 0, len(messages), 1 << 30, SOURCE_COLUMNS))
+
+    def give_up(number: int) -> None:
+        write_letters(world.broker, token, [Message(number, None, Rows(columns, 0), number)], ["e" * 9000])
+
+    for number in range(4):
+        # The first letter is sent through the retry topic.
+        give_up(number)
+    refusal = error_of(lambda: give_up(4))
+    assert refusal.condition == "ORDEREDMQ_MESSAGE.PROPERTIES_TOO_LARGE"
+    assert f"message 4 of queue {queue} cannot become a dead letter" in refusal.message
+    [dead] = world.broker.log.queues(f"%DLQ%{world.group}")
+    letters = read(world.broker, dead, 0, ("keys", "sharding_key", "tags", "properties"))
+    assert len(letters) == 4
+    for letter, message, most_lost in zip(letters, messages, (3, 2, 3, 0), strict=False):
+        properties = dict(letter["properties"])
+        lost = [name for name in message if name in (*parts, "last", "own") and name not in properties]
+        assert (0 < len(lost) <= most_lost) if most_lost else not lost
+        error = properties["ORDEREDMQ_ERROR"]
+        assert not lost or error.startswith("there was no room for the properties ")
+        assert all(name in error for name in lost)
+        texts = [len(letter[name] or "") for name in ("keys", "sharding_key", "tags")]
+        assert texts == [len(message.get(name, "")) for name in ("KEYS", "__SHARDINGKEY", "TAGS")]
 
 
 @pytest.mark.holds("dead letter by condition")

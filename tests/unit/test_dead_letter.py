@@ -96,6 +96,15 @@ def test_the_rows_of_several_queues_in_one_batch_go_under_the_lock_of_each(world
     assert [(body, offset) for body, _, offset, _ in world.letters()] == [(b"0:0", 0), (b"1:3", 3), (b"1:5", 5)]
 
 
+def test_the_letter_of_a_row_that_cannot_be_stored_is_the_message_as_it_was_sent_and_the_others_are_the_rows(
+    world: World,
+) -> None:
+    batch = world.batch(0, range(6))
+    body = pa.array([b"new 0", b"new 1", None, b"new 3", b"new 4", b"new 5"], pa.binary())
+    assert passed([batch.set_column(batch.schema.get_field_index("body"), "body", body)]) == []
+    assert [letter[0] for letter in world.letters()] == [b"new 0", b"new 1", b"0:2", b"new 3", b"new 4", b"new 5"]
+
+
 @pytest.mark.holds("dead letter by condition")
 def test_an_owner_that_lost_its_queue_stores_nothing_and_lets_nothing_pass(world: World) -> None:
     stale = world.tokens[0]

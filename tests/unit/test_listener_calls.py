@@ -151,10 +151,10 @@ def test_a_message_that_was_a_dead_letter_before_keeps_its_first_id_and_gets_its
     second = dead_letter_properties(other, 5, message_id="B", reconsume_times=2, error="", properties=first)
     assert second["ORIGIN_MESSAGE_ID"] == "A"
     assert (second["REAL_TOPIC"], second["ORDEREDMQ_OFFSET"]) == ("replayed", "5")
-    assert second["ORDEREDMQ_ERROR"] == ""
+    assert "ORDEREDMQ_ERROR" not in second, "RocketMQ has no properties without a value"
 
 
-@pytest.mark.parametrize("own", [0, 20_000, 31_000, 32_300, 32_450])
+@pytest.mark.parametrize("own", [0, 20_000, 31_000, 31_800, 32_450])
 def test_the_error_is_cut_so_that_properties_stay_below_their_limit(own: int) -> None:
     properties = {"big": "x" * own, "small": "y"}
     result = dead_letter_properties(QUEUE, 17, message_id="A", reconsume_times=1, error="é" * 50_000, properties=properties)

@@ -165,6 +165,12 @@ BAD_SOURCE = [
     ),
     # Groups.
     Bad("a stream with no group", BATCH, "MISSING", ("Set consumerGroup", "messageModel=broadcasting")),
+    Bad(
+        "a group whose dead letters have no topic",
+        {**STREAM, "consumerGroup": "x" * 123, "includeLockToken": "true"},
+        "GROUP.BAD_NAME",
+        ("123 characters", "at most 122", "%DLQ%"),
+    ),
     Bad("a bad group", {**STREAM, "consumerGroup": "a b"}, "GROUP.BAD_NAME", ("consumerGroup", "'a b'", "billing")),
     Bad("a group nobody uses", {**STREAM, "messageModel": "broadcasting"}, "CONFLICT", ("Drop consumerGroup", "clustering")),
     Bad("a bad model", {**STREAM, "messageModel": "both"}, "INVALID", ("messageModel", "'both'", "clustering, broadcasting")),

@@ -24,7 +24,14 @@ import pyarrow.compute as pc
 
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError
-from orderedmq.model import DEAD_LETTER_PREFIX, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue, OffsetRange
+from orderedmq.model import (
+    DEAD_LETTER_PREFIX,
+    MAX_PROPERTIES_BYTES,
+    RESERVED_PROPERTIES,
+    RETRY_PREFIX,
+    MessageQueue,
+    OffsetRange,
+)
 from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing, await_end, send_request
 from orderedmq.rocketmq.append.once import Appender
 from orderedmq.rocketmq.codec.encode import Packing, SendBody, encode, property_columns
@@ -90,7 +97,8 @@ class DeadLetterTopic:
 
         ``require_lock`` raises an error if the queue's lock is lost. Raises the errors of `normalise` and `Client.call`.
         """
-        rows = normalise(letters, f"dead letters of queue {queue}")
+        # A Java producer may have sent a message with a longer key than this package sends.
+        rows = normalise(letters, f"dead letters of queue {queue}", most_key_bytes=MAX_PROPERTIES_BYTES)
         if not rows.num_rows:
             return 0
         # Check the rights before the first letter is sent, because an account that may write but not read could not find it again.
