@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from ordered_source.listener.tasks import naming
 from orderedmq.broker import Broker
 from orderedmq.conditions import SchemaCondition
-from orderedmq.errors import DataLossError, GroupError, LockError, OrderedMQError, SchemaError
+from orderedmq.errors import SchemaError
 from orderedmq.listening.engine import Message, Outcome
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
@@ -26,30 +27,22 @@ class SendBack:
         #: Offsets and delay levels of messages that were sent in a call that then failed for other messages.
         self._sent: set[tuple[int, int]] = set()
 
-    def send(self, messages: Sequence[Message]) -> str | None:
-        """Send messages back. Return None, or an error's text if not all were sent: in that case, call this again with the same messages.
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send messages back. Raises the errors of `Groups.send_back`. After one that passes, call this again with the same messages."""
+        self._send(messages, [(one._offset, one._level) for one in messages])
 
-        Raises LockError, DataLossError and GroupError, because another call cannot succeed after these errors.
-        """
-        return self._send([(one._offset, one._level) for one in messages])
+    def give_up(self, message: Message) -> None:
+        """Tell the broker to make a message a dead letter. Raises the errors of `send`."""
+        self._send([message], [(message._offset, _DEAD_LETTER)])
 
-    def give_up(self, messages: Sequence[Message]) -> str | None:
-        """Tell the broker to make messages dead letters. Return None, or the error's text. Raises the errors of `send`."""
-        return self._send([(one._offset, _DEAD_LETTER) for one in messages])
-
-    def _send(self, messages: Sequence[tuple[int, int]]) -> str | None:
-        left = [one for one in messages if one not in self._sent]
-        try:
+    def _send(self, messages: Sequence[Message], levels: Sequence[tuple[int, int]]) -> None:
+        left = [one for one in levels if one not in self._sent]
+        with naming(self._token.queue, messages, "be sent back"):
             while left:
                 done = self._broker.groups.send_back(self._token, left, self._most)
                 self._sent.update(left[:done])
                 left = left[done:]
-        except (LockError, DataLossError, GroupError):
-            raise
-        except OrderedMQError as error:
-            return str(error)
-        self._sent.difference_update(messages)
-        return None
+        self._sent.difference_update(levels)
 
 
 def told(outcomes: Sequence[Outcome]) -> list[Outcome]:

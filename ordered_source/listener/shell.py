@@ -28,12 +28,12 @@ from ordered_source.listener.calls import Awaiting, Calls, Inline, Threads
 from ordered_source.listener.rows import Columns, Rows
 from ordered_source.listener.send_back import SendBack, require_retries, told
 from ordered_source.listener.settled import Settled
-from ordered_source.listener.tasks import by_queue, lock_of, run_in_tasks, write_letters
+from ordered_source.listener.tasks import by_queue, lock_of, naming, run_in_tasks, write_letters
 from ordered_source.listener.tracing import NO_TRACING, Tracing
 from ordered_source.read_context import ReadContext, TaskLock
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.endpoint import Credentials, TlsOptions
-from orderedmq.errors import DataLossError, GroupError, LockError, OptionError, OrderedMQError, SchemaError
+from orderedmq.errors import LockError, OptionError, OrderedMQError, SchemaError
 from orderedmq.listening.engine import (
     Action,
     Batch,
@@ -219,11 +219,8 @@ class _Task:
                     engine.lock(held, clock())
                     if not held:
                         calls.cancel()
-                case Park(messages):
-                    self._park(engine, messages)
-                case GiveUp(messages):
-                    failed = self._give_up(messages) if self._back is None else self._back.give_up(messages)
-                    self._out += engine.dead_lettered(failed is None, failed, clock())
+                case Park() | GiveUp():
+                    self._write(engine, action)
                 case Suspend(seconds):
                     time.sleep(seconds)
         except LockError:
@@ -234,35 +231,35 @@ class _Task:
                 self._answered(engine, calls, waiting.seconds)
             raise
 
-    def _give_up(self, messages: Sequence[Message]) -> str | None:
-        """Write messages to the dead letters. Return None, or the error's text if that fails. Raises LockError."""
+    def _write(self, engine: Engine, action: Park | GiveUp) -> None:
+        """Park messages, or make one a dead letter. Raises LockError, and the errors of `Engine.refused`."""
         try:
-            write_letters(self._broker, self._token, messages, [one._error for one in messages])
+            match action:
+                case Park(messages):
+                    self._out += self._park(engine, messages)
+                case GiveUp(message) if self._back is not None:
+                    self._back.give_up(message)
+                    self._out += engine.dead_lettered()
+                case GiveUp(message):
+                    write_letters(self._broker, self._token, [message], [message._error])
+                    self._out += engine.dead_lettered()
         except LockError:
             raise
-        except OrderedMQError as refused:
-            return str(refused)
-        return None
+        except OrderedMQError as error:
+            engine.refused(error, time.monotonic())
 
-    def _park(self, engine: Engine, messages: Sequence[Message]) -> None:
+    def _park(self, engine: Engine, messages: Sequence[Message]) -> list[Outcome]:
         if self._back is not None:
-            error = self._back.send(messages)
-            sent = None if error is not None else [True] * len(messages)
-            self._out += told(engine.was_parked(sent, error, time.monotonic()))
-            return
+            self._back.send(messages)
+            return told(engine.was_parked([True] * len(messages)))
         now = int(self._wall() * 1000)
         puts = [self._put(one, now) for one in messages]
-        try:
+        with naming(self.queue, messages, "be parked"):
             parked = self._broker.groups.park(self._token, puts)
-        except (LockError, DataLossError, GroupError):
-            # Waiting does not resolve these errors.
-            raise
-        except OrderedMQError as error:
-            engine.was_parked(None, str(error), time.monotonic())
-            return
-        for outcome, put in zip(engine.was_parked(parked, None, time.monotonic()), puts, strict=True):
-            due = put.ticket.due
-            self._out.append(outcome._replace(due=due) if outcome.status == "PARKED" and due > BEHIND else outcome)
+        return [
+            outcome._replace(due=put.ticket.due) if outcome.status == "PARKED" and put.ticket.due > BEHIND else outcome
+            for outcome, put in zip(engine.was_parked(parked), puts, strict=True)
+        ]
 
     def _put(self, message: Message, now: int) -> Put:
         rows: Rows = message._rows

@@ -5,6 +5,9 @@ CONSUME_SUCCESS, the messages of the batch up to ``context.ack_index`` are done.
 exception, no message is done. Each message that is not done comes back alone after the delay of its level. It becomes a dead letter
 instead if it was retried ``max_reconsume_times`` times or if ``context.delay_level_when_next_consume`` is below 0.
 
+Unlike in Java, a message that has failed before is always passed to the listener alone. A message without retries left is passed again
+immediately if it is unknown whether it has failed itself: if it was in a batch of several, and not the first after ``context.ack_index``.
+
 Java sends a message that should come back to the topic %RETRY%<group>. A task does the same, or it puts the message into the queue's
 parking lot. If the lot is full, the message goes to the listener again after 5 s, as in Java when a message cannot be sent back.
 """
@@ -12,11 +15,11 @@ parking lot. If the lot is full, the message goes to the listener again after 5 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from orderedmq.listening.engine import NO_LOT, Batch, Engine, LotView, Message, Outcome, Settings, outcomes
+from orderedmq.listening.engine import NO_LOT, Batch, Engine, LotView, Message, Outcome, Settings, in_company, outcomes
 from orderedmq.listening.listener import Answer, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, check_bounds
 from orderedmq.model import MessageQueue
 from orderedmq.parking.rules import DELAY_LEVELS, FIRST_LEVEL
@@ -35,8 +38,8 @@ class ConcurrentSettings(Settings):
     """Settings of ``consume_concurrently``.
 
     The listener processes up to ``concurrency`` batches of a queue (at most 1024) at the same time, in threads or, if it is async, in an
-    event loop. A batch has 1 to ``consume_message_batch_max_size`` messages (at most 1024). A message becomes a dead letter after
-    ``max_reconsume_times`` retries (-1: 16, as in RocketMQ). Raises OptionError INVALID.
+    event loop. A batch has 1 to ``consume_message_batch_max_size`` messages (at most 1024). A message that has failed before is passed
+    alone, and becomes a dead letter after ``max_reconsume_times`` retries (-1: 16, as in RocketMQ). Raises OptionError INVALID.
     """
 
     consume_message_batch_max_size: int = 1
@@ -74,6 +77,8 @@ class ConcurrentEngine(Engine):
         #: Free places in the lot. Messages in it that do not belong to this micro-batch also take up places.
         self._room = lot.capacity - len(lot.places)
         self._ready: deque[Message] = deque()
+        #: Messages that have failed before.
+        self._alone: deque[Message] = deque()
         #: Messages that could not be parked, ordered by the time when they go to the listener again.
         self._later: deque[tuple[float, Message]] = deque()
         for message in lot.planned:
@@ -84,24 +89,28 @@ class ConcurrentEngine(Engine):
                 self._to_park.append(message)
                 self._room -= 1
             else:
-                self._ready.append(message)
+                (self._alone if message._attempts else self._ready).append(message)
 
     def put(self, messages: Iterable[Message]) -> None:
         ready, places, end = self._ready, self._places, self._end
-        before = len(ready)
+        before = len(ready) + len(self._alone)
         for message in messages:
             offset = message._offset
             if self._closed or offset <= end:
                 raise self._out_of_order(offset)
             self._end = end = offset
-            if offset not in places:
+            if offset in places:
+                continue
+            if message._attempts:
+                self._alone.append(message)
+            else:
                 ready.append(message)
-        self._held += len(ready) - before
+        self._held += len(ready) + len(self._alone) - before
 
     def _take(self) -> Batch | None:
         ready, size = self._ready, self.settings.consume_message_batch_max_size
         if not ready:
-            return None
+            return Batch([self._alone.popleft()]) if self._alone else None
         if len(ready) <= size:
             batch = Batch(list(ready))
             ready.clear()
@@ -110,7 +119,7 @@ class ConcurrentEngine(Engine):
 
     def _resume(self, now: float) -> None:
         while self._later and self._later[0][0] <= now:
-            self._ready.append(self._later.popleft()[1])
+            self._alone.append(self._later.popleft()[1])
             self._tried_again(now)
 
     def _next_resume(self) -> float | None:
@@ -127,20 +136,27 @@ class ConcurrentEngine(Engine):
             done = min(max(ack_index, -1) + 1, len(messages))
         if done < len(messages):
             succeeded = status is ConsumeConcurrentlyStatus.CONSUME_SUCCESS
-            why = f"ack_index was {ack_index}" if succeeded else "the listener answered RECONSUME_LATER"
-            text = clip(error or why, MAX_ERROR_BYTES)
+            why = error or (f"ack_index was {ack_index}" if succeeded else "the listener answered RECONSUME_LATER")
+            text = clip(why, MAX_ERROR_BYTES)
+            company = clip(in_company(why, len(messages) - done), MAX_ERROR_BYTES)
             delay_level = self._whole(context, "delay_level_when_next_consume", 0)
-            for message in messages[done:]:
-                self._failed(batch, message, text, delay_level, now)
+            for number, message in enumerate(messages[done:]):
+                # With ack_index -1, none is done, but it is unknown which one has failed.
+                itself = len(messages) == 1 or (succeeded and done > 0 and not number)
+                self._failed(batch, message, text if itself else company, delay_level, now, itself=itself)
         self._held -= done
         return outcomes(messages[:done], "SUCCESS", batch.seconds)
 
-    def _failed(self, batch: Batch, message: Message, error: str, delay_level: int, now: float) -> None:
+    def _failed(self, batch: Batch, message: Message, error: str, delay_level: int, now: float, *, itself: bool) -> None:
+        """Decide what becomes of a message after a failure. ``itself``: whether it is known that this message has failed."""
         retried = message._attempts
         message._attempts += 1
         message._error = error
-        if delay_level < 0 or retried >= self.settings.most_retries:
-            self._exhausted.append((batch, [message]))
+        if delay_level < 0 or (itself and retried >= self.settings.most_retries):
+            self._exhausted.append((batch, message))
+        elif retried >= self.settings.most_retries:
+            self._alone.append(message)
+            self._tried_again(now)
         elif self._room > 0:
             self._room -= 1
             message._again = True
@@ -154,6 +170,6 @@ class ConcurrentEngine(Engine):
             )
             self._later.append((now + LATER, message))
 
-    def _given_up(self, batch: Batch, messages: Sequence[Message]) -> list[Outcome]:
-        self._held -= len(messages)
-        return outcomes(messages, "DEAD_LETTER", batch.seconds)
+    def _given_up(self, batch: Batch, message: Message) -> list[Outcome]:
+        self._held -= 1
+        return outcomes([message], "DEAD_LETTER", batch.seconds)

@@ -10,7 +10,11 @@ A message is *decided* when its outcome is known: for example, the listener has 
 - The lock is checked before the first call, before any retry if the last check was more than a second ago, and at least every 30 s.
   This also applies while calls are in progress, however long they take. When the engine knows that the lock is lost, no new call starts,
   and the task fails when the calls in progress have returned. The caller may cancel these calls before that.
-- If the broker rejects a write, the write is repeated after a pause. The listener is not called again for that.
+- If the broker refuses a write for the moment, the write is repeated after a pause, for a limited time. The listener is not called again
+  for that. A refusal that cannot pass ends the task at once.
+- If a batch of several messages fails, the cause is one of them, and each of them goes to the listener again alone. A message is given up
+  only after it has failed alone, or if the listener has said which message failed (``context.ack_index``). So no message becomes a dead
+  letter because of its neighbours, and each has its own error.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from math import isfinite
 from operator import index
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
-from orderedmq.errors import LockError, lost_by_listener
+from orderedmq.errors import LockError, OrderedMQError, lost_by_listener
 from orderedmq.listening.listener import Answer, suspend_seconds
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import HOLDER_TRUST
@@ -35,6 +39,8 @@ PULL_THRESHOLD: Final = 1000
 PARK_TOGETHER: Final = 256
 #: For this many seconds after a check of the lock, messages are retried without another check.
 RETRY_TRUST: Final = 1.0
+#: For this many seconds, a write that the broker refuses for the moment is repeated. Then its error ends the task.
+REFUSED_PATIENCE: Final = 60.0
 #: The capacity if no parking lot exists.
 NO_BOUND: Final = 2**62
 NOTHING: Final[Mapping[object, Sequence[int]]] = {}
@@ -108,7 +114,7 @@ class KeyLane:
     key: object
     waiting: deque[Message] = field(default_factory=deque)
     batch: Batch | None = None
-    #: How often the first message has failed in this range.
+    #: How often the first message has failed alone in this range.
     failures: int = 0
     #: Whether all further messages of the key are parked.
     parked: bool = False
@@ -137,6 +143,16 @@ class Outcome(NamedTuple):
     due: int | None = None
 
 
+def not_accepted(success: bool) -> str:
+    """Return the error of a message that an orderly listener has not accepted, without an exception. ``success``: its status accepts."""
+    return "context.ack_index is below this message" if success else "the listener answered SUSPEND_CURRENT_QUEUE_A_MOMENT"
+
+
+def in_company(error: str, messages: int) -> str:
+    """Return the error of each of several messages that failed in one call, any of which can be the cause."""
+    return f"one of {messages} messages of a call failed: {error}"
+
+
 def outcomes(messages: Sequence[Message], status: OutcomeStatus, seconds: float) -> list[Outcome]:
     """Return an outcome for each message of a batch. The attempts of an accepted message include the successful call."""
     accepted = status == "SUCCESS"
@@ -157,14 +173,14 @@ class Consume:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Write these messages, each with its error, to %DLQ%<group>, then call `Engine.dead_lettered`."""
+    """Write this message with its error to %DLQ%<group>, then call `Engine.dead_lettered` or `Engine.refused`."""
 
-    messages: Sequence[Message]
+    message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Append these messages to the parking lot in this order, then call `Engine.was_parked`."""
+    """Append these messages to the parking lot in this order, then call `Engine.was_parked` or `Engine.refused`."""
 
     messages: Sequence[Message]
 
@@ -268,13 +284,15 @@ class Engine(ABC):
         self._in_flight = 0
         self._to_park: list[Message] = []
         #: Messages that become dead letters, with their batch.
-        self._exhausted: deque[tuple[Batch, Sequence[Message]]] = deque()
+        self._exhausted: deque[tuple[Batch, Message]] = deque()
         self._due: GiveUp | Park | CheckLock | None = None
         self._end = -1
         #: Number of undecided messages, including those to be parked.
         self._held = 0
         #: No message is parked or becomes a dead letter before this time, because the broker refused a write.
         self._not_before = 0.0
+        #: When the broker began to refuse writes; None if it carried out the last one.
+        self._refused_since: float | None = None
         self._ask, self._last_lock = True, now
         self._closed = self._lost = False
 
@@ -369,8 +387,8 @@ class Engine(ABC):
         """Take the listener's answer after `Consume`. Return the outcomes of the messages that the answer decides."""
 
     @abstractmethod
-    def _given_up(self, batch: Batch, messages: Sequence[Message]) -> list[Outcome]:
-        """Record that messages of a batch are dead letters now. Return the outcomes of the messages that are now decided."""
+    def _given_up(self, batch: Batch, message: Message) -> list[Outcome]:
+        """Record that a message, the only one of its batch, is a dead letter now. Return the outcomes that this decides."""
 
     def _finish(self) -> Done:
         """End the range. Raises an error if the range must not end in this state."""
@@ -387,29 +405,23 @@ class Engine(ABC):
         batch.calls += 1
         batch.seconds += now - batch.since
 
-    def dead_lettered(self, ok: bool, error: str | None, now: float) -> list[Outcome]:
-        """Take the result of `GiveUp`. Return the resulting outcomes. ``error``: why the write failed, if ``ok`` is false."""
+    def dead_lettered(self) -> list[Outcome]:
+        """Record that the letter of `GiveUp` is stored. Return the resulting outcomes."""
         if not isinstance(self._due, GiveUp):
-            raise RuntimeError(f"queue {self.queue} has no dead letters to be written")
-        self._due = None
-        if not ok:
-            self._refused(f"dead letters of queue {self.queue} cannot be written for now: {error}", now)
-            return []
+            raise RuntimeError(f"queue {self.queue} has no dead letter to be written")
+        self._due = self._refused_since = None
         return self._given_up(*self._exhausted.popleft())
 
-    def was_parked(self, parked: Sequence[bool] | None, error: str | None, now: float) -> list[Outcome]:
-        """Take the result of `Park`, and return the resulting outcomes.
+    def was_parked(self, parked: Sequence[bool]) -> list[Outcome]:
+        """Record that the write of `Park` was carried out. Return the resulting outcomes.
 
         ``parked``: for each message, whether it is in the lot now. A message that is not in the lot was already settled: the group's
-        offset had passed it. ``parked`` is None if the write failed; ``error`` then says why.
+        offset had passed it.
         """
         if not isinstance(self._due, Park):
             raise RuntimeError(f"queue {self.queue} has no messages to be parked")
         messages = self._due.messages
-        self._due = None
-        if parked is None:
-            self._refused(f"messages of queue {self.queue} cannot be parked for now: {error}", now)
-            return []
+        self._due = self._refused_since = None
         del self._to_park[: len(messages)]
         self._held -= len(messages)
         return [
@@ -418,6 +430,21 @@ class Engine(ABC):
             )
             for one, is_there in zip(messages, parked, strict=True)
         ]
+
+    def refused(self, error: OrderedMQError, now: float) -> None:
+        """Record that the broker refused the write of `GiveUp` or `Park`. It is repeated after a pause.
+
+        Raises ``error`` if it is permanent (`OrderedMQError.retriable`), or if writes have been refused for REFUSED_PATIENCE seconds.
+        """
+        if not isinstance(self._due, GiveUp | Park):
+            raise RuntimeError(f"queue {self.queue} has nothing to be written")
+        self._due = None
+        since = self._refused_since = now if self._refused_since is None else self._refused_since
+        if not error.retriable or now - since >= REFUSED_PATIENCE:
+            raise error
+        self._warn(f"{error.message}. The task tries again for up to {REFUSED_PATIENCE:g} s")
+        self._not_before = now + suspend_seconds(-1, self._pause)
+        self._ask = True
 
     def lock(self, held: bool, now: float) -> None:
         """Record whether the query still holds the queue's lock. The caller may also call this without the action `CheckLock`."""
@@ -431,14 +458,20 @@ class Engine(ABC):
 
     # -- inside
 
-    def _refused(self, warning: str, now: float) -> None:
-        self._warn(warning)
-        self._not_before = now + suspend_seconds(-1, self._pause)
-        self._ask = True
-
     def _tried_again(self, now: float) -> None:
         """Record that a message goes to the listener again. Request a check of the lock unless the last check was just before."""
         self._ask |= now - self._last_lock > RETRY_TRUST
+
+    def _accepted(self, batch: Batch, context: object, success: bool) -> int | None:
+        """Return how many messages at the beginning of a batch an orderly listener has accepted. The next message has failed.
+
+        Return None if the call failed and it is unknown which message is the cause. ``success``: whether the listener's status accepts.
+        """
+        count = len(batch.messages)
+        done = self._whole(context, "ack_index", -1) + 1
+        if done < count:
+            return max(done, 0)
+        return count if success else None
 
     def _whole(self, context: object, name: str, default: int) -> int:
         """Return the number ``name`` of a context, or ``default`` if the listener has set it to something else."""

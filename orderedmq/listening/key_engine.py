@@ -3,11 +3,12 @@
 A lane is a sharding key with undecided messages, and its head is the first of them. The engine may return `Consume` for a key while a
 call for another key is in progress. The rules:
 
-- Messages of one key reach the listener one batch at a time, in offset order. A batch has messages of one key with the same
-  number of attempts. Each message without a key counts as a separate key.
-- A batch that fails is tried again after its suspension, while other keys continue. After ``in_batch_attempts`` failures of its head, or
-  after the range has run for ``max_batch_seconds``, the key is parked: the engine's messages of the key are appended to the queue's
-  parking lot in order. Later messages of the key are parked after them without a call.
+- Messages of one key reach the listener one batch at a time, in offset order. A batch has messages of one key that have not failed yet.
+  Each message without a key counts as a separate key.
+- A batch of several messages that fails is divided after its suspension: a message that has failed before goes to the listener alone.
+- A head that fails is tried again after its suspension, while other keys continue. After ``in_batch_attempts`` failures, or after the
+  range has run for ``max_batch_seconds``, the key is parked: the engine's messages of the key are appended to the queue's parking lot in
+  order. Later messages of the key are parked after them without a call.
 - A head that fails more than ``max_reconsume_times`` times in total becomes a dead letter, and its key continues. With
   ``on_exhausted="hold"`` the key is parked instead until an operator releases it.
 - A range begins with the planned messages, which the micro-batch reads from the parking lot. A key whose head is due goes to the
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -41,9 +42,18 @@ from orderedmq.listening.engine import (
     Outcome,
     OutcomeStatus,
     Settings,
+    in_company,
+    not_accepted,
     outcomes,
 )
-from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, check_bounds, suspend_seconds
+from orderedmq.listening.listener import (
+    ALL,
+    Answer,
+    ConsumeOrderlyContext,
+    ConsumeOrderlyStatus,
+    check_bounds,
+    suspend_seconds,
+)
 from orderedmq.model import MessageQueue
 from orderedmq.parking.lot import lane_key
 from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
@@ -56,12 +66,13 @@ class OrderPerKey(Settings):
     """Settings of ``consume_orderly`` with which the order is kept per sharding key. Each message without a key counts as a separate key.
 
     The listener processes up to ``concurrency`` batches of a queue (at most 1024) at the same time, in threads or, if it is async, in an
-    event loop. A batch has up to ``consume_message_batch_max_size`` messages of one key. A key that fails is tried again after
-    ``suspend_current_queue_time_millis`` (limited to 10 to 30,000 ms), while other keys continue. After ``in_batch_attempts`` failures,
-    or when the task has processed the queue for ``max_batch_seconds``, the task's messages of this key are put into the group's parking
-    lot, with later messages of the key after them. They come back by themselves, before newer messages of the key, after 10 s, 30 s, 1
-    min … 2 h. A message that failed more than ``max_reconsume_times`` times in total (-1: no limit) becomes a dead letter, and its key
-    continues. With ``on_exhausted="hold"``, the key stays parked instead until an operator releases it. Raises OptionError INVALID.
+    event loop. A batch has up to ``consume_message_batch_max_size`` messages of one key; if it fails, each of them is passed again alone.
+    A key that fails is tried again after ``suspend_current_queue_time_millis`` (limited to 10 to 30,000 ms), while other keys continue.
+    After ``in_batch_attempts`` failures of its first message, or when the task has processed the queue for ``max_batch_seconds``, the
+    task's messages of this key are put into the group's parking lot, with later messages of the key after them. They come back by
+    themselves, before newer messages of the key, after 10 s, 30 s, 1 min … 2 h. A message that failed more than ``max_reconsume_times``
+    times in total (-1: no limit), the last time alone, becomes a dead letter, and its key continues. With ``on_exhausted="hold"``, the key
+    stays parked instead until an operator releases it. Raises OptionError INVALID.
     """
 
     consume_message_batch_max_size: int = 1
@@ -155,11 +166,11 @@ class KeyEngine(Engine):
         if lane.batch is None:
             waiting, end = lane.waiting, lane.diverted_from
             head = waiting.popleft()
-            messages, attempts = [head], head._attempts
-            more = self.settings.consume_message_batch_max_size - 1
+            messages = [head]
+            more = 0 if head._attempts else self.settings.consume_message_batch_max_size - 1
             while more and waiting:
                 message = waiting[0]
-                if message._attempts != attempts or (end is not None and message._offset >= end):
+                if message._attempts or (end is not None and message._offset >= end):
                     break
                 messages.append(waiting.popleft())
                 more -= 1
@@ -178,28 +189,45 @@ class KeyEngine(Engine):
             by_hand = "context.auto_commit=False"
         if by_hand is not None:
             status, error = None, f"{by_hand} is only for OrderPerQueue: with OrderPerKey, every accepted batch is committed"
-        if status is ConsumeOrderlyStatus.SUCCESS:
-            return self._decide(lane, len(batch.messages), "SUCCESS")
-        text = clip(error or "the listener answered SUSPEND_CURRENT_QUEUE_A_MOMENT", MAX_ERROR_BYTES)
-        for message in batch.messages:
+        success = status is ConsumeOrderlyStatus.SUCCESS
+        if success and context.ack_index == ALL:
+            return self._decide(lane, "SUCCESS")
+        accepted = self._accepted(batch, context, success)
+        if accepted == len(batch.messages):
+            return self._decide(lane, "SUCCESS")
+        return self._failed(lane, accepted, error or not_accepted(success), context, now)
+
+    def _failed(
+        self, lane: KeyLane, accepted: int | None, error: str, context: ConsumeOrderlyContext, now: float
+    ) -> list[Outcome]:
+        """Divide the lane's batch after a failure (`Engine._accepted`). Return the outcomes of its accepted messages."""
+        batch = lane.batch
+        assert batch is not None
+        done, rest = batch.messages[: accepted or 0], batch.messages[accepted or 0 :]
+        alone = accepted is not None or len(rest) == 1
+        text = clip(error if alone else in_company(error, len(rest)), MAX_ERROR_BYTES)
+        for message in rest[:1] if alone else rest:
             message._attempts += 1
             message._error = text
-        lane.failures += 1
+        head, batch.messages = rest[0], rest[:1]
+        lane.waiting.extendleft(reversed(rest[1:]))
+        self._held -= len(done)
+        lane.failures = alone + (0 if done else lane.failures)
+        out = outcomes(done, "SUCCESS", batch.seconds)
         millis = self._whole(context, "suspend_current_queue_time_millis", -1)
         pause = suspend_seconds(millis, self.settings.suspend_current_queue_time_millis)
-        head = batch.messages[0]
-        exhausted = 0 <= self.settings.max_reconsume_times < head._attempts
+        exhausted = alone and 0 <= self.settings.max_reconsume_times < head._attempts
         if exhausted:
             if self.settings.on_exhausted == "dead_letter":
-                self._exhausted.append((batch, [head]))
-                return []
+                self._exhausted.append((batch, head))
+                return out
             head._held = True
             if self._leave(lane):
-                return []
+                return out
         elif self._tried_enough(lane, now) and self._leave(lane):
-            return []
+            return out
         self._suspend(lane, now + pause)
-        return []
+        return out
 
     # -- inside
 
@@ -228,7 +256,7 @@ class KeyEngine(Engine):
 
     def _tried_enough(self, lane: KeyLane, now: float) -> bool:
         late = now - self._began >= self.settings.max_batch_seconds
-        return late or lane.failures >= self.settings.in_batch_attempts
+        return lane.failures >= (1 if late else self.settings.in_batch_attempts)
 
     def _leave(self, lane: KeyLane) -> bool:
         """Park the engine's messages of a key. Return False if the lot is full, so that the key has to be tried again."""
@@ -247,36 +275,32 @@ class KeyEngine(Engine):
         lane.parked = True
         return True
 
-    def _decide(self, lane: KeyLane, count: int, status: OutcomeStatus) -> list[Outcome]:
-        """Decide the first ``count`` messages of the lane's batch, and return their outcomes. The lane continues with the next message."""
+    def _decide(self, lane: KeyLane, status: OutcomeStatus) -> list[Outcome]:
+        """Decide the messages of the lane's batch, and return their outcomes. The lane continues with the next message."""
         batch = lane.batch
         assert batch is not None
-        done, messages = batch.messages, lane.waiting
-        if count < len(done):
-            messages.extendleft(reversed(done[count:]))
-            done = done[:count]
         lane.batch = None
         lane.failures = 0
-        self._held -= count
-        if messages:
+        self._held -= len(batch.messages)
+        if lane.waiting:
             self._ready.append(lane)
         elif not lane.behind:
             self._lanes.pop(lane.key, None)
-        return outcomes(done, status, batch.seconds)
+        return outcomes(batch.messages, status, batch.seconds)
 
     def _suspend(self, lane: KeyLane, at: float) -> None:
         self._entered += 1
         heapq.heappush(self._suspended, (at, self._entered, lane))
 
     def _resume(self, now: float) -> None:
-        """Make lanes ready when their suspension is over. After ``max_batch_seconds``, park the suspended lanes instead."""
+        """Make lanes ready when their suspension is over. After ``max_batch_seconds``, park lanes whose head has failed instead."""
         if not self._suspended:
             return
         if now - self._began >= self.settings.max_batch_seconds:
             waiting, self._suspended = self._suspended, []
             for entry in waiting:
-                if not self._leave(entry[2]):
-                    # The lane cannot be parked, so it is tried again when its suspension is over.
+                if not (entry[2].failures and self._leave(entry[2])):
+                    # It is unknown which message of the lane fails, or the lot is full. The lane is tried again after its suspension.
                     heapq.heappush(self._suspended, entry)
         while self._suspended and self._suspended[0][0] <= now:
             self._ready.append(heapq.heappop(self._suspended)[2])
@@ -285,6 +309,6 @@ class KeyEngine(Engine):
     def _next_resume(self) -> float | None:
         return self._suspended[0][0] if self._suspended else None
 
-    def _given_up(self, batch: Batch, messages: Sequence[Message]) -> list[Outcome]:
+    def _given_up(self, batch: Batch, message: Message) -> list[Outcome]:  # noqa: ARG002
         assert batch.lane is not None
-        return self._decide(batch.lane, len(messages), "DEAD_LETTER")
+        return self._decide(batch.lane, "DEAD_LETTER")

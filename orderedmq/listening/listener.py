@@ -23,8 +23,8 @@ class ConsumeOrderlyStatus(Enum):
     SUCCESS: the batch is accepted. Without ``auto_commit`` it is only taken, and waits for a commit. COMMIT: this batch and all batches
     taken before are accepted. ROLLBACK: the listener gets these batches again after the suspension, which does not count as a retry.
     COMMIT and ROLLBACK count as SUCCESS, with a warning, unless ``auto_commit`` is False. SUSPEND_CURRENT_QUEUE_A_MOMENT: the listener
-    gets the batch again after the suspension, as after an exception. When the batch has no retries left, its messages become dead
-    letters.
+    gets the messages again after the suspension, as after an exception, each of them alone. A message that has failed alone and has no
+    retries left becomes a dead letter.
     """
 
     SUCCESS = "SUCCESS"
@@ -51,11 +51,16 @@ class ConsumeOrderlyContext:
     ``message_queue`` has the fields topic, broker_name and queue_id. The listener may set ``auto_commit`` to False to commit several calls
     together. It may set ``suspend_current_queue_time_millis``, the milliseconds of suspension after this call (limited to 10 to 30,000).
     The default -1 means the value in the settings.
+
+    Of a batch, the listener may set ``ack_index`` to the index of the last message that it has processed, for example after each message.
+    If the call then fails or the batch has further messages, the messages up to this index are accepted and the next one has failed. -1:
+    the first one has failed. RocketMQ's class has no such field.
     """
 
     message_queue: MessageQueue
     auto_commit: bool = True
     suspend_current_queue_time_millis: int = -1
+    ack_index: int = ALL
 
 
 @dataclass(slots=True)

@@ -10,21 +10,25 @@ answer                   auto-commit on                               off
 SUCCESS                  everything taken is committed                the batch stays taken
 COMMIT                   SUCCESS, with a warning                      everything taken is committed
 ROLLBACK                 SUCCESS, with a warning                      everything taken is put back; suspend
-SUSPEND, retries left    the batch is put back; suspend               the same
-SUSPEND, exhausted       dead letters; everything taken is committed  dead letters; this batch is settled, no other
+SUSPEND, several         each message is put back alone; suspend      the same
+SUSPEND, retries left    the message is put back; suspend             the same
+SUSPEND, exhausted       dead letter; everything taken is committed   dead letter; this message is settled, no other
 =======================  ===========================================  =============================================
+
+If ``context.ack_index`` is below the last message of a batch, the messages up to it are treated as a batch that was accepted, and the next
+one as a batch that was suspended. The others have not been called.
 
 A closed range differs from Java's endless queue:
 
 - ``max_reconsume_times`` is 16. Java's default retries forever, which would block the micro-batch forever (-1 selects this).
 - Every batch except the last of the range is full, while Java takes the messages that have arrived. So a batch is the same in every
-  attempt and repeat, however the range was divided, and all its messages have been retried equally often.
-- A batch becomes dead letters as a whole, when none of its messages has retries left. Java makes each message without retries left a dead
-  letter separately, and does so again in every further attempt of its batch.
-- Even without auto-commit, dead letters settle their batch. Java leaves the batch taken. If this engine did so, a ROLLBACK would bring
-  the batch back, and the batch would be uncommitted at the range's end although nothing is left to do. The listener still has to commit
-  the batches taken before.
-- If dead letters cannot be written, only the write is repeated. Java's consumer calls the listener again.
+  attempt and repeat, however the range was divided, until it fails.
+- A batch that fails is divided, and a message becomes a dead letter after it has failed alone. Java retries the batch as a whole, and makes
+  dead letters of good messages together with the bad one.
+- Even without auto-commit, a dead letter is settled. Java leaves it taken. If this engine did so, a ROLLBACK would bring the message
+  back, and it would be uncommitted at the range's end although nothing is left to do. The listener still has to commit the batches taken
+  before.
+- If a dead letter cannot be written, only the write is repeated. Java's consumer calls the listener again.
 - Messages that are taken but not committed at the end of the range are an error. Java waits for the next message.
 - Taken messages do not limit how many messages are read. Java stops pulling above 1,000 uncommitted messages, and stalls.
 - A lost lock ends the task. Java waits until it owns the queue again.
@@ -44,8 +48,26 @@ from typing import ClassVar
 
 from orderedmq.conditions import ListenerCondition
 from orderedmq.errors import ListenerError
-from orderedmq.listening.engine import Batch, Done, Engine, LotView, Message, Outcome, OutcomeStatus, Settings
-from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, check_bounds, suspend_seconds
+from orderedmq.listening.engine import (
+    Batch,
+    Done,
+    Engine,
+    LotView,
+    Message,
+    Outcome,
+    OutcomeStatus,
+    Settings,
+    in_company,
+    not_accepted,
+)
+from orderedmq.listening.listener import (
+    ALL,
+    Answer,
+    ConsumeOrderlyContext,
+    ConsumeOrderlyStatus,
+    check_bounds,
+    suspend_seconds,
+)
 from orderedmq.model import MessageQueue
 from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
 
@@ -55,9 +77,10 @@ class OrderPerQueue(Settings):
     """Settings of ``consume_orderly`` with which the batches of a queue are processed one after another.
 
     A batch has at most ``consume_message_batch_max_size`` messages (1 to 1024). If the listener suspends a batch or raises an exception,
-    it gets the batch again after ``suspend_current_queue_time_millis`` (limited to 10 to 30,000 ms), up to ``max_reconsume_times`` times.
-    After that, the messages go to the topic %DLQ%<group>. ``max_reconsume_times=-1``, RocketMQ's default, retries without limit, which
-    can block the micro-batch forever. Raises OptionError INVALID.
+    it gets the batch's messages again, one at a time, after ``suspend_current_queue_time_millis`` (limited to 10 to 30,000 ms). A message
+    that fails alone is retried up to ``max_reconsume_times`` times in all. After that, it goes to the topic %DLQ%<group>.
+    ``max_reconsume_times=-1``, RocketMQ's default, retries without limit, which can block the micro-batch forever. Raises OptionError
+    INVALID.
     """
 
     consume_message_batch_max_size: int = 1
@@ -107,7 +130,7 @@ class QueueEngine(Engine):
         self._taken: list[Batch] = []
         #: No batch goes to the listener before this time.
         self._suspended_until: float | None = None
-        #: Whether auto-commit was on in the call after which a batch became dead letters.
+        #: Whether auto-commit was on in the call after which a message became a dead letter.
         self._auto_commit = True
 
     def put(self, messages: Sequence[Message]) -> None:
@@ -148,41 +171,59 @@ class QueueEngine(Engine):
     def consumed(self, batch: Batch, answer: Answer, now: float) -> list[Outcome]:
         self._returned(batch, now)
         status, error, context = answer
-        if context.auto_commit:
-            if status is ConsumeOrderlyStatus.COMMIT or status is ConsumeOrderlyStatus.ROLLBACK:
-                self._warn(
-                    f"the listener of queue {self.queue} answered {status.name} with auto_commit on, which counts as SUCCESS"
-                )
-                status = ConsumeOrderlyStatus.SUCCESS
-            if status is ConsumeOrderlyStatus.SUCCESS:
-                return self._commit(batch, "SUCCESS")
-        elif status is ConsumeOrderlyStatus.SUCCESS:
-            self._taken.append(batch)
-            self._held -= len(batch.messages)
-            return []
-        elif status is ConsumeOrderlyStatus.COMMIT:
-            return self._commit(batch, "COMMIT")
-        millis = self._whole(context, "suspend_current_queue_time_millis", -1)
-        pause = suspend_seconds(millis, self.settings.suspend_current_queue_time_millis)
+        auto_commit = context.auto_commit
+        if status is ConsumeOrderlyStatus.SUCCESS and auto_commit and context.ack_index == ALL:
+            return self._commit(batch, "SUCCESS")
+        if auto_commit and (status is ConsumeOrderlyStatus.COMMIT or status is ConsumeOrderlyStatus.ROLLBACK):
+            self._warn(
+                f"the listener of queue {self.queue} answered {status.name} with auto_commit on, which counts as SUCCESS"
+            )
+            status = ConsumeOrderlyStatus.SUCCESS
         if status is ConsumeOrderlyStatus.ROLLBACK:
             self._held += sum(len(one.messages) for one in self._taken)
             self._again.extendleft([batch, *reversed(self._taken)])
             self._taken.clear()
-            self._suspended_until = now + pause
+            self._suspend(context, now)
             return []
-        text = clip(error or "the listener answered SUSPEND_CURRENT_QUEUE_A_MOMENT", MAX_ERROR_BYTES)
-        for message in batch.messages:
-            message._attempts += 1
-            message._error = text
-        if 0 <= self.settings.max_reconsume_times < min(one._attempts for one in batch.messages):
-            self._auto_commit = context.auto_commit
-            self._exhausted.append((batch, batch.messages))
-        else:
-            self._again.appendleft(batch)
-            self._suspended_until = now + pause
-        return []
+        success = status is ConsumeOrderlyStatus.SUCCESS or status is ConsumeOrderlyStatus.COMMIT
+        accepted = self._accepted(batch, context, success)
+        if accepted == len(batch.messages):
+            return self._accept(batch, status, auto_commit)
+        out = self._accept(_part(batch, 0, accepted), status, auto_commit) if accepted else []
+        self._failed(batch, accepted, error or not_accepted(success), context, now)
+        return out
 
     # -- inside
+
+    def _accept(self, batch: Batch, status: ConsumeOrderlyStatus | None, auto_commit: bool) -> list[Outcome]:
+        """Commit or take a batch. Return the outcomes of everything that this commits."""
+        if auto_commit or status is ConsumeOrderlyStatus.COMMIT:
+            return self._commit(batch, "SUCCESS" if auto_commit else "COMMIT")
+        self._taken.append(batch)
+        self._held -= len(batch.messages)
+        return []
+
+    def _failed(self, batch: Batch, accepted: int | None, error: str, context: ConsumeOrderlyContext, now: float) -> None:
+        """Divide a batch after a failure (`Engine._accepted`), and put back its messages, or make the failed one a dead letter."""
+        begin, end = accepted or 0, len(batch.messages)
+        alone = accepted is not None or end == 1
+        head = batch if end == 1 else _part(batch, begin, begin + 1)
+        rest = [_part(batch, begin + 1, end)] if alone else [_part(batch, at, at + 1) for at in range(1, end)]
+        text = clip(error if alone else in_company(error, end), MAX_ERROR_BYTES)
+        for message in head.messages if alone else batch.messages:
+            message._attempts += 1
+            message._error = text
+        self._again.extendleft(reversed([one for one in rest if one.messages]))
+        if alone and 0 <= self.settings.max_reconsume_times < head.messages[0]._attempts:
+            self._auto_commit = context.auto_commit
+            self._exhausted.append((head, head.messages[0]))
+        else:
+            self._again.appendleft(head)
+            self._suspend(context, now)
+
+    def _suspend(self, context: ConsumeOrderlyContext, now: float) -> None:
+        millis = self._whole(context, "suspend_current_queue_time_millis", -1)
+        self._suspended_until = now + suspend_seconds(millis, self.settings.suspend_current_queue_time_millis)
 
     def _resume(self, now: float) -> None:
         if self._suspended_until is not None and self._suspended_until <= now:
@@ -192,10 +233,10 @@ class QueueEngine(Engine):
     def _next_resume(self) -> float | None:
         return self._suspended_until
 
-    def _given_up(self, batch: Batch, messages: Sequence[Message]) -> list[Outcome]:
+    def _given_up(self, batch: Batch, message: Message) -> list[Outcome]:  # noqa: ARG002
         if self._auto_commit:
             return self._commit(batch, "DEAD_LETTER")
-        self._held -= len(messages)
+        self._held -= 1
         return [_outcome(batch, "DEAD_LETTER")]
 
     def _commit(self, last: Batch, status: OutcomeStatus) -> list[Outcome]:
@@ -216,6 +257,11 @@ class QueueEngine(Engine):
                 "Answer COMMIT for the last of them (a range may end after any batch), or leave auto_commit on",
             )
         return super()._finish()
+
+
+def _part(batch: Batch, begin: int, end: int) -> Batch:
+    """Return a batch of some of the messages, which have had the same calls."""
+    return Batch(batch.messages[begin:end], calls=batch.calls, seconds=batch.seconds)
 
 
 def _outcome(batch: Batch, status: OutcomeStatus) -> Outcome:

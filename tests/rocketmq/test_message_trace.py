@@ -194,14 +194,14 @@ def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces:
         return AGAIN if len(calls) == 2 else SUCCESS
 
     consume(world, listener, traces)
-    assert calls == [2, 2, 2, 1]
+    assert calls == [2, 2, 1, 1, 1]
     own = ids(world)
     assert own[0] == by_java
     host = str(world.broker._client.address(world.topic, world.queue.broker_name, float("inf")))
     for message_id, body, group in zip(own, "jabcd", ["java-producers", *["CLIENT_INNER_PRODUCER"] * 2, *["OMQ_SINK"] * 2]):
         again = body in "bc"
-        # Each consumer writes a trace before and after a call; our consumer also does so when it repeats the batch that its
-        # listener refused. Java sends traces after up to 5 s. When a Java consumer is stopped, it sends them immediately, but on
+        # Each consumer writes a trace before and after a call; our consumer also does so when it repeats the messages that
+        # its listener refused. Java sends traces after up to 5 s. When a Java consumer is stopped, it sends them immediately, but on
         # a busy machine it may give up first (AsyncTraceDispatcher.flush).
         views = reader.wait(message_id, 7 if again else 5)
         sent = views[0]

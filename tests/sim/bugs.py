@@ -12,6 +12,7 @@ from unittest import mock
 from ordered_source.group_session import GroupSession
 from ordered_source.listener.settled import Settled
 from ordered_source.read_context import LotPlan
+from orderedmq.listening.queue_engine import QueueEngine
 from orderedmq.ownership import lock as rules
 from orderedmq.ownership.lock import Instant, LockToken, QueueLock
 from orderedmq.ownership.owner import Commit, Owner, Unlock
@@ -137,6 +138,12 @@ def letters_of_a_queue_not_honoured() -> AbstractContextManager[Any]:
     return _instead(Settled, "without_lot", lambda letters: Settled(Lot(0), LotPlan(0, 0, 0, 0)))
 
 
+def first_message_of_a_queue_given_up_for_its_batch() -> AbstractContextManager[Any]:
+    """With order per queue, when a batch fails, its first message counts as the one that failed."""
+    accepted = QueueEngine._accepted
+    return _instead(QueueEngine, "_accepted", lambda *given: 0 if (found := accepted(*given)) is None else found)
+
+
 BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
     no_epoch_check,
     offset_read_before_the_lock,
@@ -150,4 +157,5 @@ BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
     replay_without_what_a_former_run_holds,
     stop_that_unlocks_a_queue_in_flight,
     letters_of_a_queue_not_honoured,
+    first_message_of_a_queue_given_up_for_its_batch,
 )

@@ -157,7 +157,7 @@ def passed_over_before_what_is_parked() -> AbstractContextManager[Any]:
         if answer.status is ConsumeOrderlyStatus.SUCCESS or batch.lane.diverted_from is None:
             return consumed(self, batch, answer, now)
         self._returned(batch, now)
-        return self._decide(batch.lane, len(batch.messages), "REPEATED")
+        return self._decide(batch.lane, "REPEATED")
 
     return _instead(KeyEngine, "consumed", passes)
 
@@ -199,6 +199,12 @@ def queue_stopped_by_a_lot_that_waits_for_it() -> AbstractContextManager[Any]:
     return _instead(LotPlanner, "plan", stops)
 
 
+def first_message_given_up_for_its_batch() -> AbstractContextManager[Any]:
+    """When a batch fails, its first message counts as the one that failed."""
+    accepted = KeyEngine._accepted
+    return _instead(KeyEngine, "_accepted", lambda *given: 0 if (found := accepted(*given)) is None else found)
+
+
 KEY_BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
     parked_after_the_commit,
     keys_read_only_to_the_ranges_end,
@@ -220,4 +226,5 @@ KEY_BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
     dropped_by_a_seek_and_still_known,
     lot_not_sought_with_its_queue,
     passed_over_before_what_is_parked,
+    first_message_given_up_for_its_batch,
 )

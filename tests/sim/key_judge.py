@@ -1,4 +1,4 @@
-"""Judges listeners with order per key by the invariants K1 to K5, independently of the rules in the code.
+"""Judges listeners with order per key by the invariants K1 to K6, independently of the rules in the code.
 
 - K1: The first decisions of a key's messages (success, dead letter, dropped) are in offset order. Exception: an operator may drop
   a key's parked messages. Older messages of the key may be parked after that, and are decided later.
@@ -8,6 +8,8 @@
 - K4: No listener gets messages of a key while an older message of the key is parked and not due. Listeners are called for keys
   that are due.
 - K5: Other keys continue while one is parked, and lots drain once their listeners accept (`Simulation._heal`).
+- K6: A message becomes a dead letter, or is parked because it failed, only if it has failed alone in this attempt or the listener has
+  named it. The messages of its batch that were accepted do not fail with it.
 
 After a seek, messages that are read again are decided again. From then on, K1 to K5 apply to these messages and to the parked
 messages that were kept. Messages that a seek skips or drops count as decided.
@@ -49,6 +51,8 @@ REACHED: Final = (
     "handed over with a lot",
     "full lot fallback",
     "queue behind a full lot",
+    "batch failed for an unknown message",
+    "batch failed for a named message",
     "range committed",
     "seek with --parked keep",
     "seek with --parked drop",
@@ -120,6 +124,24 @@ class KeyJudge:
             self.world.fail(
                 f"{task}: the listener gets {offsets} of key {lane!r} at {task.began}, but the key is due at {head.due} (K4)"
             )
+
+    def returned(self, task: KeyTask, offsets: Sequence[int], ack_index: int, *, accepted: bool) -> None:
+        """Record that a call has returned."""
+        if accepted:
+            return
+        if len(offsets) == 1:
+            task.failed.add(offsets[0])
+        elif ack_index < len(offsets) - 1:
+            task.failed.add(offsets[ack_index + 1])
+            self.world.reached["batch failed for a named message"] += 1
+        else:
+            self.world.reached["batch failed for an unknown message"] += 1
+
+    def given_up(self, task: KeyTask, offsets: Iterable[int]) -> None:
+        """Check messages that become dead letters, or that are parked because they failed."""
+        for offset in offsets:
+            if offset not in task.failed:
+                self.world.fail(f"{task}: {offset} is given up because of another message of its batch (K6)")
 
     def decided(self, task: KeyTask, offset: int, status: str, *, earlier: bool = False) -> None:
         """Record a run's decision of a message, committed or not. ``earlier``: an attempt before this run has decided it."""

@@ -24,12 +24,12 @@ from orderedmq.listening.engine import (
     Wait,
 )
 from orderedmq.listening.key_engine import KeyEngine, OrderPerKey
-from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
+from orderedmq.listening.listener import ALL, Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Put, Ticket, delay
-from tests.engine_messages import message
+from tests.engine_messages import FULL, message
 from tests.sim.key_judge import KeyJudge
 from tests.sim.lots import Head, Lots
 from tests.sim.process import Killed, Network
@@ -54,7 +54,7 @@ class Worker:
 
 @dataclass
 class Listener:
-    """The listener of all queries.
+    """The listener of all queries. It says which message of a batch failed if the batch's last offset is even.
 
     - ``poison``: the share of messages that fail several times.
     - ``deadly``: the share of poisoned messages that always fail.
@@ -72,10 +72,10 @@ class Listener:
         self.failures: dict[tuple[MessageQueue, int], int] = {}
         self.calls: dict[tuple[MessageQueue, int], int] = {}
 
-    def accepts(self, queue: MessageQueue, offsets: Iterable[int]) -> bool:
-        """Count a call for each message. Return whether the listener accepts all of them."""
+    def call(self, queue: MessageQueue, offsets: Sequence[int]) -> tuple[bool, int]:
+        """Count a call for each message. Return whether the listener accepts all of them, and ``ack_index``."""
         good = not self.flaky or self.random.random() >= self.flaky
-        for offset in offsets:
+        for number, offset in enumerate(offsets):
             name = queue, offset
             fails = self.failures.get(name)
             if fails is None:
@@ -84,8 +84,12 @@ class Listener:
                 fails = 1_000_000 if poisoned and self.random.random() < self.deadly else fails
                 self.failures[name] = fails
             self.calls[name] = self.calls.get(name, 0) + 1
-            good &= self.calls[name] > fails
-        return good or self.calm
+            if self.calls[name] > fails or self.calm:
+                continue
+            if good and offsets[-1] % 2 == 0:
+                return False, number - 1
+            good = False
+        return good or self.calm, ALL
 
 
 @dataclass(frozen=True)
@@ -193,6 +197,8 @@ class KeyTask(Task):
         #: The status of each decided offset, and the offsets that were passed to the listener.
         self.outcomes: dict[int, str] = {}
         self.seen: set[int] = set()
+        #: Messages that failed alone, or that the listener has named by ack_index.
+        self.failed: set[int] = set()
         #: The last message of each key that this attempt has decided.
         self.passed: dict[object, int] = {}
         self.from_lot: set[int] = set()
@@ -270,8 +276,8 @@ class KeyTask(Task):
                     self.in_flight.append(batch)
                     if len(self.in_flight) > self.settings.concurrency:
                         self.world.fail(f"{self}: {len(self.in_flight)} calls at the same time")
-                case GiveUp([message]):
-                    self._dead_letter(message)
+                case GiveUp(letter):
+                    self._dead_letter(letter)
                 case Park(messages):
                     self._park(messages)
                 case Wait():
@@ -315,11 +321,13 @@ class KeyTask(Task):
         """Let one of the calls return."""
         assert self.engine is not None
         batch = self.in_flight.pop(random.randrange(len(self.in_flight)))
-        good = self.around.listener.accepts(self.token.queue, [one._offset for one in batch.messages])
+        offsets = [one._offset for one in batch.messages]
+        good, ack_index = self.around.listener.call(self.token.queue, offsets)
+        self.around.judge.returned(self, offsets, ack_index, accepted=good)
         status = ConsumeOrderlyStatus.SUCCESS if good else random.choice(_FAILURES)
         if self.world.trace is not None:
-            self.world.note(f"{self}: {[one._offset for one in batch.messages]}: {'accepted' if good else 'fails'}")
-        answer = Answer(status, None if good else "it failed", ConsumeOrderlyContext(self.token.queue))
+            self.world.note(f"{self}: {offsets}: {'accepted' if good else f'fails with ack_index {ack_index}'}")
+        answer = Answer(status, None if good else "it failed", ConsumeOrderlyContext(self.token.queue, ack_index=ack_index))
         self._note(self.engine.consumed(batch, answer, self.world.now))
 
     def _call(self, effect: Any, *args: Any) -> Any:
@@ -340,9 +348,12 @@ class KeyTask(Task):
 
     def _dead_letter(self, message: Message) -> None:
         assert self.engine is not None
-        done = self._call(self.dead_letter, message._offset)
-        self.world.reached["dead letter from the lot"] += bool(done) and message._offset in self.from_lot
-        self._note(self.engine.dead_lettered(bool(done), "no answer", self.world.now))
+        self.around.judge.given_up(self, [message._offset])
+        if not self._call(self.dead_letter, message._offset):
+            self.engine.refused(FULL, self.world.now)
+            return
+        self.world.reached["dead letter from the lot"] += message._offset in self.from_lot
+        self._note(self.engine.dead_lettered())
 
     def dead_letter(self, offset: int) -> bool:
         self.world.dead_letter(self.token, [offset])
@@ -350,13 +361,17 @@ class KeyTask(Task):
 
     def _park(self, messages: Sequence[Message]) -> None:
         assert self.engine is not None
+        self.around.judge.given_up(self, [one._offset for one in messages if one._again])
         parked = self._call(self.around.lots.park, self.token, [self._put(one) for one in messages])
         if self.world.trace is not None:
             puts = " ".join(f"{one._offset} from {self._put(one).place}" for one in messages)
             self.world.note(f"{self} parks {puts}: {parked}")
-        for one, lies in zip(messages, parked or (), strict=False):
+        if parked is None:
+            self.engine.refused(FULL, self.world.now)
+            return
+        for one, lies in zip(messages, parked, strict=True):
             self._count(one, lies)
-        self._note(self.engine.was_parked(parked, "no answer", self.world.now))
+        self._note(self.engine.was_parked(parked))
 
     def _put(self, message: Message) -> Put:
         source, at, ticket = message._rows

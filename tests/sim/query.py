@@ -55,7 +55,9 @@ class Query:
     ) -> None:
         self.strategy = kind.strategy
         self.name, self.kind, self.world, self.network, self.sink, self.random = name, kind, world, network, sink, random
-        self.settings = OrderPerQueue(kind.batch_size, suspend_current_queue_time_millis=1000, max_reconsume_times=3)
+        # Without retries, a message that is blamed for its batch becomes a dead letter immediately.
+        most = 3 if kind.batch_size == 1 else 0
+        self.settings = OrderPerQueue(kind.batch_size, suspend_current_queue_time_millis=1000, max_reconsume_times=most)
         #: With order per key: objects that its tasks share with the tasks of other queries.
         self.around: Around | None = None
         self.twin = twin

@@ -15,6 +15,7 @@ from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeO
 from orderedmq.listening.queue_engine import OrderPerQueue, QueueEngine
 from orderedmq.model import OffsetRange
 from orderedmq.ownership.lock import LockToken
+from tests.engine_messages import FULL
 from tests.sim.sink import Run, Sink
 from tests.sim.world import World
 
@@ -111,6 +112,8 @@ class ListenerTask(Task):
         self.position = self.span.begin
         self.engine = QueueEngine(self.token.queue, self.settings, self.world.now)
         self.outcomes: list[Outcome] = []
+        #: The offsets of the last call, and whether the listener accepted them.
+        self.last: tuple[list[int], bool] = ([], True)
         self.letters = set(self.world.letters.get(self.token.queue, ()))
         self.settled = Settled.without_lot(self.letters)
 
@@ -127,12 +130,17 @@ class ListenerTask(Task):
                     self.world.ledger.called(self.token.queue, offsets[0], offsets[-1] + 1)
                     self.world.listening(self.token, offsets)
                     status, auto = self._answer(random, offsets[-1] + 1)
+                    self.last = offsets, status in (ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT)
                     answer = Answer(status, None, ConsumeOrderlyContext(self.token.queue, auto))
                     self.outcomes += self.engine.consumed(batch, answer, now)
-                case GiveUp(messages):
-                    written = random.random() < 0.9 or not self.moody
-                    self.world.dead_letter(self.token, _offsets(messages) if written else ())
-                    self.outcomes += self.engine.dead_lettered(written, "no answer", now)
+                case GiveUp(letter):
+                    if self.last != ([letter._offset], False):
+                        self.world.fail(f"{self}: {letter._offset} is given up, but the last call was {self.last} (K6)")
+                    if random.random() < 0.9 or not self.moody:
+                        self.world.dead_letter(self.token, [letter._offset])
+                        self.outcomes += self.engine.dead_lettered()
+                    else:
+                        self.engine.refused(FULL, now)
                 case Suspend():
                     return
                 case Done():

@@ -29,7 +29,7 @@ from orderedmq.listening.engine import (
 )
 from orderedmq.listening.listener import ALL, Answer, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
 from orderedmq.model import MessageQueue
-from tests.engine_messages import message
+from tests.engine_messages import FULL, message
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 SUCCESS, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStatus.RECONSUME_LATER
@@ -73,15 +73,17 @@ class Task:
                 case Park(messages):
                     if self.refuse:
                         self.refuse -= 1
-                        out += engine.was_parked(None, "no room", self.now)
+                        engine.refused(FULL, self.now)
                     else:
                         self.parked += messages
-                        out += engine.was_parked([True] * len(messages), None, self.now)
-                case GiveUp([message]):
-                    ok = not self.refuse
-                    self.refuse -= not ok
-                    self.letters += [message._offset] * ok
-                    out += engine.dead_lettered(ok, None if ok else "no room", self.now)
+                        out += engine.was_parked([True] * len(messages))
+                case GiveUp(message):
+                    if self.refuse:
+                        self.refuse -= 1
+                        engine.refused(FULL, self.now)
+                    else:
+                        self.letters.append(message._offset)
+                        out += engine.dead_lettered()
                 case CheckLock():
                     engine.lock(True, self.now)
                 case Suspend(seconds):
@@ -160,6 +162,30 @@ def test_after_its_retries_a_message_is_a_dead_letter(most: int, retried: int, l
 def test_a_level_below_zero_makes_dead_letters_of_what_was_not_done() -> None:
     made = task(lambda batch: (SUCCESS, 0, -1), consume_message_batch_max_size=3)
     assert told(made.run(3)) == [(0, "SUCCESS", 1), (1, "DEAD_LETTER", 1), (2, "DEAD_LETTER", 1)]
+
+
+@pytest.mark.holds("own failure")
+@pytest.mark.parametrize(("ack_index", "retries"), [(ALL, 0), (ALL, 1), (0, 0), (-1, 0)])
+def test_a_good_message_is_no_dead_letter_because_of_its_neighbours(ack_index: int, retries: int) -> None:
+    """Message 1 of a batch always fails. The listener may know that message 0 is done, or that none is."""
+
+    def answer(batch: Batch) -> Said:
+        offsets = [one._offset for one in batch.messages]
+        return (SUCCESS, ALL, 0) if 1 not in offsets else (LATER if ack_index == ALL else SUCCESS, ack_index, 0)
+
+    lot = [message(at, "a") for at in range(3)]
+    engine = ConcurrentEngine(QUEUE, ConcurrentSettings(3, max_reconsume_times=retries), 0.0, LotView(planned=lot))
+    made = Task(engine, answer)
+    outcomes = made.run()
+    assert made.calls[0] == [0, 1, 2]
+    if retries:
+        # All come back when they are due, and each of them alone.
+        assert {one.status for one in outcomes} == {"PARKED"}
+        engine = ConcurrentEngine(QUEUE, engine.settings, 0.0, LotView(planned=made.parked))
+        made = Task(engine, answer)
+        outcomes = made.run()
+        assert made.calls == [[0], [1], [2]]
+    assert sorted((one.begin, one.status) for one in outcomes) == [(0, "SUCCESS"), (1, "DEAD_LETTER"), (2, "SUCCESS")]
 
 
 def test_what_is_not_due_or_held_is_moved_and_not_consumed() -> None:

@@ -30,7 +30,7 @@ from orderedmq.listening.key_engine import KeyEngine, OrderPerKey
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MessageQueue
 from orderedmq.parking.lot import lane_key
-from tests.engine_messages import message
+from tests.engine_messages import FULL, message
 from tests.examples import examples
 
 QUEUE = MessageQueue("orders", "embedded", 0)
@@ -134,7 +134,8 @@ class World:
                 case Consume(batch):
                     assert len(in_flight) < self.settings.concurrency
                     assert self.lane(batch.messages[0]) not in {self.lane(one.messages[0]) for one in in_flight}
-                    assert len({(one._key, one._attempts) for one in batch.messages}) == 1
+                    assert len({one._key for one in batch.messages}) == 1
+                    assert len(batch.messages) == 1 or not any(one._attempts for one in batch.messages)
                     for one in batch.messages:
                         # K4: newer messages of a parked key are diverted, even if an earlier attempt parked the key in this batch.
                         key = self.lane(one)
@@ -146,14 +147,17 @@ class World:
                         assert one._offset > last, f"{one._offset} after {last}"
                         self.reached["older than what is parked"] += any(one._offset < o for o in attempted.get(key, ()))
                     in_flight.append(batch)
-                case GiveUp():
-                    ok = self.random.random() < 0.9
-                    if ok:
-                        self.reached["dead letter"] += 1
-                    self.note(engine.dead_lettered(ok, None if ok else "no room", self.now))
+                case GiveUp(letter):
+                    # A good message never becomes a dead letter.
+                    assert self.failures[letter._offset], letter._offset
+                    if self.random.random() < 0.1:
+                        engine.refused(FULL, self.now)
+                        continue
+                    self.reached["dead letter"] += 1
+                    self.note(engine.dead_lettered())
                 case Park(messages):
                     if self.random.random() < 0.1:
-                        engine.was_parked(None, "no room", self.now)
+                        engine.refused(FULL, self.now)
                         continue
                     # A crash in the middle of the write stores only the first messages.
                     some = len(messages) if steps is None or steps else self.random.randrange(len(messages) + 1)
@@ -162,7 +166,7 @@ class World:
                         self.reached["parked"] += 1
                         self.reached["diverted"] += not one._attempts
                     if some == len(messages):
-                        self.note(engine.was_parked([True] * len(messages), None, self.now))
+                        self.note(engine.was_parked([True] * len(messages)))
                 case CheckLock():
                     engine.lock(True, self.now)
                 case Pull():
@@ -183,11 +187,18 @@ class World:
                     return
 
     def finish(self, engine: KeyEngine, batch: Batch) -> None:
-        for one in batch.messages:
+        context = ConsumeOrderlyContext(QUEUE)
+        names = self.random.random() < 0.5
+        status = SUCCESS
+        for number, one in enumerate(batch.messages):
             self.calls[one._offset] += 1
-        bad = [one for one in batch.messages if not 0 <= self.failures[one._offset] < self.calls[one._offset]]
-        status = SUSPEND if bad else SUCCESS
-        self.note(engine.consumed(batch, answer(status), self.now))
+            if 0 <= self.failures[one._offset] < self.calls[one._offset]:
+                continue
+            status = SUSPEND
+            if names:
+                context.ack_index = number - 1
+                break
+        self.note(engine.consumed(batch, Answer(status, None, context), self.now))
 
     def note(self, outcomes: list[Outcome]) -> None:
         for one in outcomes:
@@ -291,9 +302,9 @@ def drained(engine: KeyEngine, listener: Callable[[Batch], ConsumeOrderlyStatus 
             case Consume(batch):
                 out += engine.consumed(batch, answer(listener(batch)), now)
             case GiveUp():
-                out += engine.dead_lettered(True, None, now)
+                out += engine.dead_lettered()
             case Park(messages):
-                out += engine.was_parked([True] * len(messages), None, now)
+                out += engine.was_parked([True] * len(messages))
             case CheckLock():
                 engine.lock(True, now)
             case Suspend(seconds):
@@ -347,12 +358,70 @@ def test_with_hold_the_key_stays_parked() -> None:
                 made.consumed(batch, answer(SUSPEND), 0.0)
             case Park(messages):
                 held += messages
-                made.was_parked([True] * len(messages), None, 0.0)
+                made.was_parked([True] * len(messages))
             case Pull():
                 made.close()
             case _:
                 raise AssertionError(action)
     assert [(one._offset, one._held) for one in held] == [(7, True), (8, False)]
+
+
+@pytest.mark.holds("own failure")
+@pytest.mark.parametrize(
+    ("names", "attempts", "calls"),
+    [
+        (False, 1, [[*range(8)], [0], [1], [2], [3], [4], [5], [6], [7], [8, 9]]),
+        (False, 3, [[*range(8)], [0], [1], [2], [3], [4], [5], [6], [7], [8, 9]]),
+        (True, 1, [[*range(8)]]),
+        (True, 3, [[*range(8)], [4], [*range(5, 10)]]),
+    ],
+)
+def test_of_a_batch_only_the_message_that_fails_is_given_up(names: bool, attempts: int, calls: list[list[int]]) -> None:
+    """Message 4 always fails. ``names``: whether the listener sets ack_index."""
+    made = engine(*"a" * 10, consume_message_batch_max_size=8, max_reconsume_times=1, in_batch_attempts=attempts)
+    called: list[list[int]] = []
+    out: list[Outcome] = []
+    given_up: list[Message] = []
+    now = 0.0
+    while not isinstance(action := made.next(now), Done):
+        match action:
+            case Consume(batch):
+                offsets = [one._offset for one in batch.messages]
+                called.append(offsets)
+                context = ConsumeOrderlyContext(QUEUE)
+                if 4 in offsets and names:
+                    context.ack_index = offsets.index(4) - 1
+                error = f"the error of {offsets}" if 4 in offsets else None
+                out += made.consumed(batch, Answer(None if error else SUCCESS, error, context), now)
+            case GiveUp(letter):
+                given_up.append(letter)
+                out += made.dead_lettered()
+            case Park(messages):
+                given_up += messages
+                out += made.was_parked([True] * len(messages))
+            case CheckLock():
+                made.lock(True, now)
+            case Suspend(seconds):
+                now += seconds
+            case Pull():
+                made.close()
+    assert called == calls
+    if calls == [[*range(8)]]:
+        behind = [(at, "PARKED") for at in range(5, 10)]
+        assert told(out) == [(0, "SUCCESS"), (1, "SUCCESS"), (2, "SUCCESS"), (3, "SUCCESS"), (4, "PARKED"), *behind]
+        assert [(one._attempts, one._error, one._again) for one in given_up[1:]] == [(0, None, False)] * 5
+    else:
+        assert sorted(told(out)) == [(at, "DEAD_LETTER" if at == 4 else "SUCCESS") for at in range(10)]
+    assert (given_up[0]._offset, given_up[0]._error) == (4, f"the error of {[call for call in calls if 4 in call][-1]}")
+
+
+def test_a_batch_that_fails_after_its_time_is_divided_before_its_key_is_parked() -> None:
+    made = engine(*"aaa", consume_message_batch_max_size=3, max_batch_seconds=0.5)
+
+    def listener(batch: Batch) -> ConsumeOrderlyStatus:
+        return SUSPEND if batch.messages[-1]._offset else SUCCESS
+
+    assert told(drained(made, listener)) == [(0, "SUCCESS"), (1, "PARKED"), (2, "PARKED")]
 
 
 def test_with_minus_one_no_message_is_ever_a_dead_letter() -> None:
@@ -441,7 +510,7 @@ def test_a_message_that_was_settled_before_is_not_parked_and_only_what_failed_ge
                 out += made.consumed(batch, answer(SUSPEND), 0.0)
             case Park(messages):
                 parked += messages
-                out += made.was_parked([one._key == "a" for one in messages], None, 0.0)
+                out += made.was_parked([one._key == "a" for one in messages])
             case Pull():
                 made.close()
             case _:
@@ -465,10 +534,10 @@ def test_what_fails_before_a_parked_message_of_its_key_is_parked_or_put_aside_as
             case Consume(batch):
                 out += made.consumed(batch, answer(SUSPEND, "it failed"), 0.0)
             case GiveUp():
-                out += made.dead_lettered(True, None, 0.0)
+                out += made.dead_lettered()
             case Park(messages):
                 parked += [one._offset for one in messages]
-                out += made.was_parked([True] * len(messages), None, 0.0)
+                out += made.was_parked([True] * len(messages))
             case Pull():
                 made.close()
             case _:
@@ -483,9 +552,9 @@ def test_what_fails_before_a_parked_message_of_its_key_is_parked_or_put_aside_as
 def test_calls_out_of_turn_are_refused() -> None:
     made = engine("a")
     with pytest.raises(RuntimeError):
-        made.dead_lettered(True, None, 0.0)
+        made.dead_lettered()
     with pytest.raises(RuntimeError):
-        made.was_parked([True], None, 0.0)
+        made.was_parked([True])
     with pytest.raises(ValueError, match="came after"):
         made.put([Message(0, "a")])
 

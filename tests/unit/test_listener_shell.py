@@ -34,11 +34,11 @@ from orderedmq.conditions import DataLossCondition, StoreCondition
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import DataLossError, LockError, OptionError, SchemaError, StoreError
+from orderedmq.errors import DataLossError, LockError, MessageError, OptionError, SchemaError, StoreError
 from orderedmq.listening.concurrent_engine import ConcurrentSettings
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.listening.queue_engine import OrderPerQueue
-from orderedmq.model import MessageQueue
+from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, MessageQueue
 from orderedmq.parking import reading
 from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import Order, companion, parked_queue
@@ -46,6 +46,7 @@ from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.tools import dead_letters, parked
 from orderedmq.tools.replay import Replayed, replay
 from tests.contract.support import locked, rows
+from tests.engine_messages import FULL
 from tests.waits import until
 
 QUEUE = MessageQueue("orders", "embedded", 0)
@@ -361,13 +362,80 @@ def test_while_the_broker_cannot_park_the_task_waits_and_tries_again(
     def refusing(self: EmbeddedGroups, *what: Any) -> list[bool]:
         if refusals:
             refusals.pop()
-            raise StoreError(StoreCondition.MISSING, "the store is away")
+            raise FULL
         return park(self, *what)
 
     monkeypatch.setattr(EmbeddedGroups, "park", refusing)
     rig.send("a")
     assert rig.run(rig.by_key(bad("a"))) == [(0, "PARKED", 1, 10)]
-    assert "cannot be parked for now" in caplog.text
+    assert "message 0 of queue orders/embedded/0 cannot be parked: no room" in caplog.text
+
+
+@pytest.mark.holds("orderly listener")
+@pytest.mark.parametrize("write", ["park", "dead_letter"])
+def test_a_refusal_that_cannot_pass_ends_the_task_with_the_queue_and_the_offset(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    def refusing(self: EmbeddedGroups, *what: Any) -> None:
+        raise StoreError(StoreCondition.PERMISSION, "the store may not be written")
+
+    monkeypatch.setattr(EmbeddedGroups, write, refusing)
+    rig.send("good", "bad")
+    with pytest.raises(StoreError, match="message 1 of queue orders/embedded/0 cannot .*may not be written") as raised:
+        rig.run(rig.by_key(bad("bad"), max_reconsume_times=0 if write == "dead_letter" else 16))
+    assert raised.value.condition == "ORDEREDMQ_STORE.PERMISSION"
+
+
+def replaced(batches: Iterator[pa.RecordBatch], name: str, value: pa.Array) -> Iterator[pa.RecordBatch]:
+    """Yield the rows with another column, as after a query's transformation."""
+    for batch in batches:
+        names, columns = batch.schema.names, dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns[name] = pa.concat_arrays([value] * batch.num_rows)
+        yield pa.RecordBatch.from_arrays(list(columns.values()), names=[*names, *(set(columns) - set(names))])
+
+
+UNFIT = {
+    "a null body": ("body", pa.array([None], pa.binary())),
+    "a body that is too large": ("body", pa.array([b"x" * (MAX_BODY_BYTES + 1)])),
+    "a decoded body": ("body", pa.array([{"amount": 1}])),
+    "a key that is too long": ("sharding_key", pa.array(["k" * (MAX_KEY_BYTES + 1)])),
+    "a key of another type": ("sharding_key", pa.array([7])),
+    "properties that are a text": ("properties", pa.array(["colour=red"])),
+}
+
+
+@pytest.mark.holds("orderly listener")
+@pytest.mark.parametrize("unfit", UNFIT)
+def test_if_a_row_cannot_be_stored_its_dead_letter_is_the_message_as_it_was_sent(rig: Rig, unfit: str) -> None:
+    rig.broker.log.append({QUEUE: rows(["sent"], sharding_key=["k"], properties=[[("colour", "red")]])})
+    consumer = Consumer(rig.listener(lambda _: SUSPEND), OrderPerQueue(max_reconsume_times=0))
+    batches = replaced(rig.read(planned=False, lot=False), *UNFIT[unfit])
+    [outcome] = [row for batch in shell.consume(batches, consumer) for row in batch.to_pylist()]
+    assert outcome["status"] == "DEAD_LETTER"
+    (letter,) = rig.broker.log.pull(LETTERS, 0, 9, 1 << 20, ("body", "sharding_key", "properties")).to_pylist()
+    assert (letter["body"], letter["sharding_key"], dict(letter["properties"])["colour"]) == (b"sent", "k", "red")
+
+
+def test_a_row_that_cannot_be_stored_ends_the_task_if_its_message_is_gone(rig: Rig) -> None:
+    rig.send("k", "k")
+    consumer = Consumer(rig.listener(lambda _: SUSPEND), OrderPerQueue(max_reconsume_times=0))
+    batches = list(replaced(rig.read(planned=False, lot=False), *UNFIT["a null body"]))
+    rig.broker.admin.trim("orders", {QUEUE: 2})
+    with pytest.raises(MessageError, match="message 0 of queue orders/embedded/0 cannot become a dead letter") as raised:
+        list(shell.consume(batches, consumer))
+    assert raised.value.condition == "ORDEREDMQ_MESSAGE.NULL_BODY"
+
+
+def test_a_dead_letter_names_the_properties_for_which_it_has_no_room(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    own = [(f"p{number:02}", "x" * 1013) for number in range(32)]
+    rig.broker.log.append({QUEUE: rows(["sent"], properties=[own])})
+    consumer = Consumer(rig.listener(lambda _: SUSPEND), OrderPerQueue(max_reconsume_times=0))
+    list(shell.consume(rig.read(planned=False, lot=False), consumer))
+    (letter,) = rig.broker.log.pull(LETTERS, 0, 9, 1 << 20, ("properties",)).to_pylist()
+    properties = dict(letter["properties"])
+    assert [name for name, _ in own if name not in properties] == ["p30", "p31"]
+    assert properties["ORDEREDMQ_ERROR"].startswith("there was no room for the properties p30, p31: the listener answered ")
+    assert "message 0 of queue orders/embedded/0 has no room for its properties p30, p31" in caplog.text
 
 
 @pytest.mark.parametrize("answer", [ConsumeOrderlyStatus.COMMIT, ConsumeOrderlyStatus.ROLLBACK, None])
@@ -423,8 +491,8 @@ def test_what_a_listener_does_to_its_list_and_messages_changes_nothing_of_the_ta
     rig.send("a", "a", "a")
     told = rig.run(Consumer(listen, order), lot=not isinstance(order, OrderPerQueue))
     assert {one[:2] for one in told} <= {(0, "SUCCESS"), (1, "SUCCESS"), (2, "SUCCESS")}
-    first = [] if isinstance(order, ConcurrentSettings) else [[0, 1]]
-    assert rig.heard == [*first, [0, 1], [2]]
+    rest = [[0, 1], [2]] if isinstance(order, ConcurrentSettings) else [[0, 1], [0], [1], [2]]
+    assert rig.heard == rest
 
 
 def test_messages_of_a_key_that_are_far_apart_go_to_the_listener_together(rig: Rig) -> None:

@@ -14,13 +14,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orderedmq.errors import ListenerError, LockError, OptionError
-from orderedmq.listening.engine import Batch, CheckLock, Consume, Done, GiveUp, Message, Outcome, Pull, Suspend
-from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, suspend_seconds
+from orderedmq.conditions import MessageCondition
+from orderedmq.errors import ListenerError, LockError, MessageError, OptionError
+from orderedmq.listening.engine import (
+    REFUSED_PATIENCE,
+    Batch,
+    CheckLock,
+    Consume,
+    Done,
+    GiveUp,
+    Message,
+    Outcome,
+    Pull,
+    Suspend,
+)
+from orderedmq.listening.listener import ALL, Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, suspend_seconds
 from orderedmq.listening.queue_engine import OrderPerQueue, QueueEngine
 from orderedmq.model import MessageQueue
 from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
-from tests.engine_messages import message
+from tests.engine_messages import FULL, message
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
@@ -86,11 +98,14 @@ class Task:
         self.outcomes += self.engine.consumed(batch, answer(status, **how), self.now)
         return batch
 
-    def letters(self, ok: bool = True, error: str | None = None) -> Sequence[Message]:
-        messages: Sequence[Message] = self.to(GiveUp).messages
-        self.log.append(f"letters {messages[0]._offset}-{messages[-1]._offset + 1}")
-        self.outcomes += self.engine.dead_lettered(ok, error, self.now)
-        return messages
+    def letter(self, refused: bool = False) -> Message:
+        message: Message = self.to(GiveUp).message
+        self.log.append(f"letter {message._offset}")
+        if refused:
+            self.engine.refused(FULL, self.now)
+        else:
+            self.outcomes += self.engine.dead_lettered()
+        return message
 
     def rows(self) -> list[tuple[int, str, int]]:
         """The (offset, status, attempts) of each message of the outcomes. The offsets must have no gaps."""
@@ -153,9 +168,10 @@ def test_messages_go_to_the_listener_in_order_and_each_batch_has_an_outcome() ->
 def test_a_batch_is_the_same_however_the_range_was_cut() -> None:
     whole, single = Task(range(10), batch=4), Task(*([at] for at in range(10)), batch=4)
     for task in (whole, single):
-        task.answer(), task.answer(SUSPEND), task.answer(), task.answer()
+        task.answer(), task.answer(SUSPEND), *(task.answer() for _ in range(5))
         task.to(Done)
-    assert whole.log == single.log == ["check", "0-4 #1", "4-8 #1", "suspend 1", "4-8 #2", "8-10 #1"]
+    divided = [f"{at}-{at + 1} #2" for at in range(4, 8)]
+    assert whole.log == single.log == ["check", "0-4 #1", "4-8 #1", "suspend 1", *divided, "8-10 #1"]
     assert whole.rows() == single.rows() == [(at, "SUCCESS", 2 if 4 <= at < 8 else 1) for at in range(10)]
 
 
@@ -212,7 +228,7 @@ def test_an_outcome_that_nobody_waits_for_is_a_bug_of_the_caller() -> None:
     with pytest.raises(RuntimeError):
         engine.consumed(Batch([message(0)]), answer(SUCCESS), 0.0)
     with pytest.raises(RuntimeError):
-        engine.dead_lettered(True, None, 0.0)
+        engine.dead_lettered()
 
 
 def test_messages_out_of_order_are_refused() -> None:
@@ -279,7 +295,7 @@ def test_an_answer_does_what_the_table_says(
     task.answer(status, auto=auto)
     if follows is GiveUp:
         assert isinstance(task.engine.next(task.now), GiveUp)
-        task.letters()
+        task.letter()
     assert task.rows() == outcomes
     # After a rollback, all messages that were not decided return, in order.
     while (batch := task.to(Consume).batch).messages[0]._offset != 2:
@@ -361,43 +377,97 @@ def test_the_listener_chooses_the_suspension() -> None:
 # -- retries and dead letters ------------------------------------------------------------------------------------------------
 
 
-def test_the_batch_is_retried_as_a_whole() -> None:
+def test_a_batch_that_fails_is_retried_message_by_message() -> None:
     task = Task(range(9), batch=3)
     task.answer()
-    for retries in range(4):
-        batch = task.answer(None)
-        assert [(one._offset, one._attempts) for one in batch.messages] == [(at, retries + 1) for at in (3, 4, 5)]
-    task.answer()
-    assert offsets(task.answer().messages) == [6, 7, 8]
+    task.answer(None, error="boom")
+    calls = [task.answer(None if at == 4 else SUCCESS, error="its own" if at == 4 else None) for at in (3, 4)]
+    calls += [task.answer(), task.answer(), task.answer()]
+    assert [(offsets(call.messages), call.calls) for call in calls] == [([3], 2), ([4], 3), ([4], 3), ([5], 2), ([6, 7, 8], 1)]
+    assert task.rows()[3:6] == [(3, "SUCCESS", 2), (4, "SUCCESS", 3), (5, "SUCCESS", 2)]
+    company = "one of 3 messages of a call failed: boom"
+    assert [one.error for one in task.outcomes] == [None, company, "its own", company, None]
+    assert [line for line in task.log if "suspend" in line] == ["suspend 1", "suspend 1"]
+
+
+@pytest.mark.holds("own failure")
+@pytest.mark.parametrize("most", [0, 2])
+def test_only_a_message_that_fails_alone_becomes_a_dead_letter(most: int) -> None:
+    task = Task(range(6), batch=5, max_reconsume_times=most)
+    task.answer(None, error="boom")
+    task.answer(), task.answer()
+    for _ in range(max(most, 1)):
+        task.answer(None, error="its own")
+    assert (letter := task.letter())._error == "its own"
+    assert letter._offset == 2
+    task.answer(), task.answer(), task.answer()
+    task.to(Done)
+    assert [row[:2] for row in task.rows()] == [(at, "DEAD_LETTER" if at == 2 else "SUCCESS") for at in range(6)]
+
+
+@pytest.mark.holds("own failure")
+@pytest.mark.parametrize(("auto", "status"), [(True, None), (True, SUCCESS), (False, None), (False, SUCCESS), (False, COMMIT)])
+def test_ack_index_accepts_the_messages_up_to_it_and_names_the_one_that_failed(
+    auto: bool, status: ConsumeOrderlyStatus | None
+) -> None:
+    task = Task(range(6), batch=6, max_reconsume_times=1)
+    batch = task.to(Consume).batch
+    context = ConsumeOrderlyContext(QUEUE, auto, ack_index=1)
+    error = "boom" if status is None else None
+    task.outcomes += task.engine.consumed(batch, Answer(status, error, context), task.now)
+    committed = auto or status is COMMIT
+    assert task.rows() == [(at, status.name if status is COMMIT else "SUCCESS", 1) for at in range(2 * committed)]
+    assert offsets(task.answer(None).messages) == [2]
+    assert task.letter()._offset == 2
+    last = task.answer(COMMIT, auto=False)
+    assert [(one._offset, one._attempts) for one in last.messages] == [(3, 0), (4, 0), (5, 0)]
+    task.to(Done)
+    assert sorted(row[:2] for row in task.rows() if row[1] == "DEAD_LETTER") == [(2, "DEAD_LETTER")]
+    assert sorted(row[0] for row in task.rows()) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("ack_index", "status", "left"), [(5, SUCCESS, []), (99, None, [0]), (-1, SUCCESS, [0]), (-1, None, [0])]
+)
+def test_ack_index_outside_of_the_batch(ack_index: int, status: ConsumeOrderlyStatus | None, left: list[int]) -> None:
+    task = Task(range(6), batch=6)
+    batch = task.to(Consume).batch
+    task.outcomes += task.engine.consumed(
+        batch, Answer(status, None, ConsumeOrderlyContext(QUEUE, ack_index=ack_index)), task.now
+    )
+    assert len(task.rows()) == (0 if left else 6)
+    assert [offsets(task.answer().messages) for _ in left] == [left for _ in left]
 
 
 def test_a_message_is_put_to_the_listener_17_times_by_default() -> None:
     task = Task(range(2))
     for _ in range(17):
         task.answer(None, error="boom")
-    [letter] = task.letters()
+    letter = task.letter()
     assert (letter._error, letter._attempts, letter._offset) == ("boom", 17, 0)
     assert task.rows() == [(0, "DEAD_LETTER", 17)]
     assert task.outcomes[0].error == "boom"
 
 
-def test_a_batch_is_dead_lettered_when_all_its_messages_have_reached_the_maximum() -> None:
-    # The message of the batch with the fewest retries decides.
-    task = Task({0: 9, 1: 2, 2: 5, 3: 5, 4: 0, 5: 3}, batch=3, max_reconsume_times=3)
-    task.answer(None)
-    task.answer(None)
-    task.letters()
-    for _ in range(4):
+def test_a_write_that_is_refused_for_good_or_for_a_minute_ends_the_task() -> None:
+    permanent = MessageError(MessageCondition.TOO_LARGE, "the body is too large")
+    for error, patience in ((permanent, 0.0), (FULL, REFUSED_PATIENCE)):
+        task = Task([0], max_reconsume_times=0)
         task.answer(None)
-    task.letters()
-    task.to(Done)
-    assert task.rows() == [(at, "DEAD_LETTER", 2 if at < 3 else 4) for at in range(6)]
+        task.to(GiveUp)
+        began = task.now
+        while task.now - began < patience:
+            task.letter(refused=True)
+            task.to(GiveUp)
+        with pytest.raises(type(error), match=error.message):
+            task.engine.refused(error, task.now)
+        assert patience <= task.now - began <= patience + 1
 
 
 def test_a_maximum_of_zero_dead_letters_at_once_and_of_minus_one_never() -> None:
     task = Task([0], max_reconsume_times=0)
     task.answer(None)
-    task.letters()
+    task.letter()
     task.to(Done)
     forever = Task({0: 1000}, max_reconsume_times=-1)
     for _ in range(100):
@@ -412,7 +482,7 @@ def test_only_when_its_dead_letters_are_written_the_queue_goes_on() -> None:
     assert isinstance(task.engine.next(task.now), GiveUp)
     assert isinstance(task.engine.next(task.now + 5), GiveUp)
     assert task.outcomes == []
-    task.letters()
+    task.letter()
     assert offsets(task.answer().messages) == [1]
     task.to(Done)
     assert task.rows() == [(0, "DEAD_LETTER", 2), (1, "SUCCESS", 1)]
@@ -422,22 +492,22 @@ def test_a_dead_letter_write_that_fails_is_tried_again_without_a_call_and_nothin
     task = Task(range(2), max_reconsume_times=0, suspend_current_queue_time_millis=500)
     task.answer(None, error="boom")
     for _ in range(3):
-        task.letters(ok=False, error="disk full")
-    task.letters()
+        task.letter(refused=True)
+    task.letter()
     task.answer()
     task.to(Done)
-    assert task.log == ["check", "0-1 #1", *["letters 0-1", "check", "suspend 0.5"] * 3, "letters 0-1", "1-2 #1"]
+    assert task.log == ["check", "0-1 #1", *["letter 0", "check", "suspend 0.5"] * 3, "letter 0", "1-2 #1"]
     assert task.rows() == [(0, "DEAD_LETTER", 1), (1, "SUCCESS", 1)]
     assert task.outcomes[0].error == "boom"
     [warning] = task.engine.warnings
-    assert "disk full" in warning
+    assert "no room" in warning
 
 
 def test_dead_letters_without_auto_commit_settle_their_batch_and_no_other() -> None:
     task = Task(range(3), max_reconsume_times=0)
     task.answer(auto=False)
     task.answer(None, auto=False)
-    task.letters()
+    task.letter()
     task.answer(ROLLBACK, auto=False)
     # The dead-lettered message does not return. The message that was taken before it does.
     assert [offsets(task.answer(status, auto=False).messages) for status in (SUCCESS, COMMIT)] == [[0], [2]]
@@ -449,7 +519,7 @@ def test_dead_letters_at_the_end_of_the_range_leave_nothing_uncommitted() -> Non
     task = Task(range(2), max_reconsume_times=0)
     task.answer(COMMIT, auto=False)
     task.answer(None, auto=False)
-    task.letters()
+    task.letter()
     task.to(Done)
 
 
@@ -505,7 +575,7 @@ def test_a_lock_that_was_not_confirmed_for_30_s_is_checked_before_dead_letters_t
     task = Task([0], max_reconsume_times=0)
     task.answer(None, takes=31.0)
     assert task.engine.next(task.now) == CheckLock()
-    task.letters()
+    task.letter()
     task.to(Done)
 
 
@@ -552,8 +622,8 @@ def test_an_error_becomes_a_text_that_can_be_stored() -> None:
 class Machine(RuleBasedStateMachine):
     """Compares the engine with lists of offsets: ``todo``, ``taken`` batches, ``decided``, and ``dying`` (future dead letters).
 
-    ``cell`` maps an offset to a pair: the number of its batch, and the count of skipped messages before it. The offsets of a batch
-    have equal pairs.
+    ``cell`` maps an offset to a pair: the number of its batch, and the count of skipped messages before it. ``part`` has a number for each
+    part of a batch that was divided after a failure. The offsets of a batch have equal pairs and the same part.
     """
 
     @initialize(batch=st.integers(1, 4), most=st.integers(-1, 3))
@@ -563,6 +633,7 @@ class Machine(RuleBasedStateMachine):
         self.engine = QueueEngine(QUEUE, OrderPerQueue(batch, max_reconsume_times=most), self.now)
         self.sent: list[int] = []
         self.cell: dict[int, tuple[int, int]] = {}
+        self.part: dict[int, int] = {}
         self.came = self.skipped = 0
         self.closed = False
         self.todo: list[int] = []
@@ -608,33 +679,39 @@ class Machine(RuleBasedStateMachine):
         auto=st.booleans(),
         written=st.sampled_from([True, True, False]),
         takes=st.sampled_from([0.0, 0.01, 25.0]),
+        ack_index=st.sampled_from([ALL, ALL, -1, 0, 1]),
     )
-    def step(self, status: ConsumeOrderlyStatus | None, auto: bool, written: bool, takes: float) -> None:
+    def step(self, status: ConsumeOrderlyStatus | None, auto: bool, written: bool, takes: float, ack_index: int) -> None:
         if self.uncommitted():
             self.fails()
             return
-        self.act(status, auto, written, takes)
+        self.act(status, auto, written, takes, ack_index)
 
-    def act(self, status: ConsumeOrderlyStatus | None, auto: bool, written: bool, takes: float) -> bool:
+    def act(self, status: ConsumeOrderlyStatus | None, auto: bool, written: bool, takes: float, ack_index: int) -> bool:
         """Carry out the next action. Return whether the range is finished."""
         match self.engine.next(self.now):
             case Consume(batch):
                 found = offsets(batch.messages)
                 assert not self.dying
-                assert found == next(list(cell) for _, cell in groupby(self.todo, self.cell.__getitem__))
+                assert found == next(
+                    list(cell) for _, cell in groupby(self.todo, lambda at: (self.cell[at], self.part.get(at)))
+                )
                 cell, run = self.cell[found[0]]
                 whole = self.came >= (cell + 1) * self.batch or run < self.cell[self.sent[-1]][1]
-                assert self.closed or whole, "the batch is not complete"
+                assert self.closed or whole or found[0] in self.part, "the batch is not complete"
                 assert batch.calls == self.calls.get(found[0], 0)
                 self.calls |= dict.fromkeys(found, batch.calls + 1)
                 del self.todo[: len(found)]
                 self.now += takes
-                self.outcomes += self.engine.consumed(batch, answer(status, auto=auto), self.now)
-                self.answered(found, status, auto)
-            case GiveUp(messages):
-                assert offsets(messages) == self.dying
-                self.outcomes += self.engine.dead_lettered(written, None if written else "no room", self.now)
-                if written:
+                context = ConsumeOrderlyContext(QUEUE, auto, ack_index=ack_index)
+                self.outcomes += self.engine.consumed(batch, Answer(status, None, context), self.now)
+                self.answered(found, status, auto, ack_index)
+            case GiveUp(letter):
+                assert [letter._offset] == self.dying
+                if not written:
+                    self.engine.refused(FULL, self.engine._refused_since or self.now)
+                else:
+                    self.outcomes += self.engine.dead_lettered()
                     self.dying, dead = [], self.dying
                     self.committed(dead) if self.auto else self.decided.extend(dead)
             case Suspend(seconds):
@@ -655,23 +732,33 @@ class Machine(RuleBasedStateMachine):
                 raise AssertionError(f"unexpected {action}")
         return False
 
-    def answered(self, batch: list[int], status: ConsumeOrderlyStatus | None, auto: bool) -> None:
-        if auto and status in (SUCCESS, COMMIT, ROLLBACK):
-            self.committed(batch)
-        elif status is SUCCESS:
-            self.taken.append(batch)
-        elif status is COMMIT:
-            self.committed(batch)
-        elif status is ROLLBACK:
+    def answered(self, batch: list[int], status: ConsumeOrderlyStatus | None, auto: bool, ack_index: int) -> None:
+        if auto and status in (COMMIT, ROLLBACK):
+            status = SUCCESS
+        if status is ROLLBACK:
             self.todo = [offset for held in self.taken for offset in held] + batch + self.todo
             self.taken = []
-        else:
-            for offset in batch:
-                self.failed[offset] += 1
-            if 0 <= self.most < min(self.failed[offset] for offset in batch):
-                self.dying, self.auto = batch, auto
-            else:
-                self.todo = batch + self.todo
+            return
+        known = ack_index < len(batch) - 1
+        done = ack_index + 1 if known else len(batch) if status in (SUCCESS, COMMIT) else 0
+        accepted, failed = batch[:done], batch[done:]
+        if accepted and (auto or status is COMMIT):
+            self.committed(accepted)
+        elif accepted:
+            self.taken.append(accepted)
+        if not failed:
+            return
+        alone = known or len(failed) == 1
+        for offset in failed[:1] if alone else failed:
+            self.failed[offset] += 1
+        if len(batch) > 1:
+            # Offsets are unique, and so are numbers above the greatest one.
+            self.part |= dict.fromkeys(failed[1:], 1000 + failed[-1]) if known else {at: at for at in failed}
+            self.part[failed[0]] = failed[0]
+        if alone and 0 <= self.most < self.failed[failed[0]]:
+            self.dying, self.auto = failed[:1], auto
+            failed = failed[1:]
+        self.todo = failed + self.todo
 
     def committed(self, batch: list[int]) -> None:
         self.decided += [*(offset for held in self.taken for offset in held), *batch]
@@ -707,7 +794,7 @@ class Machine(RuleBasedStateMachine):
         self.engine.close()
         self.closed = True
         while not self.uncommitted():
-            if self.act(SUCCESS, True, True, 0.0):
+            if self.act(SUCCESS, True, True, 0.0, ALL):
                 return
         self.fails()
 
