@@ -15,10 +15,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import orderedmq
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import QueryRun, StreamReader
+from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker
-from orderedmq.conditions import TopicCondition
+from orderedmq.conditions import TopicCondition, UnavailableCondition
 from orderedmq.embedded.groups import EmbeddedGroups
-from orderedmq.errors import OffsetError, TopicError
+from orderedmq.embedded.log import EmbeddedLog
+from orderedmq.errors import OffsetError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership import offsets
@@ -81,6 +83,48 @@ def test_a_query_whose_retry_topic_does_not_come_leaves_its_group(broker: Broker
     with pytest.raises(TopicError, match="no retry topic"):
         QueryRun(broker, watch, replace(SourceOptions.parse(options(broker), streaming=True), retry_topic=True), "owner")
     assert broker.groups.members("g") == []
+
+
+def test_a_query_whose_servers_are_away_when_it_joins_its_group_waits_for_them(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heartbeat, failures = EmbeddedGroups.heartbeat, list(range(2))
+
+    def fails_at_first(self: EmbeddedGroups, *arguments: Any) -> Any:
+        if failures:
+            failures.pop()
+            raise RocketMQUnavailableError(UnavailableCondition.NO_BROKER, "the brokers are starting")
+        return heartbeat(self, *arguments)
+
+    monkeypatch.setattr(EmbeddedGroups, "heartbeat", fails_at_first)
+    reader = StreamReader(options(broker), full_schema(False))
+    with stopped(reader):
+        reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        assert not failures
+        assert len(broker.groups.members("g")) == 1
+
+
+@pytest.mark.parametrize(
+    ("readable", "more", "divided"),
+    [
+        (QUEUES[:1], {}, QUEUES[:1]),
+        ([], {}, QUEUES),
+        (QUEUES[:1], {"allocateMessageQueueStrategy": "config", "allocateQueues": '{"in": {"embedded": [0, 1]}}'}, QUEUES),
+    ],
+    ids=["some", "none", "by configuration"],
+)
+def test_a_shared_group_divides_the_queues_that_may_be_read(
+    broker: Broker,
+    readable: list[MessageQueue],
+    more: dict[str, str],
+    divided: list[MessageQueue],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(EmbeddedLog, "readable", lambda self, topic: readable)
+    watch = TopicWatch(broker, SourceOptions.parse(options(broker, **more), streaming=True))
+    watch.topics()
+    assert watch.queues(offsets.Checkpoint(), None, shared=True) == divided
+    assert watch.queues(offsets.Checkpoint(), None, shared=False) == QUEUES
 
 
 def test_a_checkpoint_of_a_store_is_refused_with_a_cluster_before_the_query_joins_its_group() -> None:

@@ -6,11 +6,14 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 
+import pyarrow as pa
 import pytest
 
 from orderedmq.broker import QueueBounds
 from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.append.message_type import packing_for
+from orderedmq.rocketmq.codec.encode import Packing
 from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.messages import log as log_module
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -254,3 +257,26 @@ def test_a_broker_that_is_away_behind_a_proxy_is_not_said_to_lack_its_queues(
     proxied.forget("T")
     with pytest.raises(RocketMQUnavailableError):
         proxied.bounds([FIRST])
+
+
+def test_rows_are_not_packed_for_a_topic_whose_type_a_proxy_cannot_get_yet(cluster: Cluster, client: Client) -> None:
+    """While the topic's broker is away, a Proxy says that its type is UNSPECIFIED. The topic has the type FIFO."""
+    types = ["UNSPECIFIED", "FIFO"]
+
+    def script(link: Link) -> None:
+        for request in link.requests():
+            if request.code == RequestCode.SEND_MESSAGE_V2:
+                kind = types.pop(0) if len(types) > 1 else types[0]
+                remark = f"TopicMessageType validate failed, the expected type is {kind}, but actual type is NORMAL"
+                link.reply(request, 13, remark=remark)
+            else:
+                link.offset(request, 0)
+
+    cluster.scripted("a", script)
+    client._proxied = True
+    rows = pa.record_batch({"body": [b"x"], "sharding_key": ["k"]})
+    assert packing_for(client, FIRST, rows, "here", 5.0) is not Packing.BATCH
+    types[:] = ["UNSPECIFIED"]
+    client.packings.clear()
+    with pytest.raises(RocketMQUnavailableError, match="UNAVAILABLE"):
+        packing_for(client, FIRST, rows, "here", 0.3)
