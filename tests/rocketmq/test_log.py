@@ -439,7 +439,10 @@ def test_new_queues_do_not_change_the_permission_of_a_topic(two_brokers: Cluster
 
         def forbid_writing(server: Server, left: int) -> None:
             client.call_address(server.address, admin_requests.create_topic(name, 1, perm=4), soon())
-            until(lambda: len(broker.log.targets(name)) == left, "the route has the change")
+            until(
+                lambda: broker.log.queues(name) and len(broker.log.route(name).publish_list()) == left,
+                "the route has the change",
+            )
 
         broker.admin.create_topic(name, 2)
         forbid_writing(two_brokers.brokers[0], 1)
