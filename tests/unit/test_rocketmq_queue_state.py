@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pyarrow as pa
@@ -163,11 +163,14 @@ def test_the_queues_of_a_topic_that_may_not_be_read_are_listed_with_their_bounds
     assert log.stored_at({FIRST: 0}) == {}
 
 
-def test_a_pull_waits_until_its_queue_may_be_read(log: RocketMQLog, topic: Topic) -> None:
+@pytest.mark.parametrize(
+    "read", [lambda log: pull(log, FIRST), lambda log: log.advance(FIRST, 0, 10, 5)], ids=["pull", "advance"]
+)
+def test_a_pull_waits_until_its_queue_may_be_read(log: RocketMQLog, topic: Topic, read: Callable[[RocketMQLog], int]) -> None:
     topic.forbid()
     timer = threading.Timer(0.3, partial(topic.forbid, 6))
     timer.start()
-    assert pull(log, FIRST) == 0
+    assert read(log) == 0
     timer.join()
     assert len(topic.pulls) > 1
 

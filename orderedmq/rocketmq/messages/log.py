@@ -365,7 +365,8 @@ class RocketMQLog:
             return begin
         average = self._puller.average(queue)
         if average is None or max_bytes < _EXACT_MESSAGES * average:
-            bodies = self._puller.pull(queue, begin, min(end - begin, _EXACT_MESSAGES), max_bytes + 1, ("body",)).column(0)
+            pull = partial(self._puller.pull, queue, begin, min(end - begin, _EXACT_MESSAGES), max_bytes + 1, ("body",))
+            bodies = self._pull_again(queue, begin, pull).column(0)
             sums = np.cumsum(pc.binary_length(bodies).to_numpy().astype(np.int64))
             fitting = int(np.searchsorted(sums, max_bytes, side="right"))
             if not len(sums) or fitting < len(sums) or begin + fitting >= end:
