@@ -6,6 +6,7 @@ Only this module changes the state of a query's Owner, so that a queue's tenure 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,14 +15,14 @@ from typing import Final
 
 from ordered_source.renewal import Renewal
 from orderedmq.broker import Broker
-from orderedmq.conditions import LockCondition
+from orderedmq.conditions import GroupCondition, LockCondition
 from orderedmq.errors import FORMER_RUN, GroupError, LockError, RocketMQUnavailableError, TopicError, lost
 from orderedmq.model import MessageQueue, OffsetRange, is_parked, is_retry
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership import membership
-from orderedmq.ownership.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
+from orderedmq.ownership.lock import RENEW_INTERVAL, UNLOCK_DELAY, ClientIdentity, LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
-from orderedmq.ownership.offsets import Checkpoint, OffsetMap, offsets_to_json
+from orderedmq.ownership.offsets import Checkpoint, OffsetMap, offsets_to_json, ranges
 from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
 from orderedmq.ownership.strategies import Members, divided
 from orderedmq.parking.rules import companion
@@ -42,8 +43,14 @@ class Session:
     #: Whether several queries divide the queues among themselves.
     shared = False
 
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner
+    def __init__(self, broker: Broker, options: SourceOptions, owner_id: str) -> None:
+        self._groups = broker.groups
+        self._lineage = broker.capabilities.fenced
+        self._options = options
+        self.owner = self._new_owner(owner_id)
+
+    def _new_owner(self, owner_id: str) -> Owner:
+        return Owner(owner_id)
 
     def members_due(self) -> bool:
         """Whether to check the members again although nothing changed at the broker."""
@@ -101,7 +108,52 @@ class Session:
         offset is not moved beyond that. ``recreated_topics``: topics whose former offsets are invalid.
         """
         del ends, recreated_topics
-        self.owner.enter(start, {}, begins)
+        self.owner.enter(start, {}, begins, self._former(start, start.next))
+        self._warn_of_another_group(start, begins)
+
+    def _former(self, logged: Checkpoint, own: OffsetMap) -> dict[MessageQueue, int]:
+        """Return the offsets of the checkpoint's group in the owned queues whose tenure is broken there, if it is another group.
+
+        ``own``: see `Owner.unbroken`. The queues are locked there for a moment, which fences off a former run of this query. Raises
+        LockError HELD_BY_OTHER if a former run keeps a queue for lockTimeout.
+        """
+        group, queues = logged.group, [queue for queue in own if queue in self.owner.owned and not is_parked(queue)]
+        if group is None or not logged.of_another_group(self.owner.group) or not queues:
+            return {}
+        client = self._groups.join(self.owner.owner_id)
+        try:
+            policy = Policy.HAND_OVER if self._options.assignment == "shared" else Policy.REFUSE
+            former = Owner(client.owner, group=group, policy=policy, lineage=self._lineage)
+            former.locked(self._lock_formerly(client, logged, queues))
+            known = self._groups.offsets(group, queues)
+            self._groups.unlock(former.tokens())
+        finally:
+            self._groups.leave(client)
+        mine = former.owned
+        return {
+            queue: at
+            for queue, at in known.items()
+            if queue not in mine or not former.unbroken(mine[queue], logged, at, own[queue])
+        }
+
+    def _lock_formerly(self, client: ClientIdentity, logged: Checkpoint, queues: Sequence[MessageQueue]) -> list[LockToken]:
+        """Lock queues in the checkpoint's group, except those of other queries."""
+        assert logged.group is not None
+        deadline = time.monotonic() + self._options.lock_timeout
+        while True:
+            answers = self._groups.lock(logged.group, client, queues, logged.gen)
+            mine = [answer for answer in answers.values() if isinstance(answer, Refusal) and answer.owner == client.owner]
+            if not mine:
+                return [answer for answer in answers.values() if isinstance(answer, LockToken)]
+            if time.monotonic() >= deadline:
+                raise held_by_other_error(logged.group, mine, len(queues), client.owner)
+            time.sleep(LOCK_RETRY)
+
+    def _warn_of_another_group(self, logged: Checkpoint, placed: Collection[MessageQueue]) -> None:
+        """Warn if ``logged`` is the checkpoint of another group. ``placed``: the queues whose positions were decided with it."""
+        at = {queue: position for queue, position in self.owner.following({}).items() if queue in placed}
+        if at and logged.of_another_group(self.owner.group):
+            log.warning("%s", another_group(logged.group, self.owner.group, at))
 
     def skip(self, queue: MessageQueue, offset: int) -> None:
         """Continue at ``offset``, because the messages before it are lost and the user accepts that."""
@@ -134,8 +186,12 @@ class Session:
         Raises LockError HELD_BY_OTHER.
         """
         if missing:
-            self._take(Lock(tuple(missing), all_or_none=not self.shared, repeating=True, tenures=end.gen), patient=False)
-        self.owner.replay(start, end, self.offsets(sorted(self.owner.owned)))
+            # The members of another group do not begin where this query's batch began, so no part of the batch can be left to them.
+            all_or_none = not self.shared or end.of_another_group(self.owner.group)
+            self._take(Lock(tuple(missing), all_or_none=all_or_none, repeating=True, tenures=end.gen), patient=False)
+        own = {queue: max(span.begin, span.end - 1) for queue, span in ranges(start, end).items()}
+        self.owner.replay(start, end, self.offsets(sorted(self.owner.owned)), self._former(end, own))
+        self._warn_of_another_group(end, self.owner.owned)
 
     # -- the end
 
@@ -149,7 +205,7 @@ class Session:
 
 def open_session(broker: Broker, options: SourceOptions, owner_id: str) -> Session:
     """Join the group of the query ``owner_id``, if it has one, and return the query's session. Raises GroupError, LockError."""
-    return Session(Owner(owner_id)) if options.consumer_group is None else GroupSession(broker, options, owner_id)
+    return (Session if options.consumer_group is None else GroupSession)(broker, options, owner_id)
 
 
 class GroupSession(Session):
@@ -160,8 +216,6 @@ class GroupSession(Session):
         self.group = options.consumer_group
         self.shared = options.assignment == "shared"
         self._groups = broker.groups
-        self._lineage = broker.capabilities.fenced
-        self._options = options
         self._subscription = Subscription(
             options.assignment,
             options.topic_pattern or ",".join(sorted(options.topics)),
@@ -174,7 +228,7 @@ class GroupSession(Session):
         self._members_read = float("-inf")
         #: Offsets whose commit failed.
         self._uncommitted: dict[LockToken, int] = {}
-        super().__init__(self._new_owner(owner_id))
+        super().__init__(broker, options, owner_id)
         try:
             self._join()
         except BaseException:
@@ -185,9 +239,10 @@ class GroupSession(Session):
     def _new_owner(self, owner_id: str) -> Owner:
         parked = None if self._options.parking_lot is None else companion
         if not self.shared:
-            return Owner(owner_id, lineage=self._lineage, companion=parked)
+            return Owner(owner_id, group=self.group, lineage=self._lineage, companion=parked)
         strategy = divided(self._options.allocation, self._client.client_id)
-        return Owner(owner_id, strategy=strategy, policy=Policy.HAND_OVER, lineage=self._lineage, companion=parked)
+        policy = Policy.HAND_OVER
+        return Owner(owner_id, group=self.group, strategy=strategy, policy=policy, lineage=self._lineage, companion=parked)
 
     # -- members -----------------------------------------------------------------------------------------------------------
 
@@ -358,7 +413,16 @@ class GroupSession(Session):
         self, start: Checkpoint, begins: Mapping[MessageQueue, int], ends: OffsetMap, recreated_topics: Collection[str]
     ) -> None:
         known = self._reset(start, begins, recreated_topics)
-        commit, behind, left = self.owner.enter(start, known, begins)
+        changed = start.of_another_group(self.group)
+        if changed and start.group is not None:
+            # Another member of the former group had these queues.
+            new = [queue for queue in begins if queue not in known and queue not in start.next]
+            begins = {**begins, **(self._groups.offsets(start.group, new) if new else {})}
+        former = self._former(start, {queue: at for queue, at in start.next.items() if queue in begins})
+        commit, behind, left = self.owner.enter(start, known, begins, former)
+        if changed:
+            left = {}
+            self._warn_of_another_group(start, begins)
         for late in behind:
             log.warning(
                 "the checkpoint is behind group %s: queue %s is read again from %d, although the group's offset was %d",
@@ -434,6 +498,18 @@ class GroupSession(Session):
             # If the driver has died, its tasks also die, and the locks are released when this process ends.
             self._groups.unlock(release.in_flight, linger=UNLOCK_DELAY)
         self._groups.leave(self._client)
+
+
+def another_group(former: str | None, group: str | None, at: OffsetMap) -> GroupError:
+    """Return the warning of a query in ``group`` whose checkpoint belongs to the group ``former``. ``at``: where its queues begin."""
+    was, now = ("no consumer group" if name is None else f"group {name!r}" for name in (former, group))
+    higher = "" if group is None else f", or at the offset of {now} where it is higher"
+    elsewhere = "start it with another checkpointLocation" if group is None else f"run orderedmq group seek {group}"
+    return GroupError(
+        GroupCondition.CHANGED,
+        f"the checkpoint belongs to {was}, but this query has {now}: so that no processed message is repeated, its queues begin where they "
+        f"would have begun with {was}{higher}: {json.dumps(offsets_to_json(at))}. To begin elsewhere, stop this query and {elsewhere}",
+    )
 
 
 def held_by_other_error(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> LockError:

@@ -19,12 +19,12 @@ from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue, is_parked
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lag import ParkedCounts
-from orderedmq.ownership.offsets import OffsetMap
+from orderedmq.ownership.offsets import Checkpoint, OffsetMap
 from orderedmq.ownership.owned_queue import Owned
 from orderedmq.ownership.owner import Owner
 from orderedmq.parking import reading
 from orderedmq.parking.lot import Lot
-from orderedmq.parking.rules import has_parked, parked_queue
+from orderedmq.parking.rules import change_with_parked, has_parked, parked_queue
 
 log = logging.getLogger("orderedmq")
 
@@ -115,6 +115,24 @@ def require_none(broker: Broker, options: SourceOptions, queues: Iterable[Messag
     group = options.consumer_group
     if group is None or options.parking_lot is not None:
         return
+    parked: Counter[str] = Counter()
+    for queue, messages in _parked(broker, group, queues).items():
+        parked[queue.topic] += messages
+    if parked:
+        raise has_parked(group, parked)
+
+
+def require_none_left(broker: Broker, start: Checkpoint, group: str | None) -> None:
+    """Raise GroupError PARKED if messages are parked in the group of the checkpoint ``start`` and the query is now in another one."""
+    if start.group is None or not start.of_another_group(group):
+        return
+    parked = _parked(broker, start.group, without_lots(start.next))
+    if parked:
+        raise change_with_parked(start.group, parked.total(), sorted(parked))
+
+
+def _parked(broker: Broker, group: str, queues: Iterable[MessageQueue]) -> Counter[MessageQueue]:
+    """Return how many messages of each queue are parked in the group. Queues without parked messages are left out."""
     leaders: dict[MessageQueue, MessageQueue] = {}
     for queue in queues:
         # An error means that the name of the lot would be too long, so no such lot exists.
@@ -122,12 +140,7 @@ def require_none(broker: Broker, options: SourceOptions, queues: Iterable[Messag
             leaders[parked_queue(group, queue)] = queue
     bounds = broker.log.bounds(list(leaders)) if leaders else {}
     known = broker.groups.offsets(group, list(bounds)) if bounds else {}
-    parked: Counter[str] = Counter()
-    for lot, at in bounds.items():
-        parked[leaders[lot].topic] += at.max_offset - known.get(lot, at.min_offset)
-    parked = +parked
-    if parked:
-        raise has_parked(group, parked)
+    return +Counter({leaders[lot]: at.max_offset - known.get(lot, at.min_offset) for lot, at in bounds.items()})
 
 
 def without_lots(queues: Iterable[MessageQueue]) -> list[MessageQueue]:

@@ -26,7 +26,7 @@ from ordered_source.admission import Admission
 from ordered_source.anchors import Anchors
 from ordered_source.columns import chosen_columns
 from ordered_source.group_session import Session
-from ordered_source.lot_planner import NO_LOTS, BatchLots, LotPlanner, require_none, without_lots
+from ordered_source.lot_planner import NO_LOTS, BatchLots, LotPlanner, require_none, require_none_left, without_lots
 from ordered_source.partition_reader import LotSpan, QueuePartition
 from ordered_source.positions import Positions
 from ordered_source.stop_request import StopRequest
@@ -140,11 +140,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         backlog = run.session.backlog(ends)
         leaders = {queue: span for queue, span in backlog.items() if not is_parked(queue) and queue not in lots.full}
         counts = self._admission.count_messages(log, leaders, limit, now)
-        # If topics or positions have changed although no batch ran, as after an accepted loss, log them, or the next run would repeat the
-        # change.
+        # If topics, positions or the group have changed although no batch ran, as after an accepted loss, log them, or the next run would
+        # repeat the change.
         moved = (
             bool(former)
             or known.topics != since.topics
+            or (bool(owner.owned) and known.of_another_group(owner.group))
             or any(since.next.get(queue, at) != at for queue, at in owner.following({}).items())
         )
         if not counts and not lots.counts and not since.fresh and not moved:
@@ -288,6 +289,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             watch.require_place_of(offsets)
             if self.options.parking_lot is None and self.options.consumer_group is not None:
                 require_none(broker, self.options, plan.queues_of(broker, watch.topics()))
+            require_none_left(broker, offsets, self.options.consumer_group)
             self._run = QueryRun(broker, watch, self.options, offsets.owner or uuid.uuid4().hex)
         elif offsets.owner is not None and offsets.owner != self._run.owner.owner_id:
             raise OffsetError(

@@ -51,6 +51,7 @@ class GroupCondition(StrEnum):
     BAD_NAME = "BAD_NAME"
     IN_USE = "IN_USE"
     DISAGREES = "DISAGREES"
+    CHANGED = "CHANGED"
     PARKED = "PARKED"
     NOT_PARKED = "NOT_PARKED"
 

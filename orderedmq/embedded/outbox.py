@@ -213,17 +213,17 @@ def _other_ranges(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """Return how the source ranges of a repeated batch differ from the recorded ones, or None if it is the same batch.
 
     A replay may lack whole queues (another owner took them over) and the first messages of a range (they aged out), but each range must
-    end where the recorded range ends, because the next batch begins there.
+    end where the recorded range ends, because the next batch begins there. The query's consumer group may have changed.
     """
-    known: dict[tuple[str | None, str, int], list[tuple[int, int]]] = {}
+    known: dict[tuple[str, int], list[tuple[int, int]]] = {}
     incarnations: dict[str, str] = {}
-    for group, topic, queue_id, begin, end, incarnation in old["sources"]:
-        # Without a group, a query may read a queue twice, so a queue may have several ranges.
-        known.setdefault((group, topic, queue_id), []).append((begin, end))
+    for _, topic, queue_id, begin, end, incarnation in old["sources"]:
+        # A query may read a queue twice, in two groups or without one, so a queue may have several ranges.
+        known.setdefault((topic, queue_id), []).append((begin, end))
         incarnations[topic] = incarnation
-    for group, topic, queue_id, begin, end, incarnation in new["sources"]:
+    for _, topic, queue_id, begin, end, incarnation in new["sources"]:
         queue = MessageQueue(topic, EMBEDDED_BROKER, queue_id)
-        then = known.get((group, topic, queue_id))
+        then = known.get((topic, queue_id))
         if then is None:
             return f"queue {queue} was not part of it"
         if incarnation != incarnations[topic]:

@@ -68,7 +68,7 @@ class Checkpoint:
 
     owner: the query's id, chosen once and stored in the checkpoint. None in the initial offset, which is the same for all queries.
     gen: the epoch at which the owner's tenure of each queue began. A replay compares it with the lock's tenure.
-    topics: each topic's `Log.anchor`.
+    topics: each topic's `Log.anchor`. group: the consumer group to which the tenures belong, None without one.
     """
 
     owner: str | None = None
@@ -76,11 +76,16 @@ class Checkpoint:
     entered: OffsetMap = field(default_factory=dict)
     gen: OffsetMap = field(default_factory=dict)
     topics: Mapping[str, str] = field(default_factory=dict)
+    group: str | None = None
 
     @property
     def fresh(self) -> bool:
         """Whether nothing has been decided yet."""
         return self.owner is None
+
+    def of_another_group(self, group: str | None) -> bool:
+        """Whether this is the checkpoint of a query that was not in ``group``, or had a group if ``group`` is None."""
+        return not self.fresh and self.group != group
 
     def to_spark(self) -> dict[str, Any]:
         """Return the JSON that Spark stores and compares as text: ``{}`` for a fresh checkpoint."""
@@ -93,6 +98,7 @@ class Checkpoint:
             "entered": offsets_to_json(self.entered),
             "gen": offsets_to_json(self.gen),
             "topics": {name: self.topics[name] for name in sorted(self.topics)},
+            "group": self.group,
         }
 
     @classmethod
@@ -118,6 +124,7 @@ class Checkpoint:
             entered=offsets_from_json(value.get("entered", {}), "the checkpoint's entered offsets"),
             gen=offsets_from_json(value.get("gen", {}), "the checkpoint's tenures"),
             topics=dict(value.get("topics", {})),
+            group=value.get("group"),
         )
 
 
@@ -127,7 +134,7 @@ def _well_formed(value: Any) -> bool:
         return False
     topics = value.get("topics", {})
     named = isinstance(topics, Mapping) and all(isinstance(text, str) for text in topics.values())
-    return isinstance(value.get("owner"), str) and named
+    return isinstance(value.get("owner"), str) and named and isinstance(value.get("group"), str | None)
 
 
 def ranges(start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange]:

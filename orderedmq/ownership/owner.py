@@ -12,6 +12,7 @@ A queue that was just locked is read from one of three offsets (the lineage rule
 
 A broker that keeps no lineage cannot always distinguish the first two cases: see ``unbroken``. A replay of a logged batch repeats a
 queue's whole range if the queue resumes at the checkpoint's offset, and no part of it if the queue is entered at the group's offset.
+If the checkpoint belongs to another group, a queue begins where it would have begun there, or at this group's offset if that is higher.
 
 Spark commits a logged batch as a whole, even the ranges that were not repeated. So a replay may leave a queue out only if another
 query holds or held the queue, because the next run that locks it then enters it at the group's offset. If a former run of this
@@ -33,6 +34,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
+from typing import Final
 
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken, Refusal
@@ -40,6 +43,7 @@ from orderedmq.ownership.offsets import Checkpoint, OffsetMap, ranges
 from orderedmq.ownership.owned_queue import Owned, Step
 from orderedmq.ownership.strategies import NO_MEMBERS, Members, Strategy, all_queues
 
+NO_OFFSETS: Final[OffsetMap] = MappingProxyType({})
 #: Makes the token of a queue's companion from the queue's token.
 Companion = Callable[[LockToken], LockToken]
 
@@ -108,16 +112,17 @@ class Owner:
         self,
         owner_id: str,
         *,
+        group: str | None = None,
         strategy: Strategy = all_queues,
         policy: Policy = Policy.REFUSE,
         lineage: bool = True,
         companion: Companion | None = None,
     ) -> None:
-        """``lineage``: whether the broker can distinguish a tenure that continues from a new one.
-
-        ``companion``: makes the token of a queue's companion (None: queues have no companions).
+        """``group``: the consumer group, None without one. ``lineage``: whether the broker can distinguish a tenure that continues from a
+        new one. ``companion``: makes the token of a queue's companion (None: queues have no companions).
         """
         self.owner_id = owner_id
+        self.group = group
         self.strategy = strategy
         self.policy = policy
         self.lineage = lineage
@@ -257,9 +262,14 @@ class Owner:
         If the broker keeps no lineage, the result is false if the queue was reset, or if the group's offset is above ``own``, because
         only another owner can have moved it there: consumers in other languages record no tenure. An exclusive query, which has the
         group for itself, needs no more.
+
+        If ``logged`` belongs to another group, its tenures say nothing about this one. This group has processed the messages below its
+        offset, so the result is false if that is above ``own``.
         """
         if owned.token is None or at_group is None:
             return True
+        if logged.of_another_group(self.group):
+            return at_group <= own
         same = logged.gen.get(owned.queue) == owned.token.tenure
         if self.lineage:
             return same
@@ -271,13 +281,15 @@ class Owner:
         return token is not None and logged.gen.get(queue, 0) <= token.reset
 
     def enter(
-        self, start: Checkpoint, group: OffsetMap, beginnings: OffsetMap
+        self, start: Checkpoint, group: OffsetMap, beginnings: OffsetMap, former: OffsetMap = NO_OFFSETS
     ) -> tuple[Commit | None, list[Behind], dict[MessageQueue, tuple[int, int]]]:
         """Decide the positions of all unplaced queues.
 
         ``group``: the group's offsets. ``beginnings``: where queues without any offset begin. Returns three things: a commit for the
         queues whose group offset is below their position or missing (everything below ``start`` is processed); the queues that resume
         below the group's offset; and the queues that left the checkpoint's offset for the group's, as (from, to).
+
+        ``former``: if ``start`` belongs to another group, that group's offsets in the queues whose tenure is broken there.
         """
         commits: dict[LockToken, int] = {}
         behind: list[Behind] = []
@@ -286,14 +298,14 @@ class Owner:
             owned = self.owned[queue]
             logged = start.next.get(queue)
             at_group = _at_group(owned, group)
-            if logged is not None and self.unbroken(owned, start, at_group, logged):
+            if logged is not None and queue not in former and self.unbroken(owned, start, at_group, logged):
                 position = logged
                 if at_group is not None and at_group > logged:
                     behind.append(Behind(queue, logged, at_group))
-            elif at_group is not None:
-                position = at_group
-                if logged is not None and logged != at_group:
-                    left[queue] = (logged, at_group)
+            elif at_group is not None or queue in former:
+                position = max(at_group or 0, former.get(queue, 0))
+                if logged is not None and logged != position:
+                    left[queue] = (logged, position)
             else:
                 position = beginnings[queue]
             owned.place(position, entered=logged != position)
@@ -346,7 +358,7 @@ class Owner:
                 owned.plan(count)
             if owned.token is not None:
                 gen[queue] = owned.token.tenure
-        self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics))
+        self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics), self.group)
         return self._planned
 
     # -- running what was logged -------------------------------------------------------------------------------------------
@@ -354,18 +366,18 @@ class Owner:
     def is_planned(self, end: Checkpoint) -> bool:
         return self._planned is not None and self._planned.to_spark() == end.to_spark()
 
-    def replay(self, start: Checkpoint, end: Checkpoint, group: OffsetMap) -> None:
+    def replay(self, start: Checkpoint, end: Checkpoint, group: OffsetMap, former: OffsetMap = NO_OFFSETS) -> None:
         """Plan again the ranges of a logged batch that this owner must repeat after a restart (see ``in_flight``).
 
-        ``group``: the group's offsets, read after the queues were locked. Queues with a broken lineage stay unplaced, so that the
-        next boundary enters them at the group's offset. On a broker without lineage, another owner counts as having processed a range
-        only if the group's offset has reached the range's end. A weaker condition would leave out a partly processed range. If this run
-        died before it logged the next batch, nothing would show that the rest of the range was never processed.
+        ``group``: the group's offsets, read after the queues were locked. ``former``: see `enter`. Queues with a broken lineage stay
+        unplaced, so that the next boundary enters them at the group's offset. On a broker without lineage, another owner counts as having
+        processed a range only if the group's offset has reached the range's end. A weaker condition would leave out a partly processed
+        range. If this run died before it logged the next batch, nothing would show that the rest of the range was never processed.
         """
         for queue, span in ranges(start, end).items():
             owned = self.owned.get(queue)
             done = span.end - 1 if span.messages else span.end
-            if owned is None or not self.unbroken(owned, end, _at_group(owned, group), done):
+            if owned is None or queue in former or not self.unbroken(owned, end, _at_group(owned, group), done):
                 continue
             owned.repeat(span)
         self._planned = end

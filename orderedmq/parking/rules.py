@@ -238,6 +238,16 @@ def copy_with_parked(group: str, messages: int, queues: Sequence[object]) -> Gro
     )
 
 
+def change_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:
+    """Return the error for a query that was in ``group``, parked messages there, and is now in another group."""
+    return GroupError(
+        GroupCondition.PARKED,
+        f"group {group!r}, to which this query's checkpoint belongs, has {messages:,} parked messages of {_queues(queues)}. In another group "
+        f"the query would process newer messages of their keys first. Set consumerGroup={group} until they are processed, or drop them "
+        "(orderedmq parked drop)",
+    )
+
+
 def delete_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:
     """Return the error for deleting a group with parked messages without force, because the messages would be lost."""
     return GroupError(

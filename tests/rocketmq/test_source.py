@@ -113,6 +113,24 @@ def without_property_filter(cluster: Cluster) -> Iterator[None]:
         ask(cluster.broker.address, UPDATE_BROKER_CONFIG, body=b"enablePropertyFilter=true\n")
 
 
+# -- groups -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.holds("source to sink once")
+@pytest.mark.parametrize("assignment", ["exclusive", "shared"])
+def test_a_query_that_changes_its_group_repeats_and_skips_nothing(
+    assignment: str, rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.topic()
+    for run, group in enumerate((rig.group, f"{rig.group}-2", rig.group)):
+        rig.fill(100 * run, 100)
+        rig.run(consumerGroup=group, assignment=assignment)
+        assert ("[ORDEREDMQ_GROUP.CHANGED]" in caplog.text) == (run > 0)
+        caplog.clear()
+    assert rig.out() == list(range(300))
+    assert rig.offset() == 300
+
+
 # -- filters ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,8 @@ of the embedded outbox, and these faults of a query:
 - a pause that outlasts a lock;
 - a publish of an earlier run that takes effect late.
 
-While no query runs, an operator may seek a queue back to 0. Then its messages count as neither published nor delivered.
+While no query runs, an operator may seek a queue back to 0. Then its messages count as neither published nor delivered. Or the one
+query of the model changes its group, and changes it back.
 
 After each step it checks:
 
@@ -31,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple, TypeVar
 
 #: Rules that a test can leave out one at a time, to check that the model then finds an error.
-RULES: Final = ("tenure", "fence", "replay_check", "own_run", "seek", "scope")
+RULES: Final = ("tenure", "fence", "replay_check", "own_run", "seek", "scope", "group")
 #: The rules of a broker that keeps no lineage, where a query and a Java consumer share a group.
 JAVA_RULES: Final = ("tenure", "end_tenure")
 #: What a sink knows of a batch: whether the source's epochs are current, its number, or nothing.
@@ -58,8 +59,8 @@ class Lock(NamedTuple):
 
 
 Span = tuple[int, int]
-#: A logged batch: the queue, range, tenure and turn of each part.
-Batch = tuple[tuple[int, Span, int, tuple[str | None, int]], ...]
+#: A logged batch: the queue, range, tenure and turn of each part, and the group.
+Batch = tuple[tuple[int, Span, int, tuple[str | None, int], int], ...]
 
 
 class Running(NamedTuple):
@@ -85,7 +86,8 @@ class Query(NamedTuple):
 class World(NamedTuple):
     """A state of the model. ``records``: batches that the sink knows; ``out``: published or delivered messages per queue.
 
-    ``late``: publishes that may take effect late; ``crashes``, ``pauses``, ``gives``, ``seeks``: how many more of these may happen.
+    ``late``: publishes that may take effect late; ``crashes``, ``pauses``, ``gives``, ``seeks``, ``changes``: how many more of these may
+    happen. ``number``: which of two groups the query is in. ``other``: the locks and offsets of the other one.
     ``delivered``: what a numbering sink got of each queue, with its turn. ``twice``: a message that it got twice in a turn.
     """
 
@@ -102,6 +104,9 @@ class World(NamedTuple):
     seeks: int
     delivered: frozenset[tuple[int, tuple[str | None, int], int]] = frozenset()
     twice: tuple[int, int] | None = None
+    changes: int = 0
+    number: int = 0
+    other: tuple[tuple[Lock, ...], tuple[int, ...]] = ((), ())
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,7 @@ class Bounds:
     pauses: int = 1
     gives: int = 1
     seeks: int = 0
+    changes: int = 0
 
 
 @dataclass
@@ -183,6 +189,24 @@ class Model:
         reset = logged <= lock.reset and self.has("seek")
         return world.group[queue] <= processed and not reset and (same or not self.shared)
 
+    def in_former(
+        self, world: World, name: str, queue: int, tenure: int, number: int, processed: int
+    ) -> tuple[World, int | None]:
+        """Return the offset of the checkpoint's group if the tenure is broken there and the query is in the other group, else None."""
+        if number == world.number or not self.has("former"):
+            return world, None
+        granted = self.grant(_swapped(world), name, queue, tenure)
+        assert granted is not None, "the query was down when it changed its group"
+        broken = not self.unbroken(granted, name, queue, tenure, processed)
+        released = _release(granted, name, [(queue, granted.locks[queue].epoch)])
+        return _swapped(released), released.group[queue] if broken else None
+
+    def follows(self, world: World, name: str, queue: int, tenure: int, number: int, processed: int) -> bool:
+        """Like `unbroken`, for a query whose checkpoint may belong to the other group."""
+        if number != world.number and self.has("group"):
+            return world.group[queue] <= processed
+        return self.unbroken(world, name, queue, tenure, processed)
+
     def stale(self, world: World, queue: int, epoch: int) -> bool:
         return self.fenced and self.has("fence") and world.locks[queue].epoch != epoch
 
@@ -217,7 +241,7 @@ class Model:
     # -- steps -------------------------------------------------------------------------------------------------------------
 
     def steps(self, world: World) -> Iterator[tuple[str, World]]:
-        for name in "AB":
+        for name in "A" if self.bounds.changes else "AB":
             query: Query = getattr(world, name)
             if not query.up:
                 yield from self.start(world, name, query)
@@ -243,6 +267,9 @@ class Model:
             for queue in range(self.bounds.queues):
                 yield f"an operator seeks queue {queue} to 0", self.sought(world, queue)
 
+        if world.changes and unused:
+            yield "A is in the other group", _swapped(world)._replace(changes=world.changes - 1)
+
     def sought(self, world: World, queue: int) -> World:
         """Seek a queue, which ends its tenure. Without "scope", the tenures of all queues end."""
         for other in range(self.bounds.queues) if not self.has("scope") else (queue,):
@@ -262,12 +289,13 @@ class Model:
             return
         ranges: list[tuple[int, Span]] = []
         held: dict[int, tuple[int, int | None, int]] = {}
-        for queue, (begin, end), tenure, _ in query.log[-1]:
+        for queue, (begin, end), tenure, _, number in query.log[-1]:
             lock = world.locks[queue]
             granted = self.grant(world, name, queue, tenure)
             if granted is None:
                 own = self.fenced and lock.state == "former" and lock.holder == name
-                if not self.shared or (own and self.has("own_run")):
+                other = number != world.number and self.has("group")
+                if not self.shared or (own and self.has("own_run")) or other:
                     # The query waits and finally fails. It processes nothing of the batch and keeps no lock.
                     return
                 if not self.fenced and not self.is_java(name) and lock.tenure == tenure and self.has("end_tenure"):
@@ -275,32 +303,37 @@ class Model:
                 continue
             world = granted
             epoch, began = world.locks[queue].epoch, world.locks[queue].tenure
-            if self.unbroken(world, name, queue, tenure, end - 1) or not self.has("replay_check"):
+            world, former = self.in_former(world, name, queue, tenure, number, end - 1)
+            follows = former is None and self.follows(world, name, queue, tenure, number, end - 1)
+            if follows or not self.has("replay_check"):
                 ranges.append((queue, (begin, end)))
                 held[queue] = (epoch, end, began)
             else:
                 held[queue] = (epoch, None, began)
         epochs = tuple((queue, held[queue][0]) for queue, _ in ranges)
-        turns = tuple((queue, turn) for queue, _, _, turn in query.log[-1])
+        turns = tuple((queue, turn) for queue, _, _, turn, _ in query.log[-1])
         run = Running(len(query.log) - 1, tuple(ranges), epochs, turns)
         up = up._replace(phase="planned", running=run, held=tuple(sorted(held.items())))
         yield f"{name} starts, repeats {dict(ranges)}", _with(world, name, up)
 
-    def boundary(self, world: World, query: Query) -> tuple[World, Query]:
+    def boundary(self, world: World, name: str, query: Query) -> tuple[World, Query]:
         """Commit processed offsets and forget lost queues."""
         held = []
         for queue, (epoch, position, tenure) in query.held:
             if self.stale(world, queue, epoch):
                 continue
             if position is None:
-                position = world.group[queue]
+                logged, former = _logged(query, queue), None
+                if logged is not None:
+                    world, former = self.in_former(world, name, queue, *logged[1:], logged[0])
+                position = max(world.group[queue], former or 0)
             else:
                 world = world._replace(group=_put(world.group, queue, max(world.group[queue], position)))
             held.append((queue, (epoch, position, tenure)))
         return world, query._replace(held=tuple(held))
 
     def idle(self, world: World, name: str, query: Query) -> Iterator[tuple[str, World]]:
-        at, now = self.boundary(world, query)
+        at, now = self.boundary(world, name, query)
         if now.held != query.held or at.group != world.group:
             yield f"{name} commits its offsets", _with(at, name, now)
         mine = dict(now.held)
@@ -318,9 +351,13 @@ class Model:
 
     def take(self, taken: World, name: str, query: Query, queue: int) -> tuple[str, World]:
         logged = _logged(query, queue)
-        position = taken.group[queue]
-        if logged is not None and self.unbroken(taken, name, queue, logged[1], logged[0]):
+        former: int | None = None
+        if logged is not None:
+            taken, former = self.in_former(taken, name, queue, *logged[1:], logged[0])
+        position = taken.group[queue] if former is None else max(taken.group[queue], former)
+        if logged is not None and former is None and self.follows(taken, name, queue, *logged[1:], logged[0]):
             position = logged[0]
+        if logged is not None and position > taken.group[queue]:
             taken = taken._replace(group=_put(taken.group, queue, max(taken.group[queue], position)))
         lock = taken.locks[queue]
         held = tuple(sorted((*query.held, (queue, (lock.epoch, position, lock.tenure)))))
@@ -333,11 +370,11 @@ class Model:
         ranges = tuple((queue, (at, at + 1)) for queue, at in found.items())
         epochs = tuple((queue, epoch) for queue, (epoch, _, _) in query.held if queue in found)
         mine = dict(query.held)
-        batch = tuple((queue, span, mine[queue][2], _turn(world, name, queue)) for queue, span in ranges)
+        batch = tuple((queue, span, mine[queue][2], _turn(world, name, queue), world.number) for queue, span in ranges)
         held = tuple(
             (queue, (epoch, found[queue] + 1 if queue in found else at, tenure)) for queue, (epoch, at, tenure) in query.held
         )
-        turns = tuple((queue, turn) for queue, _, _, turn in batch)
+        turns = tuple((queue, turn) for queue, _, _, turn, _ in batch)
         run = Running(len(query.log), ranges, epochs, turns)
         planned = query._replace(log=(*query.log, batch), held=held, phase="planned", running=run)
         yield f"{name} plans batch {run.batch}: {dict(ranges)}", _with(world, name, planned)
@@ -409,7 +446,8 @@ class Model:
         queues = self.bounds.queues
         first = World(
             (Lock(),) * queues, (0,) * queues, frozenset(), ((),) * queues, Query(), Query(), (),
-            self.bounds.crashes, self.bounds.pauses, self.bounds.gives, self.bounds.seeks,
+            self.bounds.crashes, self.bounds.pauses, self.bounds.gives, self.bounds.seeks, changes=self.bounds.changes,
+            other=((Lock(epoch=100),) * queues, (0,) * queues),
         )  # fmt: skip
         seen: dict[World, tuple[World, str] | None] = {first: None}
         waiting = deque([first])
@@ -426,6 +464,12 @@ class Model:
                     return Result(len(seen), complete=False)
                 waiting.append(after)
         return Result(len(seen))
+
+
+def _swapped(world: World) -> World:
+    """Return the world as the other group has it."""
+    locks, group = world.other
+    return world._replace(locks=locks, group=group, other=(world.locks, world.group), number=1 - world.number)
 
 
 def _turn(world: World, name: str, queue: int) -> tuple[str | None, int]:
@@ -450,9 +494,11 @@ def _tokens(query: Query) -> list[tuple[int, int]]:
     return [(queue, epoch) for queue, (epoch, _, _) in query.held]
 
 
-def _logged(query: Query, queue: int) -> tuple[int, int] | None:
-    """Return the end of the queue in the newest batch that has it, and the tenure that the batch logged."""
-    return next(((span[1], tenure) for batch in query.log[::-1] for one, span, tenure, _ in batch if one == queue), None)
+def _logged(query: Query, queue: int) -> tuple[int, int, int] | None:
+    """Return the end of the queue in the newest batch that has it, and the tenure and the group that the batch logged."""
+    return next(
+        ((span[1], tenure, group) for batch in query.log[::-1] for one, span, tenure, _, group in batch if one == queue), None
+    )
 
 
 def _release(world: World, name: str, tokens: list[tuple[int, int]]) -> World:

@@ -39,6 +39,7 @@ CHECKPOINTS = st.builds(
     MAPS,
     MAPS,
     st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3),
+    st.none() | st.text(max_size=4),
 )
 
 
@@ -110,6 +111,7 @@ GOOD = replace(offset({0: 5}), topics={"orders": "X"}).to_spark()
         {**GOOD, "entered": 1},
         {**GOOD, "gen": {"a": {"b": {"c": 1}}}},
         {**GOOD, "topics": ["orders"]},
+        {**GOOD, "group": 1},
         {**GOOD, "topics": {"orders": 1}},
     ],
 )

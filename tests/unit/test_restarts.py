@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -174,3 +174,34 @@ def test_a_restart_of_a_batch_that_spark_has_committed_repeats_nothing(case: Cas
     commit, _, _ = owner.enter(start, {QUEUE: S}, {QUEUE: 0})
     assert owner.owned[QUEUE].position == (E if case.repeats else S)
     assert (commit is not None) == case.repeats, "only an unbroken tenure may commit its processed offset for the group"
+
+
+@pytest.mark.parametrize("moved_to", [None, S, E - 1, E, E + 7])
+@pytest.mark.parametrize("group", [S, E, E + 5, None], ids=["at", "published", "after", "deleted"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_restart_in_another_group_does_as_in_the_former_one_unless_the_group_is_further(
+    case: Case, group: int | None, moved_to: int | None
+) -> None:
+    store = Store()
+    first = store.take(ME)
+    assert first is not None
+    tenures = {QUEUE: first.tenure}
+    start, end = (replace(Checkpoint("me", {QUEUE: at}, {}, tenures), group="g") for at in (S, E))
+    happen(store, first, case.steps)
+    former = Owner("me", group="g")
+    token = store.take(AGAIN)
+    if token is not None:
+        former.locked([token])
+    kept = token is not None and former.unbroken(former.owned[QUEUE], end, group, E - 1)
+    left = {} if kept or group is None else {QUEUE: group}
+
+    owner = Owner("me", group="h")
+    owner.locked([LockToken("h", QUEUE, "me", "me@2", 70, 70)])
+    known = {} if moved_to is None else {QUEUE: moved_to}
+    owner.replay(start, end, known, left)
+    repeats = (case.repeats or group is None) and (moved_to is None or moved_to < E)
+    assert owner.in_flight() == ({QUEUE: OffsetRange(S, E)} if repeats else {})
+    owner.boundary(end, [QUEUE])
+    owner.enter(end, known, {QUEUE: 0}, left)
+    assert owner.owned[QUEUE].position == (E if repeats else max(left.get(QUEUE, 0), moved_to or 0))
+    owner._check()
