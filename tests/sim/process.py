@@ -196,6 +196,9 @@ class Process:
     def queues(self, name: str) -> list[MessageQueue]:
         return self.world.queues
 
+    def readable(self, name: str) -> list[MessageQueue]:
+        return self.world.queues
+
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
         """Allow everything."""
 
