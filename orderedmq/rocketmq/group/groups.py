@@ -206,7 +206,7 @@ class RocketMQGroups:
         self, group: str, queues: Sequence[MessageQueue], mine: str, ids: Sequence[str], brokers: Sequence[str]
     ) -> set[MessageQueue]:
         """Return which of ``queues`` others may hold under locks that a restarted broker has forgotten and would grant again."""
-        if not queues or not self._roster.may_lack_members(group, mine, ids, self.trust):
+        if not queues or not self._roster.may_lack_members(group, mine, self.trust):
             return set()
         fences = self._offsets.fences(group, queues)
         owned = {queue for queue, fence in fences.items() if lock_rules.is_owned_by_other(fence, mine)}

@@ -30,6 +30,8 @@ class Roster:
         self._directory = directory
         #: The members of each group by client id, with the time of the first list without the member; infinity if it is listed.
         self._listed: dict[str, dict[str, float]] = {}
+        #: When a broker last listed a group without one of this process's clients that is a member of it.
+        self._unlisted: dict[str, float] = {}
 
     def send_heartbeat(
         self, client: MemberClient, group: str, subscription: Subscription, room: str | None, name: str | None, deadline: float
@@ -77,7 +79,9 @@ class Roster:
         ids = self._directory.ids(group, brokers)
         now = time.monotonic()
         listed = dict.fromkeys(ids, float("inf"))
-        if self._rejoins(group, ids, trust):
+        if any(one not in listed and client.in_group(group) is not None for one, client in list(self.clients.items())):
+            self._unlisted[group] = now
+        if self._rejoins(group, trust):
             queries = {query_of(one) for one in ids}
             for one, missed in self._listed.get(group, {}).items():
                 # The time counts from the first list without the member, even if a broker restarts again, because the member does not
@@ -87,13 +91,13 @@ class Roster:
         self._listed[group] = listed
         return sorted(listed)
 
-    def may_lack_members(self, group: str, mine: str, ids: Sequence[str], trust: float) -> bool:
-        """Return whether owners of queues may be missing in ``ids`` because a broker has forgotten them.
+    def may_lack_members(self, group: str, mine: str, trust: float) -> bool:
+        """Return whether owners of queues may be missing in `ids` because a broker has forgotten them.
 
         For ``trust`` seconds after the client ``mine`` joined, it may not know members that a restarted broker had before.
         """
         client = self.clients.get(mine)
-        return (client is not None and client.joined_within(group, trust)) or self._rejoins(group, ids, trust)
+        return (client is not None and client.joined_within(group, trust)) or self._rejoins(group, trust)
 
     def forgotten_locks(
         self, group: str, queues: Sequence[MessageQueue], mine: str, ids: Sequence[str], brokers: Sequence[str], trust: float
@@ -102,7 +106,7 @@ class Roster:
 
         A member that does not answer may hold any of them.
         """
-        if not self._rejoins(group, ids, trust):
+        if not self._rejoins(group, trust):
             return set()
         held: set[MessageQueue] = set()
         for other in (one for one in ids if query_of(one) != query_of(mine)):
@@ -112,10 +116,8 @@ class Roster:
             held.update(one.queue for one in info.held)
         return held.intersection(queues)
 
-    def _rejoins(self, group: str, listed: Sequence[str], trust: float) -> bool:
+    def _rejoins(self, group: str, trust: float) -> bool:
         """Return whether a broker lost a client of this process in the last ``trust`` seconds, and may thus have forgotten all members."""
-        return any(
-            client_id not in listed or client.rejoined_within(trust)
-            for client_id, client in list(self.clients.items())
-            if client.in_group(group) is not None
+        return time.monotonic() - self._unlisted.get(group, float("-inf")) < trust or any(
+            client.in_group(group) is not None and client.rejoined_within(trust) for client in list(self.clients.values())
         )
