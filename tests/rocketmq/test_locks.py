@@ -24,12 +24,13 @@ from ordered_source.stream_reader import StreamReader
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.offsets import Checkpoint, ranges
+from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.groups import FENCE_AGE
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.contract.support import letters
 from tests.rocketmq.group_world import World, condition, error_of, granted, refused
 from tests.stopped_readers import stopped
-from tests.waits import first_good
+from tests.waits import first_good, until
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 
@@ -379,6 +380,32 @@ def test_a_broker_that_was_restarted_gives_nobody_the_queues_of_members_that_hav
     # A member that has really gone counts as a member only as long as it could have trusted its locks.
     groups.trust = 0.0
     assert [member.client_id for member in groups.members(usual.group)] == [me.client_id]
+
+
+@pytest.mark.holds("one owner", "group offset")
+def test_a_member_that_joins_while_a_broker_restarts_gets_a_queue_with_its_offset_once_it_is_given_back(usual: World) -> None:
+    """The broker has forgotten the owner, its lock and its last offset, and the new member has never seen the owner."""
+    owner, new = usual.broker.groups, usual.connect().groups
+    me, them = owner.join("me"), new.join("them")
+    owner.heartbeat(usual.group, me, usual.shared())
+    tokens = usual.lock(usual.broker, me, usual.queues[:2])
+    usual.send(usual.queues[0], 9)
+    disk = usual.cluster.broker.home / "store" / "config" / "consumerOffset.json"
+    fences = [str(lock_rules.fence_of(token.epoch)) for token in tokens]
+    stored = "the broker has stored the fences"
+    until(lambda: disk.exists() and all(fence in disk.read_text() for fence in fences), stored, 60.0)
+    owner.commit({tokens[0]: 7})
+    owner.trust = 120
+    usual.cluster.broker.restart()
+    new.heartbeat(usual.group, them, usual.shared())
+    assert usual.ids(usual.connect()) == [them.client_id], "the broker must have lost the owner"
+    answers = new.lock(usual.group, them, usual.queues)
+    assert [answer.queue for answer in refused(answers)] == usual.queues[:2]
+    assert owner.stale(tokens) == []
+    # This comes before the owner's next renewal.
+    owner.unlock(tokens)
+    assert len(granted(new.lock(usual.group, them, usual.queues[:2]))) == 2
+    assert new.offsets(usual.group, usual.queues[:1]) == {usual.queues[0]: 7}
 
 
 # -- actions of other clients ----------------------------------------------------------------------------------------------------

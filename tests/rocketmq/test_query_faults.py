@@ -36,7 +36,6 @@ from tests.rocketmq.proxy import Connection, Network
 from tests.waits import soon, until
 
 TRIGGER = 0.1
-GROUP = "flow-group"
 #: Seconds after which all brokers have reported to a restarted nameserver.
 REPORT = 30
 #: Seconds to wait on a busy machine for events that follow the end of a lock and the brokers' reports.
@@ -48,10 +47,12 @@ ROWS = 5
 class Flow:
     """The query, its producer, and the final check."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, assignment: str = "exclusive", name: str = "flow") -> None:
         self.cluster = cluster
+        self.assignment, self.group = assignment, f"{name}-group"
+        self.source, self.sink = f"{name}-in", f"{name}-out"
         self.broker = orderedmq.connect(namesrv_addr=cluster.address)
-        for topic in ("flow-in", "flow-out"):
+        for topic in (self.source, self.sink):
             self.create(topic, 0, 4)
         self.network = Network.before(cluster)
         #: The errors with which the query failed.
@@ -78,11 +79,12 @@ class Flow:
 
     def _advance(self) -> None:
         """Run one micro-batch, if there is anything to read. A query that failed is started again."""
-        source = {"topic": "flow-in", "consumerGroup": GROUP, "consumeFromWhere": "first", "maxOffsetsPerTrigger": 400}
+        source = {"topic": self.source, "consumerGroup": self.group, "consumeFromWhere": "first", "maxOffsetsPerTrigger": 400}
+        source["assignment"] = self.assignment
         at = {"namesrvAddr": self.network.address}
         try:
             self._query = self._query or MicroBatchLoop(
-                at | source, at | {"topic": "flow-out"}, self._checkpoint, rows=with_origin
+                at | source, at | {"topic": self.sink}, self._checkpoint, rows=with_origin
             )
             while self._query.advance() not in ("committed", "idle"):
                 pass
@@ -96,7 +98,7 @@ class Flow:
             # A send that fails may still have stored its rows, so the check uses the topic's content. Each round uses a new connection,
             # which knows queues that were added.
             with contextlib.suppress(OrderedMQError), orderedmq.connect(namesrv_addr=self.cluster.address) as broker:
-                for queue in broker.log.queues("flow-in"):
+                for queue in broker.log.queues(self.source):
                     names = [f"{queue}:{next(self._numbers)}" for _ in range(ROWS)]
                     keys = [f"{queue.queue_id}-{n % 3}" for n in range(ROWS)]
                     rows = pa.record_batch({"body": [name.encode() for name in names], "sharding_key": keys})
@@ -109,14 +111,14 @@ class Flow:
         with ThreadPoolExecutor(2) as pool:
             try:
                 sender = pool.submit(self._send)
-                before = self.count("flow-out")
-                self.wait(lambda: self.count("flow-out") > before, "rows come through")
+                before = self.count(self.sink)
+                self.wait(lambda: self.count(self.sink) > before, "rows come through")
                 over = pool.submit(fault, self)
                 self.wait(over.done, "the fault is over")
                 over.result()
                 acknowledged = len(self._acknowledged)
                 # Wait until each queue has more rows, even if the first sends failed.
-                queues = len(self.broker.log.queues("flow-in"))
+                queues = len(self.broker.log.queues(self.source))
                 self.wait(lambda: len(self._acknowledged) > acknowledged + 2 * queues, "rows are sent")
             finally:
                 self._quiet.set()
@@ -142,6 +144,15 @@ class Flow:
         except AssertionError as error:
             raise AssertionError(f"{error}; errors of the query: {self.failures}") from error
 
+    def locks_are_old(self) -> bool:
+        """Return whether the locks were last renewed so long ago that they are not trusted for 20 more seconds."""
+        reader: Any = getattr(self._query, "reader", None)
+        if reader is None or reader._connected is None:
+            return False
+        held = list(reader._connected[0].groups._held_locks._found.values())
+        age = [time.monotonic() - lock.confirmed for of_queue in held for lock in of_queue.values()]
+        return bool(age) and min(age) > HOLDER_TRUST - 18
+
     def reported(self) -> bool:
         """Return whether the nameserver knows all brokers. After a restart, this may take up to 30 s."""
         with contextlib.suppress(TopicError), Client(self.cluster.address) as servers:
@@ -154,11 +165,11 @@ class Flow:
         # Open a new connection, because this one may not know queues that were added.
         self.broker.close()
         self.broker = orderedmq.connect(namesrv_addr=self.cluster.address)
-        self.wait(lambda: self.count("flow-out") >= self.count("flow-in"), "every row is copied")
+        self.wait(lambda: self.count(self.sink) >= self.count(self.source), "every row is copied")
         self.judge()
 
     def judge(self) -> None:
-        history = [*checker.sent(self.broker, "flow-in"), *checker.delivered(self.broker, "flow-out")]
+        history = [*checker.sent(self.broker, self.source), *checker.delivered(self.broker, self.sink)]
         assert checker.judge(history)[:10] == []
         there = {event["queue"]: 0 for event in history if event["event"] == "send"}
         for event in history:
@@ -236,16 +247,16 @@ def connections_half_open(flow: Flow) -> None:
 
 def queues_and_a_broker_added(flow: Flow) -> None:
     """Until this fault, the second broker has no queues of the topic."""
-    flow.create("flow-in", 1, 2)
-    flow.broker.admin.add_queues("flow-in", 10)
+    flow.create(flow.source, 1, 2)
+    flow.broker.admin.add_queues(flow.source, 10)
     until(lambda: len(flow.sent_to()) == 10, "rows are in all queues", PATIENCE)
 
 
 def group_deleted(flow: Flow) -> None:
     failures = len(flow.failures)
-    flow.broker.admin.delete_group(GROUP, force=True)
+    flow.broker.admin.delete_group(flow.group, force=True)
     noticed = "the query notices the deletion"
-    until(lambda: GROUP in flow.broker.admin.groups() or len(flow.failures) > failures, noticed, 60.0)
+    until(lambda: flow.group in flow.broker.admin.groups() or len(flow.failures) > failures, noticed, 60.0)
 
 
 #: Slow faults run in the long tier. In the fast tier, test_log.py and test_groups.py test single calls during such faults, and
@@ -268,3 +279,35 @@ FAULTS: list[Any] = [
 def test_a_query_goes_on_without_loss_or_repeat_when_it_is_over(flow: Flow, fault: Callable[[Flow], None]) -> None:
     flow.suffer(fault)
     flow.settle()
+
+
+@pytest.fixture(scope="module", params=["exclusive", "shared"])
+def alone(two_brokers: Cluster, request: pytest.FixtureRequest) -> Iterator[Flow]:
+    """A query that is alone in its group."""
+    made = Flow(two_brokers, request.param, f"alone-{request.param}")
+    yield made
+    made.close()
+
+
+def broker_paused_for_20_s(flow: Flow) -> None:
+    until(flow.locks_are_old, "the locks are old", 60.0)
+    flow.cluster.broker.pause()
+    time.sleep(20)
+    flow.cluster.broker.resume()
+
+
+def broker_away_for_35_s(flow: Flow) -> None:
+    flow.cluster.broker.kill()
+    time.sleep(35)
+    flow.cluster.broker.start()
+
+
+@pytest.mark.nightly
+@pytest.mark.holds("late renewal")
+@pytest.mark.parametrize("fault", [broker_paused_for_20_s, broker_away_for_35_s], ids=lambda fault: fault.__name__)
+def test_a_query_that_cannot_renew_its_locks_in_time_keeps_its_queues(alone: Flow, fault: Callable[[Flow], None]) -> None:
+    alone.suffer(fault)
+    alone.settle()
+    if fault is broker_paused_for_20_s:
+        assert alone.failures == []
+    assert not any("LOCK.LOST" in failure for failure in alone.failures)
