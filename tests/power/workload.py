@@ -108,8 +108,13 @@ class Workload:
         return staging.receipt()
 
     def publish(self, number: int, *sizes: int, attempts: int = 1) -> None:
-        batch = SinkBatch("sink", number)
-        receipts = [self.staged(batch, partition, *sizes) for partition in range(2) for _ in range(attempts)]
+        batch, before, receipts = SinkBatch("sink", number), self._number, []
+        for partition in range(2):
+            for _ in range(attempts):
+                # All attempts of a task have the same rows, also those of a repeated batch.
+                self._number = 100_000 + 100 * number + 10 * partition
+                receipts.append(self.staged(batch, partition, *sizes))
+        self._number = before
         self.broker.outbox.publish(batch, receipts)
 
     def snapshot(self) -> None:
