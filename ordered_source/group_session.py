@@ -117,8 +117,13 @@ class Session:
         ``own``: see `Owner.unbroken`. The queues are locked there for a moment, which fences off a former run of this query. Raises
         LockError HELD_BY_OTHER if a former run keeps a queue for lockTimeout.
         """
-        group, queues = logged.group, [queue for queue in own if queue in self.owner.owned and not is_parked(queue)]
-        if group is None or not logged.of_another_group(self.owner.group) or not queues:
+        group = logged.group
+        if group is None or not logged.of_another_group(self.owner.group):
+            return {}
+        mine = [queue for queue in own if queue in self.owner.owned and not is_parked(queue)]
+        # A lock would make a group that was deleted.
+        queues = list(self._groups.offsets(group, mine))
+        if not queues:
             return {}
         client = self._groups.join(self.owner.owner_id)
         try:
@@ -129,11 +134,11 @@ class Session:
             self._groups.unlock(former.tokens())
         finally:
             self._groups.leave(client)
-        mine = former.owned
+        locked = former.owned
         return {
             queue: at
             for queue, at in known.items()
-            if queue not in mine or not former.unbroken(mine[queue], logged, at, own[queue])
+            if queue not in locked or not former.unbroken(locked[queue], logged, at, own[queue])
         }
 
     def _lock_formerly(self, client: ClientIdentity, logged: Checkpoint, queues: Sequence[MessageQueue]) -> list[LockToken]:

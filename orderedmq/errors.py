@@ -148,7 +148,7 @@ class TopicError(ErrorOf[TopicCondition]):
 
 
 class GroupError(ErrorOf[GroupCondition]):
-    """A consumer group has an invalid name, does not exist or is in use, or its members disagree."""
+    """A consumer group has an invalid name, does not exist, is in use or is another one than before, or its members disagree."""
 
     family = "ORDEREDMQ_GROUP"
     conditions = GroupCondition

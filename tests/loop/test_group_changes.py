@@ -97,6 +97,17 @@ def test_a_query_in_a_new_group_logs_the_group_at_once(rig: LoopRig, caplog: pyt
     assert query.batches[-1].ranges == {"in/embedded/0": (2, 5), "in/embedded/1": (2, 5)}
 
 
+@pytest.mark.parametrize("group", ["h", None])
+def test_a_former_group_that_was_deleted_stays_deleted(group: str | None, rig: LoopRig) -> None:
+    rig.topic("in", 2, rows=10)
+    rig.start(read_as("g"), None, available_now=True).process_all_available()
+    rig.broker.admin.delete_group("g")
+    rig.fill("in", 2, first=10)
+    query = rig.start(read_as(group), None, available_now=True).process_all_available()
+    assert query.batches[-1].ranges == {"in/embedded/0": (5, 6), "in/embedded/1": (5, 6)}
+    assert rig.broker.admin.groups() == ([] if group is None else [group])
+
+
 def test_members_that_move_to_a_new_group_together_begin_where_the_former_group_was(rig: LoopRig) -> None:
     """Each gets queues that another one has in its checkpoint."""
     rig.topic("in", 2, rows=10)
