@@ -18,6 +18,7 @@ from typing import Final
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueInfo, TopicInfo
 from orderedmq.conditions import LockCondition, OptionCondition, TopicCondition, UnavailableCondition
 from orderedmq.errors import (
+    GroupError,
     LockError,
     OptionError,
     RocketMQError,
@@ -359,8 +360,11 @@ class RocketMQAdmin:
             end = bounds[queue].max_offset if queue in bounds else 0
             if not 0 <= offset <= end:
                 raise outside_queue(queue, offset, end)
-        # Ask for the lots by name, because a restarted nameserver may not list them yet.
-        lots = self._lots.queues_of(parked_topic(group, topic) for topic in sorted({queue.topic for queue in offsets}))
+        lots: list[MessageQueue] = []
+        for topic in sorted({queue.topic for queue in offsets}):
+            # A group whose lots could have no name has none. Ask by name, because a restarted nameserver may not list them yet.
+            with contextlib.suppress(GroupError):
+                lots += self._lots.queues_of([parked_topic(group, topic)])
         lots = [lot for lot in lots if leader_of(group, lot) in offsets]
         with self._locks.held(group, list(offsets), force):
             if parked is None:

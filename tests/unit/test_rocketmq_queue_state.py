@@ -134,6 +134,7 @@ def test_a_groups_offset_in_a_queue_that_is_newer_than_the_known_route_is_read(
 
 def test_a_queue_is_missing_once_its_broker_says_so(log: RocketMQLog) -> None:
     assert list(log.bounds([FIRST, SECOND])) == [FIRST]
+    assert log.stored_at({SECOND: 0, SECOND._replace(topic="missing"): 0}) == {}
     with pytest.raises(TopicError, match="NO_SUCH_QUEUE"):
         pull(log, SECOND)
 

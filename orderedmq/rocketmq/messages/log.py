@@ -346,7 +346,8 @@ class RocketMQLog:
 
     def stored_at(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
         """See `Log.stored_at`. Pulls all messages at the same time. Leaves out queues that cannot be read."""
-        asked = [queue for queue in offsets if state_of(queue, self.route(queue.topic)) is RouteState.READABLE]
+        there = self._existing(list(offsets))
+        asked = [queue for queue in there if state_of(queue, self.route(queue.topic)) is not RouteState.UNREADABLE]
         found = self._puller.ask_as_group(
             lambda group: ask_queues(
                 self._client,
