@@ -461,6 +461,7 @@ def test_a_batch_read_of_aged_out_offsets_is_refused(rig: LoopRig) -> None:
     assert count(failOnDataLoss="false") == 5
 
 
+@pytest.mark.holds("replaced store")
 @pytest.mark.parametrize("options", [{}, {"failOnDataLoss": "false"}], ids=["", "failOnDataLoss=false"])
 def test_a_checkpoint_of_another_store_is_refused(rig: LoopRig, options: dict[str, str]) -> None:
     rig.topic("in", 2, rows=20)
