@@ -53,6 +53,7 @@ from tests.contract.support import locked, rows
 from tests.micro_batches import MicroBatchLoop
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.outbox_world import SHORT_SENDS, World, numbered, spoil
+from tests.rocketmq.outbox_world import rows as sink_rows
 from tests.rocketmq.peers import Peers
 from tests.rocketmq.proxy import Connection, Path, Way
 from tests.rocketmq.proxy import Proxy as CutProxy
@@ -370,6 +371,26 @@ def test_a_send_that_is_cut_on_its_way_to_a_proxy_leaves_each_row_once(
         world.write(names, outbox=world.outbox(network.address))
         assert world.bodies() == names
         assert not outbox.publish(world.batch(), [receipt]).replayed
+
+
+@pytest.mark.holds("sink once")
+def test_an_attempt_behind_a_proxy_whose_broker_restarted_sends_no_row_that_the_next_run_has_sent(
+    newest: Cluster, proxy: ProxyServer
+) -> None:
+    """The connection to the Proxy survives the restart, but the broker has forgotten the attempt's lock."""
+    names = numbered(40)
+    with World(newest, SHORT_SENDS) as world:
+        late = world.outbox(proxy.address).open(world.batch(job="dead"), 0)
+        late.add(world.queue, sink_rows(names[:10]))
+        until(lambda: world.bodies() == names[:10], "the first rows are there")
+        [broker] = [broker for broker in newest.brokers if broker.name == world.queue.broker_name]
+        broker.restart()
+        until(lambda: world.bodies() == names[:10], "the broker is back")
+        receipt = world.write(names, outbox=world.outbox(proxy.address), job="next")
+        late.add(world.queue, sink_rows(names[10:]))
+        late.receipt()
+        assert world.bodies() == names
+        assert not world.outbox().publish(world.batch(job="next"), [receipt]).replayed
 
 
 #: Calls that a Proxy does not forward, or answers without performing them.

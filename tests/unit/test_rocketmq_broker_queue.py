@@ -11,6 +11,7 @@ import pytest
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError, aged_out
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
 from orderedmq.rocketmq.sink.bookmarks import WriterEntry
 from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
 from orderedmq.rocketmq.sink.message_stamp import Writer
@@ -86,10 +87,11 @@ class FakeClient:
     def __init__(self) -> None:
         self.used = FakeConnection()
         self.doubts = 0
+        self.proxied = False
         self.unsettled: set[MessageQueue] = set()
 
     def behind_proxy(self, deadline: float) -> bool:
-        return False
+        return self.proxied
 
     def address(self, topic: str, broker_name: str, deadline: float) -> str:
         return "host:1"
@@ -396,6 +398,51 @@ def test_a_late_attempt_of_the_first_run_waits_for_the_other_one_in_turn() -> No
         sibling = attempt_of(broker, NEW, 1)
         with pytest.raises(LockError, match="HELD_BY_OTHER"):
             sibling.port.acquire()
+
+
+def proxied(broker: FakeBroker, run: str, partition: int) -> Case:
+    """An attempt whose connection leads to a Proxy, and so survives a restart of the broker."""
+    case = attempt_of(broker, run, partition)
+    case.client.proxied = True
+    return case
+
+
+@pytest.mark.parametrize("run", ["0000000a", "0000000b"], ids=["another_attempt", "another_run"])
+def test_a_lock_that_a_broker_forgot_behind_a_proxy_is_not_trusted(run: str) -> None:
+    broker = FakeBroker()
+    late = proxied(broker, OLD, 0)
+    late.port.acquire()
+    time.sleep(1.1)
+    assert late.port.keep()
+    broker.locks.clear()
+    again = proxied(broker, run, 0)
+    began = time.monotonic()
+    again.port.acquire()
+    if run == NEW:
+        # The Proxy may still hold a request of the late attempt.
+        assert time.monotonic() - began >= HOLDS_BACK
+    broker.end = 9
+    again.port.release(0)
+    time.sleep(1.1)
+    assert not late.port.keep()
+    late.port.acquire()
+    assert late.port.start().end == 9
+    assert late.port.keep()
+    late.port.release(0)
+    assert not broker.locks
+
+
+def test_an_attempt_through_a_proxy_asks_once_a_second_whether_its_lock_is_remembered() -> None:
+    case = proxied(FakeBroker(), OLD, 0)
+    case.port.acquire()
+    asked = case.locks
+    for _ in range(50):
+        time.sleep(0.1)
+        assert case.port.keep()
+    assert 3 <= case.locks - asked <= 5
+    case.client.used.takes = 2.0
+    time.sleep(1.1)
+    assert not case.port.keep()
 
 
 def test_another_batch_waits_for_nobody() -> None:

@@ -52,7 +52,8 @@ the last seconds, so a number can go back or disappear, but never increase. Even
 - If a sink's *committed batches* are missing, the bookmarks show which batches are committed.
 - If the *writer* recorded for a queue is missing or out of date, another run seems to be the writer. In that case, the attempt waits for
   that run's locks and makes its own run the writer again. A broker that was killed has also lost all locks. An attempt trusts its lock
-  only on the connection on which it was granted, so both runs request their locks again.
+  only on the connection on which it was granted, and through a Proxy only while the broker remembers it (`sink.broker_queue`), so both
+  runs request their locks again.
 - If the record of a *batch's queues* is missing at a broker, it is assembled from the other brokers' records (`sink.batch_queues`).
 - If a queue's last *reset* (`group.offsets`) is forgotten, letters have the keys that they had before it. So letters that were written
   before the reset count as written.

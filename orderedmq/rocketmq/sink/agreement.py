@@ -175,6 +175,9 @@ class Agreement:
                 # The record at a broker without queues of the batch helps only if the other brokers are away or forget theirs.
                 if name in required:
                     raise
+        if not held():
+            # A broker has restarted, so another attempt may have decided since.
+            raise queues_away(queues, "the locks of the brokers' gates were lost")
         return queues
 
 

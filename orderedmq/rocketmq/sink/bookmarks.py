@@ -137,13 +137,13 @@ class Bookmarks:
             end,
         )
 
-    def states(self, queues: Sequence[MessageQueue], timeout: float) -> list[BrokerState]:
+    def states(self, queues: Sequence[MessageQueue]) -> list[BrokerState]:
         """Return what the brokers of these queues store about the sink's last batches. See `read` about numbers of another sink."""
         places = [
             place for queue in queues for place in (registers.queues(queue), registers.committed(queue), registers.mark(queue))
         ]
         asked = [(place, consumer_offset(self.group, place)) for place in places]
-        numbers = [number or 0 for number in ask_queues(self._client, asked, Deadline.after(timeout))]
+        numbers = [number or 0 for number in ask_queues(self._client, asked, Deadline.after(self._timeout))]
         return [
             BrokerState(Record.parse(record), committed - 1, record > 0)
             if self._mark in (None, mark)

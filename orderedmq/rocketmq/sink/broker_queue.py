@@ -4,6 +4,11 @@ A lock is trusted for 30 s, and only on the connection on which it was granted, 
 and a broker that was away may have granted it to another attempt (RocketMQ's lock is advisory). A send ends before the broker would
 grant the lock to another attempt.
 
+A connection to a Proxy survives a restart of the broker. So through a Proxy, each attempt also holds a *witness*, a lock that no other
+attempt requests. Once a second, which is less than any restart takes, the attempt requests it under another name. If that is granted,
+the broker has forgotten the attempt's locks. A Proxy may hold back a request that was sent before. So an attempt that takes over a queue
+from another run of the batch waits for as long as a Proxy does that.
+
 Attempts of one partition exclude each other by a lock of their run and partition. Runs of one batch exclude each other by the
 queue's *entry*, a number that names the run that writes. An attempt that gets its lock reads the entry. If the entry names
 another run, the attempt waits for the locks of all partitions of that run and changes the entry while it holds them. A gate
@@ -30,6 +35,7 @@ from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
 from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing, await_end, send_request
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.backoff import Backoff
+from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -49,6 +55,8 @@ SINK_PRODUCER_GROUP: Final = "OMQ_SINK"
 _READ_BYTES: Final = 16 * 1024 * 1024
 #: The maximum number of attempts to take over a queue. A run that lost its locks may take the queue back, so one may not be enough.
 _TAKE_OVERS: Final = 20
+#: Seconds between two requests for a witness.
+_WITNESS_INTERVAL: Final = 1.0
 _LOCK_RETRY: Final = Backoff(first=0.02, most=0.5)
 
 
@@ -110,8 +118,10 @@ class RocketMQQueue(BrokerPort):
         self._log = log.reading(PullSettings(self._group)) if writer is not None else log
         # The connection on which the lock was granted, and when it was requested.
         self._granted: tuple[Connection, float] | None = None
-        # Whether the lock was granted and not given back since.
-        self._held = False
+        # The locks that were granted and not given back since: the attempt's lock, and through a Proxy its witness.
+        self._held: list[MessageQueue] = []
+        # When the broker was last known to remember these locks.
+        self._remembered = 0.0
 
     # --- the lock
 
@@ -120,10 +130,12 @@ class RocketMQQueue(BrokerPort):
         if self._writer is None:
             super().acquire()
             return
-        self._own = self._own_lock()
-        got = self._lock_all([self._own])
+        keys = [self._own_lock()]
+        if self._proxied():
+            keys.append(self._witness())
+        got = self._lock_all(keys)
         assert got is not None
-        self._granted, self._held = got, True
+        self._granted, self._held, self._remembered = got, keys, got[1]
         numbers = self._bookmarks.read(self.queue)
         if not self._entered and not numbers.bookmark:
             self.enter()
@@ -202,6 +214,8 @@ class RocketMQQueue(BrokerPort):
             if rival:
                 held += [self._lock_of(there, partition) for partition in range(there.width)]
                 self._lock_all(held, kept=gate)
+                if self._proxied():
+                    self._wait(self._timing.settle + HOLDS_BACK)
             self._bookmarks.write_entry(self.queue, self._entry._replace(width=max(there.width, self._entry.width)))
             return there == known and not rival
         finally:
@@ -260,6 +274,9 @@ class RocketMQQueue(BrokerPort):
         assert self._writer is not None
         return self._lock_of(self._entry, self._writer.partition)
 
+    def _witness(self) -> MessageQueue:
+        return self._lock_named(f"witness/{self._client_id}")
+
     def _lock_named(self, name: str) -> MessageQueue:
         assert self._writer is not None
         return lock_key(self._writer.sink, self.queue, name, proxied=self._proxied())
@@ -276,7 +293,7 @@ class RocketMQQueue(BrokerPort):
             return False
         connection, since = self._granted
         now = time.monotonic()
-        if connection.closed or now - since > self._lock_timing.lock_trust:
+        if connection.closed or now - since > self._lock_timing.lock_trust or self._is_forgotten(connection, now):
             self._granted = None
         elif now - since > self._lock_timing.lock_renew:
             try:
@@ -288,6 +305,21 @@ class RocketMQQueue(BrokerPort):
             self._granted = (connection, now) if renewed and in_time else None
         return self._granted is not None
 
+    def _is_forgotten(self, connection: Connection, now: float) -> bool:
+        """Return whether the broker, reached through a Proxy, may have restarted since ``now`` - 1 s, and forgotten the locks."""
+        if len(self._held) == 1 or now - self._remembered <= _WITNESS_INTERVAL:
+            return False
+        witness, other, deadline = self._held[-1:], f"{self._client_id}?", now + self._timing.send_timeout
+        try:
+            if connection.call(lock(self._group, other, witness), deadline):
+                connection.call(unlock(self._group, other, witness), deadline)
+                return True
+        except RocketMQUnavailableError:
+            return True
+        self._remembered = now
+        # The broker may have restarted since a late answer.
+        return time.monotonic() - now > _WITNESS_INTERVAL
+
     def release(self, end: int) -> None:
         deadline = Deadline.after(self._timing.visible)
         try:
@@ -296,14 +328,14 @@ class RocketMQQueue(BrokerPort):
             if end:
                 await_end(lambda: self._ask(message_requests.max_offset(self.queue), deadline), end, self._timing.visible)
             if self._held:
-                self._granted, self._held = None, False
-                self._unlock([self._own], deadline)
+                held, self._granted, self._held = self._held, None, []
+                self._unlock(held, deadline)
         except RocketMQUnavailableError:
             # Everything is stored, and the lock expires by itself.
             pass
 
     def _lock(self, connection: Connection, deadline: float) -> bool:
-        return self._own in connection.call(lock(self._group, self._client_id, [self._own]), deadline)
+        return connection.call(lock(self._group, self._client_id, self._held), deadline).issuperset(self._held)
 
     # --- reading
 

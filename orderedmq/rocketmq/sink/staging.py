@@ -26,7 +26,7 @@ from orderedmq.rocketmq.sink.commit_report import Token
 from orderedmq.rocketmq.sink.delayed_rows import DelayedRows
 from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, run_name, sink_name
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
-from orderedmq.rocketmq.sink.topic_brokers import RocketMQTopicBrokers
+from orderedmq.rocketmq.sink.topic_brokers import TIMEOUT, RocketMQTopicBrokers
 from orderedmq.rocketmq.wire import rights
 from orderedmq.rows import delays
 from orderedmq.rows.message_rows import normalise
@@ -85,7 +85,7 @@ class RocketMQStaging:
         """See `Staging.targets`. Nothing has been sent to the topic if this raises SinkError QUEUES_AWAY or a broker's error."""
         if self._writer is None or not proposed:
             return list(proposed)
-        bookmarks = Bookmarks(self._client, self._writer.sink, topic, self._writer.group)
+        bookmarks = Bookmarks(self._client, self._writer.sink, topic, self._writer.group, timeout=TIMEOUT)
         brokers = RocketMQTopicBrokers(self._log, bookmarks, topic, self._broker_queue, self._stop)
         agreement = Agreement(brokers, self._writer.batch, self._timing.patience)
         try:

@@ -17,8 +17,8 @@ from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, abandoned
 from orderedmq.rocketmq.wire.route import Route
 
-#: Seconds to wait for the numbers of a broker before it counts as away.
-_TIMEOUT: Final = 5.0
+#: Seconds to wait for a broker before it counts as away. This is less than the time for which a gate is trusted.
+TIMEOUT: Final = 5.0
 
 
 class RocketMQTopicBrokers:
@@ -45,12 +45,12 @@ class RocketMQTopicBrokers:
     def read(self, names: Sequence[str]) -> States:
         queues = [self._queue(name) for name in names]
         with contextlib.suppress(RocketMQUnavailableError):
-            return dict(zip(names, self._bookmarks.states(queues, _TIMEOUT)))
+            return dict(zip(names, self._bookmarks.states(queues)))
         return {name: self._state(queue) for name, queue in zip(names, queues)}
 
     def _state(self, queue: MessageQueue) -> BrokerState | RocketMQUnavailableError:
         try:
-            return self._bookmarks.states([queue], _TIMEOUT)[0]
+            return self._bookmarks.states([queue])[0]
         except RocketMQUnavailableError as error:
             return error
 
