@@ -380,6 +380,17 @@ def test_the_next_batch_uses_the_queues_of_its_time() -> None:
     assert len(Agreement(FakeBrokers(cluster), 1, PATIENCE).reach(cluster.proposed())) == 3
 
 
+def test_the_record_of_a_version_with_the_same_last_bits_is_not_that_of_the_next_one() -> None:
+    cluster = Cluster(a=2, b=2)
+    for number in range(3):
+        write_batch(cluster, number << 15, FakeBrokers(cluster), cluster.proposed(), KEYS)
+    begun(cluster, 3 << 15)
+    for broker in cluster.brokers.values():
+        broker.committed = 2 << 15
+    cluster.brokers["b"].queues = 3
+    assert len(Agreement(FakeBrokers(cluster), 3 << 15, PATIENCE).reach(cluster.proposed())) == 4
+
+
 def test_a_committed_batch_is_found_in_queues_that_take_no_rows_now() -> None:
     cluster = Cluster(a=2, b=2)
     cluster.brokers["b"].writable = False

@@ -148,7 +148,7 @@ class Agreement:
     ) -> BatchQueues:
         """Return the recorded list, or else the proposed one. If rows may be sent, first store its record where it is missing."""
         present = {name: state for name, state in states.items() if isinstance(state, BrokerState)}
-        found = recorded(proposed, {name: state.record for name, state in present.items()}, route)
+        found = recorded(proposed, {name: state.record for name, state in present.items()}, route, self.committed)
         queues = found or proposed
         sending = self.committed < self._batch
         why = queues.lack(route, sending=sending)

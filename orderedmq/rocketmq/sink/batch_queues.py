@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -104,26 +104,38 @@ class BatchQueues:
         return None
 
 
-def recorded(proposed: BatchQueues, records: Mapping[str, Record], route: Route) -> BatchQueues | None:
+def recorded(proposed: BatchQueues, records: Mapping[str, Record], route: Route, newest: int = -1) -> BatchQueues | None:
     """Return the list that an earlier attempt of the batch has fixed; None if there is none.
 
-    ``proposed``: the list that this attempt would use. ``records``: of the brokers that have answered. Raises SinkError QUEUES_AWAY if
+    ``proposed``: the list that this attempt would use. ``records``: of the brokers that have answered. ``newest``: the sink's newest
+    committed batch. A record has only the last bits of a batch's number, so it may be that batch's. Raises SinkError QUEUES_AWAY if
     the records name a list that cannot be assembled, because one of its brokers is away.
     """
     of_batch = {name: record for name, record in records.items() if record.is_of(proposed.batch)}
     if not of_batch:
         return None
-    lists = []
-    for digest in sorted({record.digest for record in of_batch.values()}):
-        found = next((one for one in _candidates(proposed, digest, of_batch, route) if one.digest == digest), None)
-        if found is not None:
-            lists.append(found)
+    if newest not in (-1, proposed.batch):
+        earlier = {one.digest for one in _lists(replace(proposed, batch=newest), of_batch, route)}
+        of_batch = {name: record for name, record in of_batch.items() if record.digest not in earlier}
+        if not of_batch:
+            return None
+    lists = _lists(proposed, of_batch, route)
     # An attempt that died before it stored all records has left an incomplete list. If there is also a complete one, that one counts.
     complete = [one for one in lists if all(records.get(name) == one.record(name) for name in one.counts)]
     if len(complete or lists) == 1:
         return (complete or lists)[0]
     there = ", ".join(f"{data.write_queues} at {data.broker_name!r}" for data in route.queues) or "none"
     raise queues_away(proposed, f"a broker that has some of them is away (there are {there})")
+
+
+def _lists(proposed: BatchQueues, records: Mapping[str, Record], route: Route) -> list[BatchQueues]:
+    """Return the lists that can be assembled from records of the batch that ``proposed`` is for."""
+    lists = []
+    for digest in sorted({record.digest for record in records.values() if record.is_of(proposed.batch)}):
+        found = next((one for one in _candidates(proposed, digest, records, route) if one.digest == digest), None)
+        if found is not None:
+            lists.append(found)
+    return lists
 
 
 def _candidates(proposed: BatchQueues, digest: int, records: Mapping[str, Record], route: Route) -> Iterator[BatchQueues]:
