@@ -131,7 +131,8 @@ class Accounts:
 
     def _ask(self, code: int, account: Credentials, ext: Mapping[str, str], body: bytes = b"") -> None:
         request = Request(cast(RequestCode, code), "change of an account", account.access_key, ignore_answer, ext, body)
-        self._client.call_address(self.cluster.broker.address, request, soon())
+        for broker in self.cluster.brokers:
+            self._client.call_address(broker.address, request, soon())
 
 
 def _second(account: Credentials, given: Sequence[Right]) -> Iterator[tuple[int, Mapping[str, str], bytes]]:
