@@ -353,6 +353,8 @@ class RocketMQAdmin:
         for queue in offsets:
             if leader_of(group, queue) != queue:
                 raise is_parking_lot(queue.topic, group)
+        # A Proxy may not show all members of the group.
+        self._client.refuse_proxy("a seek")
         bounds = self._log.bounds(list(offsets))
         for queue, offset in offsets.items():
             if queue not in bounds:
