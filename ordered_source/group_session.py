@@ -317,6 +317,8 @@ class GroupSession(Session):
     def _take(self, action: Lock, *, patient: bool) -> None:
         """Lock the queues of ``action``. Wait up to lockTimeout for the queues that the query needs, or for all of them if ``patient``.
 
+        While a broker may have forgotten the holders, wait longer: otherwise a query that is started again and again would never get them.
+
         Raises LockError HELD_BY_OTHER for a queue that the query needs.
         """
         deadline = time.monotonic() + self._options.lock_timeout
@@ -334,7 +336,7 @@ class GroupSession(Session):
             missed = self.owner.indispensable(action, refused)
             if not refused or not (missed or patient):
                 break
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline and not any(refusal.unsure for refusal in refused):
                 if missed:
                     raise held_by_other_error(self.group, missed, len(action.queues), self.owner.owner_id)
                 break

@@ -82,7 +82,8 @@ class Refusal:
     """The reason why a lock was not granted. ``alive``: whether the holder is alive, None if the broker cannot tell.
 
     ``remaining``: seconds until the holder's lock expires. ``owner`` is empty if no client reports that it holds the queue. In that case
-    ``client_id`` names the group's other members, if there are any.
+    ``client_id`` names the group's other members, if there are any. ``unsure``: the queue may be free, but the broker would not know
+    its holder for some seconds. So it is worth asking again, however long this client has waited.
     """
 
     queue: MessageQueue
@@ -91,6 +92,7 @@ class Refusal:
     alive: bool | None
     lingering: bool
     remaining: float
+    unsure: bool = False
 
     @property
     def holder(self) -> str:

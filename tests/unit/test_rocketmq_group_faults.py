@@ -18,7 +18,7 @@ import pytest
 from orderedmq.conditions import LockCondition
 from orderedmq.errors import LockError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.ownership.lock import ClientIdentity, LockToken
+from orderedmq.ownership.lock import ClientIdentity, LockToken, Refusal
 from orderedmq.ownership.membership import Subscription
 from orderedmq.ownership.offsets import Checkpoint
 from orderedmq.ownership.owner import Owner, Policy
@@ -331,7 +331,11 @@ def test_a_member_that_joins_while_a_broker_restarts_gets_no_queue_of_a_living_o
         peer.close()
         cluster.scripted("a", Broker(before.numbers).script, port=peer.port)
         with contextlib.closing(Query(names, "new")) as new:
-            assert [one.queue for one in new.lock(QUEUE, free)] == [free], "only a queue that was given back may be taken"
+            answers = new.groups.lock("g", new.me, [QUEUE, free])
+            assert isinstance(answers[free], LockToken), "a queue that was given back may be taken"
+            refusal = answers[QUEUE]
+            assert isinstance(refusal, Refusal)
+            assert refusal.unsure
             if returns:
                 assert owner.groups.renew([token]) == []
                 assert len(owner.beat()) == 2
@@ -340,6 +344,20 @@ def test_a_member_that_joins_while_a_broker_restarts_gets_no_queue_of_a_living_o
             else:
                 new.groups.trust = 0.0
             assert [one.queue for one in new.lock(QUEUE)] == [QUEUE]
+
+
+def test_a_new_member_gets_the_queues_of_a_query_that_stopped_within_a_batch_when_their_locks_expire(cluster: Cluster) -> None:
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(names := cluster.nameserver(), "owner")) as owner:
+        [token] = owner.lock(QUEUE)
+        owner.groups.unlock([token], 20.0)
+        assert owner.groups._offsets.fences("g", [QUEUE])[QUEUE] < token.epoch, "tasks may still work under the token"
+        with contextlib.closing(Query(names, "new")) as new:
+            assert new.lock(QUEUE) == []
+            broker.locks.clear()
+            [others] = new.lock(QUEUE)
+            assert others.epoch > token.epoch
 
 
 @pytest.mark.holds("killed owner")

@@ -199,7 +199,8 @@ class RocketMQGroups:
             unlock_queues(self._client, group, names, _UNLOCK_TIMEOUT)
             raise
         missing = [queue for queue in queues if queue not in out]
-        out.update((queue, self._refusal(group, queue, client.client_id, ids, brokers)) for queue in missing)
+        for queue in missing:
+            out[queue] = self._refusal(group, queue, client.client_id, ids, brokers, unsure=queue in left_out)
         return {queue: out[queue] for queue in queues}
 
     def _left_out(
@@ -238,7 +239,9 @@ class RocketMQGroups:
             self._held_locks.put(HeldLock(token, asked))
         return tokens
 
-    def _refusal(self, group: str, queue: MessageQueue, mine: str, ids: Sequence[str], brokers: Sequence[str]) -> Refusal:
+    def _refusal(
+        self, group: str, queue: MessageQueue, mine: str, ids: Sequence[str], brokers: Sequence[str], *, unsure: bool
+    ) -> Refusal:
         """Return the refusal for a queue. The broker does not name the holder, so search this process's locks and ask the members."""
         for lock in self._held_locks.of_queue(group, queue):
             if lock.token.client_id == mine:
@@ -251,7 +254,7 @@ class RocketMQGroups:
             member, held = found
             remaining = min(LOCK_LIFE, max(0.0, LOCK_LIFE - (time.time() - held.renewed)))
             return Refusal(queue, member.owner, member.client_id, True, False, remaining)
-        return Refusal(queue, "", ", ".join(others[:5]), None, False, LOCK_LIFE)
+        return Refusal(queue, "", ", ".join(others[:5]), None, False, LOCK_LIFE, unsure)
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
         """See `Groups.renew`. Also stores offsets and fences again if a broker has forgotten them.
@@ -404,6 +407,7 @@ class RocketMQGroups:
             own = [lock for lock in locks if lock.token not in fenced]
             self._commits.repeat(own, self._held_locks, seconds, wait=seconds)
             if linger > 0:
+                self._offsets.fence(group, {one.token.queue: lock_rules.lingering(one.token.epoch) for one in own}, seconds)
                 return
             # A fenced lock under the query's name may now belong to a later run.
             own += [lock for lock in locks if lock.token in fenced and lock.name == lock.token.client_id]

@@ -117,8 +117,13 @@ def fence_of(epoch: int) -> int:
     return epoch - 1
 
 
+def lingering(epoch: int) -> int:
+    """Return the fence of a queue that is given back when its lock expires: tasks may still work under this epoch."""
+    return epoch - 2
+
+
 def last_epoch(fence: int) -> int:
-    """Return the epoch of the last grant that this fence shows, also if the lock was given back."""
+    """Return the epoch of the last grant that this fence shows, also if the lock was given back; a little less while it lingers."""
     return fence + (fence & 1)
 
 
