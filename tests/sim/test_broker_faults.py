@@ -21,6 +21,8 @@ from tests.sim.broker_faults import Simulation, violation
 #: The number of seeds in the fast tier and in the long one.
 SEEDS: Final = 60
 MANY_SEEDS: Final = 3000
+#: The number of seeds within which a planted bug must show.
+ENOUGH: Final = 1000
 
 
 def new_member_takes_what_a_broker_forgot() -> AbstractContextManager[Any]:
@@ -73,13 +75,13 @@ def tenure_ends_with_the_run() -> AbstractContextManager[Any]:
     return mock.patch.object(RocketMQGroups, "lock", forgets)
 
 
-#: The planted bugs, each with a seed that notices it.
+#: The planted bugs, each with a seed that notices it at present.
 BUGS: Final[dict[Callable[[], AbstractContextManager[Any]], int]] = {
-    new_member_takes_what_a_broker_forgot: 0,
+    new_member_takes_what_a_broker_forgot: 2,
     late_renewal_is_a_loss: 1,
-    late_renewal_takes_a_queue_back: 15,
-    unlock_without_forgotten_offsets: 664,
-    tenure_ends_with_the_run: 13,
+    late_renewal_takes_a_queue_back: 596,
+    unlock_without_forgotten_offsets: 226,
+    tenure_ends_with_the_run: 4,
 }
 
 
@@ -93,7 +95,13 @@ def test_a_group_keeps_its_promises_whatever_happens_to_its_broker(nightly: bool
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-def test_a_planted_bug_is_caught_in_its_known_seed(bug: Callable[[], AbstractContextManager[Any]]) -> None:
-    with bug():
-        assert violation(Simulation(BUGS[bug])) is not None, f"seed {BUGS[bug]} does not notice: {bug.__doc__}"
-    assert violation(Simulation(BUGS[bug])) is None, f"seed {BUGS[bug]} also fails without the bug"
+@pytest.mark.timeout(600)
+def test_a_planted_bug_is_caught(bug: Callable[[], AbstractContextManager[Any]]) -> None:
+    """The known seed is only the first one to try, because each change of the code's requests changes what a seed does."""
+    for seed in (BUGS[bug], *range(ENOUGH)):
+        with bug():
+            found = violation(Simulation(seed))
+        if found is not None:
+            assert violation(Simulation(seed)) is None, f"seed {seed} also fails without the bug"
+            return
+    pytest.fail(f"{ENOUGH} seeds do not notice: {bug.__doc__}")
