@@ -25,6 +25,7 @@ from bench import (
     kafka_small,
     key_order,
     latency,
+    many_tasks,
     rocketmq,
     rollout,
     start,
@@ -74,6 +75,7 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "rocketmq-micro-batch": rocketmq.micro_batch,
     "rocketmq-rollout": rollout.rocketmq,
     "rocketmq-queues": rocketmq.many_queues,
+    "rocketmq-many-tasks": many_tasks.figures,
     "rocketmq-memory": rocketmq.memory,
     # The last cases change a setting of the brokers.
     "rocketmq-pull-raised": rocketmq.pull_raised,

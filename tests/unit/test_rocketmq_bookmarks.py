@@ -188,6 +188,22 @@ def test_a_sink_without_messages_begins_at_the_ends_of_all_queues() -> None:
     assert [cluster.numbers[number] for number in (0, 1)] == [3, 5]
 
 
+def test_a_sink_asks_once_for_the_ends_of_a_broker_s_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the first batch to a broker of n queues would send n * n requests."""
+    cluster = Cluster()
+    real, asked = Cluster.answer, []
+
+    def answer(self: Cluster, request: Request[Any]) -> Any:
+        asked.append(request.code)
+        return real(self, request)
+
+    monkeypatch.setattr(Cluster, "answer", answer)
+    attempt = cluster.attempt(Writer(SINK, 0, 0, FIRST))
+    for number in range(2):
+        attempt.port(number).enter()
+    assert asked.count(RequestCode.GET_MAX_OFFSET) == 2
+
+
 @pytest.mark.parametrize("offset", [0, 3])
 def test_a_sink_takes_no_group_whose_consumers_read_the_topic(offset: int) -> None:
     cluster = Cluster()

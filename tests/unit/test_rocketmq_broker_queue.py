@@ -285,6 +285,40 @@ def test_the_first_task_of_a_batch_makes_its_run_the_queue_s_writer_and_asks_not
     assert case.client.used.asked == [RequestCode.LOCK_BATCH_MQ, *READ, *gate]
 
 
+def test_the_tasks_of_a_large_run_change_a_queue_s_entry_a_few_times() -> None:
+    broker, changes = FakeBroker(), 0
+    for partition in range(1000):
+        case = attempt_of(broker, NEW, partition)
+        case.port.acquire()
+        changes += case.client.used.asked.count(RequestCode.UPDATE_CONSUMER_OFFSET)
+        case.port.release(0)
+    assert changes == 3
+
+
+@pytest.mark.parametrize("unsettled", [False, True])
+def test_queues_of_a_broker_are_given_back_in_one_request(unsettled: bool) -> None:
+    case = Case()
+    ports = {case.port: 0}
+    for number in range(1, 5):
+        queue = QUEUE._replace(queue_id=number)
+        case.broker.numbers[registers.writer(queue).queue_id] = WriterEntry.of(Writer("s", 0, 0)).value
+        case.broker.numbers[number] = 1
+        port = RocketMQQueue(case.client, case.log, queue, Writer("s", 0, 0), "me", TIMING, case.stop)  # type: ignore[arg-type]
+        ports[port] = number
+    for port in ports:
+        port.acquire()
+    if unsettled:
+        case.port._unsettled = True
+    case.broker.end = 4
+    asked = len(case.client.used.asked)
+    began = time.monotonic()
+    RocketMQQueue.release_all(ports)
+    assert not case.broker.locks
+    assert case.client.used.asked[asked:].count(RequestCode.UNLOCK_BATCH_MQ) == 1 + unsettled
+    assert (time.monotonic() - began >= TIMING.settle) is unsettled
+    assert not any(port.keep() for port in ports)
+
+
 def test_what_was_read_before_another_run_s_task_had_ended_is_read_again() -> None:
     """Otherwise the rows that the other task sent in between would be sent twice."""
     broker = FakeBroker()
@@ -356,7 +390,7 @@ def test_tasks_of_one_run_have_a_queue_at_the_same_time() -> None:
         task.port.acquire()
     assert all(task.port.keep() for task in tasks)
     assert time.monotonic() == began
-    assert WriterEntry.parse(broker.numbers[WRITER]) == WriterEntry(4, 7, 10)
+    assert WriterEntry.parse(broker.numbers[WRITER]) == WriterEntry(64, 7, 10)
     for task in tasks:
         task.port.release(0)
     assert not broker.locks
@@ -372,7 +406,7 @@ def test_another_run_of_the_batch_waits_until_no_task_of_the_first_has_the_queue
     new.port.acquire()
     assert not new.stop.meanwhile
     assert new.port.keep()
-    assert WriterEntry.parse(broker.numbers[WRITER]) == WriterEntry(3, 7, 11)
+    assert WriterEntry.parse(broker.numbers[WRITER]) == WriterEntry(64, 7, 11)
     assert list(broker.locks.values()) == [f"{NEW}-0"]
 
 

@@ -59,8 +59,14 @@ class WriterEntry(NamedTuple):
 
     @classmethod
     def of(cls, writer: Writer) -> WriterEntry:
-        """Return the entry that the queue must have before the writer sends. An entry with a greater width is also sufficient."""
-        return cls(min(writer.partition + 1, (1 << 16) - 1), writer.batch & 0x7FFF, int(writer.run or "0", 16))
+        """Return the entry that the queue must have before the writer sends. An entry with a greater width is also sufficient.
+
+        The width is rounded up, so that only a few of many tasks have to change the entry.
+        """
+        width = 64
+        while width <= writer.partition:
+            width *= 4
+        return cls(min(width, (1 << 16) - 1), writer.batch & 0x7FFF, int(writer.run or "0", 16))
 
     @classmethod
     def parse(cls, value: int) -> WriterEntry:
@@ -229,7 +235,10 @@ class Bookmarks:
     def _enter(
         self, queue: MessageQueue, seen_before: Callable[[MessageQueue, int], bool], permitted: Callable[[], None]
     ) -> None:
+        if self._has_group(queue) if self._mark is None else self._is_marked(queue):
+            return
         ends = self._ends(queue)
+        # Ask again, because another task may have entered, and sent rows, before the ends were read.
         has_group = self._has_group(queue)
         if has_group if self._mark is None else self._is_marked(queue):
             return
@@ -296,7 +305,9 @@ class Bookmarks:
             for data in self._client.route(self._topic, Deadline.after(self._timeout)).queues
         }
         queues = [queue._replace(queue_id=number) for number in range(counts.get(queue.broker_name, 0))]
-        return {one: self._ask(one, message_requests.max_offset(one)) for one in dict.fromkeys([*queues, queue])}
+        queues = list(dict.fromkeys([*queues, queue]))
+        asked = [(queue, message_requests.max_offset(queue)) for queue in queues]
+        return dict(zip(queues, ask_queues(self._client, asked, Deadline.after(self._timeout))))
 
     def _has_group(self, queue: MessageQueue) -> bool:
         try:

@@ -21,8 +21,9 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -39,6 +40,7 @@ from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.net.fan_out import ask_queues
 from orderedmq.rocketmq.sink.agreement import Agreement
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks, Numbers, WriterEntry
 from orderedmq.rocketmq.sink.boundaries import Boundaries
@@ -137,7 +139,7 @@ class RocketMQQueue(BrokerPort):
         assert got is not None
         self._granted, self._held, self._remembered = got, keys, got[1]
         numbers = self._bookmarks.read(self.queue)
-        if not self._entered and not numbers.bookmark:
+        if not self._entered and not numbers.bookmark and self._agreement is None:
             self.enter()
             numbers = self._bookmarks.read(self.queue)
         self._entered = True
@@ -305,6 +307,44 @@ class RocketMQQueue(BrokerPort):
             self._granted = (connection, now) if renewed and in_time else None
         return self._granted is not None
 
+    @staticmethod
+    def release_all(ends: Mapping[RocketMQQueue, int]) -> None:
+        """Do what `release` does for many queues of one attempt, with one unlock for each broker and topic."""
+        together: dict[tuple[str, str], dict[RocketMQQueue, int]] = {}
+        for port, end in ends.items():
+            # A queue whose request has to settle is given back alone.
+            alone = str(port.queue) if port._unsettled else ""
+            together.setdefault((port.queue.topic, port.queue.broker_name + alone), {})[port] = end
+        errors = []
+        for ports in together.values():
+            try:
+                RocketMQQueue._release(ports)
+            except OrderedMQError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    @staticmethod
+    def _release(ports: Mapping[RocketMQQueue, int]) -> None:
+        """Release queues of one topic at one broker."""
+        first = next(iter(ports))
+        deadline = Deadline.after(first._timing.visible)
+        try:
+            # Wait until requests that got no answer have settled, before another attempt can get the lock.
+            first._settle(deadline)
+            sent = [port for port, end in ports.items() if end]
+            asked = [(port.queue, message_requests.max_offset(port.queue)) for port in sent]
+            for port, request, end in zip(sent, asked, ask_queues(first._client, asked, deadline)):
+                if end < ports[port]:
+                    await_end(partial(port._ask, request[1], deadline), ports[port], port._timing.visible)
+            keys = [key for port in ports for key in port._held]
+            for port in ports:
+                port._granted, port._held = None, []
+            first._unlock(keys, deadline)
+        except RocketMQUnavailableError:
+            # Everything is stored, and the locks expire by themselves.
+            pass
+
     def _is_forgotten(self, connection: Connection, now: float) -> bool:
         """Return whether the broker, reached through a Proxy, may have restarted since ``now`` - 1 s, and forgotten the locks."""
         if len(self._held) == 1 or now - self._remembered <= _WITNESS_INTERVAL:
@@ -321,18 +361,7 @@ class RocketMQQueue(BrokerPort):
         return time.monotonic() - now > _WITNESS_INTERVAL
 
     def release(self, end: int) -> None:
-        deadline = Deadline.after(self._timing.visible)
-        try:
-            # Wait until requests that got no answer have settled, before another attempt can get the lock.
-            self._settle(deadline)
-            if end:
-                await_end(lambda: self._ask(message_requests.max_offset(self.queue), deadline), end, self._timing.visible)
-            if self._held:
-                held, self._granted, self._held = self._held, None, []
-                self._unlock(held, deadline)
-        except RocketMQUnavailableError:
-            # Everything is stored, and the lock expires by itself.
-            pass
+        self._release({self: end})
 
     def _lock(self, connection: Connection, deadline: float) -> bool:
         return connection.call(lock(self._group, self._client_id, self._held), deadline).issuperset(self._held)

@@ -109,8 +109,12 @@ class QueueWriter:
     def let_go(self) -> None:
         """Wait until sent rows can be read, and give the queue back. The next write first reads messages that arrived since."""
         self._appender.look_again()
-        span = self._ledger.span
-        self._port.release(span.end if span is not None else 0)
+        self._port.release(self.end)
+
+    @property
+    def end(self) -> int:
+        """The offset after the attempt's last message in the queue; 0 without one."""
+        return self._ledger.span.end if self._ledger.span is not None else 0
 
     # --- looking
 

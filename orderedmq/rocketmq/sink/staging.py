@@ -40,8 +40,9 @@ WAITING_BYTES: Final = 64 * 1024 * 1024
 class _Backlog:
     """The rows that wait for one queue, and whether a thread is writing them."""
 
-    def __init__(self, queue: MessageQueue, writer: QueueWriter) -> None:
-        self.queue = queue
+    def __init__(self, port: RocketMQQueue, writer: QueueWriter) -> None:
+        self.port = port
+        self.queue = port.queue
         self.writer = writer
         self.waiting: list[pa.RecordBatch] = []
         self.busy = False
@@ -154,7 +155,8 @@ class RocketMQStaging:
     def _make_backlog(self, queue: MessageQueue) -> _Backlog:
         """Return an empty backlog for a queue. Raises TopicError MISSING, RESERVED or NO_SUCH_QUEUE."""
         self._require(queue)
-        return _Backlog(queue, QueueWriter(self._broker_queue(queue), self._writer, self._partition))
+        port = self._broker_queue(queue)
+        return _Backlog(port, QueueWriter(port, self._writer, self._partition))
 
     def _require(self, queue: MessageQueue) -> None:
         check_topic(queue.topic, writing=True)
@@ -256,11 +258,10 @@ class RocketMQStaging:
     def _release_queues(self) -> None:
         if self._pool is None:
             return
-        for closing in [self._pool.submit(backlog.writer.let_go) for backlog in self._backlogs.values()]:
-            try:
-                closing.result()
-            except BaseException as error:
-                self._error = self._error or error
+        try:
+            RocketMQQueue.release_all({backlog.port: backlog.writer.end for backlog in self._backlogs.values()})
+        except BaseException as error:
+            self._error = self._error or error
         self._pool.shutdown()
         self._pool = None
 
