@@ -38,7 +38,7 @@ FOLDER: Final = "runs"
 #: How many runs of a batch keep what they wrote: the last one, which is at work, and the one before, whose publish may have begun.
 KEPT_RUNS: Final = 2
 #: Seconds after its registration from which a run counts as ended if its query's client is dead.
-_SETTLED: Final = 60.0
+_SETTLED: Final = 600.0
 _ENDED: Final = ".ended"
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FILE = re.compile(r"\.?[0-9a-f]{32}")

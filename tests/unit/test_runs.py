@@ -169,7 +169,7 @@ def test_a_query_in_a_restart_loop_keeps_the_registrations_of_two_runs(
             broker.outbox.publish(batch, [])
 
 
-def test_a_run_whose_source_has_died_leaves_no_registration_after_a_minute(
+def test_a_run_whose_source_has_died_leaves_no_registration_after_ten_minutes(
     path: Path, broker: EmbeddedBroker, clock: FakeClock
 ) -> None:
     """A query that starts with another checkpoint each time has another id each time."""
@@ -178,7 +178,7 @@ def test_a_run_whose_source_has_died_leaves_no_registration_after_a_minute(
         with EmbeddedBroker(path, clock=clock) as query:
             [token] = locked(query, "g", query.groups.join("q"), [QUEUE])
             query.outbox.register(batch.run, QUEUE, OffsetRange(0, 3), token)  # type: ignore[arg-type]
-        clock.pass_(40)
+        clock.pass_(400)
     os.utime(path / "segments" / garbage.LOOKED, (1, 1))
     broker.outbox.publish(SinkBatch("other", 0), [])
     assert [file.parent.parent.parent.name for file in (path / "runs").glob("*/0/run/*")] == ["q-1"]
