@@ -261,7 +261,9 @@ class Query:
         self.folder = folder
         folder.mkdir()
         source = {**options, "topic": IN, "consumerGroup": GROUP, "consumeFromWhere": "first", "maxOffsetsPerTrigger": 600}
-        query = {"id": str(uuid.uuid4()), "source": source, "sink": {**options, "topic": OUT}}
+        # When the source's topic has got queues, messages of a key are in two of them.
+        sink = {**options, "topic": OUT, "onKeyConflict": "ignore"}
+        query = {"id": str(uuid.uuid4()), "source": source, "sink": sink}
         (folder / "query.json").write_text(json.dumps(query))
         self._runs: list[tuple[subprocess.Popen[bytes], Path]] = []
         self._paused: list[subprocess.Popen[bytes]] = []
