@@ -12,8 +12,8 @@ from orderedmq.broker import Keep, TopicInfo
 from orderedmq.cli import completion, queue_names
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
-from orderedmq.conditions import OptionCondition, TopicCondition
-from orderedmq.errors import OptionError, TopicError
+from orderedmq.conditions import OptionCondition, TopicCondition, UnavailableCondition
+from orderedmq.errors import OptionError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.options.offsets_json import EARLIEST, LATEST, parse_offsets_json
 from orderedmq.options.values import invalid, parse_duration, parse_size, shown
@@ -296,7 +296,15 @@ def _limits(name: str, before: str, bounds: dict[MessageQueue, Any]) -> dict[Mes
 def delete(shell: Shell, name: Name, yes: Yes = False) -> None:
     """Delete a topic with its messages, its parked messages and all groups' offsets in it. Asks first."""
     with shell.broker() as broker:
-        bounds = [queue.bounds for queue in broker.admin.describe_topic(name)]
+        try:
+            queues = broker.log.queues(name)
+        except RocketMQUnavailableError as error:
+            # The topic has queues for writing only.
+            if error.sub != UnavailableCondition.NOT_READABLE:
+                raise
+            queues = broker.log.targets(name)
+        # The account may delete the topic without the right to read its messages, which `Admin.describe_topic` needs.
+        bounds = broker.log.bounds(queues).values()
         messages = sum(at.max_offset - at.min_offset for at in bounds)
         shell.ask(f"Delete topic {name} with {messages:,} messages and its parked messages from {shell.address}?", yes)
         broker.admin.delete_topic(name)
