@@ -470,15 +470,19 @@ class GroupSession(Session):
         if offsets:
             # Otherwise a renewal at the same time would find that the former tokens are lost.
             self._renewal.keep([token for token in self.owner.tokens() if token.queue not in offsets])
-            self.owner.restarted(self._groups.reset({self._token(queue): at for queue, at in offsets.items()}))
-            self._renewal.keep(self.owner.tokens())
+            try:
+                self.owner.restarted(self._groups.reset({self._token(queue): at for queue, at in offsets.items()}))
+            finally:
+                self._renewal.keep(self.owner.tokens())
         return offsets
 
     def skip(self, queue: MessageQueue, offset: int) -> None:
         if not is_parked(queue) and (self.owner.owned[queue].position or 0) > offset:
             # The broker lost the queue's end. Commits never move the group back, so the next owner would skip the messages that follow.
-            # So would the next run, if it followed a checkpoint from before the loss.
-            self._begin_anew({queue: offset})
+            # So would the next run, if it followed a checkpoint from before the loss. A deleted topic needs no reset: the next boundary
+            # finds out which of its messages are lost.
+            with contextlib.suppress(TopicError):
+                self._begin_anew({queue: offset})
         super().skip(queue, offset)
 
     def _token(self, queue: MessageQueue) -> LockToken:

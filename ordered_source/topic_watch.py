@@ -196,6 +196,8 @@ class TopicWatch:
         with contextlib.suppress(TopicError):
             if name in listed:
                 return recreated(name) if self._log.is_another(name, anchor) else None
+            # The route that this log knows may be older than the listing.
+            self._log.queues(name)
         if self._log.bounds(queues):
             return None
         return topic_deleted(name, "this query has read it before")
