@@ -592,6 +592,8 @@ def test_a_failed_sync_of_one_of_two_makers_loses_no_topic(
         say(other, "go")
         until(lambda: waits_for_a_lock(other.pid), "the other process waits for the folder")
         other.send_signal(signal.SIGSTOP)
+        # The signal stops the process a moment later. Until then, it could still get the lock, and would keep it while it is stopped.
+        os.waitid(os.P_PID, other.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(module, "sync_folder", failing)
