@@ -198,11 +198,13 @@ class RocketMQLog:
 
         A Proxy may know a broker and not yet its topics. If no route of the topic is known, wait for one.
         """
-        route: Route | None = None
+        # The nameserver has just answered that it lacks the topic, so it is asked again only after a delay.
+        route = self._client.last_route(topic)
         failures = 0
         while True:
-            with contextlib.suppress(TopicError):
-                route = self._client.route(topic, deadline)
+            if failures:
+                with contextlib.suppress(TopicError):
+                    route = self._client.route(topic, deadline)
             if route is not None:
                 brokers = route.brokers
             else:

@@ -170,6 +170,11 @@ class Client:
         self.routed_by_proxy = found.route.by_proxy
         return found.route
 
+    def last_route(self, topic: str) -> Route | None:
+        """Return the topic's last known route without a request; None if there is none."""
+        last = self._routes.get(topic)
+        return None if last is None else last.route
+
     def _complete(self, route: Route, last: _Known, deadline: float) -> _Known:
         """Return a new route, completed by brokers of the last route that the nameserver does not know.
 
