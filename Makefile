@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-svg ui-picture rocketmq check tools budget test test-all lint docs reference dist simulate bench bench-rocketmq bench-kafka bench-report soak clean
+.PHONY: help setup demo demo-svg ui-picture rocketmq check tools test test-all lint docs reference dist simulate bench bench-rocketmq bench-kafka bench-report soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,9 +100,6 @@ tools: ## install missing tools of the tests with apt-get: Chromium with its dri
 	  echo "tools: apt-get cannot fetch promtool here; install it yourself, or the tests that need it are skipped" >&2; \
 	fi; \
 	rm -rf $(PROMETHEUS)
-
-budget: $(STAMP) ## set the budgets of test modules to the CPU time of the last `make test`, or of RUNS="CLONE/.pytest_cache/v/cpu ..."
-	@$(BIN)/python -m tests.budget $(RUNS)
 
 # Everything that tests need in addition to .venv.
 .PHONY: ready

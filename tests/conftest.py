@@ -18,7 +18,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 from orderedmq.java import ensure_java
 from tests import quick_spark, report
-from tests.metering import Metering
 from tests.shown_errors import ShownErrors
 
 if TYPE_CHECKING:
@@ -62,7 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--nightly"):
         settings.load_profile("nightly")
-    config.pluginmanager.register(Metering(config), "metering")
     config.pluginmanager.register(ShownErrors(config), "shown errors")
     config.addinivalue_line("markers", "spark: the test starts a Spark driver or uses the shared session")
     config.addinivalue_line("markers", "rocketmq: the test needs real RocketMQ servers")
