@@ -77,24 +77,26 @@ def test_a_hole_that_stays_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 EXPIRED = MessageQueue("T", "a", 0)
 
 
-@pytest.fixture
-def expired(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(params=[(20, "MESSAGE_WAS_REMOVING"), (19, "OFFSET_FOUND_NULL")], ids=["commit log", "consume queue"])
+def expired(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A broker with the queue `EXPIRED`, which has the bounds 0 and 10, and whose messages were all deleted.
 
-    RocketMQ 4.9 does not correct the minimum of such a queue until it gets a new message.
+    RocketMQ 4.9 does not correct the minimum of such a queue until it gets a new message. The answer to a pull depends on the file that
+    was deleted.
     """
+    code, remark = request.param
     monkeypatch.setattr(fetch, "HOLE_PATIENCE", 0.2)
     monkeypatch.setattr(module, "HOLE_PATIENCE", 0.2)
 
     def script(link: Link) -> None:
-        for request in link.requests():
+        for asked in link.requests():
             bounds: dict[str, Any] = {"minOffset": "0", "maxOffset": "10", "nextBeginOffset": "10"}
-            if request.code == RequestCode.PULL_MESSAGE and request.ext["queueOffset"] == "10":
-                link.reply(request, 19, remark="OFFSET_OVERFLOW_ONE", **bounds)
-            elif request.code == RequestCode.PULL_MESSAGE:
-                link.reply(request, 20, remark="MESSAGE_WAS_REMOVING", **bounds)
+            if asked.code == RequestCode.PULL_MESSAGE and asked.ext["queueOffset"] == "10":
+                link.reply(asked, 19, remark="OFFSET_OVERFLOW_ONE", **bounds)
+            elif asked.code == RequestCode.PULL_MESSAGE:
+                link.reply(asked, code, remark=remark, **bounds)
             else:
-                link.offset(request, 10 if request.code == RequestCode.GET_MAX_OFFSET else 0)
+                link.offset(asked, 10 if asked.code == RequestCode.GET_MAX_OFFSET else 0)
 
     with Cluster() as cluster:
         cluster.scripted("a", script)

@@ -31,6 +31,7 @@ from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.topic_anchor import Anchor, is_same_topic, message_at, position_of
 from orderedmq.rocketmq.net import lane
 from orderedmq.rocketmq.net.account import NO_ACCOUNT
+from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
@@ -101,6 +102,8 @@ class FakeBroker:
         self.names = NO_NAMESPACES
         #: Messages that the broker skips although they are within the queue's bounds.
         self.gone: Collection[int] = ()
+        #: The messages before this one are in a file of the consume queue that is being deleted, although the queue's minimum is lower.
+        self.file_end = 0
         #: Whether the current request has a filter.
         self.filtering = False
         #: Changes of all messages, and changes of single messages by offset.
@@ -128,8 +131,10 @@ class FakeBroker:
     def give_back(self, found: FakeLane) -> None:
         self.given_back.append(found)
 
-    def call(self, request: Request[Any], deadline: float, *, topic: str, broker_name: str) -> Answer:
+    def call(self, request: Request[Any], deadline: float, *, topic: str, broker_name: str) -> Answer | int:
         assert (topic, broker_name) == (QUEUE.topic, QUEUE.broker_name)
+        if request.code == RequestCode.GET_MIN_OFFSET:
+            return self.least
         return self._answer(int(request.ext["queueOffset"]), int(request.ext["maxMsgNums"]))
 
     def _answer(self, begin: int, count: int) -> Answer:
@@ -141,6 +146,8 @@ class FakeBroker:
             return self.says(ILLEGAL, self.end)
         if begin == self.end:
             return self.says(NO_NEW, begin)
+        if begin < self.file_end:
+            return self.says(NO_NEW, self.file_end)
         if begin in self.gone:
             return self._after_gone(begin, count)
         given = min(count, self.limit, self.end - begin)
@@ -427,6 +434,35 @@ def test_messages_that_a_broker_skips_for_long_are_lost_though_the_queue_begins_
         puller.pull(QUEUE, 10, 1000, 1 << 30, COLUMNS)
     assert [begin for begin, _, _ in broker.asked].count(10) > 1, "a broker that has just started skips messages for a moment"
     assert everything(puller, caught.value.behind or 0) == list(range(gone[-1] + 1, 5000))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_messages_whose_file_of_the_consume_queue_is_deleted_are_lost_up_to_the_next_file(broker: FakeBroker) -> None:
+    """A file that a pull uses during its deletion stays, unreadable, until more files are deleted, and so does the minimum."""
+    broker.file_end = 4000
+    puller = puller_of(broker)
+    with pytest.raises(DataLossError, match=r"AGED_OUT.*10 to 3999 \(3990\)") as caught:
+        puller.pull(QUEUE, 10, 1000, 1 << 30, COLUMNS)
+    assert [begin for begin, _, _ in broker.asked].count(10) > 1, "a minimum is usually corrected a moment after the deletion"
+    assert everything(puller, caught.value.behind or 0) == list(range(4000, 5000))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_messages_from_a_minimum_on_that_was_corrected_during_a_pull_are_not_lost(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to such a pull has the former minimum, and names the next file, although later messages of this file exist."""
+    broker.file_end = 4000
+    call = broker.call
+
+    def corrected(request: Request[Any], *deadline: float, **where: Any) -> Any:
+        answer = call(request, *deadline, **where)
+        broker.least, broker.file_end = 20, 0
+        return answer
+
+    monkeypatch.setattr(broker, "call", corrected)
+    with pytest.raises(DataLossError, match=r"AGED_OUT.*10 to 19 \(10\)"):
+        puller_of(broker).pull(QUEUE, 10, 1000, 1 << 30, COLUMNS)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Final
+from typing import Final, TypeVar
 
 from orderedmq.conditions import ProtocolCondition, UnavailableCondition
 from orderedmq.errors import (
@@ -38,7 +38,10 @@ from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.codes import MASTER_ID
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
+from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rows.filters import Filter
+
+T = TypeVar("T")
 
 #: Maximum number of pulls in flight for one queue: enough to keep a broker working while a piece is decoded.
 IN_FLIGHT: Final = 256
@@ -431,9 +434,11 @@ class Fetch:
         """Return whether the broker skips the message at ``begin`` for so long that it must have been deleted.
 
         Usually the queue's minimum shows this after 10 s. But before 5.0, a broker keeps the minimum of an idle queue whose messages
-        were all deleted (ConsumeQueue.correctMinOffset). A broker that has just started may skip messages for a moment.
+        were all deleted, and every broker does so if a pull used the file of the consume queue during its deletion
+        (ConsumeQueue.correctMinOffset). A broker that has just started may skip messages for a moment.
         """
-        if result.status is not PullStatus.NO_MATCHED_MESSAGE or begin >= self._stop:
+        skips = result.status is PullStatus.NO_MATCHED_MESSAGE or _is_in_deleted_file(result, begin)
+        if not skips or begin >= self._stop:
             return False
         if self._skipped_since is None:
             self._skipped_since = now
@@ -441,10 +446,17 @@ class Fetch:
 
     def _after_gap(self, begin: int, end: int) -> int:
         """Return the offset after the messages from ``begin`` on that the broker skips. It examines as many messages as are requested."""
-        queue = self._queue
-        request = message_requests.pull(queue, self._group, begin, min(end - begin, _MOST_EXAMINED))
-        result = self._client.call(request, Deadline.after(_PULL_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
+        result = self._call(message_requests.pull(self._queue, self._group, begin, min(end - begin, _MOST_EXAMINED)))
+        if _is_in_deleted_file(result, begin):
+            # If the broker corrected the minimum during this pull, the file also has messages that exist.
+            least = self._call(message_requests.min_offset(self._queue))
+            if least > begin:
+                return least
         return self._first_offset(begin, result)
+
+    def _call(self, request: Request[T]) -> T:
+        deadline = Deadline.after(_PULL_TIMEOUT)
+        return self._client.call(request, deadline, topic=self._queue.topic, broker_name=self._queue.broker_name)
 
     def _first_offset(self, begin: int, result: PullResult) -> int:
         """Return the offset of an answer's first message, or the next offset if the answer to the pull at ``begin`` has no messages."""
@@ -454,6 +466,11 @@ class Fetch:
     def _end_at(self, begin: int, loss: DataLossError | None) -> None:
         if begin < self._stop:
             self._stop, self._loss, self._ended = begin, loss, True
+
+
+def _is_in_deleted_file(result: PullResult, begin: int) -> bool:
+    """Return whether the answer to the pull at ``begin`` skips the rest of a file of the consume queue (OFFSET_FOUND_NULL)."""
+    return result.status is PullStatus.NO_NEW_MESSAGE and result.next_begin_offset > begin
 
 
 def _divided(number: int, by: int) -> int:

@@ -259,7 +259,7 @@ class PullStatus(Enum):
     """The outcome of a pull (PullStatus)."""
 
     FOUND = 0
-    #: The queue has no message at this offset yet.
+    #: The queue has no message at this offset yet; or, if ``next_begin_offset`` is higher, the file of the consume queue is being deleted.
     NO_NEW_MESSAGE = 19
     #: No message up to ``next_begin_offset`` matches the filter. Continue there.
     NO_MATCHED_MESSAGE = 20
