@@ -203,6 +203,36 @@ def test_a_deleted_topic_does_not_stop_the_renewal_of_locks_at_other_brokers(clu
         assert ("gone", "0") not in brokers["a"].numbers
 
 
+def test_a_topic_that_is_being_deleted_does_not_stop_the_grant_and_the_unlock_of_other_topics(cluster: Cluster) -> None:
+    """A query locks queues that it has listed a moment ago. It finds out which messages are lost when it reads the queues."""
+    broker = Broker()
+    queues = [MessageQueue(topic, "a", number) for topic in ("gone", "T") for number in range(2)]
+    for topic in ("gone", "T"):
+        cluster.scripted("a", broker.script, topic=topic)
+    broker.deleted = {"gone"}
+    with contextlib.closing(Query(cluster.nameserver(), "q", "T,gone", "exclusive")) as query:
+        tokens = query.lock(*queues)
+        assert [token.queue for token in tokens] == queues
+        granted = query.groups._offsets.fences("g", queues)
+        assert [fence > 0 for fence in granted.values()] == [False, False, True, True]
+        assert query.groups.stale(tokens) == []
+        query.groups.unlock(tokens)
+        unlocked = query.groups._offsets.fences("g", queues)
+        assert [unlocked[queue] > granted[queue] for queue in queues] == [False, False, True, True]
+
+
+def test_a_topic_that_is_being_deleted_does_not_keep_the_tenures_of_other_topics(cluster: Cluster) -> None:
+    broker = Broker()
+    queues = [MessageQueue(topic, "a", number) for topic in ("gone", "T") for number in range(2)]
+    for topic in ("gone", "T"):
+        cluster.scripted("a", broker.script, topic=topic)
+    with contextlib.closing(Query(cluster.nameserver(), "q", "T,gone", "exclusive")) as query:
+        tokens = query.lock(*queues)
+        broker.deleted = {"gone"}
+        query.groups.end_tenures("g", {token.queue: token.tenure for token in tokens})
+        assert list(query.groups._offsets.tenures("g", queues[2:]).values()) == [0, 0]
+
+
 def test_a_renewal_under_way_does_not_lock_a_queue_again_that_is_given_back(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

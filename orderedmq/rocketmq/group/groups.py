@@ -299,18 +299,11 @@ class RocketMQGroups:
         for lock in kept:
             lock.confirmed = asked
         forgotten = [lock.token for lock in kept if fences[lock.token.queue] < lock_rules.fence_of(lock.token.epoch)]
-        self._restore_fences(group, forgotten, left)
+        self._offsets.set_tenures(group, {token.queue: token.tenure for token in forgotten}, left)
+        self._offsets.fence(group, {token.queue: lock_rules.fence_of(token.epoch) for token in forgotten}, left)
         moved = self._commits.repeat(kept, self._held_locks, left, doubtful)
         self._give_back([lock for lock in kept if lock.token in moved])
         return set(tokens).difference(lock.token for lock in kept).union(moved)
-
-    def _restore_fences(self, group: str, tokens: Sequence[LockToken], left: float) -> None:
-        """Store fences and tenures again that a broker has forgotten. Skip deleted topics, as `Commits.repeat` does."""
-        for topic in dict.fromkeys(token.queue.topic for token in tokens):
-            of_topic = [token for token in tokens if token.queue.topic == topic]
-            with contextlib.suppress(TopicError):
-                self._offsets.set_tenures(group, {token.queue: token.tenure for token in of_topic}, left)
-                self._offsets.fence(group, {token.queue: lock_rules.fence_of(token.epoch) for token in of_topic}, left)
 
     def check(self, token: LockToken) -> bool:
         """See `Groups.check`. Outside of the client's process, this also renews the lock: brokers have no request that only checks it."""
@@ -418,9 +411,8 @@ class RocketMQGroups:
                 return
             # A fenced lock under the query's name may now belong to a later run.
             own += [lock for lock in locks if lock.token in fenced and lock.name == lock.token.client_id]
-            # Raise the fences first, so that a task that checks its lock now does not take it again. A deleted topic or group needs
-            # no fence.
-            with contextlib.suppress(TopicError, GroupError):
+            # Raise the fences first, so that a task that checks its lock now does not take it again. A deleted group needs no fence.
+            with contextlib.suppress(GroupError):
                 self._offsets.raise_fences(group, {one.token.queue: one.token.epoch for one in own}, seconds)
             unlock_queues(self._client, group, {one.token.queue: one.name for one in own}, seconds)
 

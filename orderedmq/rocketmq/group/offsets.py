@@ -158,9 +158,8 @@ class GroupOffsets:
         return dict(zip(queues, self._registers(group, [registers.fence(queue) for queue in queues], seconds)))
 
     def fence(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
-        """Set fences. Tokens with these or lower epochs become stale for every client that reads the fences."""
-        kept = self.write(group, {registers.fence(queue): epoch for queue, epoch in epochs.items()}, seconds)
-        assert not kept, "RocketMQ's tools do not know fences, so they never reset one"
+        """Set fences. Tokens with these or lower epochs become stale for every client that reads the fences. Skip deleted topics."""
+        self._write_of_existing(group, {registers.fence(queue): epoch for queue, epoch in epochs.items()}, seconds)
 
     def raise_fences(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
         """Like `fence`, but only for queues whose fence is lower."""
@@ -174,7 +173,20 @@ class GroupOffsets:
         return dict(zip(queues, self._registers(group, [registers.tenure(queue) for queue in queues])))
 
     def set_tenures(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
-        self.write(group, {registers.tenure(queue): epoch for queue, epoch in epochs.items()}, seconds)
+        """Set the epochs at which tenures began. Skip deleted topics."""
+        self._write_of_existing(group, {registers.tenure(queue): epoch for queue, epoch in epochs.items()}, seconds)
+
+    def _write_of_existing(self, group: str, numbers: Mapping[MessageQueue, int], seconds: float) -> None:
+        """Write registers of locks, but not of deleted topics: their locks protect nothing, and must not stop those of other topics.
+
+        The next boundary finds out which messages are lost. If such a topic is created again, a renewal writes its registers.
+        """
+        try:
+            self.write(group, numbers, seconds)
+        except TopicError:
+            for topic in dict.fromkeys(place.topic for place in numbers):
+                with contextlib.suppress(TopicError):
+                    self.write(group, {place: number for place, number in numbers.items() if place.topic == topic}, seconds)
 
     def resets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         """Return the epoch of each queue's last reset; 0 for a queue that was never reset."""
