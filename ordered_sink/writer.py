@@ -247,14 +247,14 @@ class _Task:
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
     def _queues_of(self, topic: str) -> list[MessageQueue]:
-        known = self._queues.get(topic)
-        if known is None:
+        queues = self._queues.get(topic)
+        if queues is None:
             proposed = self._proposed
             if self._plan.topic is not None:
                 check_topic(topic, writing=True)
                 proposed = target_queues(self._broker, topic, self._options)
-            known = self._queues[topic] = self._staging.targets(topic, proposed)
-        return known
+            queues = self._queues[topic] = self._staging.targets(topic, proposed)
+        return queues
 
 
 def _ordered(hashes: npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None, messages: pa.RecordBatch) -> npt.NDArray[Any]:

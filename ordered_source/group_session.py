@@ -130,14 +130,14 @@ class Session:
             policy = Policy.HAND_OVER if self._options.assignment == "shared" else Policy.REFUSE
             former = Owner(client.owner, group=group, policy=policy, lineage=self._lineage)
             former.locked(self._lock_formerly(client, logged, queues))
-            known = self._groups.offsets(group, queues)
+            offsets = self._groups.offsets(group, queues)
             self._groups.unlock(former.tokens())
         finally:
             self._groups.leave(client)
         locked = former.owned
         return {
             queue: at
-            for queue, at in known.items()
+            for queue, at in offsets.items()
             if queue not in locked or not former.unbroken(locked[queue], logged, at, own[queue])
         }
 
@@ -419,14 +419,14 @@ class GroupSession(Session):
     def place(
         self, start: Checkpoint, begins: Mapping[MessageQueue, int], ends: OffsetMap, recreated_topics: Collection[str]
     ) -> None:
-        known = self._reset(start, begins, recreated_topics)
+        offsets = self._reset(start, begins, recreated_topics)
         changed = start.of_another_group(self.group)
         if changed and start.group is not None:
             # Another member of the former group had these queues.
-            new = [queue for queue in begins if queue not in known and queue not in start.next]
+            new = [queue for queue in begins if queue not in offsets and queue not in start.next]
             begins = {**begins, **(self._groups.offsets(start.group, new) if new else {})}
         former = self._former(start, {queue: at for queue, at in start.next.items() if queue in begins})
-        commit, behind, left = self.owner.enter(start, known, begins, former)
+        commit, behind, left = self.owner.enter(start, offsets, begins, former)
         if changed:
             left = {}
             self._warn_of_another_group(start, begins)
@@ -448,19 +448,19 @@ class GroupSession(Session):
         self, start: Checkpoint, begins: Mapping[MessageQueue, int], recreated_topics: Collection[str]
     ) -> dict[MessageQueue, int]:
         """Carry out the resets that are due when this query starts. Return the group's offsets of the queues."""
-        known = self.offsets(list(begins))
+        offsets = self.offsets(list(begins))
         if not self._lineage and not self.shared:
             # RocketMQ 4 keeps a group's offsets of deleted topics. An offset that was reset since the checkpoint was logged is valid.
-            stale = [queue for queue in known if queue.topic in recreated_topics]
+            stale = [queue for queue in offsets if queue.topic in recreated_topics]
             stale = [queue for queue in stale if not self.owner.reset_since(queue, start)]
-            known.update(self._begin_anew({queue: begins[queue] for queue in stale}))
+            offsets.update(self._begin_anew({queue: begins[queue] for queue in stale}))
         starting = self._options.starting
         if start.fresh and starting.explicit and starting.kind != "committed" and not self.shared:
             # Parking lots and retry topics are not reset: their messages are processed when they are due.
             begins = {queue: begin for queue, begin in begins.items() if not is_parked(queue) and not is_retry(queue)}
             log.warning("group %s is reset to %s, as the options say", self.group, offsets_to_json(begins))
-            known.update(self._begin_anew(begins))
-        return known
+            offsets.update(self._begin_anew(begins))
+        return offsets
 
     def _begin_anew(self, offsets: Mapping[MessageQueue, int]) -> Mapping[MessageQueue, int]:
         """Reset the group's offsets in these owned queues, of which nothing is in flight, and return them.

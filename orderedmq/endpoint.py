@@ -127,12 +127,12 @@ def parse_nameservers(text: str) -> tuple[str, ...]:
 
     The consoles of some clouds show a nameserver's address with ``http://``, which Java's and Go's clients drop.
     """
-    addresses = (re.sub("^http://", "", address.strip(), flags=re.IGNORECASE) for address in re.split("[;,]", text))
-    found = tuple(dict.fromkeys(address for address in addresses if address))
-    if not found:
+    texts = (re.sub("^http://", "", address.strip(), flags=re.IGNORECASE) for address in re.split("[;,]", text))
+    addresses = tuple(dict.fromkeys(address for address in texts if address))
+    if not addresses:
         raise RocketMQError(
             RocketMQCondition.ADDRESS, f"{text[:200]!r} names no nameserver. Give host:port, and separate several by ';'"
         )
-    for address in found:
+    for address in addresses:
         parse_address(address)
-    return found
+    return addresses

@@ -29,14 +29,14 @@ class SendBack:
 
     def send(self, messages: Sequence[Message]) -> None:
         """Send messages back. Raises the errors of `Groups.send_back`. After one that passes, call this again with the same messages."""
-        self._send(messages, [(one._offset, one._level) for one in messages])
+        self._send(messages, [(message._offset, message._level) for message in messages])
 
     def give_up(self, message: Message) -> None:
         """Tell the broker to make a message a dead letter. Raises the errors of `send`."""
         self._send([message], [(message._offset, _DEAD_LETTER)])
 
     def _send(self, messages: Sequence[Message], levels: Sequence[tuple[int, int]]) -> None:
-        left = [one for one in levels if one not in self._sent]
+        left = [level for level in levels if level not in self._sent]
         with naming(self._token.queue, messages, "be sent back"):
             while left:
                 done = self._broker.groups.send_back(self._token, left, self._most)

@@ -308,12 +308,12 @@ class EmbeddedAdmin:
         with store.read() as txn:
             prefix = b"" if group is None else layout.group_prefix(group)
             every = [(*layout.group_of(key), layout.lock_from_json(value)) for key, value in txn.scan("locks", prefix)]
-            found = [one for one in every if not one[2].orphaned]
+            locks = [(name, queue, lock) for name, queue, lock in every if not lock.orphaned]
             said = [layout.member_from_json(value) for _, value in txn.scan("members", prefix)]
         names = _query_names(store) | {member.client_id: member.name for member in said if member.name is not None}
         now = self._clock.instant()
         # Each client is checked once, however many queues it owns.
-        alive = {client_id: members.alive(client_id) for client_id in {lock.client_id for _, _, lock in found if lock.held}}
+        alive = {client_id: members.alive(client_id) for client_id in {lock.client_id for _, _, lock in locks if lock.held}}
         return [
             LockInfo(
                 name,
@@ -328,7 +328,7 @@ class EmbeddedAdmin:
                 lock.remaining(now),
                 names.get(lock.client_id),
             )
-            for name, queue, lock in found
+            for name, queue, lock in locks
         ]
 
 

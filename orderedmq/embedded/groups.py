@@ -88,8 +88,8 @@ def forward(txn: Transaction, token: LockToken, offset: int) -> None:
     """Move a group's offset in the queue of a current token forward, never back. A deleted queue has no offset."""
     guard = guarding(token)
     lock = lock_at(txn, guard.group, guard.queue)
-    known = offset_at(txn, token.group, token.queue)
-    if lock is not None and not lock.orphaned and (known is None or known < offset):
+    former = offset_at(txn, token.group, token.queue)
+    if lock is not None and not lock.orphaned and (former is None or former < offset):
         put_offset(txn, token.group, token.queue, offset)
 
 

@@ -129,8 +129,8 @@ def add(
 def retire(txn: Transaction, topic: TopicInfo, queue: MessageQueue, *, before: int) -> int:
     """Delete the chunks of a queue of ``topic`` that end at or before ``before``. Return the number of messages deleted."""
     at = state(txn, queue)
-    found = chunks(txn, queue, at, at.min_offset)
-    return _delete(txn, topic, queue, list(itertools.takewhile(lambda part: part[0] + part[1].rows <= before, found)))
+    stored = chunks(txn, queue, at, at.min_offset)
+    return _delete(txn, topic, queue, list(itertools.takewhile(lambda part: part[0] + part[1].rows <= before, stored)))
 
 
 def _delete(txn: Transaction, topic: TopicInfo, queue: MessageQueue, gone: Sequence[tuple[int, Chunk]]) -> int:
@@ -158,8 +158,8 @@ def retain(txn: Transaction, topic: TopicInfo, clock: Clock, *, most: int | None
     which a later retention must know.
     """
     out: dict[MessageQueue, int] = {}
-    known, clocks = _clocks(txn, clock)
-    if clocks is not known:
+    recorded, clocks = _clocks(txn, clock)
+    if clocks is not recorded:
         txn.put("meta", layout.CLOCKS, layout.clocks_to_json(clocks))
     for overdue in (_expired, _oldest):
         for queue, gone in overdue(txn, topic, clocks, clock, most).items():
@@ -189,8 +189,8 @@ def _expired(
     older = clock.wall() - clocks.ahead(clock.instant(), topic.retention_seconds) - int(topic.retention_seconds * 1e6)
     for queue in queues_of(topic):
         at = state(txn, queue)
-        found = itertools.takewhile(lambda part: part[1].last_stored < older, chunks(txn, queue, at, at.min_offset))
-        gone = list(itertools.islice(found, most))
+        expired = itertools.takewhile(lambda part: part[1].last_stored < older, chunks(txn, queue, at, at.min_offset))
+        gone = list(itertools.islice(expired, most))
         if gone:
             out[queue] = gone
             most = None if most is None else most - len(gone)

@@ -215,15 +215,15 @@ def _other_ranges(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     A replay may lack whole queues (another owner took them over) and the first messages of a range (they aged out), but each range must
     end where the recorded range ends, because the next batch begins there. The query's consumer group may have changed.
     """
-    known: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    ranges: dict[tuple[str, int], list[tuple[int, int]]] = {}
     incarnations: dict[str, str] = {}
     for _, topic, queue_id, begin, end, incarnation in old["sources"]:
         # A query may read a queue twice, in two groups or without one, so a queue may have several ranges.
-        known.setdefault((topic, queue_id), []).append((begin, end))
+        ranges.setdefault((topic, queue_id), []).append((begin, end))
         incarnations[topic] = incarnation
     for _, topic, queue_id, begin, end, incarnation in new["sources"]:
         queue = MessageQueue(topic, EMBEDDED_BROKER, queue_id)
-        then = known.get((topic, queue_id))
+        then = ranges.get((topic, queue_id))
         if then is None:
             return f"queue {queue} was not part of it"
         if incarnation != incarnations[topic]:

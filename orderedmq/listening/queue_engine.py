@@ -213,7 +213,7 @@ class QueueEngine(Engine):
         for message in head.messages if alone else batch.messages:
             message._attempts += 1
             message._error = text
-        self._again.extendleft(reversed([one for one in rest if one.messages]))
+        self._again.extendleft(reversed([part for part in rest if part.messages]))
         if alone and 0 <= self.settings.max_reconsume_times < head.messages[0]._attempts:
             self._auto_commit = context.auto_commit
             self._exhausted.append((head, head.messages[0]))

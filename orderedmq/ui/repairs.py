@@ -83,16 +83,16 @@ class Repairs:
             begin = first if first is not None else at.min_offset if filtered else last - ROWS
             [(begin, _)] = chosen.spans(broker.log, queue, min(max(at.min_offset, begin), last), last)
             end = min(begin + (_SEARCHED if filtered else ROWS), last)
-            found, replayed = list[DeadLetter](), set[int]()
+            letters, replayed = list[DeadLetter](), set[int]()
             for piece in dead_letters.find(broker.log, queue, chosen, begin, end, ROWS):
-                found += piece
+                letters += piece
                 replayed |= dead_letters.replayed(broker, queue, piece, chosen, upto)
-            if filtered and len(found) == ROWS:
-                end = found[-1].offset + 1
+            if filtered and len(letters) == ROWS:
+                end = letters[-1].offset + 1
             if len(queues) > 1:
                 given = {**given, "broker": queue.broker_name}
             names["queue"] = queue
-            names["letters"] = [(one, _state(one, chosen, replayed)) for one in found]
+            names["letters"] = [(letter, _state(letter, chosen, replayed)) for letter in letters]
             names["waiting"] = max(last - upto, 0)
             conditions = _conditions(given)
             if begin > at.min_offset and not filtered:

@@ -183,9 +183,9 @@ class RocketMQGroups:
             member_client.send_heartbeat_to_new(group, by_name)
         ids = self._roster.ids(group, brokers, self.trust)
         only_run = lock_rules.is_only_run(client.client_id, [*ids, *self._held_locks.clients(group)])
-        held = [lock.token for queue in queues if (lock := self._held_locks.get(group, queue, client.client_id)) is not None]
-        lost = self._confirm(held, asked + _LOCK_TIMEOUT)
-        out: dict[MessageQueue, LockToken | Refusal] = {token.queue: token for token in held if token not in lost}
+        tokens = [lock.token for queue in queues if (lock := self._held_locks.get(group, queue, client.client_id)) is not None]
+        lost = self._confirm(tokens, asked + _LOCK_TIMEOUT)
+        out: dict[MessageQueue, LockToken | Refusal] = {token.queue: token for token in tokens if token not in lost}
         wanted = [queue for queue in queues if queue not in out]
         left_out = self._left_out(group, wanted, client.client_id, ids, brokers)
         names = {queue: lock_name(client.client_id, only_run=only_run) for queue in wanted if queue not in left_out}
@@ -407,14 +407,14 @@ class RocketMQGroups:
             own = [lock for lock in locks if lock.token not in fenced]
             self._commits.repeat(own, self._held_locks, seconds, wait=seconds)
             if linger > 0:
-                self._offsets.fence(group, {one.token.queue: lock_rules.lingering(one.token.epoch) for one in own}, seconds)
+                self._offsets.fence(group, {lock.token.queue: lock_rules.lingering(lock.token.epoch) for lock in own}, seconds)
                 return
             # A fenced lock under the query's name may now belong to a later run.
             own += [lock for lock in locks if lock.token in fenced and lock.name == lock.token.client_id]
             # Raise the fences first, so that a task that checks its lock now does not take it again. A deleted group needs no fence.
             with contextlib.suppress(GroupError):
-                self._offsets.raise_fences(group, {one.token.queue: one.token.epoch for one in own}, seconds)
-            unlock_queues(self._client, group, {one.token.queue: one.name for one in own}, seconds)
+                self._offsets.raise_fences(group, {lock.token.queue: lock.token.epoch for lock in own}, seconds)
+            unlock_queues(self._client, group, {lock.token.queue: lock.name for lock in own}, seconds)
 
     def end_tenures(self, group: str, tenures: Mapping[MessageQueue, int]) -> None:
         last = self._offsets.tenures(group, list(tenures))

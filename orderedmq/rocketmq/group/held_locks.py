@@ -59,9 +59,9 @@ class HeldLocks:
     def replace(self, tokens: Mapping[LockToken, LockToken]) -> None:
         """Replace tokens of locks that are held and stay held, each by a token of the same client."""
         for former, token in tokens.items():
-            held = self.own(former)
-            if held is not None:
-                self.put(HeldLock(token, held.confirmed, held.committed))
+            lock = self.own(former)
+            if lock is not None:
+                self.put(HeldLock(token, lock.confirmed, lock.committed))
 
     def own(self, token: LockToken) -> HeldLock | None:
         """Return a token's lock; None if the lock was given back or lost, or belongs to another process."""
@@ -92,8 +92,8 @@ class HeldLocks:
     def forget_offsets(self, group: str) -> None:
         """Forget the last committed offsets of a group, because somebody else has changed the offsets at the broker."""
         with self._lock:
-            for (name, _), held in self._found.items():
-                for lock in held.values() if name == group else ():
+            for (name, _), by_client in self._found.items():
+                for lock in by_client.values() if name == group else ():
                     lock.committed.clear()
 
     def of_client(self, client_id: str) -> list[HeldLock]:

@@ -166,8 +166,8 @@ class MemberClient:
 
     def joined_within(self, group: str, seconds: float) -> bool:
         """Return whether this client became a member of the group within the last ``seconds``."""
-        known = self._groups.get(group)
-        return known is not None and time.monotonic() - known.since < seconds
+        membership = self._groups.get(group)
+        return membership is not None and time.monotonic() - membership.since < seconds
 
     def cut_off(self) -> bool:
         """Return whether a connection to a broker has ended, and with it this client's membership at that broker."""

@@ -233,8 +233,8 @@ class GroupOffsets:
             block, bit = divmod(offset, registers.SETTLED_BLOCK)
             new[block] = new.get(block, 0) | 1 << bit
         places, reset = [registers.settled(queue, block) for block in new], self.resets(group, [queue])[queue]
-        known = [registers.settled_bits(number, reset) for number in self._registers(group, places)]
-        numbers = [registers.settled_number(old | bits, reset) for old, bits in zip(known, new.values())]
+        stored = [registers.settled_bits(number, reset) for number in self._registers(group, places)]
+        numbers = [registers.settled_number(old | bits, reset) for old, bits in zip(stored, new.values())]
         self.write(group, dict(zip(places, numbers)))
 
     def settled(self, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
@@ -247,8 +247,8 @@ class GroupOffsets:
         if not any(numbers):
             return set()
         reset = self.resets(group, [queue])[queue]
-        found = [(block * size, registers.settled_bits(number, reset)) for block, number in zip(blocks, numbers)]
-        every = {first + bit for first, bits in found for bit in range(size) if bits >> bit & 1}
+        blocks_of_bits = [(block * size, registers.settled_bits(number, reset)) for block, number in zip(blocks, numbers)]
+        every = {first + bit for first, bits in blocks_of_bits for bit in range(size) if bits >> bit & 1}
         return {offset for offset in every if span.begin <= offset < end}
 
     def _registers(self, group: str, places: Sequence[MessageQueue], seconds: float = GROUP_TIMEOUT) -> list[int]:

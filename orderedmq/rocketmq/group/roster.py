@@ -79,7 +79,9 @@ class Roster:
         ids = self._directory.ids(group, brokers)
         now = time.monotonic()
         listed = dict.fromkeys(ids, float("inf"))
-        if any(one not in listed and client.in_group(group) is not None for one, client in list(self.clients.items())):
+        if any(
+            client_id not in listed and client.in_group(group) is not None for client_id, client in list(self.clients.items())
+        ):
             self._unlisted[group] = now
         if self._rejoins(group, trust):
             queries = {query_of(one) for one in ids}

@@ -242,8 +242,8 @@ class RocketMQLog:
         """Check that a queue exists. Raises TopicError MISSING or NO_SUCH_QUEUE."""
         route = self.route(queue.topic)
         if state_of(queue, route) is RouteState.UNKNOWN and not self._existing([queue]):
-            known = f"it has {len(route.all_queues())} queues"
-            raise no_such_queue(queue.topic, f"{queue.broker_name}/{queue.queue_id}", known)
+            size = f"it has {len(route.all_queues())} queues"
+            raise no_such_queue(queue.topic, f"{queue.broker_name}/{queue.queue_id}", size)
 
     def refuse_hidden_static(self, topic: str) -> None:
         """Refuse to write to a static topic through a Proxy. Raises RocketMQError STATIC_TOPIC.

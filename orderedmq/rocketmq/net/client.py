@@ -184,9 +184,9 @@ class Client:
         if last.route.brokers.keys() <= route.brokers.keys():
             return _Known(route, time.monotonic())
         try:
-            found = self.cluster(deadline)
+            cluster = self.cluster(deadline)
             # A Proxy keeps the route from which the brokers are taken, also after one of them has gone away.
-            reporting = {} if found.behind_proxy else found.brokers
+            reporting = {} if cluster.behind_proxy else cluster.brokers
             # Request the route again, so that it has brokers that have reported since the first request.
             route = self.call_nameserver(topic_route(route.topic), deadline)
         except (RocketMQUnavailableError, TopicError):
@@ -248,13 +248,13 @@ class Client:
         failures = 0
         while True:
             try:
-                found = behind_proxy.find_cluster(partial(self.call_nameserver, deadline=deadline), self._proxied, try_broker)
+                cluster = behind_proxy.find_cluster(partial(self.call_nameserver, deadline=deadline), self._proxied, try_broker)
             except RocketMQUnavailableError as error:
                 failures += 1
                 self._endpoints.pause(RETRY.delay(failures, random.random()), deadline, error)
             else:
-                self._proxied = found.behind_proxy
-                return found
+                self._proxied = cluster.behind_proxy
+                return cluster
 
     def whole_cluster(self, deadline: float, enough: Callable[[ClusterInfo], bool] | None = None) -> ClusterInfo:
         """Return every broker that any nameserver knows. Raises the errors of `cluster`.

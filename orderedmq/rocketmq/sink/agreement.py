@@ -128,10 +128,10 @@ class Agreement:
         masters = sorted(name for name, broker in route.brokers.items() if broker.master is not None)
         states |= self._read([name for name in masters if name not in states])
         answering = [name for name in masters if isinstance(states[name], BrokerState)]
-        with self._brokers.gates(answering, lambda: _is_recorded(proposed, self._read(list(proposed.counts)))) as held:
-            if held is None:
+        with self._brokers.gates(answering, lambda: _is_recorded(proposed, self._read(list(proposed.counts)))) as locked:
+            if locked is None:
                 return proposed
-            return self._decide(proposed, route, states | self._read(answering), held)
+            return self._decide(proposed, route, states | self._read(answering), locked)
 
     def _read(self, names: Sequence[str]) -> States:
         states = self._brokers.read(names)
@@ -144,12 +144,12 @@ class Agreement:
         proposed: BatchQueues,
         route: Route,
         states: States,
-        held: Callable[[], bool],
+        locked: Callable[[], bool],
     ) -> BatchQueues:
         """Return the recorded list, or else the proposed one. If rows may be sent, first store its record where it is missing."""
         present = {name: state for name, state in states.items() if isinstance(state, BrokerState)}
-        found = recorded(proposed, {name: state.record for name, state in present.items()}, route, self.committed)
-        queues = found or proposed
+        fixed = recorded(proposed, {name: state.record for name, state in present.items()}, route, self.committed)
+        queues = fixed or proposed
         sending = self.committed < self._batch
         why = queues.lack(route, sending=sending)
         if why is not None:
@@ -168,14 +168,14 @@ class Agreement:
             try:
                 if not present[name].entered:
                     self._brokers.enter(name)
-                if not held():
+                if not locked():
                     raise queues_away(queues, "the locks of the brokers' gates were lost")
                 self._brokers.write(name, queues.record(name))
             except RocketMQUnavailableError:
                 # The record at a broker without queues of the batch helps only if the other brokers are away or forget theirs.
                 if name in required:
                     raise
-        if not held():
+        if not locked():
             # A broker has restarted, so another attempt may have decided since.
             raise queues_away(queues, "the locks of the brokers' gates were lost")
         return queues

@@ -115,13 +115,13 @@ def recorded(proposed: BatchQueues, records: Mapping[str, Record], route: Route,
     if not of_batch:
         return None
     if newest not in (-1, proposed.batch):
-        earlier = {one.digest for one in _lists(replace(proposed, batch=newest), of_batch, route)}
+        earlier = {former.digest for former in _lists(replace(proposed, batch=newest), of_batch, route)}
         of_batch = {name: record for name, record in of_batch.items() if record.digest not in earlier}
         if not of_batch:
             return None
     lists = _lists(proposed, of_batch, route)
     # An attempt that died before it stored all records has left an incomplete list. If there is also a complete one, that one counts.
-    complete = [one for one in lists if all(records.get(name) == one.record(name) for name in one.counts)]
+    complete = [queues for queues in lists if all(records.get(name) == queues.record(name) for name in queues.counts)]
     if len(complete or lists) == 1:
         return (complete or lists)[0]
     there = ", ".join(f"{data.write_queues} at {data.broker_name!r}" for data in route.queues) or "none"
@@ -132,9 +132,9 @@ def _lists(proposed: BatchQueues, records: Mapping[str, Record], route: Route) -
     """Return the lists that can be assembled from records of the batch that ``proposed`` is for."""
     lists = []
     for digest in sorted({record.digest for record in records.values() if record.is_of(proposed.batch)}):
-        found = next((one for one in _candidates(proposed, digest, records, route) if one.digest == digest), None)
-        if found is not None:
-            lists.append(found)
+        queues = next((queues for queues in _candidates(proposed, digest, records, route) if queues.digest == digest), None)
+        if queues is not None:
+            lists.append(queues)
     return lists
 
 

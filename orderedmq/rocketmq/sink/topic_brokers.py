@@ -57,14 +57,14 @@ class RocketMQTopicBrokers:
     @contextlib.contextmanager
     def gates(self, names: Sequence[str], unless: Callable[[], bool]) -> Iterator[Callable[[], bool] | None]:
         with contextlib.ExitStack() as gates:
-            held: list[Callable[[], bool]] = []
+            checks: list[Callable[[], bool]] = []
             for name in names:
-                still = gates.enter_context(self._port(self._queue(name)).gate(unless))
-                if still is None:
+                is_locked = gates.enter_context(self._port(self._queue(name)).gate(unless))
+                if is_locked is None:
                     yield None
                     return
-                held.append(still)
-            yield lambda: all(still() for still in held)
+                checks.append(is_locked)
+            yield lambda: all(is_locked() for is_locked in checks)
 
     def enter(self, name: str) -> None:
         self._port(self._queue(name)).enter()
