@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args, get_origin
+from typing import Any, Final, Literal, cast
 
 from orderedmq.cli import COMMANDS, GROUPS, load
 from orderedmq.errors import OrderedMQError
@@ -37,7 +37,7 @@ EXAMPLES: Final = ROOT / "docs" / "reference" / "examples.json"
 #: Options of every command, which the page has once, at its top.
 _SHARED: Final = ("path", "as_json", "namesrv", "namespace", "profile", "options")
 #: The word for an option's value in a table, by its type, if the option does not name its value.
-_WORDS: Final[Mapping[Any, str]] = {int: "NUMBER", float: "NUMBER", Path: "FILE"}
+_WORDS: Final = {"int": "NUMBER", "integer": "NUMBER", "float": "NUMBER", "path": "FILE"}
 #: The pages of the site that have the documents of the repository's root.
 _PLACES: Final = {
     "README.md": "index.md",
@@ -362,10 +362,9 @@ def _table(params: list[Any]) -> list[str]:
 
 def _value(one: Any) -> str:
     """Return the word for an option's value, as the table shows it."""
-    annotation = getattr(getattr(one, "type_descriptor", None), "annotation", None)
-    if get_origin(annotation) is Literal:
-        return "|".join(map(str, get_args(annotation)))
-    return str(one.metavar or _WORDS.get(annotation, "TEXT"))
+    if choices := getattr(one.type, "choices", None):
+        return "|".join(map(str, choices))
+    return str(one.metavar or _WORDS.get(one.type.name.removesuffix(" range"), "TEXT"))
 
 
 def _default(one: Any) -> str:

@@ -113,11 +113,11 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as it is after the documented `python3 -m venv omq && . omq/bin/activate && pip install '.[java]'`, without the extra dev."""
+    """A folder with the environment omq after the documented `pip install '.[spark,java]'`, without the extra dev."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder / "omq", symlinks=True, with_pip=False)
     (packages,) = (folder / "omq").glob("lib/python*/site-packages")
-    link(dependencies("orderedmq", "java") - {"orderedmq"}, packages)
+    link((dependencies("orderedmq", "spark") | dependencies("orderedmq", "java")) - {"orderedmq"}, packages)
     install: list[str | Path] = [
         sys.executable,
         "-m",
@@ -178,7 +178,7 @@ def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_set
 ) -> None:
     script, (install, *commands) = quick_start()
     (bare / "invoices.py").write_text(script)
-    assert "pip install '.[java]'" in install
+    assert "pip install '.[spark,java]'" in install
     # These are options of the JVM and not of Spark. A JVM that lives for seconds should compile quickly rather than well.
     env = bare_machine | {"SPARK_LOCAL_IP": "127.0.0.1", "JDK_JAVA_OPTIONS": " ".join(QUICK_JVM)}
     said = ""
