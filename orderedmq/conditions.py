@@ -54,6 +54,7 @@ class GroupCondition(StrEnum):
     CHANGED = "CHANGED"
     PARKED = "PARKED"
     NOT_PARKED = "NOT_PARKED"
+    NEWER_FORMAT = "NEWER_FORMAT"
 
 
 class OffsetCondition(StrEnum):

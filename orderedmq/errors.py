@@ -148,7 +148,7 @@ class TopicError(ErrorOf[TopicCondition]):
 
 
 class GroupError(ErrorOf[GroupCondition]):
-    """A consumer group has an invalid name, does not exist, is in use or is another one than before, or its members disagree."""
+    """A group has an invalid name, does not exist, is in use, is another one than before, has a newer format, or its members disagree."""
 
     family = "ORDEREDMQ_GROUP"
     conditions = GroupCondition

@@ -22,6 +22,8 @@ from orderedmq.rows.filters import ALL
 #: Seconds that a membership lasts after a heartbeat, if the broker has no other limit. A heartbeat is sent with each renewal of the
 #: locks (RENEW_INTERVAL).
 MEMBER_LIFE: Final = LOCK_LIFE
+#: The format of what members of a group tell each other, and of the division that they compute.
+FORMAT: Final = 1
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Subscription:
 
     ``strategy``: None for an exclusive group, where one member has all queues. ``filter`` is canonical. ``failures``: the option that
     decides where failed messages wait, "parkingLot" or "retryTopic", or "" for neither. All members need the same value, because a
-    member that does not read a queue's waiting messages must not get the queue.
+    member that does not read a queue's waiting messages must not get the queue. ``format``: FORMAT of the member's version.
     """
 
     assignment: str
@@ -39,14 +41,20 @@ class Subscription:
     filter: str = ALL
     filter_type: str = "TAG"
     failures: str = ""
+    format: int = FORMAT
 
     def differences(self, other: Subscription) -> list[str]:
         """Return a text for each difference, with this value before the other's: ``assignment 'shared', not 'exclusive'``."""
         mine, theirs = asdict(self), asdict(other)
+        if self.format != other.format:
+            # The other fields of a newer format may be unknown.
+            return [_difference("format", self.format, other.format)]
         return [_difference(name, mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]]
 
 
-def _difference(name: str, mine: str | None, theirs: str | None) -> str:
+def _difference(name: str, mine: object, theirs: object) -> str:
+    if name == "format":
+        return f"group format {mine} of its version of orderedmq, not {theirs}"
     if name != "failures":
         return f"{name} {mine!r}, not {theirs!r}"
     # Name the options, because they are what a user knows.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,8 @@ def test_the_earlier_member_wins_and_the_later_is_told_who_that_is_and_all_that_
 
 @pytest.mark.parametrize("field", ["topics", "strategy", "filter", "filter_type"])
 def test_one_difference_is_enough_and_only_it_is_named(field: str):
-    other = replace(SHARED, **{field: "other"})
+    change: Any = {field: "other"}
+    other = replace(SHARED, **change)
     assert other.differences(SHARED) == [f"{field} 'other', not {getattr(SHARED, field)!r}"]
     with pytest.raises(GroupError, match="this query has " + field):
         refuse("g", client("b@1"), [member("a@1", 1), member("b@1", 2, other)])

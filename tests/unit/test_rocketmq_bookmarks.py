@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import SinkBatch
-from orderedmq.errors import LockError, OptionError
+from orderedmq.errors import GroupError, LockError, OptionError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
@@ -177,6 +177,18 @@ def test_a_broker_that_has_forgotten_a_sink_hides_none_of_its_messages(named: st
     bookmarks = {queue: cluster.numbers[queue.queue_id] for queue in QUEUES}
     verdict = judge(SinkBatch(SINK, 0, None, named, "", "t"), tokens, bookmarks, [])
     assert verdict == Verdict(False, {QUEUES[0]: 1, QUEUES[1]: 2}, newest=0)
+
+
+@pytest.mark.holds("newer format")
+@pytest.mark.parametrize("named", ["billing-out", None])
+def test_the_numbers_of_a_sink_of_a_newer_version_are_refused(named: str | None) -> None:
+    cluster: Any = Cluster()
+    cluster.numbers[registers.mark(QUEUES[0]).queue_id] = 1 << 62 | 7
+    bookmarks = Bookmarks(cluster, SINK, "t", named)
+    with pytest.raises(GroupError) as caught:
+        bookmarks.states(QUEUES[:1])
+    assert caught.value.condition == "ORDEREDMQ_GROUP.NEWER_FORMAT"
+    assert repr(bookmarks.group) in caught.value.message
 
 
 def test_a_sink_without_messages_begins_at_the_ends_of_all_queues() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from orderedmq.conditions import LockCondition
-from orderedmq.errors import LockError, RocketMQUnavailableError
+from orderedmq.errors import GroupError, LockError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import ClientIdentity, LockToken, Refusal
 from orderedmq.ownership.membership import Subscription
@@ -180,6 +180,38 @@ def test_a_lock_that_was_granted_by_a_clock_that_was_ahead_can_be_taken(
         assert caught.value.sub == LockCondition.LOST
         assert query.groups.offsets("g", [QUEUE]) == {QUEUE: 10 if how == "seek" else 50}
         assert query.groups.renew([token]) == [token]
+
+
+@pytest.mark.holds("newer format")
+@pytest.mark.parametrize("use", ["lock", "seek"])
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_group_with_numbers_of_a_newer_version_is_refused_before_a_number_changes(
+    cluster: Cluster, use: str, owned: bool
+) -> None:
+    broker = Broker({("T", str(registers.fence(QUEUE).queue_id)): str(1 << 62 | 6 | owned), ("T", "0"): "5"})
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query:
+        admin, before = RocketMQAdmin(query.client, query.log), dict(broker.numbers)
+        uses: dict[str, Callable[[], object]] = {
+            "lock": lambda: query.lock(QUEUE),
+            "seek": lambda: admin.seek("g", {QUEUE: 1}, force=True),
+        }
+        with pytest.raises(GroupError) as caught:
+            uses[use]()
+        assert caught.value.condition == "ORDEREDMQ_GROUP.NEWER_FORMAT"
+        assert "group 'g'" in caught.value.message
+        assert (broker.numbers, broker.locks) == (before, {})
+
+
+def test_a_query_whose_queue_a_newer_version_has_taken_loses_its_lock(cluster: Cluster) -> None:
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query:
+        [token] = query.lock(QUEUE)
+        broker.numbers["T", str(registers.fence(QUEUE).queue_id)] = str(1 << 62 | 7)
+        with pytest.raises(LockError) as caught:
+            query.groups.commit({token: 5})
+        assert caught.value.sub == LockCondition.LOST
 
 
 def test_a_deleted_topic_does_not_stop_the_renewal_of_locks_at_other_brokers(cluster: Cluster) -> None:

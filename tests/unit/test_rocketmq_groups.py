@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -316,6 +317,19 @@ def test_a_heartbeat_says_the_filter_but_not_of_retries() -> None:
 def test_what_cannot_be_read_is_said(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         running_info.decode(lock_rules.new_client("a").client_id, body)
+
+
+@pytest.mark.holds("newer format")
+@pytest.mark.parametrize("more", [{}, {"locks": "another form"}, {"subscription": {"format": 2, "quorum": 3}}])
+def test_a_member_of_a_newer_version_disagrees_whatever_else_it_reports(more: dict[str, Any]) -> None:
+    client_id = lock_rules.new_client("a").client_id
+    subscription = {"assignment": "shared", "topics": "orders", "strategy": "AVG", "format": 2}
+    own = {"owner": "a", "subscription": subscription, "joined": 7, "renewed": 1.0, "room": None, "locks": [], **more}
+    info = running_info.decode(client_id, json.dumps({"properties": {running_info.OURS: json.dumps(own)}}).encode())
+    assert (info.member.client_id, info.member.joined) == (client_id, 7)
+    assert Subscription("shared", "orders", "AVG").differences(info.member.subscription) == [
+        "group format 1 of its version of orderedmq, not 2"
+    ]
 
 
 def test_who_does_not_answer_is_taken_to_agree() -> None:

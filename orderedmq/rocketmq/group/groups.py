@@ -209,7 +209,7 @@ class RocketMQGroups:
         """Return which of ``queues`` others may hold under locks that a restarted broker has forgotten and would grant again."""
         if not queues or not self._roster.may_lack_members(group, mine, self.trust):
             return set()
-        fences = self._offsets.fences(group, queues)
+        fences = self._offsets.known_fences(group, queues)
         owned = {queue for queue, fence in fences.items() if lock_rules.is_owned_by_other(fence, mine)}
         return owned | self._roster.forgotten_locks(group, queues, mine, ids, brokers, self.trust)
 
@@ -222,7 +222,7 @@ class RocketMQGroups:
         asked: float,
     ) -> dict[MessageQueue, LockToken]:
         """Return new tokens, and make all older ones stale. ``queues``: for each queue, whether its lock has the query's name."""
-        fences, resets = self._offsets.fences(group, list(queues)), self._offsets.resets(group, list(queues))
+        fences, resets = self._offsets.known_fences(group, list(queues)), self._offsets.resets(group, list(queues))
         epochs = {queue: self._epochs.next(max(fences[queue], resets[queue]), client.client_id) for queue in queues}
         last = self._offsets.tenures(group, [queue for queue in queues if tenures.get(queue, 0) > resets[queue]])
         began = {queue: last[queue] if queue in last and last[queue] == tenures[queue] else epochs[queue] for queue in queues}

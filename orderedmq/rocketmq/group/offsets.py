@@ -157,6 +157,12 @@ class GroupOffsets:
         """Return the fence of each queue; 0 for a queue without a fence."""
         return dict(zip(queues, self._registers(group, [registers.fence(queue) for queue in queues], seconds)))
 
+    def known_fences(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        """Like `fences`, before anything is decided by them. Raises GroupError NEWER_FORMAT."""
+        fences = self.fences(group, queues)
+        registers.require_known(group, fences.values())
+        return fences
+
     def fence(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
         """Set fences. Tokens with these or lower epochs become stale for every client that reads the fences. Skip deleted topics."""
         self._write_of_existing(group, {registers.fence(queue): epoch for queue, epoch in epochs.items()}, seconds)
@@ -198,8 +204,11 @@ class GroupOffsets:
         assert not kept, "RocketMQ's tools do not know this register, so they never reset it"
 
     def next_epochs(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """Return for each queue an epoch that no grant so far exceeds. With this fence, the queue counts as given back."""
-        return {queue: lock_rules.freed(fence) for queue, fence in self.fences(group, queues).items()}
+        """Return for each queue an epoch that no grant so far exceeds. With this fence, the queue counts as given back.
+
+        Raises GroupError NEWER_FORMAT.
+        """
+        return {queue: lock_rules.freed(fence) for queue, fence in self.known_fences(group, queues).items()}
 
     def make_retry_topic(self, group: str) -> None:
         """Create the group's retry topic if brokers are reached through a Proxy. Without a Proxy, members' heartbeats create it.

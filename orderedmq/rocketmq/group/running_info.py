@@ -19,7 +19,7 @@ from orderedmq.conditions import ProtocolCondition
 from orderedmq.errors import ProtocolError
 from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX, MessageQueue
 from orderedmq.ownership.lock import Instant, LockToken
-from orderedmq.ownership.membership import Member, Subscription
+from orderedmq.ownership.membership import FORMAT, Member, Subscription
 from orderedmq.rocketmq.group.lock_rules import is_ours, query_of
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
 from orderedmq.rocketmq.wire.frame import Bytes
@@ -160,7 +160,12 @@ def with_like_texts(member: Member, like: Subscription | None, topics: Iterable[
 
 def _ours(client_id: str, own: dict[str, Any]) -> Info:
     try:
-        subscription = Subscription(**own["subscription"])
+        given = own["subscription"]
+        if given.get("format", FORMAT) > FORMAT:
+            # Only this number and the time of joining are certain to mean the same in a newer format.
+            newer = Subscription("", "", format=int(given["format"]))
+            return Info(Member(client_id, client_id, newer, int(own["joined"]), now(), life=CHANNEL_LIFE))
+        subscription = Subscription(**given)
         member = Member(
             str(own["owner"]),
             client_id,

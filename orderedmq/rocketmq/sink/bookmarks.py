@@ -144,12 +144,16 @@ class Bookmarks:
         )
 
     def states(self, queues: Sequence[MessageQueue]) -> list[BrokerState]:
-        """Return what the brokers of these queues store about the sink's last batches. See `read` about numbers of another sink."""
+        """Return what the brokers of these queues store about the sink's last batches. See `read` about numbers of another sink.
+
+        Each attempt calls this before it sends a row. Raises GroupError NEWER_FORMAT.
+        """
         places = [
             place for queue in queues for place in (registers.queues(queue), registers.committed(queue), registers.mark(queue))
         ]
         asked = [(place, consumer_offset(self.group, place)) for place in places]
         numbers = [number or 0 for number in ask_queues(self._client, asked, Deadline.after(self._timeout))]
+        registers.require_known(self.group, numbers[2::3])
         return [
             BrokerState(Record.parse(record), committed - 1, record > 0)
             if self._mark in (None, mark)

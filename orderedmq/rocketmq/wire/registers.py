@@ -22,13 +22,23 @@ register         one for each                       what its number means
 `history`        sink's group, topic, broker, slot  which batches before `committed` are committed (sink.commit_history)
 `settled`        group, queue, block of messages    which messages of the block were processed out of order since the last reset
 ===============  =================================  =========================================================================
+
+The bit `NEWER` stands for the format of all these numbers, of the stamps on a sink's messages, and of parked messages and dead letters. A
+version that changes one of them sets it in the fence of each queue that it owns and in the mark of each sink, also of a sink whose group
+has no mark so far. `require_known` refuses such a number. To a running query of an earlier version, the fence says that its lock is lost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
+from orderedmq.conditions import GroupCondition
+from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue
+
+#: A time in milliseconds above OWNER_BITS reaches this bit in the year 2109.
+NEWER: Final = 1 << 62
 
 #: The number of ids in a register's span. It is greater than the maximum number of queues of a topic (MAX_QUEUES).
 SPAN: Final = 1 << 20
@@ -44,6 +54,16 @@ OWNER_BITS: Final = 20
 #: the queue's last reset.
 SETTLED_BLOCK: Final = 40
 _RESET_BITS: Final = 23
+
+
+def require_known(group: str, numbers: Iterable[int]) -> None:
+    """Refuse a group if one of ``numbers``, fences of its queues or a mark, has a newer format. Raises GroupError NEWER_FORMAT."""
+    if any(number & NEWER for number in numbers):
+        raise GroupError(
+            GroupCondition.NEWER_FORMAT,
+            f"group {group!r} has numbers at the brokers that a newer version of orderedmq has written, and this version would misread "
+            "them. Upgrade orderedmq, or use another group",
+        )
 
 
 def fence(queue: MessageQueue) -> MessageQueue:
