@@ -36,8 +36,9 @@ from orderedmq.model import MESSAGE_SCHEMA, SINK_STAMP, MessageQueue
 from orderedmq.options.declared import option_table
 from orderedmq.ownership.lock import Instant, LockToken
 from orderedmq.ownership.membership import Member, Subscription
-from orderedmq.parking.rules import Order, Ticket, parked_topic
+from orderedmq.parking.rules import Order, Put, Ticket, parked_queue, parked_topic
 from orderedmq.rocketmq.group import lock_rules, running_info
+from orderedmq.rocketmq.group.dead_letter_topic import key_of
 from orderedmq.rocketmq.sink import commit_history
 from orderedmq.rocketmq.sink.batch_queues import BatchQueues
 from orderedmq.rocketmq.sink.bookmarks import WriterEntry
@@ -262,12 +263,14 @@ def at_rocketmq() -> dict[str, Any]:
             loads_object(running_info.encode(member, [], [(token, 1.8e9)], 1))["properties"][running_info.OURS]
         ),
         "ticket": ticket.to_properties(),
+        "parked from": [Put(place, 4, ticket).place for place in (queue, parked_queue("billing", queue))],
         "order": Order("hold", "order-1").to_properties(),
         "lot": parked_topic("billing", "orders"),
         "dead letter": dead_letter_properties(
             queue, 17, message_id="0A", reconsume_times=3, error="ValueError: no", properties={"colour": "red"}
         ),
         "dead letter's id": dead_letter_id("billing", queue, 17),
+        "dead letter's keys": [key_of("billing", queue, 17, reset) for reset in (0, epoch)],
         "replays": replayed_once_more(replayed_once_more({}, "billing"), "billing"),
         "stamp's property": SINK_STAMP,
     }

@@ -23,10 +23,12 @@ import ordered_source
 import orderedmq
 from ordered_source import LagListener
 from orderedmq.cli import COMMANDS, GROUPS, app, load
+from orderedmq.embedded.store import layout
 from orderedmq.errors import OrderedMQError
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.model import MESSAGE_SCHEMA
 from orderedmq.options.declared import option_table
+from orderedmq.ownership import membership, offsets
 from orderedmq.ui.metric_samples import METRICS
 from tests.snippets import snippets
 
@@ -259,6 +261,19 @@ def test_the_example_of_a_supervisor_restarts_after_every_error_that_may_pass() 
         classes += one.__subclasses__()
     retriable = {f"{one.family}.{sub}".removeprefix("ORDEREDMQ_") for one in classes if one.retriable for sub in one.conditions}
     assert passing == retriable | {"LOCK.HELD_BY_OTHER", "LOCK.LOST", "GROUP.IN_USE"}
+
+
+def test_the_page_of_compatibility_names_tests_that_exist_and_todays_formats() -> None:
+    text = page("compatibility.md")
+    runs_on = text.partition("## What it runs on\n")[2].partition("\n### Managed platforms\n")[0]
+    rows = re.findall(r"^\| ([^|]+) \| (tested|expected|not supported) \| ([^|]*) ?\|$", runs_on, re.MULTILINE)
+    assert len(rows) == len(re.findall(r"^\| [^|]+ \| [^|]+ \| ", runs_on, re.MULTILINE)) > 20
+    for name, state, why in rows:
+        files = re.findall(r"`(tests/[^`]+)`", why)
+        assert state != "tested" or files or why.strip() == "all tests", name
+        assert [file for file in files if not (ROOT / file).exists()] == [], name
+    numbers = (layout.FORMAT, offsets.FORMAT, membership.FORMAT, 1)
+    assert f"\n| {orderedmq.__version__} | {' | '.join(map(str, numbers))} |\n" in text
 
 
 def test_no_document_names_a_folder_of_its_authors_machine() -> None:
