@@ -2,18 +2,19 @@
 
 Spark's calls, as measured on 4.3: ``initialOffset`` decides nothing. A call of ``latestOffset(start)`` means that all messages below
 ``start`` are processed. Spark logs the offset that this call returns, and then calls ``partitions``. After a restart, Spark may call
-``partitions`` for a logged batch first. ``commit`` is called too late to be useful. Spark sends SIGTERM twice, and the handler must
-ignore the second one so that ``stop`` can run.
+``partitions`` for a logged batch first. ``commit`` is called too late to be useful. Spark ends a source by two SIGTERM and by closing its
+connection, whose end lets the source's process call ``stop``. The process may notice these in any order.
 """
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -41,6 +42,9 @@ from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, offsets_to_json
 from orderedmq.parking.rules import companion
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 #: Seconds between two polls of an idle query, at a broker that cannot report whether anything changed.
 POLL_INTERVAL: Final = 0.05
 
@@ -65,6 +69,24 @@ class QueryRun:
         self.lots = None if options.parking_lot is None else LotPlanner(log, options.parking_lot)
 
 
+def _interruptible(call: Callable[Concatenate[StreamReader, P], T]) -> Callable[Concatenate[StreamReader, P], T]:
+    """Let SIGTERM interrupt this call of Spark, which may wait for a lock or a broker.
+
+    Between two calls, the process waits for Spark, and the end of the connection ends it. In ``stop``, a signal would leave the queues
+    locked.
+    """
+
+    @functools.wraps(call)
+    def interruptible(reader: StreamReader, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        reader._interruptible = True
+        try:
+            return call(reader, *args, **kwargs)
+        finally:
+            reader._interruptible = False
+
+    return interruptible
+
+
 @concise_calls
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one streaming query. Executors read partitions with a copy of it that has no connection."""
@@ -86,6 +108,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._quiet: tuple[int | None, Mapping[str, Any]] | None = None
         self._quiet_until = 0.0
         self._terminated = False
+        #: Whether SIGTERM interrupts what the source is doing.
+        self._interruptible = False
         #: Whether the query has given its queues back because it was asked to stop.
         self._given_back = False
 
@@ -94,6 +118,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         return self._admission.default_limit()
 
+    @_interruptible
     def prepareForTriggerAvailableNow(self) -> None:
         broker, watch = self._connect()
         queues = plan.queues_of(broker, watch.topics(fresh=True))
@@ -104,6 +129,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         return Checkpoint().to_spark()
 
+    @_interruptible
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         try:
             return self._latest_offset(start, limit)
@@ -178,6 +204,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return now + POLL_INTERVAL
         return float("inf") if lots.next_due is None else now + lots.next_due / 1000 - time.time()
 
+    @_interruptible
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._connected is None or self._run is None or self._given_back:
             return None
@@ -187,6 +214,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             latest["parked"] = self._run.lots.summary()._asdict()
         return latest
 
+    @_interruptible
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if start == end:
             return []
@@ -279,9 +307,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _terminate(self, signum: int, frame: object) -> None:
         del signum, frame
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._terminated = True
-        raise SystemExit(0)
+        if self._interruptible:
+            # The second signal must not interrupt what ends the call.
+            self._interruptible = False
+            raise SystemExit(0)
 
     def _ensure_run(self, offsets: Checkpoint) -> QueryRun:
         if self._run is None:

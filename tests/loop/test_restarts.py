@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pyarrow as pa
 import pytest
 
@@ -72,6 +75,49 @@ def test_another_query_is_refused_until_the_tasks_of_a_stopped_one_must_have_end
     world.produce(10)
     world.run()
     world.judge()
+
+
+def test_a_signal_that_arrives_while_the_query_stops_leaves_no_queue_locked(
+    world: LoopWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source's process may notice the end of its connection before Spark's signals."""
+    world.produce(10)
+    query = world.start()
+    query.advance("idle")
+    groups = query.reader._run.session._groups
+    offsets = groups.offsets
+
+    def signalled(*args: object) -> object:
+        # The loop restores the handler of this process after each step.
+        signal.signal(signal.SIGTERM, query.reader._terminate)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return offsets(*args)
+
+    monkeypatch.setattr(groups, "offsets", signalled)
+    query.kill()
+    assert world.held() == []
+
+
+def test_signals_end_the_wait_for_a_lock(world: LoopWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark sends two signals. The second one must not interrupt what ends the wait."""
+    world.produce(10)
+    world.start().advance("idle")
+    query = world.start("ck2", source={"lockTimeout": "100s"})
+    ended: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        del seconds
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            ended.append("wait")
+
+    monkeypatch.setattr("ordered_source.group_session.time.sleep", sleep)
+    with pytest.raises(SystemExit):
+        query.advance("idle")
+    assert ended == ["wait"]
+    query.kill()
 
 
 @pytest.mark.parametrize("assignment", ["exclusive", "shared"])

@@ -54,7 +54,11 @@ class InSpark:
             assert fails
         query.stop()
         # Spark does not wait until the process of the source has ended.
-        until(lambda: self.stops() == stops + 1, "the source has stopped")
+        try:
+            until(lambda: self.stops() == stops + 1, "the source has stopped")
+        except AssertionError as error:
+            error.add_note("\n".join(map(json.dumps, calls(self.folder)[-12:])))
+            raise
 
     def stops(self) -> int:
         return sum(call["method"] == "stop" for call in calls(self.folder))
