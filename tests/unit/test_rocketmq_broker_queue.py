@@ -410,6 +410,27 @@ def test_another_run_of_the_batch_waits_until_no_task_of_the_first_has_the_queue
     assert list(broker.locks.values()) == [f"{NEW}-0"]
 
 
+def test_a_run_that_is_killed_while_it_waits_for_a_dead_one_keeps_no_lock_that_the_next_run_needs() -> None:
+    """Otherwise a query that is restarted more often than locks expire would never write its batch."""
+    broker = FakeBroker()
+    attempt_of(broker, OLD, 0).port.acquire()
+    killed = attempt_of(broker, NEW, 0)
+    left: dict[Any, str] = {}
+
+    def kill() -> None:
+        left.update(broker.locks)
+        killed.stop.is_set = True
+
+    killed.stop.meanwhile = [lambda: None, kill]
+    with pytest.raises(SinkError, match="TOKEN_GONE"):
+        killed.port.acquire()
+    broker.locks = {key: holder for key, holder in left.items() if holder != f"{OLD}-0"}
+    began = time.monotonic()
+    attempt_of(broker, "0000000c", 0).port.acquire()
+    assert time.monotonic() == began
+    assert WriterEntry.parse(broker.numbers[WRITER]) == WriterEntry(64, 7, 12)
+
+
 def test_a_late_attempt_of_the_first_run_waits_for_the_other_one_in_turn() -> None:
     """The late attempt has either never used the queue before, or has lost its lock."""
     for came_before in (False, True):

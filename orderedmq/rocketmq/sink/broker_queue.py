@@ -202,33 +202,30 @@ class RocketMQQueue(BrokerPort):
         This attempt holds the former run's locks while it writes the entry. So an attempt that gets one of these locks later reads that
         the queue has another writer. Returns whether it is certain that no other run has sent a message since the entry was ``known``.
         """
-        assert self._writer is not None
-        gate = self._lock_named("gate")
-        held = [gate]
-        if self._lock_all(held, unless=self._is_ours) is None:
+        rival = known.batch == self._entry.batch and known.run != self._entry.run
+        keys = [self._lock_named("gate")]
+        if rival:
+            keys += [self._lock_of(known, partition) for partition in range(known.width)]
+        # Keep none of them while others are missing: if this attempt were killed then, the next one would also wait for its locks.
+        if self._lock_all(keys, unless=self._is_ours) is None:
             return False
         try:
-            there = self._bookmarks.entry(self.queue)
-            if there[1:] != known[1:]:
-                # Another run or batch is the writer now, so this batch may be committed.
+            if self._bookmarks.entry(self.queue) != known:
+                # Another run or batch is the writer now, so this batch may be committed; or the run has more locks.
                 return False
-            rival = there.batch == self._entry.batch and there.run != self._entry.run
-            if rival:
-                held += [self._lock_of(there, partition) for partition in range(there.width)]
-                self._lock_all(held, kept=gate)
-                if self._proxied():
-                    self._wait(self._timing.settle + HOLDS_BACK)
-            self._bookmarks.write_entry(self.queue, self._entry._replace(width=max(there.width, self._entry.width)))
-            return there == known and not rival
+            if rival and self._proxied():
+                self._wait(self._timing.settle + HOLDS_BACK)
+            self._bookmarks.write_entry(self.queue, self._entry._replace(width=max(known.width, self._entry.width)))
+            return not rival
         finally:
-            self._unlock(held, Deadline.after(self._timing.send_timeout))
+            self._unlock(keys, Deadline.after(self._timing.send_timeout))
 
     def _lock_all(
-        self, keys: list[MessageQueue], kept: MessageQueue | None = None, unless: Callable[[], bool] = lambda: False
+        self, keys: list[MessageQueue], unless: Callable[[], bool] = lambda: False
     ) -> tuple[Connection, float] | None:
         """Wait for all these locks, and return their connection and when they were requested. Return None when ``unless()`` is true.
 
-        If only some locks are granted, give them back, except ``kept``. Raises LockError HELD_BY_OTHER.
+        If only some locks are granted, give them back. Raises LockError HELD_BY_OTHER.
         """
         began = time.monotonic()
         yields = began + self._lock_timing.lock_yield * random.uniform(0.5, 1.5)
@@ -241,7 +238,7 @@ class RocketMQQueue(BrokerPort):
                 if got.issuperset(keys):
                     self._settle(None)
                     return connection, asked
-                self._unlock(sorted(got - {kept}), asked + self._timing.send_timeout)
+                self._unlock(sorted(got), asked + self._timing.send_timeout)
                 failures = 0
             except RocketMQUnavailableError as error:
                 failures += 1
